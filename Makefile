@@ -1,0 +1,43 @@
+# Perdure: every target makes what it needs. `make` alone lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# The editable install links every file of the package, so a new file or folder makes it stale.
+PACKAGES := . queues queues/embedded queues/lua deadletter deadletter/lua $(wildcard worker worker/*/.)
+SOURCES := $(wildcard $(addsuffix /*.py,$(PACKAGES)) $(addsuffix /*.lua,$(PACKAGES)))
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-fast test-system check format bench clean
+
+help:
+	@printf '%s\n' \
+	  'make demo         the whole story on real input, on an embedded Redis (about a minute)' \
+	  'make test         all tests (about five minutes)' \
+	  'make test-fast    the unit tests alone: no server, no processes' \
+	  'make test-system  the integration tests on the redis-server found on PATH' \
+	  'make check        ruff, mypy --strict, import layers' \
+	  'make format       rewrite the code in the house format' \
+	  'make bench        throughput, step rate, latency and recovery beside the raw limit' \
+	  'make install      the virtual environment in .venv, with everything the above need' \
+	  'make clean        remove .venv and all build products'
+
+install: $(VENV)/installed
+
+$(VENV)/python-ready:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet 'pip>=25.1' 'setuptools>=77' wheel
+	@touch $@
+
+$(VENV)/dependencies: pyproject.toml $(VENV)/python-ready
+	$(PIP) install --quiet --group test --group check
+	$(PIP) install --quiet --no-build-isolation --config-settings editable_mode=strict --editable '.[embedded]'
+	@touch $@
+
+$(VENV)/installed: $(VENV)/dependencies $(SOURCES:%=$(VENV)/linked)
+	@touch $@
+
+$(VENV)/linked: $(SOURCES)
+	@$(PIP) install --quiet --no-build-isolation --no-deps --config-settings editable_mode=strict --editable .
+	@touch $@

@@ -1,0 +1,43 @@
+"""What a dead letter tells about the error that buried it."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+
+__all__ = ["Evidence"]
+
+_MESSAGE_LIMIT = 4_000
+_TRACEBACK_LIMIT = 16_000
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """An error as text: its type, its message, its traceback (each of bounded length)."""
+
+    error: str
+    message: str
+    traceback: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Evidence:
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        try:
+            message = str(error)
+        except Exception as broken:  # noqa: BLE001 - whatever a foreign __str__ raises, the task must be buried
+            message = f"<no message: str() raised {type(broken).__name__}>"
+        lines = "".join(traceback.format_exception(kind, error, error.__traceback__))
+        return cls(name, _cut(message, _MESSAGE_LIMIT), _cut(lines, _TRACEBACK_LIMIT))
+
+    def fields(self) -> dict[str, object]:
+        return {"error": self.error, "message": self.message, "traceback": self.traceback}
+
+
+def _cut(text: str, limit: int) -> str:
+    """The beginning and the end of a long text: where it started, and what it came to."""
+    clean = text.encode("utf-8", "replace").decode("utf-8")
+    if len(clean) <= limit:
+        return clean
+    head = limit // 3
+    return f"{clean[:head]}\n... {len(clean) - limit:,} characters left out ...\n{clean[-(limit - head) :]}"

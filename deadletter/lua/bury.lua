@@ -1,0 +1,42 @@
+-- include: fence
+-- Settles a delivery by giving the task up: it becomes a dead letter.
+-- KEYS  ready stream, record, steps, log, dead-letter stream
+-- ARGV  fence (4), task id, task name, reason, evidence (JSON), attempts, crashes, retention in milliseconds,
+--       '1' where the message is not an envelope and its raw fields are to be kept (the first 500 of them: Lua
+--       cannot pass more than some thousand values to one command)
+-- returns  0 refused, the lease has passed; 1 buried
+-- Atomic: the message leaves the ready stream in the act that puts the payload and the evidence on the dead-letter
+-- stream. The checkpoint stays, for a replay, until the retention passes. Older dead letters past it are trimmed.
+if not owned(KEYS[1]) then
+  return settled(KEYS[2]) and 1 or 0
+end
+local now = now_ms()
+local letter = {'id', ARGV[5], 'task', ARGV[6], 'reason', ARGV[7], 'evidence', ARGV[8],
+  'attempts', ARGV[9], 'crashes', ARGV[10], 'worker', ARGV[2]}
+local found = redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3])[1]
+if found then
+  for i = 1, math.min(#found[2], 1000), 2 do
+    local name = found[2][i]
+    if ARGV[12] == '1' then
+      letter[#letter + 1] = 'raw:' .. name
+      letter[#letter + 1] = found[2][i + 1]
+    elseif name == 'env' or name == 'args' then
+      letter[#letter + 1] = name
+      letter[#letter + 1] = found[2][i + 1]
+    end
+  end
+end
+redis.call('HSETNX', KEYS[2], 'at', string.match(ARGV[3], '^%d+'))
+letter[#letter + 1] = 'at'
+letter[#letter + 1] = redis.call('HGET', KEYS[2], 'at')
+local entry = redis.call('XADD', KEYS[5], '*', unpack(letter))
+redis.call('HSET', KEYS[2], 'state', 'dead', 'dead', entry, 'reason', ARGV[7], 'error', ARGV[8],
+  'attempts', ARGV[9], 'crashes', ARGV[10], 'finished', now, 'worker', ARGV[2])
+close(KEYS[1], KEYS[2])
+redis.call('XADD', KEYS[4], '*', 'type', 'buried', 'data', ARGV[8])
+redis.call('PEXPIRE', KEYS[2], ARGV[11])
+redis.call('PEXPIRE', KEYS[3], ARGV[11])
+redis.call('PEXPIRE', KEYS[4], ARGV[11])
+redis.call('XTRIM', KEYS[5], 'MINID', '=', string.format('%.0f', now - tonumber(ARGV[11])))
+redis.call('PUBLISH', KEYS[2], 'dead')
+return 1

@@ -1,0 +1,10 @@
+-- Purges a dead letter: the entry, the record, the checkpoint and the log.
+-- KEYS  dead-letter stream, record, steps, log
+-- ARGV  dead letter's entry id
+-- returns  0 no such dead letter; 1 purged
+-- Atomic: a dead letter that was replayed meanwhile keeps its record.
+if redis.call('XDEL', KEYS[1], ARGV[1]) == 0 then
+  return 0
+end
+redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
+return 1

@@ -1,0 +1,44 @@
+-- Puts a dead letter back on its queue, counters at zero.
+-- KEYS  dead-letter stream, record, steps, log, ready stream
+-- ARGV  dead letter's entry id, '1' for a fresh start without the checkpoint, new arguments (JSON, '' keeps them)
+-- returns  0 no such dead letter (replayed or purged by another); 1 replayed
+-- A message that names no task was buried under a made-up id (unreadable-...), whose record has done its duty.
+-- Atomic: the task leaves the dead-letter stream in the act that puts it on the ready stream.
+local found = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
+if not found then
+  return 0
+end
+local message, nameless = {'again', '1'}, false
+for i = 1, #found[2], 2 do
+  local name, value = found[2][i], found[2][i + 1]
+  local raw = string.match(name, '^raw:(.*)$')
+  nameless = nameless or (name == 'id' and string.sub(value, 1, 11) == 'unreadable-')
+  if raw and raw ~= 'again' then
+    message[#message + 1] = raw
+    message[#message + 1] = (raw == 'args' and ARGV[3] ~= '') and ARGV[3] or value
+  elseif name == 'env' then
+    message[#message + 1] = 'env'
+    message[#message + 1] = value
+  elseif name == 'args' then
+    message[#message + 1] = 'args'
+    message[#message + 1] = ARGV[3] ~= '' and ARGV[3] or value
+  end
+end
+local entry = redis.call('XADD', KEYS[5], '*', unpack(message))
+redis.call('XDEL', KEYS[1], ARGV[1])
+if nameless then
+  redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
+  return 1
+end
+redis.call('HSET', KEYS[2], 'state', 'queued', 'entry', entry, 'attempts', 0, 'crashes', 0, 'returns', 0)
+redis.call('HINCRBY', KEYS[2], 'replays', 1)
+redis.call('HDEL', KEYS[2], 'dead', 'reason', 'error', 'finished', 'result', 'settled')
+redis.call('XADD', KEYS[4], '*', 'type', 'replayed', 'data', ARGV[2] == '1' and '{"fresh":true}' or '{"fresh":false}')
+if ARGV[2] == '1' then
+  redis.call('DEL', KEYS[3])
+end
+redis.call('PERSIST', KEYS[2])
+redis.call('PERSIST', KEYS[3])
+redis.call('PERSIST', KEYS[4])
+redis.call('PUBLISH', KEYS[2], 'replayed')
+return 1

@@ -1,0 +1,85 @@
+"""When to try again and when to stop: pure decisions, no Redis."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from ..queues import Counters
+from .reasons import Reason
+
+__all__ = ["Bury", "Retry", "TryAgain", "after_crash", "after_failure", "backoff"]
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How often a task, or a step, may fail, and how long to wait in between.
+
+    max_attempts: runs that may fail before the task is given up. max_crashes: deliveries that may end without any
+    outcome (a worker that died) and still be resumed; one more buries. Before attempt n + 1 it waits `base` x
+    `factor`^(n-1) seconds, at most `cap`, of which a random share up to `jitter` (0 to 1) is taken off, so that what
+    failed together does not come back together. on: exceptions worth another attempt. never: exceptions that are not,
+    even where `on` names a base of theirs.
+    """
+
+    max_attempts: int = 3
+    max_crashes: int = 3
+    base: float = 1.0
+    factor: float = 2.0
+    cap: float = 300.0
+    jitter: float = 0.5
+    on: tuple[type[BaseException], ...] = (Exception,)
+    never: tuple[type[BaseException], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_attempts < 1:
+            raise ValueError(f"Retry.max_attempts must be 1 or more, not {self.max_attempts}: 1 means no retry")
+        if self.max_crashes < 0:
+            raise ValueError(f"Retry.max_crashes must be 0 or more, not {self.max_crashes}")
+        if self.base < 0 or self.cap < 0 or self.factor < 1:
+            raise ValueError("Retry needs base >= 0, cap >= 0 and factor >= 1")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"Retry.jitter is a share from 0 to 1, not {self.jitter}")
+
+    def allows(self, error: BaseException) -> bool:
+        """Whether the error is worth another attempt."""
+        return isinstance(error, self.on) and not isinstance(error, self.never)
+
+
+@dataclass(frozen=True, slots=True)
+class TryAgain:
+    """Run it again after `delay` seconds."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """Give it up."""
+
+    reason: Reason
+
+
+def backoff(retry: Retry, failures: int, chance: float | None = None) -> float:
+    """Seconds to wait after the `failures`-th failure (from 1). chance: 0 to 1, random where not given.
+
+    Exponential backoff with proportional jitter; see "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+    """
+    share = random.random() if chance is None else chance  # noqa: S311 - jitter, not a secret
+    exponent = min(max(failures, 1) - 1, 64)
+    full = min(retry.cap, retry.base * retry.factor**exponent)
+    return full * (1 - retry.jitter * share)
+
+
+def after_failure(retry: Retry, counters: Counters, error: BaseException, max_attempts: int | None) -> TryAgain | Bury:
+    """What follows an attempt that failed. counters: with this attempt counted. max_attempts: the producer's word."""
+    if not retry.allows(error):
+        return Bury(Reason.NOT_RETRYABLE)
+    if counters.attempts >= (max_attempts or retry.max_attempts):
+        return Bury(Reason.TIMEOUT if isinstance(error, TimeoutError) else Reason.ATTEMPTS_EXHAUSTED)
+    return TryAgain(backoff(retry, counters.attempts))
+
+
+def after_crash(retry: Retry, counters: Counters) -> Bury | None:
+    """Whether a task that was taken over may be resumed (None) or is given up."""
+    return Bury(Reason.CRASH_LOOP) if counters.crashes > retry.max_crashes else None

@@ -1,0 +1,73 @@
+"""The way back: replaying dead letters, and purging those nobody wants back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterable, AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from ..queues import Gateway, load_script
+from .letters import DeadLetter
+
+__all__ = ["Replay", "purge", "purge_all", "replay", "replay_all"]
+
+_LUA = Path(__file__).parent / "lua"
+_REPLAY = load_script(_LUA / "replay.lua")
+_DISCARD = load_script(_LUA / "discard.lua")
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """How to replay. fresh: without the checkpoint, from the first step. args: a JSON object that replaces the
+    arguments. rate: at most so many per second.
+    """
+
+    fresh: bool = False
+    args: bytes | None = None
+    rate: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.rate is not None and self.rate <= 0:
+            raise ValueError(f"the rate must be more than 0 per second, not {self.rate}")
+
+
+async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
+    """Put one dead letter back on its queue, counters at zero. False where another replayed or purged it first."""
+    partition = letter.partition
+    keys = [
+        partition.dead,
+        partition.record(letter.id),
+        partition.steps(letter.id),
+        partition.log(letter.id),
+        partition.ready,
+    ]
+    return bool(await gateway.run(_REPLAY, keys, [letter.entry, int(how.fresh), how.args or b""]))
+
+
+async def replay_all(
+    gateway: Gateway, letters: AsyncIterable[DeadLetter], how: Replay
+) -> AsyncIterator[tuple[DeadLetter, bool]]:
+    """Replay letters one after another, no faster than the rate; yields each with whether it was replayed now."""
+    began = time.monotonic()
+    done = 0
+    async for letter in letters:
+        if how.rate is not None:
+            await anyio.sleep(max(0.0, began + done / how.rate - time.monotonic()))
+        yield letter, await replay(gateway, letter, how)
+        done += 1
+
+
+async def purge(gateway: Gateway, letter: DeadLetter) -> bool:
+    """Delete one dead letter with its record, checkpoint and log. False where it was gone already."""
+    partition = letter.partition
+    keys = [partition.dead, partition.record(letter.id), partition.steps(letter.id), partition.log(letter.id)]
+    return bool(await gateway.run(_DISCARD, keys, [letter.entry]))
+
+
+async def purge_all(gateway: Gateway, letters: AsyncIterable[DeadLetter]) -> AsyncIterator[tuple[DeadLetter, bool]]:
+    """Purge letters one after another; yields each with whether it was purged now."""
+    async for letter in letters:
+        yield letter, await purge(gateway, letter)

@@ -1,0 +1,114 @@
+"""Queues: Redis, messages, leases, outcomes. Knows nothing of handlers, agents or policy."""
+
+from .address import Address
+from .beat import Beat
+from .checkpoint import Entry, History, Kind, load_history, note_alive, write_entries
+from .consumer import Consumer, Taken
+from .due import promote_due
+from .envelope import (
+    DEFAULT_PAYLOAD_LIMIT,
+    FORMAT_VERSION,
+    Envelope,
+    Options,
+    check_size,
+    encode_arguments,
+    new_task_id,
+)
+from .errors import (
+    BadAddress,
+    CancelRequested,
+    EmbeddedServerError,
+    LeaseLost,
+    PayloadTooLarge,
+    PerdureError,
+    QueueError,
+    Refused,
+    TaskCancelled,
+    TaskFailed,
+    TaskNotFound,
+    TaskOutcome,
+    Unavailable,
+    UnreadableEnvelope,
+)
+from .events import TaskEvent, read_events
+from .gateway import Gateway, Reader
+from .handle import TaskHandle
+from .inspection import QueueStats, list_queues, list_tasks, queue_partitions
+from .keys import Namespace, Partition, check_name
+from .leases import Delivery, Leases
+from .place import default_address, default_data_dir, default_namespace
+from .presence import WorkerInfo, announce, list_workers, withdraw
+from .producer import Message, Producer
+from .records import Record, State, find_task, pairs, read_record
+from .scripts import Script, load_script
+from .settlement import Counters, cancelled, release, reschedule, succeed
+
+__all__ = [
+    "DEFAULT_PAYLOAD_LIMIT",
+    "FORMAT_VERSION",
+    "Address",
+    "BadAddress",
+    "Beat",
+    "CancelRequested",
+    "Consumer",
+    "Counters",
+    "Delivery",
+    "EmbeddedServerError",
+    "Entry",
+    "Envelope",
+    "Gateway",
+    "History",
+    "Kind",
+    "LeaseLost",
+    "Leases",
+    "Message",
+    "Namespace",
+    "Options",
+    "Partition",
+    "PayloadTooLarge",
+    "PerdureError",
+    "Producer",
+    "QueueError",
+    "QueueStats",
+    "Reader",
+    "Record",
+    "Refused",
+    "Script",
+    "State",
+    "Taken",
+    "TaskCancelled",
+    "TaskEvent",
+    "TaskFailed",
+    "TaskHandle",
+    "TaskNotFound",
+    "TaskOutcome",
+    "Unavailable",
+    "UnreadableEnvelope",
+    "WorkerInfo",
+    "announce",
+    "cancelled",
+    "check_name",
+    "check_size",
+    "default_address",
+    "default_data_dir",
+    "default_namespace",
+    "encode_arguments",
+    "find_task",
+    "list_queues",
+    "list_tasks",
+    "list_workers",
+    "load_history",
+    "load_script",
+    "new_task_id",
+    "note_alive",
+    "pairs",
+    "promote_due",
+    "queue_partitions",
+    "read_events",
+    "read_record",
+    "release",
+    "reschedule",
+    "succeed",
+    "withdraw",
+    "write_entries",
+]

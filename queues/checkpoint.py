@@ -1,0 +1,87 @@
+"""The checkpoint of a task, as Redis keeps it: step records by key, opaque to this room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from .errors import LeaseLost
+from .gateway import Argument, Gateway
+from .leases import Delivery
+from .records import pairs
+from .scripts import queue_script
+from .settlement import Counters
+
+__all__ = ["Entry", "History", "Kind", "load_history", "note_alive", "write_entries"]
+
+_RECORD = queue_script("record")
+_NOTE = queue_script("note")
+
+
+class Kind(StrEnum):
+    """What a write into the checkpoint says of its step."""
+
+    DONE = "done"
+    INTENT = "intent"
+    SAVED = "saved"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One write into the checkpoint. log: JSON that goes to the event log with a DONE."""
+
+    kind: Kind
+    step: str
+    value: bytes
+    log: bytes = b"{}"
+
+
+@dataclass(slots=True)
+class History:
+    """What earlier runs of a task left: counters, step records, intents without a result, progress within steps."""
+
+    counters: Counters = field(default_factory=Counters)
+    done: dict[str, bytes] = field(default_factory=dict)
+    intents: dict[str, bytes] = field(default_factory=dict)
+    saved: dict[str, bytes] = field(default_factory=dict)
+    cancel: bool = False
+
+
+async def write_entries(gateway: Gateway, delivery: Delivery, task_id: str, entries: Sequence[Entry]) -> bool:
+    """Write entries in one atomic act. Returns whether the task's cancellation was requested; raises `LeaseLost`."""
+    partition = delivery.partition
+    keys = [partition.ready, partition.record(task_id), partition.steps(task_id), partition.log(task_id)]
+    args: list[Argument] = [*delivery.fence]
+    for entry in entries:
+        args += (entry.kind, entry.step, entry.value, entry.log)
+    answer = await gateway.run(_RECORD, keys, args)
+    if not answer:
+        raise LeaseLost(task_id, f"record of {', '.join(entry.step for entry in entries)}")
+    return bool(answer == 2)
+
+
+async def note_alive(gateway: Gateway, delivery: Delivery, task_id: str, step: str) -> None:
+    """Note that a step is still running. Raises `LeaseLost`."""
+    partition = delivery.partition
+    if not await gateway.run(_NOTE, [partition.ready, partition.record(task_id)], [*delivery.fence, step]):
+        raise LeaseLost(task_id, f"note of {step}")
+
+
+async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> History:
+    """Read what earlier runs left, in one round trip."""
+    partition = delivery.partition
+    counts, steps = await gateway.pipeline(
+        [
+            ("HMGET", partition.record(task_id), "attempts", "crashes", "returns", "cancel"),
+            ("HGETALL", partition.steps(task_id)),
+        ]
+    )
+    attempts, crashes, returns = (int(value or 0) for value in counts[:3])
+    # Every delivery of this message before this one ended without an outcome: an outcome would have closed it.
+    history = History(Counters(attempts, crashes + delivery.count - 1, returns), cancel=counts[3] is not None)
+    shelves = {b"d": history.done, b"i": history.intents, b"s": history.saved}
+    for name, value in pairs(steps).items():
+        kind, _, step = name.partition(b":")
+        shelves[kind][step.decode()] = value
+    return history

@@ -1,0 +1,102 @@
+"""What a message carries: data, never code.
+
+A message has two fields. `env` is this envelope as JSON, with a format version. `args` is the JSON object of the
+task's arguments, kept apart so that it is parsed once, by the task's own validator, or not at all.
+
+A field that this version does not know is ignored, so that a newer producer may add one; what an older worker could
+not read rightly gets a new version number, and every worker refuses a version newer than its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import orjson
+import uuid_utils
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from .errors import PayloadTooLarge, UnreadableEnvelope
+
+__all__ = ["DEFAULT_PAYLOAD_LIMIT", "FORMAT_VERSION", "Envelope", "Options", "encode_arguments", "new_task_id"]
+
+FORMAT_VERSION: Final = 1
+
+DEFAULT_PAYLOAD_LIMIT: Final = 1024 * 1024
+"""Bytes that envelope and arguments, a result, or a step's record may have."""
+
+_TASK_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def new_task_id() -> str:
+    """A UUIDv7 (RFC 9562): unique, and sorted by the time of its making."""
+    return str(uuid_utils.uuid7())
+
+
+class Options(BaseModel):
+    """What the producer asks of the run; what is None is decided by the task's definition.
+
+    timeout: seconds one run may take. max_attempts: runs before the task is given up. result_ttl: seconds the
+    outcome is kept.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    timeout: Seconds | None = None
+    max_attempts: Annotated[int, Field(ge=1)] | None = None
+    result_ttl: Seconds | None = None
+
+
+class Envelope(BaseModel):
+    """One task as it travels: identity, name, headers for tracing and routing, options."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    v: int = FORMAT_VERSION
+    id: Annotated[str, Field(pattern=_TASK_ID)]
+    task: Annotated[str, Field(min_length=1, max_length=256)]
+    headers: dict[str, str] = {}
+    options: Options = Options()
+
+    def encode(self) -> bytes:
+        fields: dict[str, Any] = {"v": self.v, "id": self.id, "task": self.task}
+        if self.headers:
+            fields["headers"] = self.headers
+        options = self.options.model_dump(exclude_none=True)
+        if options:
+            fields["options"] = options
+        return orjson.dumps(fields)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Envelope:
+        """Read an envelope; `UnreadableEnvelope` says what is wrong with it."""
+        try:
+            envelope = cls.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise UnreadableEnvelope(f"not an envelope: {where or 'body'}: {first['msg']}") from None
+        if envelope.v > FORMAT_VERSION:
+            raise UnreadableEnvelope(
+                f"envelope has format version {envelope.v}, this worker reads up to {FORMAT_VERSION}: "
+                "upgrade the worker, then replay"
+            )
+        return envelope
+
+
+def encode_arguments(arguments: Mapping[str, Any]) -> bytes:
+    """Arguments by name as JSON; `TypeError` names what cannot be JSON."""
+    try:
+        return orjson.dumps(dict(arguments))
+    except TypeError as error:
+        raise TypeError(
+            f"arguments cannot be sent as JSON: {error}; pass plain data, or enqueue through the typed task, "
+            "which serialises pydantic types"
+        ) from None
+
+
+def check_size(what: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise PayloadTooLarge(what, size, limit)

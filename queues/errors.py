@@ -1,0 +1,138 @@
+"""What can go wrong between a program and its queues.
+
+    PerdureError                    everything Perdure raises on purpose
+    ├── QueueError                  this room's errors
+    │   ├── Unavailable             Redis cannot be reached, or left in the middle
+    │   ├── Refused                 Redis answered, and said no (password, rights, version, out of memory)
+    │   ├── BadAddress              a URL that names no server Perdure can use
+    │   ├── EmbeddedServerError     the embedded server cannot be started, shared or stopped
+    │   ├── PayloadTooLarge         arguments, result or record over the size limit
+    │   ├── UnreadableEnvelope      an entry on a stream that is not a task this version can read
+    │   ├── LeaseLost               a write was refused because the delivery passed to another worker
+    │   ├── CancelRequested         a write was stored, and somebody asked for the task to be cancelled
+    │   ├── TaskNotFound            no record of that id: never enqueued, or past its retention
+    │   └── TaskOutcome             a task that was waited for has ended without a result
+    │       ├── TaskFailed          it is a dead letter
+    │       └── TaskCancelled       it was cancelled
+    └── ...                         the worker's own errors: see `worker/errors.py`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = [
+    "BadAddress",
+    "CancelRequested",
+    "EmbeddedServerError",
+    "LeaseLost",
+    "PayloadTooLarge",
+    "PerdureError",
+    "QueueError",
+    "Refused",
+    "TaskCancelled",
+    "TaskFailed",
+    "TaskNotFound",
+    "TaskOutcome",
+    "Unavailable",
+    "UnreadableEnvelope",
+]
+
+
+class PerdureError(Exception):
+    """Base of every error that Perdure raises on purpose."""
+
+
+class QueueError(PerdureError):
+    """Base of the errors of queues, messages and the servers that hold them."""
+
+
+class Unavailable(QueueError):
+    """Redis cannot be reached, or the connection broke before the reply came.
+
+    A command that met this error may or may not have been carried out.
+    """
+
+
+class Refused(QueueError):
+    """Redis was reached and said no: wrong password, missing rights, too old, out of memory."""
+
+
+class BadAddress(QueueError, ValueError):
+    """A URL that names no server Perdure can connect to."""
+
+
+class EmbeddedServerError(QueueError):
+    """The embedded server could not be found, started, shared or stopped."""
+
+
+class PayloadTooLarge(QueueError, ValueError):
+    """What should be stored is larger than the limit; nothing was sent."""
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        super().__init__(
+            f"{what} is {size:,} bytes, over the limit of {limit:,} bytes: "
+            "store it elsewhere and pass a reference, or raise payload_limit"
+        )
+        self.what = what
+        self.size = size
+        self.limit = limit
+
+
+class UnreadableEnvelope(QueueError, ValueError):
+    """An entry on a stream that is not a task this version of Perdure can read."""
+
+
+class LeaseLost(QueueError):
+    """The delivery has passed to another worker; the write was refused and changed nothing."""
+
+    def __init__(self, task_id: str, act: str) -> None:
+        super().__init__(f"task {task_id}: {act} refused, the lease has passed to another worker")
+        self.task_id = task_id
+        self.act = act
+
+
+class CancelRequested(QueueError):
+    """Somebody asked for the task to be cancelled while it was running."""
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(f"task {task_id}: cancellation was requested")
+        self.task_id = task_id
+
+
+class TaskNotFound(QueueError, LookupError):
+    """There is no record of the task: it was never enqueued here, or its retention has passed."""
+
+    def __init__(self, task_id: str, where: str) -> None:
+        super().__init__(
+            f"no task {task_id} in {where}: check the id, the queue and the namespace "
+            "(finished tasks are kept until their retention passes)"
+        )
+        self.task_id = task_id
+
+
+class TaskOutcome(QueueError):
+    """A task that somebody waited for has ended without a result."""
+
+    def __init__(self, task_id: str, message: str) -> None:
+        super().__init__(message)
+        self.task_id = task_id
+
+
+class TaskFailed(TaskOutcome):
+    """The task is a dead letter. `reason` says why; `error` holds the evidence (error, message, traceback, ...)."""
+
+    def __init__(self, task_id: str, reason: str, error: Mapping[str, Any]) -> None:
+        kind, text = error.get("error"), error.get("message")
+        what = f": {kind}: {text}" if kind else ""
+        super().__init__(task_id, f"task {task_id} is a dead letter ({reason}){what}")
+        self.reason = reason
+        self.error = error
+
+
+class TaskCancelled(TaskOutcome):
+    """The task was cancelled before it had a result."""
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(task_id, f"task {task_id} was cancelled")

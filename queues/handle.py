@@ -1,0 +1,133 @@
+"""A task, seen by whoever enqueued it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Generic, TypeVar
+
+import anyio
+import orjson
+
+from .errors import TaskCancelled, TaskFailed, TaskNotFound
+from .events import TaskEvent, read_events
+from .gateway import Gateway
+from .keys import GROUP, RELEASED, Partition
+from .news import News
+from .records import Record, State, read_record
+from .scripts import queue_script
+
+__all__ = ["TaskHandle"]
+
+R = TypeVar("R")
+
+_CANCEL = queue_script("cancel")
+
+_LOOK_AGAIN = 30.0
+"""Seconds after which a waiter reads the record though it heard nothing."""
+
+
+class TaskHandle(Generic[R]):
+    """One task: its id, and what can be asked about it from anywhere."""
+
+    def __init__(
+        self,
+        task_id: str,
+        partition: Partition,
+        gateway: Gateway,
+        news: News,
+        decode: Callable[[bytes], R] = orjson.loads,
+        *,
+        retention: float = 86_400.0,
+    ) -> None:
+        self.id = task_id
+        self.partition = partition
+        self._gateway = gateway
+        self._news = news
+        self._decode = decode
+        self._retention = retention
+
+    def __repr__(self) -> str:
+        return f"TaskHandle({self.id!r}, queue={self.partition.queue!r})"
+
+    async def record(self) -> Record:
+        """All that is known of the task; `TaskNotFound` where there is no record (any more)."""
+        record = await read_record(self._gateway, self.partition, self.id)
+        if record is None:
+            raise TaskNotFound(self.id, f"queue {self.partition.queue!r}")
+        return record
+
+    async def status(self) -> State:
+        """Where the task stands now."""
+        return (await self.record()).state
+
+    async def result(self, timeout: float | None = None) -> R:
+        """Wait for the outcome and return it. Woken by push, not by polling.
+
+        timeout: seconds to wait, None for ever. Raises `TimeoutError` when they have passed, `TaskFailed` when the
+        task is a dead letter, `TaskCancelled` when it was cancelled, `TaskNotFound` when nothing is known of it.
+        """
+        with anyio.fail_after(timeout):
+            record = await self.record()
+            if not record.state.terminal:
+                record = await self._wait()
+        return self._outcome(record)
+
+    async def _wait(self) -> Record:
+        async with self._news.listen(self.partition.record(self.id)) as inbox:
+            while True:
+                record = await self.record()
+                if record.state.terminal:
+                    return record
+                with anyio.move_on_after(_LOOK_AGAIN):
+                    await inbox.get()
+
+    def _outcome(self, record: Record) -> R:
+        if record.state is State.CANCELLED:
+            raise TaskCancelled(self.id)
+        if record.state is State.DEAD:
+            raise TaskFailed(self.id, record.reason or "unknown", dict(record.error or {}))
+        return self._decode(record.result or b"null")
+
+    async def cancel(self) -> State:
+        """Cancel the task: at once where nobody runs it, else at its next step or beat.
+
+        Returns the state after the request: `cancelled`, `running` (the worker has been asked), or the terminal state
+        that came first. Raises `TaskNotFound`.
+        """
+        partition = self.partition
+        keys = [
+            partition.ready,
+            partition.record(self.id),
+            partition.steps(self.id),
+            partition.log(self.id),
+            partition.due,
+        ]
+        answer: bytes = await self._gateway.run(_CANCEL, keys, [GROUP, RELEASED, self.id, int(self._retention * 1000)])
+        if answer == b"missing":
+            raise TaskNotFound(self.id, f"queue {partition.queue!r}")
+        return State.RUNNING if answer == b"requested" else State(answer.decode())
+
+    async def events(self, *, follow: bool = True) -> AsyncIterator[TaskEvent]:
+        """What happened to the task, oldest first; with `follow`, goes on until the task has its outcome."""
+        last = "0-0"
+        if not follow:
+            for event in await read_events(self._gateway, self.partition, self.id, after=last):
+                yield event
+            return
+        async with self._news.listen(self.partition.record(self.id)) as inbox:
+            while True:
+                state = await self.status()
+                for event in await read_events(self._gateway, self.partition, self.id, after=last):
+                    last = event.id
+                    yield event
+                if state.terminal:
+                    return
+                with anyio.move_on_after(_LOOK_AGAIN):
+                    await inbox.get()
+                    _drain(inbox)
+
+
+def _drain(inbox: asyncio.Queue[Any]) -> None:
+    while not inbox.empty():
+        inbox.get_nowait()

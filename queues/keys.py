@@ -1,0 +1,106 @@
+"""Every key Perdure has in Redis. No other module puts a key together.
+
+All keys of a task share the hash tag `{namespace:queue:partition}`, so one script may touch them on Redis Cluster
+as on one server.
+
+    key                           type    owner               lives
+    {ns:queue:n}:ready            stream  producers, workers  as long as the queue; holds live messages only
+    {ns:queue:n}:nudge            stream  scripts, workers    as long as the queue; at most 16 entries, hints only
+    {ns:queue:n}:due              zset    producers, workers  while anything is scheduled (score: ms of Redis' clock)
+    {ns:queue:n}:dead             stream  deadletter          while it holds dead letters; trimmed past retention
+    {ns:queue:n}:task:ID          hash    all scripts         no TTL while the task is live, retention afterwards
+    {ns:queue:n}:task:ID:steps    hash    record.lua          like its task
+    {ns:queue:n}:task:ID:log      stream  scripts             like its task
+    {ns}:queues                   hash    producers, workers  for ever: one field per queue (number of partitions)
+    {ns}:workers                  zset    workers             one member per worker that beat lately (score: ms)
+    {ns}:worker:ID                string  workers             TTL of a few announcements (JSON)
+
+A task's record key is also the name of the channel on which its news is published.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+__all__ = ["GROUP", "RELEASED", "Namespace", "Partition", "check_name"]
+
+GROUP = "workers"
+"""The one consumer group of every ready and nudge stream."""
+
+RELEASED = "~released"
+"""The consumer that holds what was given back: no worker can have this name."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return `name` where it can stand in a key; `ValueError` with the rule where it cannot."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{kind} {name!r} cannot stand in a key: use 1 to 64 letters, digits, '.', '_' or '-', "
+            "beginning with a letter or digit"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One independent key group of a queue: one hash slot."""
+
+    namespace: str
+    queue: str
+    index: int
+    ready: str = field(init=False, compare=False, repr=False)
+    nudge: str = field(init=False, compare=False, repr=False)
+    due: str = field(init=False, compare=False, repr=False)
+    dead: str = field(init=False, compare=False, repr=False)
+    _task: str = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        tag = f"{{{self.namespace}:{self.queue}:{self.index}}}"
+        for name in ("ready", "nudge", "due", "dead"):
+            object.__setattr__(self, name, f"{tag}:{name}")
+        object.__setattr__(self, "_task", f"{tag}:task:")
+
+    def record(self, task_id: str) -> str:
+        return self._task + task_id
+
+    def steps(self, task_id: str) -> str:
+        return f"{self._task}{task_id}:steps"
+
+    def log(self, task_id: str) -> str:
+        return f"{self._task}{task_id}:log"
+
+    @property
+    def records(self) -> str:
+        """Pattern of every record, step hash and log of this partition, for SCAN."""
+        return self._task.replace("[", "\\[") + "*"
+
+    def task_id(self, record: str) -> str:
+        """The id in a record's key; of a steps or log key, the id with that suffix."""
+        return record.removeprefix(self._task)
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """All of one deployment's keys. Two namespaces on one Redis never see each other."""
+
+    name: str = "perdure"
+
+    def __post_init__(self) -> None:
+        check_name("namespace", self.name)
+
+    def partition(self, queue: str, index: int = 0) -> Partition:
+        return Partition(self.name, check_name("queue", queue), index)
+
+    @property
+    def queues(self) -> str:
+        return f"{{{self.name}}}:queues"
+
+    @property
+    def workers(self) -> str:
+        return f"{{{self.name}}}:workers"
+
+    def worker(self, worker_id: str) -> str:
+        return f"{{{self.name}}}:worker:{worker_id}"

@@ -1,0 +1,39 @@
+-- Cancels a task from outside: at once where nobody runs it, by request where somebody does.
+-- KEYS  ready stream, record, steps, log, due set
+-- ARGV  group, consumer that holds what was given back, task id, retention in milliseconds
+-- returns  'missing', 'requested', 'cancelled', or the terminal state the task already has
+-- Atomic: looks and acts in one, so a worker cannot take the task in between.
+local state = redis.call('HGET', KEYS[2], 'state')
+if not state then
+  return 'missing'
+end
+if state ~= 'queued' and state ~= 'scheduled' then
+  return state
+end
+if state == 'scheduled' then
+  redis.call('ZREM', KEYS[5], ARGV[3])
+else
+  local entry = redis.call('HGET', KEYS[2], 'entry')
+  local pending = redis.call('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)[1]
+  if pending and pending[2] ~= ARGV[2] then
+    redis.call('HSET', KEYS[2], 'cancel', '1')
+    return 'requested'
+  end
+  local found = redis.call('XRANGE', KEYS[1], entry, entry)[1]
+  if found then
+    for i = 1, #found[2], 2 do
+      redis.call('HSET', KEYS[2], found[2][i], found[2][i + 1])
+    end
+  end
+  redis.call('XACK', KEYS[1], ARGV[1], entry)
+  redis.call('XDEL', KEYS[1], entry)
+  redis.call('HSETNX', KEYS[2], 'at', string.match(entry, '^%d+'))
+end
+local time = redis.call('TIME')
+redis.call('HSET', KEYS[2], 'state', 'cancelled', 'finished', time[1] * 1000 + math.floor(time[2] / 1000))
+redis.call('HDEL', KEYS[2], 'entry', 'due', 'again')
+redis.call('PEXPIRE', KEYS[2], ARGV[4])
+redis.call('PEXPIRE', KEYS[3], ARGV[4])
+redis.call('PEXPIRE', KEYS[4], ARGV[4])
+redis.call('PUBLISH', KEYS[2], 'cancelled')
+return 'cancelled'

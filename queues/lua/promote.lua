@@ -1,0 +1,24 @@
+-- Moves due tasks onto the ready stream.
+-- KEYS  due set, ready stream, then one record per id
+-- ARGV  ids, in the order of the records
+-- returns  how many were moved now
+-- Atomic per task: in the due set or on the stream, never both, never neither. An id that is no longer due
+-- (another worker promoted it, or it was cancelled) is left alone.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local moved = 0
+for i = 3, #KEYS do
+  local id = ARGV[i - 2]
+  local due = redis.call('ZSCORE', KEYS[1], id)
+  if due and tonumber(due) <= now then
+    local payload = redis.call('HMGET', KEYS[i], 'env', 'args')
+    if payload[1] then
+      local entry = redis.call('XADD', KEYS[2], '*', 'env', payload[1], 'args', payload[2] or '{}', 'again', '1')
+      redis.call('HSET', KEYS[i], 'state', 'queued', 'entry', entry)
+      redis.call('HDEL', KEYS[i], 'env', 'args', 'due')
+      moved = moved + 1
+    end
+    redis.call('ZREM', KEYS[1], id)
+  end
+end
+return moved

@@ -1,0 +1,25 @@
+-- Puts tasks into the due set, each once; the payload waits in the record.
+-- KEYS  due set, nudge stream, then one record per task
+-- ARGV  delay in milliseconds, then id, envelope and arguments of each task
+-- returns  per task 1 where it was stored now, 0 where the id was already known
+-- Atomic: record and due time appear together. Wakes a worker when the earliest due time has changed.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local due = now + tonumber(ARGV[1])
+local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
+local stored = {}
+for i = 3, #KEYS do
+  local at = (i - 3) * 3 + 2
+  if redis.call('EXISTS', KEYS[i]) == 1 then
+    stored[i - 2] = 0
+  else
+    redis.call('ZADD', KEYS[1], due, ARGV[at])
+    redis.call('HSET', KEYS[i], 'state', 'scheduled', 'due', due, 'at', now,
+      'env', ARGV[at + 1], 'args', ARGV[at + 2])
+    stored[i - 2] = 1
+  end
+end
+if not first[2] or due < tonumber(first[2]) then
+  redis.call('XADD', KEYS[2], 'MAXLEN', 16, '*', 'why', 'due')
+end
+return stored

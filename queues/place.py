@@ -1,0 +1,30 @@
+"""Where the queues are when nobody says: the environment, else the embedded server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .address import Address
+
+__all__ = ["default_address", "default_data_dir", "default_namespace"]
+
+
+def default_namespace() -> str:
+    """PERDURE_NAMESPACE, else `perdure`."""
+    return os.environ.get("PERDURE_NAMESPACE") or "perdure"
+
+
+def default_data_dir() -> Path:
+    """PERDURE_DATA_DIR, else `perdure` in the user's data folder (XDG Base Directory Specification)."""
+    given = os.environ.get("PERDURE_DATA_DIR")
+    if given:
+        return Path(given).expanduser()
+    home = os.environ.get("XDG_DATA_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "share") / "perdure"
+
+
+def default_address(url: str | None = None, data_dir: Path | None = None) -> Address:
+    """The URL given, else PERDURE_REDIS_URL, else the embedded server; `BadAddress` where it cannot be read."""
+    text = url or os.environ.get("PERDURE_REDIS_URL") or "embedded:"
+    return Address.parse(text, data_dir=data_dir or default_data_dir())

@@ -1,0 +1,208 @@
+"""The record of a task, read from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+from .envelope import Envelope
+from .errors import UnreadableEnvelope
+from .gateway import Gateway
+from .keys import GROUP, RELEASED, Namespace, Partition
+
+__all__ = ["Record", "State", "find_task", "pairs", "read_record", "read_records"]
+
+
+class State(StrEnum):
+    """Where a task stands; docs/states.md draws the ways between them."""
+
+    QUEUED = "queued"
+    SCHEDULED = "scheduled"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    DEAD = "dead"
+    CANCELLED = "cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        """No worker will touch the task again (a dead one may be replayed by a person)."""
+        return self in (State.SUCCEEDED, State.DEAD, State.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A task as it stood when it was read. Times are milliseconds of Redis' clock since the epoch."""
+
+    id: str
+    queue: str
+    partition: int
+    state: State
+    task: str | None
+    args: bytes | None
+    headers: Mapping[str, str]
+    attempts: int
+    crashes: int
+    replays: int
+    enqueued_at: int | None
+    due_at: int | None
+    finished_at: int | None
+    ran_ms: int | None
+    worker: str | None
+    step: str | None
+    step_alive_at: int | None
+    result: bytes | None
+    reason: str | None
+    error: Mapping[str, Any] | None
+
+    def summary(self) -> dict[str, Any]:
+        """The record as plain data, for programs."""
+        shown: dict[str, Any] = {
+            "id": self.id,
+            "queue": self.queue,
+            "partition": self.partition,
+            "state": str(self.state),
+            "task": self.task,
+            "args": _json_or_text(self.args),
+            "headers": dict(self.headers),
+            "attempts": self.attempts,
+            "crashes": self.crashes,
+            "replays": self.replays,
+            "enqueued_at": self.enqueued_at,
+            "due_at": self.due_at,
+            "finished_at": self.finished_at,
+            "ran_ms": self.ran_ms,
+            "worker": self.worker,
+            "step": self.step,
+            "step_alive_at": self.step_alive_at,
+            "reason": self.reason,
+            "error": self.error,
+        }
+        return shown
+
+
+def pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    """A flat field-value reply as a mapping."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+async def read_record(gateway: Gateway, partition: Partition, task_id: str) -> Record | None:
+    """The task's record, or None where there is none."""
+    return (await read_records(gateway, partition, [task_id]))[0]
+
+
+async def read_records(gateway: Gateway, partition: Partition, task_ids: Sequence[str]) -> list[Record | None]:
+    """Records of several tasks of one partition, in the order of the ids, in two round trips."""
+    raw = await gateway.pipeline([("HGETALL", partition.record(task_id)) for task_id in task_ids])
+    hashes = [pairs(flat) for flat in raw]
+    messages = await _read_messages(gateway, partition, hashes)
+    return [
+        _record(partition, task_id, fields, message) if fields else None
+        for task_id, fields, message in zip(task_ids, hashes, messages, strict=True)
+    ]
+
+
+async def find_task(gateway: Gateway, namespace: Namespace, task_id: str) -> Partition | None:
+    """The partition that has the task, sought in every queue of the namespace."""
+    queues = pairs(await gateway.command("HGETALL", namespace.queues))
+    candidates = [
+        namespace.partition(queue.decode(), index) for queue, count in queues.items() for index in range(int(count))
+    ]
+    found = await gateway.pipeline([("EXISTS", candidate.record(task_id)) for candidate in candidates])
+    return next((candidate for candidate, exists in zip(candidates, found, strict=True) if exists), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    fields: Mapping[bytes, bytes]
+    owner: str | None
+
+
+async def _read_messages(
+    gateway: Gateway, partition: Partition, hashes: Sequence[Mapping[bytes, bytes]]
+) -> list[_Message | None]:
+    """The stream entry behind each record that has one, and the worker that holds it."""
+    wanted: list[tuple[int, bytes, str]] = []
+    for position, fields in enumerate(hashes):
+        if b"entry" in fields:
+            wanted.append((position, fields[b"entry"], partition.ready))
+        elif b"dead" in fields:
+            wanted.append((position, fields[b"dead"], partition.dead))
+    commands: list[tuple[str | bytes | int | float, ...]] = []
+    for _, entry, stream in wanted:
+        commands.append(("XRANGE", stream, entry, entry))
+        if stream == partition.ready:
+            commands.append(("XPENDING", stream, GROUP, entry, entry, 1))
+    replies = iter(await gateway.pipeline(commands))
+    messages: list[_Message | None] = [None] * len(hashes)
+    for position, _, stream in wanted:
+        found = next(replies)
+        pending = next(replies) if stream == partition.ready else []
+        owner = pending[0][1].decode() if pending else None
+        messages[position] = _Message(pairs(found[0][1]) if found else {}, None if owner == RELEASED else owner)
+    return messages
+
+
+def _record(partition: Partition, task_id: str, fields: Mapping[bytes, bytes], message: _Message | None) -> Record:
+    payload = {**fields, **(message.fields if message else {})}
+    envelope = _envelope(payload.get(b"env"))
+    state = State(fields.get(b"state", b"queued").decode())
+    owner = message.owner if message else None
+    if state is State.QUEUED and owner is not None:
+        state = State.RUNNING
+    at = _number(fields, b"at")
+    if at is None and b"entry" in fields:
+        at = int(fields[b"entry"].partition(b"-")[0])
+    return Record(
+        id=task_id,
+        queue=partition.queue,
+        partition=partition.index,
+        state=state,
+        task=envelope.task if envelope else None,
+        args=payload.get(b"args"),
+        headers=envelope.headers if envelope else {},
+        attempts=_number(fields, b"attempts") or 0,
+        crashes=_number(fields, b"crashes") or 0,
+        replays=_number(fields, b"replays") or 0,
+        enqueued_at=at,
+        due_at=_number(fields, b"due"),
+        finished_at=_number(fields, b"finished"),
+        ran_ms=_number(fields, b"ran"),
+        worker=owner or _text(fields, b"worker"),
+        step=_text(fields, b"step"),
+        step_alive_at=_number(fields, b"alive"),
+        result=fields.get(b"result"),
+        reason=_text(fields, b"reason"),
+        error=_json_or_text(fields.get(b"error")),
+    )
+
+
+def _envelope(data: bytes | None) -> Envelope | None:
+    if data is None:
+        return None
+    try:
+        return Envelope.decode(data)
+    except UnreadableEnvelope:
+        return None
+
+
+def _number(fields: Mapping[bytes, bytes], name: bytes) -> int | None:
+    value = fields.get(name)
+    return None if value is None else int(float(value))
+
+
+def _text(fields: Mapping[bytes, bytes], name: bytes) -> str | None:
+    value = fields.get(name)
+    return None if value is None else value.decode("utf-8", "replace")
+
+
+def _json_or_text(data: bytes | None) -> Any:
+    if not data:
+        return None
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return data.decode("utf-8", "replace")

@@ -1,0 +1,107 @@
+"""Ending a delivery: each way is one script, and each is refused once the lease has passed.
+
+`bury` is the dead letters' own (deadletter/burial.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import orjson
+
+from .consumer import RELEASED_IDLE_MS
+from .errors import LeaseLost
+from .gateway import Gateway
+from .keys import RELEASED
+from .leases import Delivery
+from .records import State
+from .scripts import queue_script
+
+__all__ = ["Counters", "cancelled", "release", "reschedule", "succeed"]
+
+_FINISH = queue_script("finish")
+_RETRY = queue_script("retry")
+_RELEASE = queue_script("release")
+
+_NO_DATA = b"{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What has been tried. attempts: runs that ended by themselves. crashes: deliveries that ended without any
+    outcome. returns: times the task was handed back because this worker does not know its name.
+    """
+
+    attempts: int = 0
+    crashes: int = 0
+    returns: int = 0
+
+
+async def succeed(
+    gateway: Gateway, delivery: Delivery, task_id: str, result: bytes, counters: Counters, *, ran: float, ttl: float
+) -> None:
+    """Store the result and acknowledge. ran, ttl: seconds. Raises `LeaseLost`."""
+    await _finish(gateway, delivery, task_id, State.SUCCEEDED, result, counters, ran, ttl)
+
+
+async def cancelled(
+    gateway: Gateway, delivery: Delivery, task_id: str, counters: Counters, *, ran: float, ttl: float
+) -> None:
+    """Store that the task was cancelled and acknowledge. ran, ttl: seconds. Raises `LeaseLost`."""
+    await _finish(gateway, delivery, task_id, State.CANCELLED, b"null", counters, ran, ttl)
+
+
+async def _finish(
+    gateway: Gateway,
+    delivery: Delivery,
+    task_id: str,
+    state: State,
+    result: bytes,
+    counters: Counters,
+    ran: float,
+    ttl: float,
+) -> None:
+    partition = delivery.partition
+    keys = [partition.ready, partition.record(task_id), partition.steps(task_id), partition.log(task_id)]
+    outcome = (str(state), result, counters.attempts, counters.crashes, round(ran * 1000), max(1, round(ttl * 1000)))
+    if not await gateway.run(_FINISH, keys, [*delivery.fence, *outcome]):
+        raise LeaseLost(task_id, "outcome")
+
+
+async def reschedule(
+    gateway: Gateway,
+    delivery: Delivery,
+    task_id: str,
+    counters: Counters,
+    *,
+    delay: float,
+    event: str,
+    data: dict[str, object],
+) -> None:
+    """Put the task into the due set and acknowledge. delay: seconds. Raises `LeaseLost`."""
+    partition = delivery.partition
+    keys = [
+        partition.ready,
+        partition.record(task_id),
+        partition.log(task_id),
+        partition.due,
+        partition.nudge,
+    ]
+    counts = (counters.attempts, counters.crashes, counters.returns)
+    args = [*delivery.fence, task_id, max(0, round(delay * 1000)), *counts, event, orjson.dumps(data)]
+    if not await gateway.run(_RETRY, keys, args):
+        raise LeaseLost(task_id, "retry")
+
+
+async def release(gateway: Gateway, delivery: Delivery, task_id: str | None, *, data: dict[str, object] | None) -> None:
+    """Give the message back at no cost, for another worker to take at once. Raises `LeaseLost`.
+
+    task_id and data are None for a delivery that was never looked at: nothing is logged then.
+    """
+    partition = delivery.partition
+    known = task_id or f"entry-{delivery.entry.decode()}"
+    keys = [partition.ready, partition.record(known), partition.log(known), partition.nudge]
+    event = ("", _NO_DATA) if data is None else ("handed_off", orjson.dumps(data))
+    args = [*delivery.fence, RELEASED, RELEASED_IDLE_MS, *event]
+    if not await gateway.run(_RELEASE, keys, args):
+        raise LeaseLost(known, "release")

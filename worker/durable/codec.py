@@ -1,0 +1,125 @@
+"""Results as JSON, and back to their type.
+
+A step must return the same thing whether it ran or was read from its record. So a result is always brought into the
+form that its record will give back: checked against the declared type, or, where none is declared, plain JSON data.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from types import CodeType
+from typing import Any, get_type_hints
+
+import orjson
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+from pydantic_core import PydanticSerializationError, to_json
+
+from ..errors import UnserialisableResult
+
+__all__ = ["Codec", "codec_of", "fingerprint"]
+
+_PLAIN = (str, int, float, bool, type(None))
+
+
+class Codec:
+    """Encodes results of one declared type."""
+
+    def __init__(self, declared: Any) -> None:
+        self._adapter: TypeAdapter[Any] | None = None
+        if declared is not Any and declared is not inspect.Signature.empty:
+            self._adapter = _adapter(declared)
+
+    def encode(self, what: str, value: Any) -> tuple[bytes, Any]:
+        """The result as JSON, and as its record will give it back. Raises `UnserialisableResult`.
+
+        what: names the step or task in the error.
+        """
+        try:
+            if self._adapter is not None:
+                checked = self._adapter.validate_python(value)
+                return self._adapter.dump_json(checked), checked
+            data = to_json(value)
+            return data, value if type(value) in _PLAIN else orjson.loads(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise UnserialisableResult(what, f"{where}: {first['msg']}" if where else first["msg"]) from None
+        except (PydanticSerializationError, ValueError, RecursionError) as error:
+            raise UnserialisableResult(what, str(error)) from None
+
+    def decode(self, data: bytes) -> Any:
+        """A recorded result in its declared type."""
+        return orjson.loads(data) if self._adapter is None else self._adapter.validate_json(data)
+
+
+def _adapter(declared: Any) -> TypeAdapter[Any]:
+    """Infinities and NaN have no JSON form: they travel as strings, where the type has no configuration of its own."""
+    try:
+        return TypeAdapter(declared, config=_CONFIG)
+    except PydanticUserError:
+        return TypeAdapter(declared)
+
+
+_CONFIG = ConfigDict(ser_json_inf_nan="strings")
+_ANY = Codec(Any)
+_by_code: dict[CodeType, Codec] = {}
+
+
+def codec_of(fn: Callable[..., Any]) -> Codec:
+    """The codec for what a function returns; plain JSON where its annotation says nothing or cannot be resolved."""
+    plain = inspect.unwrap(getattr(fn, "func", fn))
+    plain = getattr(plain, "__func__", plain)
+    code = getattr(plain, "__code__", None)
+    if code is None:
+        return _ANY
+    codec = _by_code.get(code)
+    if codec is None:
+        codec = _by_code[code] = _declared(plain)
+    return codec
+
+
+def _declared(fn: Callable[..., Any]) -> Codec:
+    declared = fn.__annotations__.get("return", Any)
+    if isinstance(declared, str):
+        try:
+            declared = get_type_hints(fn, include_extras=True)["return"]
+        except (NameError, TypeError, AttributeError):
+            return _ANY
+    try:
+        return _shared(declared)
+    except (TypeError, PydanticUserError):
+        return _ANY
+
+
+@lru_cache(maxsize=1024)
+def _shared(declared: Any) -> Codec:
+    return Codec(declared)
+
+
+def fingerprint(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, str]:
+    """The arguments of a step as canonical JSON, and the beginning of it for people.
+
+    What has no JSON form (a client, a connection) counts by its type alone, which is the same in every process.
+    """
+    data = to_json(_ordered([*args, kwargs] if kwargs else args), fallback=_by_type)
+    shown = data[1:-1].decode()
+    return data, shown if len(shown) <= 200 else shown[:197] + "..."
+
+
+def _ordered(value: Any) -> Any:
+    """Sets and mappings in an order that is the same in every process."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return [_ordered(item) for item in value]
+    if kind is dict:
+        return {key: _ordered(value[key]) for key in sorted(value, key=str)}
+    if kind is set or kind is frozenset:
+        return sorted((_ordered(item) for item in value), key=repr)
+    return value
+
+
+def _by_type(value: Any) -> str:
+    return f"<{type(value).__module__}.{type(value).__qualname__}>"

@@ -1,0 +1,142 @@
+"""What a handler is given: its task, and `step`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
+
+from ...deadletter import Retry
+from ..observe import logger
+from .run import Run
+from .step import Durability, StepOptions, perform
+
+if TYPE_CHECKING:
+    from loguru import Logger  # exists in its type stubs only
+
+__all__ = ["Context"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Context:
+    """The running task, as its handler sees it."""
+
+    def __init__(self, run: Run, *, durability: Durability = "sync") -> None:
+        self._run = run
+        self._durability: Durability = durability
+
+    @property
+    def task_id(self) -> str:
+        return self._run.id
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return self._run.envelope.task
+
+    @property
+    def queue(self) -> str:
+        return self._run.delivery.partition.queue
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What the producer sent along."""
+        return self._run.envelope.headers
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, from 1. A run that goes on after a crash is the same attempt."""
+        return self._run.history.counters.attempts + 1
+
+    @property
+    def crashes(self) -> int:
+        """How many deliveries of this task ended without any outcome."""
+        return self._run.history.counters.crashes
+
+    @property
+    def resumed(self) -> bool:
+        """Whether earlier runs left recorded steps."""
+        return bool(self._run.history.done)
+
+    @property
+    def log(self) -> Logger:
+        """A logger with the task's name and id bound."""
+        return logger.bind(task=self.task, id=self.task_id)
+
+    @overload
+    async def step(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    async def step(
+        self,
+        name: str,
+        fn: Callable[..., Awaitable[R]],
+        /,
+        *args: Any,
+        timeout: float | None = None,
+        retry: Retry | None = None,
+        durability: Durability | None = None,
+        risky: bool = False,
+        verify: Callable[..., Any] | None = None,
+        in_doubt: Literal["retry", "fail"] = "retry",
+        on_mismatch: Literal["error", "rerun"] = "error",
+        **kwargs: Any,
+    ) -> R: ...
+    @overload
+    async def step(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    async def step(
+        self,
+        name: str,
+        fn: Callable[..., R],
+        /,
+        *args: Any,
+        timeout: float | None = None,
+        retry: Retry | None = None,
+        durability: Durability | None = None,
+        risky: bool = False,
+        verify: Callable[..., Any] | None = None,
+        in_doubt: Literal["retry", "fail"] = "retry",
+        on_mismatch: Literal["error", "rerun"] = "error",
+        **kwargs: Any,
+    ) -> R: ...
+    async def step(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        timeout: float | None = None,
+        retry: Retry | None = None,
+        durability: Durability | None = None,
+        risky: bool = False,
+        verify: Callable[..., Any] | None = None,
+        in_doubt: Literal["retry", "fail"] = "retry",
+        on_mismatch: Literal["error", "rerun"] = "error",
+        **kwargs: Any,
+    ) -> Any:
+        """Run `fn(*args, **kwargs)` once and record its result; on a resumed run, return the record.
+
+        name: names the step within the task; used again, the second is `name#2`. fn: async, or sync (it is run in a
+        thread, which cannot be stopped from outside). Its result must be JSON data, or of the type it declares.
+        timeout, retry, durability, risky, verify, in_doubt, on_mismatch: see `StepOptions`; a function with parameters
+        of these names is passed as a lambda.
+
+        Raises what `fn` raises; `StepMismatch`, `StepTimeout`, `StepInDoubt`, `StepOutsideTask`,
+        `UnserialisableResult`, `PayloadTooLarge`, `LeaseLost`.
+        """
+        options = _PLAIN_STEP
+        if (
+            timeout is not None
+            or retry is not None
+            or durability is not None
+            or risky
+            or verify is not None
+            or in_doubt != "retry"
+            or on_mismatch != "error"
+        ):
+            options = StepOptions(timeout, retry, durability, risky, verify, in_doubt, on_mismatch)
+        return await perform(self._run, name, fn, args, kwargs, options, self._durability)
+
+
+_PLAIN_STEP = StepOptions()

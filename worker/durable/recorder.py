@@ -1,0 +1,87 @@
+"""Writing the checkpoint of a run: what several steps finish at the same time goes out together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import anyio
+
+from ...queues import Delivery, Entry, Gateway, LeaseLost, write_entries
+from .patience import until_available
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """The one writer of a run's checkpoint. Entries are written in the order in which they were put."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        delivery: Delivery,
+        task_id: str,
+        *,
+        on_lost: Callable[[], None],
+        on_cancel: Callable[[], None],
+    ) -> None:
+        self._gateway = gateway
+        self._delivery = delivery
+        self._task_id = task_id
+        self._on_lost = on_lost
+        self._on_cancel = on_cancel
+        self._pending: list[Entry] = []
+        self._put = 0
+        self._written = 0
+        self._writing = anyio.Lock()
+        self._background: asyncio.Task[None] | None = None
+
+    async def put(self, entry: Entry, *, wait: bool) -> None:
+        """Take an entry. With `wait` it is stored when this returns, otherwise soon, and always before the outcome.
+
+        Raises `LeaseLost`.
+        """
+        self._pending.append(entry)
+        self._put += 1
+        if wait:
+            await self._write_until(self._put)
+        elif self._background is None or self._background.done():
+            self._background = asyncio.create_task(self._write_quietly(), name=f"perdure record {self._task_id}")
+
+    async def flush(self) -> None:
+        """Store everything that was put. Raises `LeaseLost`."""
+        await self._write_until(self._put)
+
+    async def close(self) -> None:
+        """End the background writing; what it had not written is dropped (the run has lost its lease)."""
+        if self._background is not None and not self._background.done():
+            self._background.cancel()
+            await asyncio.gather(self._background, return_exceptions=True)
+
+    async def _write_quietly(self) -> None:
+        try:
+            await self._write_until(self._put)
+        except LeaseLost:
+            self._on_lost()
+
+    async def _write_until(self, position: int) -> None:
+        while self._written < position:
+            async with self._writing:
+                if self._written < position:
+                    await self._write_pending()
+
+    async def _write_pending(self) -> None:
+        batch, self._pending = self._pending, []
+        try:
+            cancel = await until_available(
+                lambda: write_entries(self._gateway, self._delivery, self._task_id, batch), f"task {self._task_id}"
+            )
+        except LeaseLost:
+            self._on_lost()
+            raise
+        except BaseException:
+            self._pending[:0] = batch  # not known to be stored: goes out again, which changes nothing if it was
+            raise
+        self._written += len(batch)
+        if cancel:
+            self._on_cancel()

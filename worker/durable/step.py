@@ -1,0 +1,255 @@
+"""Steps: named pieces of a handler whose result is recorded once and returned from the record ever after."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Awaitable, Callable
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+import anyio
+import anyio.to_thread
+import orjson
+
+from ...deadletter import Retry, backoff
+from ...queues import Entry, Kind, check_size
+from ..errors import StepInDoubt, StepMismatch, StepOutsideTask, StepTimeout
+from .codec import Codec, codec_of, fingerprint
+from .run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["CURRENT_RUN", "Durability", "Happened", "Step", "StepOptions", "current_step", "perform"]
+
+R = TypeVar("R")
+
+Durability = Literal["sync", "async"]
+
+CURRENT_RUN: ContextVar[Run | None] = ContextVar("perdure_run", default=None)
+_CURRENT_STEP: ContextVar[Step | None] = ContextVar("perdure_step", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Happened(Generic[R]):
+    """What `verify` returns when the effect has happened; `result` becomes the step's result."""
+
+    result: R
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """How a step is run.
+
+    timeout: seconds one try may take. retry: tries within this run, with backoff; None for one try. durability:
+    `sync` records before the next line runs, `async` in the background and always before the outcome. risky: record
+    the intent before acting. verify: called with the step's arguments when an intent without a result is found;
+    returns `Happened(result)`, or None when the effect did not happen. in_doubt: without `verify`, `retry` acts again
+    under the same idempotency key, `fail` sends the task to the dead letters. on_mismatch: `error`, or `rerun` when
+    the recorded arguments differ from those asked for.
+    """
+
+    timeout: float | None = None
+    retry: Retry | None = None
+    durability: Durability | None = None
+    risky: bool = False
+    verify: Callable[..., Any] | None = None
+    in_doubt: Literal["retry", "fail"] = "retry"
+    on_mismatch: Literal["error", "rerun"] = "error"
+
+    def __post_init__(self) -> None:
+        if self.verify is not None and not self.risky:
+            raise ValueError("verify belongs to risky steps: pass risky=True as well")
+        if self.timeout is not None and self.timeout <= 0:
+            raise ValueError(f"a step's timeout must be more than 0 seconds, not {self.timeout}")
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {allowed}, not {getattr(self, name)!r}")
+
+
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "durability": (None, "sync", "async"),
+    "in_doubt": ("retry", "fail"),
+    "on_mismatch": ("error", "rerun"),
+}
+
+
+class Step:
+    """The step that is running, as its function sees it: `current_step()`."""
+
+    def __init__(self, run: Run, key: str) -> None:
+        self._run = run
+        self.key = key
+        self.attempt = 1
+
+    @property
+    def idempotency_key(self) -> str:
+        """`task_id:step_key`: the same in every run of this step; hand it to whoever must not act twice."""
+        return f"{self._run.id}:{self.key}"
+
+    @property
+    def saved(self) -> Any:
+        """What was saved last in this step, by this run or an earlier one; None where nothing was."""
+        data = self._run.history.saved.get(self.key)
+        return None if data is None else orjson.loads(data)
+
+    async def save(self, value: Any) -> None:
+        """Keep the step's own progress: JSON data that is there as `saved` when the step is run again.
+
+        From a step in a thread: `anyio.from_thread.run(step.save, value)`. Raises `PayloadTooLarge`, `LeaseLost`.
+        """
+        data, _ = _PLAIN.encode(f"save in step {self.key!r}", value)
+        check_size(f"what step {self.key!r} saves", len(data), self._run.payload_limit)
+        await self._run.recorder.put(Entry(Kind.SAVED, self.key, data), wait=True)
+        self._run.history.saved[self.key] = data
+
+
+_PLAIN = Codec(Any)
+
+
+def current_step() -> Step:
+    """The step that is running here. Raises `StepOutsideTask` where none is."""
+    step = _CURRENT_STEP.get()
+    if step is None:
+        raise StepOutsideTask("no step is running here: current_step() is for the function that ctx.step calls")
+    return step
+
+
+async def perform(
+    run: Run,
+    name: str,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: StepOptions,
+    durability: Durability,
+) -> Any:
+    """Return the recorded result of a step, or run it and record its result."""
+    _check_place(run, name)
+    key = run.next_key(name)
+    codec = codec_of(fn)
+    canonical, shown = fingerprint(args, kwargs)
+    digest = hashlib.blake2b(canonical, digest_size=12).hexdigest()
+    recorded = run.history.done.get(key)
+    if recorded is not None:
+        head, _, data = recorded.partition(b"\n")
+        asked = orjson.loads(head)
+        if asked["h"] == digest:
+            return codec.decode(data)
+        if options.on_mismatch == "error":
+            raise StepMismatch(key, asked["a"], shown)
+    await run.boundary()
+    step = Step(run, key)
+    run.step_began(key)
+    try:
+        with _inside(step):
+            value = await _reach(step, run, fn, args, kwargs, options, shown)
+        data, value = codec.encode(f"step {key!r}", value)
+        entry = _done(key, digest, shown, data, step.attempt)
+        check_size(f"the record of step {key!r}", len(entry.value), run.payload_limit)
+        await run.recorder.put(entry, wait=(options.durability or durability) == "sync")
+        run.steps_recorded += 1
+    finally:
+        run.step_ended(key)
+    return value
+
+
+def _done(key: str, digest: str, shown: str, result: bytes, attempt: int) -> Entry:
+    """A step's record: a line of JSON about the call, then the result as JSON (which has no line breaks)."""
+    value = orjson.dumps({"h": digest, "a": shown}) + b"\n" + result
+    return Entry(Kind.DONE, key, value, orjson.dumps({"attempt": attempt}))
+
+
+def _check_place(run: Run, name: str) -> None:
+    here = CURRENT_RUN.get()
+    if here is None or run.closed:
+        raise StepOutsideTask(
+            f"step {name!r} was called outside a running task, where it cannot be recorded: call ctx.step only from "
+            "the handler that was given this ctx, while it runs"
+        )
+    if here is not run:
+        raise StepOutsideTask(
+            f"step {name!r} was called with the ctx of task {run.id}, from within task {here.id}: "
+            "use the ctx that this handler was given"
+        )
+    if (outer := _CURRENT_STEP.get()) is not None:
+        raise StepOutsideTask(
+            f"step {name!r} was called inside step {outer.key!r}: a step is recorded as a whole; "
+            "call it as a plain function, or from the handler"
+        )
+    if not isinstance(name, str) or not name or "#" in name or len(name) > 200:
+        raise ValueError(f"a step's name is 1 to 200 characters without '#', not {name!r}")
+
+
+@contextmanager
+def _inside(step: Step) -> Iterator[None]:
+    token = _CURRENT_STEP.set(step)
+    try:
+        yield
+    finally:
+        _CURRENT_STEP.reset(token)
+
+
+async def _reach(
+    step: Step,
+    run: Run,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: StepOptions,
+    shown: str,
+) -> Any:
+    """Get the step's value: by running it, as often as its retry allows, or by learning that it happened already."""
+    while True:
+        if options.risky:
+            if step.key in run.history.intents:
+                happened = await _resolve_doubt(step, run, args, kwargs, options)
+                if happened is not None:
+                    return happened.result
+            else:
+                intent = orjson.dumps({"a": shown})
+                await run.recorder.put(Entry(Kind.INTENT, step.key, intent), wait=True)
+                run.history.intents[step.key] = intent
+        try:
+            return await _call(step, run, fn, args, kwargs, options.timeout)
+        except Exception as error:
+            retry = options.retry
+            if retry is None or step.attempt >= retry.max_attempts or not retry.allows(error):
+                raise
+            await anyio.sleep(backoff(retry, step.attempt))
+            step.attempt += 1
+
+
+async def _resolve_doubt(
+    step: Step, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any], options: StepOptions
+) -> Happened[Any] | None:
+    if options.verify is not None:
+        answer = await _call(step, run, options.verify, args, kwargs, options.timeout)
+        if answer is not None and not isinstance(answer, Happened):
+            raise TypeError(f"verify of step {step.key!r} must return Happened(result) or None, not {answer!r}")
+        return answer
+    if options.in_doubt == "fail":
+        raise StepInDoubt(step.key, step.idempotency_key)
+    return None
+
+
+async def _call(
+    step: Step, run: Run, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None
+) -> Any:
+    """Call an async function here, any other in a thread."""
+    deadline = anyio.CancelScope() if timeout is None else anyio.move_on_after(timeout)
+    with deadline:
+        if _is_async(fn):
+            return await fn(*args, **kwargs)
+        call = functools.partial(fn, *args, **kwargs)
+        value = await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=run.threads)
+        return await value if isinstance(value, Awaitable) else value
+    raise StepTimeout(step.key, timeout or 0.0)
+
+
+def _is_async(fn: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004

@@ -1,0 +1,169 @@
+"""What can go wrong in a task, a step, or a worker. The whole tree:
+
+    PerdureError
+    ├── QueueError                  queues, messages, servers: see `queues/errors.py`
+    ├── TaskError                   how a task is defined or called
+    │   ├── TaskDefinitionError     a function that cannot be a task
+    │   ├── InvalidArguments        arguments that do not fit the task; nothing was sent
+    │   ├── TaskTimeout             a run took longer than it may
+    │   ├── UnknownTask             this worker has no handler of that name
+    │   └── CrashLoop               deliveries of the task ended without any outcome too often
+    ├── StepError                   how a step is defined or called
+    │   ├── StepOutsideTask         a step called where no task, or another task, is running
+    │   ├── StepMismatch            a resumed run asked for a recorded step with other arguments
+    │   ├── StepTimeout             a step took longer than it may
+    │   ├── StepInDoubt             a risky step was cut off, and nobody can tell whether it acted
+    │   └── UnserialisableResult    a result that is not JSON, or not of its own type
+    ├── Reschedule                  raised by a handler: run me again, later
+    │   ├── RetryLater              ... counting this attempt
+    │   └── Snooze                  ... not counting it
+    └── ConfigurationError          settings or an APP that cannot be used
+"""
+
+from __future__ import annotations
+
+from ..queues import PerdureError
+
+__all__ = [
+    "ConfigurationError",
+    "CrashLoop",
+    "InvalidArguments",
+    "Reschedule",
+    "RetryLater",
+    "Snooze",
+    "StepError",
+    "StepInDoubt",
+    "StepMismatch",
+    "StepOutsideTask",
+    "StepTimeout",
+    "TaskDefinitionError",
+    "TaskError",
+    "TaskTimeout",
+    "UnknownTask",
+    "UnserialisableResult",
+]
+
+
+class TaskError(PerdureError):
+    """Base of errors in how a task is defined or called."""
+
+
+class TaskDefinitionError(TaskError, TypeError):
+    """A function that cannot be a task; the message names it and the remedy."""
+
+
+class InvalidArguments(TaskError, ValueError):
+    """Arguments that do not fit the task's handler."""
+
+    def __init__(self, task: str, problem: str) -> None:
+        super().__init__(f"task {task!r}: {problem}")
+        self.task = task
+
+
+class TaskTimeout(TaskError, TimeoutError):
+    """A run of the handler took longer than its timeout. seconds: the timeout."""
+
+    def __init__(self, task: str, seconds: float) -> None:
+        super().__init__(f"task {task!r} ran longer than {seconds:g} s")
+        self.task = task
+        self.seconds = seconds
+
+
+class UnknownTask(TaskError, LookupError):
+    """A worker took a task whose name none of its handlers has."""
+
+    def __init__(self, task: str, known: list[str]) -> None:
+        super().__init__(f"no handler for task {task!r} on this worker; it knows {', '.join(known) or 'none'}")
+        self.task = task
+
+
+class CrashLoop(TaskError):
+    """Deliveries of the task ended without any outcome more often than its retry policy allows."""
+
+    def __init__(self, task: str, crashes: int) -> None:
+        super().__init__(
+            f"task {task!r}: {crashes} deliveries ended without any outcome (the worker died, hung, or lost its "
+            "lease); it is suspected of killing its workers"
+        )
+        self.task = task
+        self.crashes = crashes
+
+
+class StepError(PerdureError):
+    """Base of errors in how a step is defined or called."""
+
+
+class StepOutsideTask(StepError, RuntimeError):
+    """A step was called where it could not be recorded."""
+
+
+class StepMismatch(StepError):
+    """A resumed run asked for a recorded step with other arguments than those it was recorded with."""
+
+    def __init__(self, step: str, recorded: str, asked: str) -> None:
+        super().__init__(
+            f"step {step!r} was recorded with arguments {recorded} and is now asked for with {asked}: the handler or "
+            "its inputs changed under a running task; give the step another name, pass on_mismatch='rerun', or replay "
+            "the task from the dead letters with --fresh"
+        )
+        self.step = step
+        self.recorded = recorded
+        self.asked = asked
+
+
+class StepTimeout(StepError, TimeoutError):
+    """A step took longer than its timeout. seconds: the timeout."""
+
+    def __init__(self, step: str, seconds: float) -> None:
+        super().__init__(f"step {step!r} ran longer than {seconds:g} s")
+        self.step = step
+        self.seconds = seconds
+
+
+class StepInDoubt(StepError):
+    """A risky step was begun and has no result, and it says to fail rather than act twice."""
+
+    def __init__(self, step: str, idempotency_key: str) -> None:
+        super().__init__(
+            f"step {step!r} was begun and has no recorded result: find out whether its effect happened "
+            f"(idempotency key {idempotency_key}), then replay the task"
+        )
+        self.step = step
+        self.idempotency_key = idempotency_key
+
+
+class UnserialisableResult(StepError, TypeError):
+    """A result that cannot be stored as JSON, or that is not of the type its function declares."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        super().__init__(f"{what}: its result cannot be stored: {problem}")
+        self.what = what
+
+
+class Reschedule(PerdureError):
+    """Base of what a handler raises to be run again later. after: seconds."""
+
+    def __init__(self, after: float, why: str = "") -> None:
+        if not after >= 0:
+            raise ValueError(f"after must be 0 or more seconds, not {after}")
+        super().__init__(why or f"run again in {after:g} s")
+        self.after = after
+        self.why = why
+
+
+class RetryLater(Reschedule):
+    """This attempt failed; try again after so many seconds. Counts as an attempt.
+
+    raise RetryLater(after=30)
+    """
+
+
+class Snooze(Reschedule):
+    """Not now; run again after so many seconds. Costs no attempt.
+
+    raise Snooze(after=3600)
+    """
+
+
+class ConfigurationError(PerdureError, ValueError):
+    """Settings that contradict themselves, or an application that cannot be loaded."""

@@ -1,0 +1,31 @@
+"""The log: one line per event an operator acts on, on stderr, for people or as JSON."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from loguru import logger
+
+if TYPE_CHECKING:
+    from loguru import Record
+
+__all__ = ["configure_logging", "logger"]
+
+
+def configure_logging(level: str = "INFO", *, json: bool = False) -> None:
+    """Send the log to stderr. Values of variables are never printed: they may be secrets."""
+    logger.remove()
+    logger.add(
+        sys.stderr,
+        level=level,
+        format=_line,
+        serialize=json,
+        backtrace=False,
+        diagnose=False,
+    )
+
+
+def _line(record: Record) -> str:
+    bound = "".join(f" {name}={{extra[{name}]}}" for name in record["extra"])
+    return f"{{time:HH:mm:ss.SSS}} <level>{{level: <7}}</level> {{message}}<dim>{bound}</dim>\n{{exception}}"

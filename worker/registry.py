@@ -1,0 +1,253 @@
+"""Tasks and their registry: a handler, its name, how it is retried, and how it is called from elsewhere."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+from typing_extensions import NotRequired, TypedDict
+
+from ..deadletter import Retry
+from ..queues import Envelope, Message, Options, Producer, TaskHandle, new_task_id
+from .durable import Codec, Context, Durability
+from .errors import InvalidArguments, TaskDefinitionError
+
+__all__ = ["Handler", "Registry", "Task", "TaskCall"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Handler = Callable[Concatenate[Context, P], Awaitable[R]]
+
+
+class HasProducer(Protocol):
+    """What a task needs of its app in order to be enqueued."""
+
+    @property
+    def producer(self) -> Producer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Task(Generic[P, R]):
+    """A registered handler. timeout, result_ttl: seconds, None for no limit and for the worker's setting."""
+
+    name: str
+    handler: Handler[P, R]
+    queue: str
+    retry: Retry
+    timeout: float | None
+    durability: Durability
+    result_ttl: float | None
+    app: HasProducer = field(repr=False)
+    arguments: Arguments = field(repr=False)
+    result: Codec = field(repr=False)
+
+    async def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the handler as a plain function, within another task's run or in a test."""
+        return await self.handler(ctx, *args, **kwargs)
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
+        """Enqueue the task; once this returns, it is never lost.
+
+        Raises `InvalidArguments` before anything is sent, `PayloadTooLarge`, `Unavailable`.
+        """
+        return await TaskCall(self).enqueue(*args, **kwargs)
+
+    async def enqueue_many(self, many: Iterable[Mapping[str, Any]]) -> list[TaskHandle[R]]:
+        """Enqueue one task per set of arguments (by name); all are checked before any is sent."""
+        return await TaskCall(self).enqueue_many(many)
+
+    def options(
+        self,
+        *,
+        delay: float = 0.0,
+        queue: str | None = None,
+        task_id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        max_attempts: int | None = None,
+        result_ttl: float | None = None,
+    ) -> TaskCall[P, R]:
+        """The task with options for one call: `await audit.options(delay=60).enqueue("src")`.
+
+        delay: seconds until it may run. task_id: an id of the caller's own, which makes enqueuing idempotent. The others
+        take the place of what the task was defined with.
+        """
+        wish = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
+        return TaskCall(self, delay, queue, task_id, dict(headers or {}), wish)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCall(Generic[P, R]):
+    """A task with options, ready to be enqueued."""
+
+    task: Task[P, R]
+    delay: float = 0.0
+    queue: str | None = None
+    task_id: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    wish: Options = Options()
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
+        """See `Task.enqueue`."""
+        message = self._message(self.task.arguments.encode_call(args, kwargs))
+        return (await self._send([message]))[0]
+
+    async def enqueue_many(self, many: Iterable[Mapping[str, Any]]) -> list[TaskHandle[R]]:
+        """See `Task.enqueue_many`."""
+        if self.task_id is not None:
+            raise ValueError("one task_id cannot name many tasks")
+        return await self._send([self._message(self.task.arguments.encode_call((), args)) for args in many])
+
+    def _message(self, arguments: bytes) -> Message:
+        envelope = Envelope(
+            id=self.task_id or new_task_id(), task=self.task.name, headers=dict(self.headers), options=self.wish
+        )
+        return Message(envelope, arguments)
+
+    async def _send(self, messages: Sequence[Message]) -> list[TaskHandle[R]]:
+        queue = self.queue or self.task.queue
+        decode: Callable[[bytes], R] = self.task.result.decode
+        return await self.task.app.producer.send(messages, queue=queue, delay=self.delay, decode=decode)
+
+
+class Arguments:
+    """The arguments of one handler: bound by its signature, validated and serialised by their annotations."""
+
+    def __init__(self, name: str, handler: Callable[..., Any]) -> None:
+        self._name = name
+        parameters = list(inspect.signature(handler).parameters.values())
+        if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
+            raise TaskDefinitionError(f"task {name!r}: its first parameter must be the Context: async def f(ctx, ...)")
+        for parameter in parameters[1:]:
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+                raise TaskDefinitionError(
+                    f"task {name!r}: parameter {str(parameter)!r} cannot travel by name; give every argument a name"
+                )
+        self._signature = inspect.Signature(parameters[1:])
+        self._adapter = _argument_adapter(name, handler, parameters[1:])
+
+    def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+        """Arguments of a call as a JSON object. Raises `InvalidArguments`."""
+        try:
+            bound = self._signature.bind(*args, **kwargs).arguments
+            return self._adapter.dump_json(self._adapter.validate_python(bound))
+        except ValidationError as error:
+            raise InvalidArguments(self._name, _problem(error)) from None
+        except (TypeError, ValueError) as error:
+            raise InvalidArguments(self._name, str(error)) from None
+
+    def decode(self, data: bytes) -> dict[str, Any]:
+        """Arguments from a message, by name. Raises `InvalidArguments`."""
+        try:
+            decoded: dict[str, Any] = self._adapter.validate_json(data)
+        except (ValidationError, RecursionError) as error:
+            problem = _problem(error) if isinstance(error, ValidationError) else "nested too deeply"
+            raise InvalidArguments(self._name, problem) from None
+        return decoded
+
+
+def _argument_adapter(
+    name: str, handler: Callable[..., Any], parameters: Sequence[inspect.Parameter]
+) -> TypeAdapter[Any]:
+    hints = _hints(name, handler)
+    fields: dict[str, Any] = {}
+    for parameter in parameters:
+        declared = hints.get(parameter.name, Any)
+        fields[parameter.name] = declared if parameter.default is parameter.empty else NotRequired[declared]
+    shape = TypedDict(f"arguments of {name}", fields)  # type: ignore[misc]  # its fields are the handler's parameters
+    shape.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
+    try:
+        return TypeAdapter(shape)
+    except PydanticUserError as error:
+        raise TaskDefinitionError(f"task {name!r}: {error.message}") from None
+
+
+def _hints(name: str, handler: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(handler, include_extras=True)
+    except (NameError, TypeError) as error:
+        raise TaskDefinitionError(
+            f"task {name!r}: an annotation cannot be resolved: {error}; import the type where the module is loaded, "
+            "not only under TYPE_CHECKING"
+        ) from None
+
+
+def _problem(error: ValidationError) -> str:
+    found = error.errors(include_url=False)
+    parts = []
+    for one in found[:3]:
+        where = ".".join(str(part) for part in one["loc"])
+        parts.append(f"{where}: {one['msg']}" if where else one["msg"])
+    more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
+    return "; ".join(parts) + more
+
+
+class Registry(Mapping[str, Task[Any, Any]]):
+    """The tasks of one app, by name."""
+
+    def __init__(self, app: HasProducer) -> None:
+        self._app = app
+        self._tasks: dict[str, Task[Any, Any]] = {}
+
+    def __getitem__(self, name: str) -> Task[Any, Any]:
+        return self._tasks[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def add(
+        self,
+        handler: Handler[P, R],
+        *,
+        name: str | None,
+        queue: str,
+        retry: Retry,
+        timeout: float | None,
+        durability: Durability,
+        result_ttl: float | None,
+    ) -> Task[P, R]:
+        """Register a handler. Raises `TaskDefinitionError` for one that cannot be a task."""
+        name = name or getattr(handler, "__name__", "")
+        if not name or name == "<lambda>":
+            raise TaskDefinitionError(f"{handler!r} has no name: pass name=...")
+        if not inspect.iscoroutinefunction(handler):
+            raise TaskDefinitionError(
+                f"task {name!r} must be an 'async def': put blocking work into a step, which runs it in a thread: "
+                f"await ctx.step('work', {name}, ...)"
+            )
+        if name in self._tasks:
+            raise TaskDefinitionError(f"task {name!r} is defined twice: pass name=... to one of them")
+        for what, seconds in (("timeout", timeout), ("result_ttl", result_ttl)):
+            if seconds is not None and not seconds > 0:
+                raise TaskDefinitionError(f"task {name!r}: {what} must be more than 0 seconds, not {seconds}")
+        try:
+            result = Codec(_hints(name, handler).get("return", Any))
+        except PydanticUserError as error:
+            raise TaskDefinitionError(f"task {name!r}: its result: {error.message}") from None
+        task = Task(
+            name=name,
+            handler=handler,
+            queue=queue,
+            retry=retry,
+            timeout=timeout,
+            durability=durability,
+            result_ttl=result_ttl,
+            app=self._app,
+            arguments=Arguments(name, handler),
+            result=result,
+        )
+        self._tasks[name] = task
+        return task
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues that the tasks are on, by name."""
+        return sorted({task.queue for task in self._tasks.values()})

@@ -1,0 +1,48 @@
+"""Working until the queues are empty."""
+
+from __future__ import annotations
+
+import anyio
+
+from ...queues import Gateway
+from .execution import Executor
+from .intake import Intake
+from .slots import Slots
+from .sweep import Sweep
+
+__all__ = ["Burst"]
+
+_LOOK_AGAIN = 0.05
+"""Seconds after which due tasks are looked for when nothing else happens."""
+
+
+class Burst:
+    """Takes work without waiting for new messages, until none is left and nothing that failed here is owed."""
+
+    def __init__(
+        self, gateway: Gateway, intake: Intake, sweep: Sweep, slots: Slots, executor: Executor, stop: anyio.Event
+    ) -> None:
+        self._gateway = gateway
+        self._intake = intake
+        self._sweep = sweep
+        self._slots = slots
+        self._executor = executor
+        self._stop = stop
+
+    async def run(self) -> None:
+        while not self._stop.is_set():
+            await self._slots.wait_free()
+            if await self._intake.take_once():
+                continue
+            if not self._slots.taken and not await self._is_owed():
+                return
+            with anyio.move_on_after(_LOOK_AGAIN):
+                await self._slots.wait_change()
+
+    async def _is_owed(self) -> bool:
+        """Whether a task that failed here still waits for its time; another worker may have run it meanwhile."""
+        for task_id, partition in list(self._executor.owed.items()):
+            if await self._gateway.command("ZSCORE", partition.due, task_id) is not None:
+                return True
+            del self._executor.owed[task_id]
+        return False

@@ -1,0 +1,198 @@
+"""One delivery, from message to outcome: the one path that new, claimed and given-back messages all take."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import ValuesView
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import anyio
+
+from ...deadletter import Reason, after_crash, backoff
+from ...queues import (
+    Delivery,
+    Envelope,
+    Gateway,
+    History,
+    LeaseLost,
+    Leases,
+    Partition,
+    PayloadTooLarge,
+    UnreadableEnvelope,
+    check_size,
+    load_history,
+)
+from ..durable import CURRENT_RUN, Context, Ending, Run, until_available
+from ..errors import CrashLoop, InvalidArguments, TaskTimeout, UnknownTask, UnserialisableResult
+from ..observe import logger
+from ..registry import Registry, Task
+from ..settings import Settings
+from .outcome import Burial, Cancelled, HandOff, Outcome, Rerun, Success, after_error
+from .settling import Settler
+
+__all__ = ["Executor"]
+
+
+class Executor:
+    """Runs deliveries. Each call of `execute` owns one delivery and settles it, or loses it."""
+
+    def __init__(self, gateway: Gateway, registry: Registry, settings: Settings, leases: Leases, threads: int) -> None:
+        """threads: how many sync steps may run at once."""
+        self._gateway = gateway
+        self._registry = registry
+        self._settings = settings
+        self._leases = leases
+        self._threads = anyio.CapacityLimiter(threads)
+        self._settler = Settler(gateway, settings)
+        self._runs: dict[tuple[Partition, bytes], Run] = {}
+        self.owed: dict[str, Partition] = {}
+        self.settled = 0
+
+    @property
+    def runs(self) -> ValuesView[Run]:
+        """The runs that are going on."""
+        return self._runs.values()
+
+    async def execute(self, delivery: Delivery) -> None:
+        """Run one delivery to its outcome. Never raises for what the task or its message does."""
+        try:
+            envelope = Envelope.decode(delivery.fields.get(b"env", b""))
+        except UnreadableEnvelope as error:
+            await self._settle_unreadable(delivery, error)
+            return
+        run = Run(
+            self._gateway,
+            delivery,
+            envelope,
+            History(),
+            payload_limit=self._settings.payload_limit,
+            threads=self._threads,
+        )
+        self._hold(run)
+        try:
+            outcome = await self._outcome(run)
+            await self._settler.settle(run, outcome)
+            self.settled += 1
+            if isinstance(outcome, Rerun):
+                self.owed[run.id] = delivery.partition
+        except LeaseLost as error:
+            logger.bind(task=envelope.task, id=run.id).warning("{}; another worker goes on", error)
+        except Exception:
+            logger.bind(task=envelope.task, id=run.id).exception("the worker failed; the task is left for recovery")
+        finally:
+            run.closed = True
+            self._leases.drop(delivery)
+            self._runs.pop(delivery.key, None)
+            await run.recorder.close()
+
+    def _hold(self, run: Run) -> None:
+        soon = asyncio.get_running_loop().call_soon_threadsafe
+        self._runs[run.delivery.key] = run
+        self.owed.pop(run.id, None)
+        self._leases.hold(
+            run.delivery,
+            run.delivery.partition.record(run.id),
+            on_lost=partial(soon, run.end, Ending.LOST),
+            on_cancel=partial(soon, run.end, Ending.CANCELLED),
+        )
+
+    async def _settle_unreadable(self, delivery: Delivery, error: UnreadableEnvelope) -> None:
+        try:
+            await self._settler.bury_unreadable(delivery, error)
+            self.settled += 1
+        except LeaseLost as lost:
+            logger.warning("{}; another worker goes on", lost)
+        except Exception:
+            logger.exception("an unreadable message could not be buried; it is left for recovery")
+
+    async def _outcome(self, run: Run) -> Outcome:
+        """What became of the task in this delivery."""
+        if run.delivery.history:
+            run.history = await until_available(
+                partial(load_history, self._gateway, run.delivery, run.id), f"task {run.id}"
+            )
+        if run.history.cancel:
+            return Cancelled(run.history.counters)
+        task = self._registry.get(run.envelope.task)
+        if task is None:
+            return self._unknown(run)
+        run.result_ttl = task.result_ttl
+        if after_crash(task.retry, run.history.counters) is not None:
+            error = CrashLoop(task.name, run.history.counters.crashes)
+            return Burial(Reason.CRASH_LOOP, run.history.counters, error)
+        try:
+            arguments = task.arguments.decode(run.delivery.fields.get(b"args", b"{}"))
+        except InvalidArguments as invalid:
+            return Burial(Reason.INVALID_ARGUMENTS, run.history.counters, invalid)
+        return await self._call(run, task, arguments)
+
+    def _unknown(self, run: Run) -> Outcome:
+        """Hand it back for workers that may know it, a bounded number of times."""
+        error = UnknownTask(run.envelope.task, sorted(self._registry))
+        counters = replace(run.history.counters, returns=run.history.counters.returns + 1)
+        policy = self._settings.unknown_task
+        if counters.returns >= policy.max_attempts:
+            return Burial(Reason.UNKNOWN_TASK, counters, error)
+        return Rerun(backoff(policy, counters.returns), "returned", counters, error)
+
+    async def _call(self, run: Run, task: Task[Any, Any], arguments: dict[str, Any]) -> Outcome:
+        counters = run.history.counters
+        timeout = run.envelope.options.timeout or task.timeout
+        token = CURRENT_RUN.set(run)
+        error: BaseException | None = None
+        result: bytes | None = None
+        run.started = time.monotonic()
+        try:
+            with run.scope:
+                if timeout is not None:
+                    run.scope.deadline = anyio.current_time() + timeout
+                value = await task.handler(Context(run, durability=task.durability), **arguments)
+                result = self._encode(task, value)
+        except asyncio.CancelledError as cancelled:
+            current = asyncio.current_task()
+            if run.ending is None and (current is None or current.cancelling()):
+                raise  # the worker itself is being cancelled
+            error = cancelled
+        except LeaseLost as lost:
+            if lost.task_id == run.id:
+                raise
+            error = lost
+        except (Exception, SystemExit) as raised:
+            error = raised
+        finally:
+            CURRENT_RUN.reset(token)
+            run.closed = True
+        return await self._judge(run, task, result, error, timeout)
+
+    async def _judge(
+        self,
+        run: Run,
+        task: Task[Any, Any],
+        result: bytes | None,
+        error: BaseException | None,
+        timeout: float | None,
+    ) -> Outcome:
+        counters = run.history.counters
+        if run.ending is Ending.LOST:
+            raise LeaseLost(run.id, "outcome")
+        await run.recorder.flush()
+        if result is not None:
+            return Success(result, replace(counters, attempts=counters.attempts + 1))
+        if run.ending is Ending.CANCELLED:
+            return Cancelled(counters)
+        if run.ending is Ending.HANDED_OFF:
+            return HandOff(counters)
+        if error is None or (run.scope.cancelled_caught and timeout is not None):
+            error = TaskTimeout(task.name, timeout or 0.0)
+        return after_error(error, task.retry, counters, run.envelope.options.max_attempts)
+
+    def _encode(self, task: Task[Any, Any], value: Any) -> bytes:
+        data, _ = task.result.encode(f"task {task.name!r}", value)
+        try:
+            check_size("the result", len(data), self._settings.payload_limit)
+        except PayloadTooLarge as error:
+            raise UnserialisableResult(f"task {task.name!r}", str(error)) from None
+        return data

@@ -1,0 +1,117 @@
+"""Taking work: what was left behind first, then what is new; never more than there are free slots."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+
+import anyio
+
+from ...queues import Consumer, Delivery, QueueError
+from ..observe import logger
+from .slots import Slots
+from .sweep import Sweep
+
+__all__ = ["Intake"]
+
+
+class Intake:
+    """The one loop that takes messages and gives each a slot."""
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        slots: Slots,
+        sweep: Sweep,
+        *,
+        start: Callable[[Delivery], None],
+        on_due: Callable[[], None],
+        give_back: Callable[[Delivery], Awaitable[None]],
+    ) -> None:
+        """start: begins an execution, which gives its slot back. on_due: due times have changed. give_back: returns a
+        delivery that came beyond the free slots.
+        """
+        self._consumer = consumer
+        self._slots = slots
+        self._sweep = sweep
+        self._start = start
+        self._on_due = on_due
+        self._give_back = give_back
+        self._stopping = False
+        self.reading = False
+
+    async def run(self) -> None:
+        """Take work until `stop`. Redis may leave and come back meanwhile."""
+        delay = 0.1
+        while not self._stopping:
+            try:
+                await self._take()
+                if delay > 0.1:
+                    logger.info("taking work again")
+                delay = 0.1
+            except QueueError as error:
+                self.reading = False
+                logger.warning("cannot take work: {}; trying again", error)
+                await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
+                delay = min(delay * 2, 5.0)
+                await self._adopt_when_back()
+
+    async def take_once(self) -> bool:
+        """Claim and read without waiting for new messages; whether there was anything."""
+        before = self._slots.taken
+        await self._claim()
+        if self._slots.free and not self._stopping:
+            await self._read(None)
+        return self._slots.taken > before
+
+    def stop(self) -> None:
+        """Take nothing more. A read that waits is ended by `Consumer.interrupt`."""
+        self._stopping = True
+
+    async def _take(self) -> None:
+        await self._slots.wait_free()
+        if self._stopping:
+            return
+        await self._claim()
+        if self._slots.free and not self._stopping:
+            await self._read(self._sweep.until_next())
+
+    async def _claim(self) -> None:
+        """Claim what is due to be claimed, while there is room."""
+        while self._slots.free and not self._stopping and (turn := self._sweep.turn()) is not None:
+            partition, cursor = turn
+            reached, claimed = await self._consumer.claim(partition, cursor, self._slots.free)
+            self._sweep.reached(partition, reached)
+            for delivery in claimed:
+                self._begin(delivery)
+            if claimed and not self._slots.free:
+                await self._consumer.nudge(partition)
+
+    async def _read(self, block: float | None) -> None:
+        self.reading = True
+        taken = await self._consumer.read(self._slots.free, block=block)
+        for delivery in taken.deliveries:
+            if self._slots.free and not self._stopping:
+                self._begin(delivery)
+            else:
+                await self._give_back(delivery)
+        if taken.due:
+            self._on_due()
+        if taken.claimable:
+            self._sweep.ask()
+
+    def _begin(self, delivery: Delivery) -> None:
+        self._slots.take()
+        self._start(delivery)
+
+    async def _adopt_when_back(self) -> None:
+        """What Redis handed over while the connection broke is this worker's, though it never heard of it."""
+        try:
+            for partition in list(self._consumer.partitions):
+                for delivery in await self._consumer.adopt(partition):
+                    if self._slots.free and not self._stopping:
+                        self._begin(delivery)
+                    else:
+                        await self._give_back(delivery)
+        except QueueError:
+            self._sweep.ask()  # still away: what cannot be adopted is claimed once its lease has passed

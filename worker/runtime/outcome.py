@@ -1,0 +1,80 @@
+"""From the way a run ended to what is to be done: pure, no Redis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...deadletter import Bury, Reason, Retry, TryAgain, after_failure
+from ...queues import Counters, PayloadTooLarge
+from ..errors import RetryLater, Snooze, StepInDoubt, StepMismatch, UnserialisableResult
+
+__all__ = ["Burial", "Cancelled", "HandOff", "Outcome", "Rerun", "Success", "after_error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """The handler returned; `result` as JSON."""
+
+    result: bytes
+    counters: Counters
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """Run it again after `delay` seconds; `event` names why in the log."""
+
+    delay: float
+    event: str
+    counters: Counters
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Burial:
+    """Give it up."""
+
+    reason: Reason
+    counters: Counters
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Somebody asked for its end."""
+
+    counters: Counters
+
+
+@dataclass(frozen=True, slots=True)
+class HandOff:
+    """The worker is stopping: give it back at no cost."""
+
+    counters: Counters
+
+
+Outcome = Success | Rerun | Burial | Cancelled | HandOff
+
+_PERMANENT: dict[type[BaseException], Reason] = {
+    StepInDoubt: Reason.IN_DOUBT,
+    UnserialisableResult: Reason.UNSERIALISABLE_RESULT,
+    StepMismatch: Reason.NOT_RETRYABLE,
+    PayloadTooLarge: Reason.NOT_RETRYABLE,
+}
+"""Errors that would come again, however often the task is run."""
+
+
+def after_error(error: BaseException, retry: Retry, counters: Counters, max_attempts: int | None) -> Rerun | Burial:
+    """What follows a run that raised. counters: without this attempt. max_attempts: the producer's word."""
+    if isinstance(error, Snooze):
+        return Rerun(error.after, "snoozed", counters, error)
+    counted = replace(counters, attempts=counters.attempts + 1)
+    for kind, reason in _PERMANENT.items():
+        if isinstance(error, kind):
+            return Burial(reason, counted, error)
+    decision = after_failure(retry, counted, error, max_attempts)
+    match decision:
+        case Bury(reason):
+            return Burial(reason, counted, error)
+        case TryAgain(delay):
+            after = error.after if isinstance(error, RetryLater) else delay
+            return Rerun(after, "attempt_failed", counted, error)

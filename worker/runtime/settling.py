@@ -1,0 +1,103 @@
+"""Carrying an outcome out: each is one script, asked for until Redis has answered."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Awaitable, Callable
+
+import orjson
+
+from ...deadletter import Evidence, Reason, bury, unreadable_id
+from ...queues import (
+    Counters,
+    Delivery,
+    Gateway,
+    UnreadableEnvelope,
+    cancelled,
+    release,
+    reschedule,
+    succeed,
+)
+from ..durable import Run, until_available
+from ..observe import logger
+from ..settings import Settings
+from .outcome import Burial, Cancelled, HandOff, Outcome, Rerun, Success
+
+__all__ = ["Settler"]
+
+_TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class Settler:
+    """Ends deliveries. Raises `LeaseLost` where another worker has the task by now."""
+
+    def __init__(self, gateway: Gateway, settings: Settings) -> None:
+        self._gateway = gateway
+        self._settings = settings
+
+    async def settle(self, run: Run, outcome: Outcome) -> None:
+        """Store the outcome and acknowledge the message, in one atomic act."""
+        await until_available(self._act(run, outcome), f"the outcome of task {run.id}")
+
+    def _act(self, run: Run, outcome: Outcome) -> Callable[[], Awaitable[None]]:
+        gateway, delivery, task_id = self._gateway, run.delivery, run.id
+        ran = time.monotonic() - run.started
+        log = logger.bind(task=run.envelope.task, id=task_id)
+        match outcome:
+            case Success(result, counters):
+                ttl = self._result_ttl(run)
+                return lambda: succeed(gateway, delivery, task_id, result, counters, ran=ran, ttl=ttl)
+            case Cancelled(counters):
+                ttl = self._result_ttl(run)
+                return lambda: cancelled(gateway, delivery, task_id, counters, ran=ran, ttl=ttl)
+            case HandOff(counters):
+                data: dict[str, object] = {"why": "shutdown", "steps": len(run.history.done) + run.steps_recorded}
+                return lambda: release(gateway, delivery, task_id, data=data)
+            case Rerun(delay, event, counters, error):
+                evidence = Evidence.of(error)
+                log.warning("{}, runs again in {:.1f} s: {}: {}", event, delay, evidence.error, evidence.message)
+                found = evidence.fields() | {"attempts": counters.attempts, "delay": delay}
+                return lambda: reschedule(
+                    gateway, delivery, task_id, counters, delay=delay, event=event, data=found
+                )
+            case Burial(reason, counters, error):
+                return lambda: self._bury(delivery, task_id, run.envelope.task, reason, counters, error)
+
+    def _result_ttl(self, run: Run) -> float:
+        return run.envelope.options.result_ttl or run.result_ttl or self._settings.result_ttl
+
+    async def bury_unreadable(self, delivery: Delivery, error: UnreadableEnvelope) -> None:
+        """Bury a message that is not a task, raw. Where it names a task id all the same, under that id."""
+        named = _named_id(delivery.fields.get(b"env", b""))
+        await until_available(
+            lambda: self._bury(
+                delivery, named or unreadable_id(delivery), "?", Reason.UNREADABLE, Counters(), error
+            ),
+            f"the burial of message {delivery.entry.decode()}",
+        )
+
+    async def _bury(
+        self, delivery: Delivery, task_id: str, task: str, reason: Reason, counters: Counters, error: BaseException
+    ) -> None:
+        evidence = Evidence.of(error)
+        await bury(
+            self._gateway,
+            delivery,
+            task_id,
+            task=task,
+            reason=reason,
+            evidence=evidence,
+            counters=counters,
+            retention=self._settings.dead_letter_ttl,
+        )
+        logger.bind(task=task, id=task_id).error("dead letter ({}): {}: {}", reason, evidence.error, evidence.message)
+
+
+def _named_id(data: bytes) -> str | None:
+    """The id in an envelope of a version this worker cannot read: its producer waits for that task."""
+    try:
+        found = orjson.loads(data)["id"]
+    except (orjson.JSONDecodeError, LookupError, TypeError):
+        return None
+    return found if isinstance(found, str) and _TASK_ID.fullmatch(found) else None

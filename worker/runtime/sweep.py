@@ -1,0 +1,57 @@
+"""When to look for messages that lost workers left, and where to go on looking.
+
+The sweep runs no work and claims nothing itself: it tells the intake, which alone has slots to give, what to claim.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+
+from ...queues import Partition
+
+__all__ = ["Sweep"]
+
+START = "0-0"
+
+
+class Sweep:
+    """The schedule of claims: all partitions at startup, then each again and again with jitter, or when asked for."""
+
+    def __init__(self, partitions: Sequence[Partition], lease: float) -> None:
+        """lease: seconds. A sweep comes each half of it, give or take a quarter, so that replicas spread out."""
+        self._interval = lease / 2
+        self._cursors = {partition: START for partition in partitions}
+        self._unfinished: list[Partition] = list(partitions)
+        self._next = 0.0
+        self._schedule()
+
+    def ask(self) -> None:
+        """Claim everywhere at the next opportunity: something was given back, or may have been left."""
+        self._unfinished = list(self._cursors)
+
+    def until_next(self) -> float:
+        """Seconds until there is something to claim; 0 for now."""
+        if self._unfinished:
+            return 0.0
+        return max(0.0, self._next - time.monotonic())
+
+    def turn(self) -> tuple[Partition, str] | None:
+        """The partition to claim from now and the cursor to go on from; None when nothing is to be done yet."""
+        if not self._unfinished and time.monotonic() >= self._next:
+            self.ask()
+            self._schedule()
+        if not self._unfinished:
+            return None
+        partition = self._unfinished[0]
+        return partition, self._cursors[partition]
+
+    def reached(self, partition: Partition, cursor: str) -> None:
+        """A claim from the partition got as far as `cursor`; '0-0' is the end of its pending list."""
+        self._cursors[partition] = cursor
+        if cursor == START:
+            self._unfinished = [other for other in self._unfinished if other != partition]
+
+    def _schedule(self) -> None:
+        self._next = time.monotonic() + self._interval * random.uniform(0.75, 1.25)  # noqa: S311 - jitter

@@ -1,0 +1,213 @@
+"""The worker: its parts, the order in which they begin, and the order in which they end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+import anyio
+
+from ...queues import (
+    Beat,
+    Consumer,
+    Delivery,
+    Gateway,
+    LeaseLost,
+    Leases,
+    Namespace,
+    QueueError,
+    release,
+)
+from ..app import App
+from ..durable import Ending
+from ..errors import ConfigurationError
+from ..observe import logger
+from .burst import Burst
+from .execution import Executor
+from .intake import Intake
+from .janitor import Janitor
+from .notes import Notes
+from .promoter import Promoter
+from .registration import Registration, describe
+from .slots import Slots
+from .sweep import Sweep
+
+__all__ = ["Worker"]
+
+_FORCED = 5.0
+"""Seconds that cancelled runs have to give their tasks back."""
+
+
+class Worker:
+    """One replica: takes tasks of an app's queues and runs them.
+
+    async with Worker(app, concurrency=32) as worker:
+        await worker.run()
+    """
+
+    def __init__(
+        self, app: App, *, concurrency: int = 16, queues: Sequence[str] | None = None, name: str | None = None
+    ) -> None:
+        """concurrency: runs at once. queues: else those of the app's tasks. name: begins the worker's id."""
+        if concurrency < 1:
+            raise ConfigurationError(f"concurrency must be 1 or more, not {concurrency}")
+        self.app = app
+        self.settings = app.settings
+        self.queues = tuple(queues or app.tasks.queues)
+        if not self.queues:
+            raise ConfigurationError(f"app {app.name!r} has no tasks, so there is no queue to work on")
+        self.id = f"{name or app.name}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.concurrency = concurrency
+        namespace = Namespace(self.settings.namespace)
+        self._namespace = namespace
+        self._partitions = [namespace.partition(queue) for queue in self.queues]
+        self._gateway = Gateway(self.settings.address)
+        self._slots = Slots(concurrency)
+        self._leases = Leases()
+        self._executor = Executor(
+            self._gateway, app.tasks, self.settings, self._leases, threads=max(40, concurrency)
+        )
+        self._stop = anyio.Event()
+        self._hurry = anyio.Event()
+        self._stack = AsyncExitStack()
+
+    @property
+    def in_flight(self) -> int:
+        """How many tasks are running."""
+        return self._slots.taken
+
+    async def __aenter__(self) -> Self:
+        """Connect and check the server, load the scripts, join the groups, register, begin to beat."""
+        await self._gateway.open()
+        self._stack.push_async_callback(self._gateway.close)
+        try:
+            await self._join()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def _join(self) -> None:
+        reader = self._gateway.reader()
+        self._stack.push_async_callback(reader.close)
+        self._consumer = Consumer(
+            self._gateway, reader, self._partitions, self.id, self.settings.lease, self._leases
+        )
+        await self._gateway.load_scripts()
+        await self._consumer.create_groups(self._namespace)
+        info = describe(self.id, self.app.name, self.queues, self.concurrency)
+        self._registration = Registration(self._gateway, self._namespace, info, self._slots)
+        await self._registration.announce()
+        beat = Beat(
+            self.settings.address, self._gateway.socket, self.id, self._leases, self.settings.lease, _report_beat
+        )
+        beat.start()
+        self._stack.push_async_callback(asyncio.to_thread, beat.stop)
+        await self._stack.enter_async_context(self.app)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the groups and disconnect."""
+        with anyio.CancelScope(shield=True):
+            try:
+                await self._consumer.leave()
+                await self._registration.withdraw()
+            except QueueError as failed:
+                logger.warning("cannot take leave of Redis: {}; what was pending is recovered by others", failed)
+            await self._stack.aclose()
+
+    def stop(self) -> None:
+        """Stop gracefully: take nothing more, let steps reach their end, give the tasks back. Twice: at once."""
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    async def run(self, *, burst: bool = False) -> None:
+        """Work until `stop` is called; with `burst`, until the queues are empty.
+
+        Claims what is pending before it takes anything new. Empty means: nothing is queued, nothing is running here,
+        and no task that failed here waits for its next attempt.
+        """
+        async with anyio.create_task_group() as background, anyio.create_task_group() as executions:
+            sweep = Sweep(self._partitions, self.settings.lease)
+            promoter = Promoter(self._gateway, self._partitions)
+            intake = Intake(
+                self._consumer,
+                self._slots,
+                sweep,
+                start=lambda delivery: executions.start_soon(self._execute, delivery, promoter),
+                on_due=promoter.poke,
+                give_back=self._give_back,
+            )
+            janitor = Janitor(
+                self._gateway, self._namespace, self._partitions, self._consumer, self.settings.dead_letter_ttl
+            )
+            notes = Notes(lambda: self._executor.runs, self.settings.note_interval)
+            for part in (promoter, janitor, notes, self._registration):
+                background.start_soon(part.run)
+            try:
+                if burst:
+                    await Burst(self._gateway, intake, sweep, self._slots, self._executor, self._stop).run()
+                else:
+                    executions.start_soon(intake.run)
+                    await self._stop.wait()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self._drain(intake)
+                executions.cancel_scope.cancel()
+                background.cancel_scope.cancel()
+
+    async def _execute(self, delivery: Delivery, promoter: Promoter) -> None:
+        try:
+            await self._executor.execute(delivery)
+        finally:
+            self._slots.give()
+            promoter.poke()
+
+    async def _give_back(self, delivery: Delivery) -> None:
+        try:
+            await release(self._gateway, delivery, None, data=None)
+        except LeaseLost:
+            logger.debug("message {} was taken over before it was given back", delivery.entry)
+
+    async def _drain(self, intake: Intake) -> None:
+        """Stop reading; let steps in flight end; after the grace, cancel what is left, which gives itself back."""
+        intake.stop()
+        for run in self._executor.runs:
+            run.stop()
+        try:
+            await self._consumer.interrupt()
+        except QueueError as error:
+            logger.debug("cannot interrupt the read: {}", error)
+        if self._slots.taken:
+            logger.info("stopping: {} running, up to {:g} s to reach a step boundary", self.in_flight, self.settings.grace)
+            with anyio.move_on_after(self.settings.grace):
+                await self._empty_or_hurry()
+            for run in list(self._executor.runs):
+                run.end(Ending.HANDED_OFF)
+            with anyio.move_on_after(_FORCED):
+                await self._slots.wait_empty()
+
+    async def _empty_or_hurry(self) -> None:
+        async with anyio.create_task_group() as waiting:
+            waiting.start_soon(self._hurry_up, waiting.cancel_scope)
+            await self._slots.wait_empty()
+            waiting.cancel_scope.cancel()
+
+    async def _hurry_up(self, scope: anyio.CancelScope) -> None:
+        await self._hurry.wait()
+        scope.cancel()
+
+
+def _report_beat(trouble: QueueError | None) -> None:
+    if trouble is None:
+        logger.info("leases are renewed again")
+    else:
+        logger.warning("cannot renew leases: {}", trouble)
