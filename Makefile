@@ -35,9 +35,35 @@ $(VENV)/dependencies: pyproject.toml $(VENV)/python-ready
 	$(PIP) install --quiet --no-build-isolation --config-settings editable_mode=strict --editable '.[embedded]'
 	@touch $@
 
-$(VENV)/installed: $(VENV)/dependencies $(SOURCES:%=$(VENV)/linked)
-	@touch $@
-
-$(VENV)/linked: $(SOURCES)
+$(VENV)/installed: $(VENV)/dependencies $(SOURCES)
 	@$(PIP) install --quiet --no-build-isolation --no-deps --config-settings editable_mode=strict --editable .
 	@touch $@
+
+demo: install
+	$(BIN)/perdure demo
+
+test: install
+	$(BIN)/python -m pytest
+
+test-fast: install
+	$(BIN)/python -m pytest -m 'not integration and not processes'
+
+test-system: install
+	PERDURE_TEST_SERVER=system $(BIN)/python -m pytest -m 'integration or processes'
+
+check: install
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy -p perdure
+	$(BIN)/mypy tests benchmarks examples
+	$(BIN)/lint-imports
+
+format: install
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: install
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build perdure.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -44,7 +44,14 @@ async def bury(
         partition.log(task_id),
         partition.dead,
     ]
-    letter = (task_id, task, str(reason), orjson.dumps(evidence.fields()), counters.attempts, counters.crashes)
+    letter = (
+        task_id,
+        task,
+        str(reason),
+        orjson.dumps(evidence.fields()),
+        counters.attempts,
+        counters.crashes,
+    )
     raw = int(reason is Reason.UNREADABLE)
     if not await gateway.run(_BURY, keys, [*delivery.fence, *letter, round(retention * 1000), raw]):
         raise LeaseLost(task_id, "burial")

@@ -11,7 +11,13 @@ from typing import Any, Final
 import redis
 import redis.asyncio
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, ReadOnlyError, RedisError
+from redis.exceptions import (
+    AuthenticationError,
+    AuthorizationError,
+    NoPermissionError,
+    ReadOnlyError,
+    RedisError,
+)
 from redis.retry import Retry
 
 from .address import Address

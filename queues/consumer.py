@@ -121,7 +121,15 @@ class Consumer:
         deleted from the stream by hand, nothing is left to run: they are acknowledged.
         """
         reply = await self._gateway.command(
-            "XAUTOCLAIM", partition.ready, GROUP, self._worker, self._lease_ms, cursor, "COUNT", most, repeatable=False
+            "XAUTOCLAIM",
+            partition.ready,
+            GROUP,
+            self._worker,
+            self._lease_ms,
+            cursor,
+            "COUNT",
+            most,
+            repeatable=False,
         )
         gone = [entry for entry, fields in (item for item in reply[1] if item) if fields is None]
         if gone:

@@ -18,7 +18,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import PayloadTooLarge, UnreadableEnvelope
 
-__all__ = ["DEFAULT_PAYLOAD_LIMIT", "FORMAT_VERSION", "Envelope", "Options", "encode_arguments", "new_task_id"]
+__all__ = [
+    "DEFAULT_PAYLOAD_LIMIT",
+    "FORMAT_VERSION",
+    "Envelope",
+    "Options",
+    "encode_arguments",
+    "new_task_id",
+]
 
 FORMAT_VERSION: Final = 1
 

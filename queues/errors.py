@@ -1,20 +1,20 @@
 """What can go wrong between a program and its queues.
 
-    PerdureError                    everything Perdure raises on purpose
-    ├── QueueError                  this room's errors
-    │   ├── Unavailable             Redis cannot be reached, or left in the middle
-    │   ├── Refused                 Redis answered, and said no (password, rights, version, out of memory)
-    │   ├── BadAddress              a URL that names no server Perdure can use
-    │   ├── EmbeddedServerError     the embedded server cannot be started, shared or stopped
-    │   ├── PayloadTooLarge         arguments, result or record over the size limit
-    │   ├── UnreadableEnvelope      an entry on a stream that is not a task this version can read
-    │   ├── LeaseLost               a write was refused because the delivery passed to another worker
-    │   ├── CancelRequested         a write was stored, and somebody asked for the task to be cancelled
-    │   ├── TaskNotFound            no record of that id: never enqueued, or past its retention
-    │   └── TaskOutcome             a task that was waited for has ended without a result
-    │       ├── TaskFailed          it is a dead letter
-    │       └── TaskCancelled       it was cancelled
-    └── ...                         the worker's own errors: see `worker/errors.py`
+PerdureError                    everything Perdure raises on purpose
+├── QueueError                  this room's errors
+│   ├── Unavailable             Redis cannot be reached, or left in the middle
+│   ├── Refused                 Redis answered, and said no (password, rights, version, out of memory)
+│   ├── BadAddress              a URL that names no server Perdure can use
+│   ├── EmbeddedServerError     the embedded server cannot be started, shared or stopped
+│   ├── PayloadTooLarge         arguments, result or record over the size limit
+│   ├── UnreadableEnvelope      an entry on a stream that is not a task this version can read
+│   ├── LeaseLost               a write was refused because the delivery passed to another worker
+│   ├── CancelRequested         a write was stored, and somebody asked for the task to be cancelled
+│   ├── TaskNotFound            no record of that id: never enqueued, or past its retention
+│   └── TaskOutcome             a task that was waited for has ended without a result
+│       ├── TaskFailed          it is a dead letter
+│       └── TaskCancelled       it was cancelled
+└── ...                         the worker's own errors: see `worker/errors.py`
 """
 
 from __future__ import annotations

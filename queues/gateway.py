@@ -149,7 +149,8 @@ class Gateway:
                     raise reply
             return replies
 
-        return await self._patiently(call, True)
+        done: list[Any] = await self._patiently(call, True)
+        return done
 
     async def _patiently(self, call: Any, repeatable: bool) -> Any:
         deadline = time.monotonic() + self.patience

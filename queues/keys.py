@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 def check_name(kind: str, name: str) -> str:
     """Return `name` where it can stand in a key; `ValueError` with the rule where it cannot."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name):
         raise ValueError(
             f"{kind} {name!r} cannot stand in a key: use 1 to 64 letters, digits, '.', '_' or '-', "
             "beginning with a letter or digit"

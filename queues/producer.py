@@ -48,9 +48,9 @@ class Message:
 class Producer:
     """Puts tasks on queues by name; needs no handler code.
 
-        async with Producer("redis://localhost") as producer:
-            handle = await producer.enqueue("audit", {"root": "src"}, queue="default")
-            report = await handle.result(timeout=60)
+    async with Producer("redis://localhost") as producer:
+        handle = await producer.enqueue("audit", {"root": "src"}, queue="default")
+        report = await handle.result(timeout=60)
     """
 
     def __init__(
@@ -139,9 +139,7 @@ class Producer:
         await self._announce(partition)
         for chunk in _chunks(encoded):
             await self._store(partition, chunk, delay)
-        return [
-            TaskHandle(message.envelope.id, partition, self.gateway, self.news, decode) for message in messages
-        ]
+        return [TaskHandle(message.envelope.id, partition, self.gateway, self.news, decode) for message in messages]
 
     async def find(self, task_id: str) -> TaskHandle[Any] | None:
         """The handle of a task known only by its id; None where no queue of the namespace has it."""

@@ -11,7 +11,7 @@ import orjson
 
 from .consumer import RELEASED_IDLE_MS
 from .errors import LeaseLost
-from .gateway import Gateway
+from .gateway import Argument, Gateway
 from .keys import RELEASED
 from .leases import Delivery
 from .records import State
@@ -38,7 +38,14 @@ class Counters:
 
 
 async def succeed(
-    gateway: Gateway, delivery: Delivery, task_id: str, result: bytes, counters: Counters, *, ran: float, ttl: float
+    gateway: Gateway,
+    delivery: Delivery,
+    task_id: str,
+    result: bytes,
+    counters: Counters,
+    *,
+    ran: float,
+    ttl: float,
 ) -> None:
     """Store the result and acknowledge. ran, ttl: seconds. Raises `LeaseLost`."""
     await _finish(gateway, delivery, task_id, State.SUCCEEDED, result, counters, ran, ttl)
@@ -63,7 +70,14 @@ async def _finish(
 ) -> None:
     partition = delivery.partition
     keys = [partition.ready, partition.record(task_id), partition.steps(task_id), partition.log(task_id)]
-    outcome = (str(state), result, counters.attempts, counters.crashes, round(ran * 1000), max(1, round(ttl * 1000)))
+    outcome = (
+        str(state),
+        result,
+        counters.attempts,
+        counters.crashes,
+        round(ran * 1000),
+        max(1, round(ttl * 1000)),
+    )
     if not await gateway.run(_FINISH, keys, [*delivery.fence, *outcome]):
         raise LeaseLost(task_id, "outcome")
 
@@ -88,7 +102,7 @@ async def reschedule(
         partition.nudge,
     ]
     counts = (counters.attempts, counters.crashes, counters.returns)
-    args = [*delivery.fence, task_id, max(0, round(delay * 1000)), *counts, event, orjson.dumps(data)]
+    args: list[Argument] = [*delivery.fence, task_id, max(0, round(delay * 1000)), *counts, event, orjson.dumps(data)]
     if not await gateway.run(_RETRY, keys, args):
         raise LeaseLost(task_id, "retry")
 
@@ -102,6 +116,6 @@ async def release(gateway: Gateway, delivery: Delivery, task_id: str | None, *, 
     known = task_id or f"entry-{delivery.entry.decode()}"
     keys = [partition.ready, partition.record(known), partition.log(known), partition.nudge]
     event = ("", _NO_DATA) if data is None else ("handed_off", orjson.dumps(data))
-    args = [*delivery.fence, RELEASED, RELEASED_IDLE_MS, *event]
+    args: list[Argument] = [*delivery.fence, RELEASED, RELEASED_IDLE_MS, *event]
     if not await gateway.run(_RELEASE, keys, args):
         raise LeaseLost(known, "release")

@@ -14,10 +14,9 @@ import redis.asyncio
 
 sys.path.insert(0, str(Path(__file__).parent))  # servers.py, programs.py and friends import as plain modules
 
-from perdure.queues import Gateway, Namespace, Partition, Producer
-from perdure.worker.settings import Settings
-
 from leaks import check_for_leaks
+from perdure.queues import Address, Gateway, Namespace, Partition, Producer
+from perdure.worker.settings import Settings
 from servers import BUNDLED, SYSTEM, RedisServer, find_program
 
 BACKENDS = ["fake", BUNDLED, SYSTEM]
@@ -87,8 +86,6 @@ async def gateway(
         client = fakeredis.FakeAsyncRedis(version=(7,))
         gateway = Gateway.over(client)
     else:
-        from perdure.queues import Address  # noqa: PLC0415 - beside its one use
-
         gateway = Gateway(Address(shared_server(shared_servers, request.param).url))
         await gateway.open()
         client = gateway.client

@@ -45,7 +45,6 @@ async def _leaks(client: redis.asyncio.Redis, keys: list[bytes]) -> list[str]:
         state = await client.execute_command("HGET", record, "state") if kind in (b"hash", "hash") else None
         if state in LIVE:
             continue
-        for part in parts:
-            if await client.execute_command("PTTL", part) == -1:
-                leaked.append(f"{part.decode()} (state {state})")
+        ttls = {part: await client.execute_command("PTTL", part) for part in parts}
+        leaked += [f"{part.decode()} (state {state})" for part, ttl in ttls.items() if ttl == -1]
     return leaked

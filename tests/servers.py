@@ -51,7 +51,16 @@ class RedisServer:
         return self.process.pid
 
     def start(self) -> RedisServer:
-        command = [self.program, "--port", "0", "--unixsocket", self.socket, "--dir", self.folder, *self.options]
+        command = [
+            self.program,
+            "--port",
+            "0",
+            "--unixsocket",
+            self.socket,
+            "--dir",
+            self.folder,
+            *self.options,
+        ]
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         deadline = time.monotonic() + 20

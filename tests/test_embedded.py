@@ -63,6 +63,20 @@ start(Path(sys.argv[1]))
 sys.stdout.write("started")
 """
 
+FORKER = """
+import os, signal, sys
+from pathlib import Path
+from perdure.queues.embedded.locks import exclusive, is_free
+
+lock = Path(sys.argv[1])
+with exclusive(lock, 1.0):
+    child = os.fork()
+    if not child:
+        signal.pause()
+sys.stdout.write("free" if is_free(lock) else "held")
+os.kill(child, signal.SIGKILL)
+"""
+
 
 class Member:
     """A process of its own with one share; it does what it is told, line by line."""
@@ -184,6 +198,7 @@ def test_processes_starting_at_the_same_instant_share_one_server(
             each.tell("ensure")
         assert {each.hear() for each in members} == {str(directory / "redis.sock")}
         assert starts(directory) == count
+        assert "another keeper" not in (directory / "redis.log").read_text()
         assert status(directory).users == (3 if LINUX else None)
         for each in members:
             each.do("leave")
@@ -206,9 +221,7 @@ def test_shares_taken_by_threads_of_one_process_are_one_server_and_independent(d
     until("the last share has stopped it", lambda: gone(directory))
 
 
-def test_a_user_killed_leaves_the_server_to_the_others(
-    directory: Path, member: Callable[..., Member]
-) -> None:
+def test_a_user_killed_leaves_the_server_to_the_others(directory: Path, member: Callable[..., Member]) -> None:
     first, second = member(), member()
     path = first.do("ensure")
     second.do("ensure")
@@ -228,6 +241,7 @@ def test_a_forked_child_keeps_its_parents_share(directory: Path, member: Callabl
     child = int(parent.do("fork"))
     try:
         parent.do("leave")
+        assert held(directory / "users.lock")
         parent.end()
         with client(path) as connection:
             assert connection.ping()
@@ -307,7 +321,11 @@ def test_the_keeper_killed_takes_its_server_along_and_both_come_back(directory: 
         with client(share.socket) as connection:
             connection.set("written", "before")
         server, keeper = running(directory)
+        os.kill(server, signal.SIGSTOP)
         os.kill(keeper, signal.SIGKILL)
+        until("the keeper is gone", lambda: not held(directory / "keeper.lock"))
+        assert held(directory / "server.lock")  # so that nobody starts another beside the old one
+        os.kill(server, signal.SIGCONT)
         if LINUX:
             until("the server followed its keeper", lambda: gone(directory))
         with client(share.ensure()) as connection:
@@ -346,11 +364,12 @@ def test_a_keeper_that_ends_leaves_no_zombie_in_the_process_that_started_it(
     assert starter.do("children") == "None"
 
 
+@pytest.mark.usefixtures("each_program")
 def test_stale_files_of_the_dead_are_no_obstacle_and_their_pids_are_left_alone(directory: Path) -> None:
     directory.mkdir()
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(os.fspath(directory / "redis.sock"))
-    with subprocess.Popen(["sleep", "60"]) as bystander:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as bystander:
         facts = {"pid": bystander.pid, "server": bystander.pid, "program": "/", "socket": "/nowhere"}
         (directory / "keeper.lock").write_text(json.dumps(facts))
         (directory / "startup.lock").touch()
@@ -415,9 +434,7 @@ def test_all_killed_count_as_gone(directory: Path, member: Callable[..., Member]
     until("the server has stopped", lambda: gone(directory))
 
 
-def test_who_arrives_while_it_stops_waits_and_gets_a_new_one(
-    directory: Path, member: Callable[..., Member]
-) -> None:
+def test_who_arrives_while_it_stops_waits_and_gets_a_new_one(directory: Path, member: Callable[..., Member]) -> None:
     first, second = member(), member()
     first.do("ensure")
     old, _ = running(directory)
@@ -429,6 +446,38 @@ def test_who_arrives_while_it_stops_waits_and_gets_a_new_one(
     with client(second.hear()) as connection:
         connection.set("written", "after")
         assert running(directory)[0] != old
+
+
+def test_who_arrives_just_before_it_would_stop_keeps_it(directory: Path, member: Callable[..., Member]) -> None:
+    last = member()
+    last.do("ensure")
+    before = running(directory)
+    with (directory / "startup.lock").open() as startup, (directory / "users.lock").open() as share:
+        fcntl.flock(startup, fcntl.LOCK_EX)
+        last.do("leave")
+        if LINUX:
+            until("the keeper found nobody left", lambda: waited_for(directory / "startup.lock"))
+        fcntl.flock(share, fcntl.LOCK_SH)  # this is what one who joins does
+        fcntl.flock(startup, fcntl.LOCK_UN)
+        with pytest.raises(AssertionError, match="in vain"):
+            until("it stops all the same", lambda: gone(directory), bound=0.5)
+        assert running(directory) == before
+
+
+def waited_for(lock: Path) -> bool:
+    inode = f":{lock.stat().st_ino} "
+    return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
+
+
+def test_a_lock_let_go_is_free_even_if_a_child_was_forked_meanwhile(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKER, tmp_path / "lock"],
+        stdout=subprocess.PIPE,
+        timeout=BOUND,
+        check=True,
+        env=child_environment(),
+    )
+    assert done.stdout == b"free"
 
 
 def test_arrivals_and_departures_in_quick_turn_always_find_a_server_that_stays(directory: Path) -> None:

@@ -144,9 +144,7 @@ def test_without_a_system_program_the_wheels_serves_and_is_not_imported(
 # The socket
 
 
-def test_a_path_too_long_for_a_socket_has_it_elsewhere(
-    directory: Path, temporary: Path, tmp_path: Path
-) -> None:
+def test_a_path_too_long_for_a_socket_has_it_elsewhere(directory: Path, temporary: Path, tmp_path: Path) -> None:
     deep = directory / ("d" * 120)
     try:
         with EmbeddedServer(deep) as share, client(share.socket) as connection:
@@ -225,9 +223,7 @@ def test_no_program_at_all_is_refused_with_the_remedy(directory: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_wheel")
-def test_programs_that_will_not_do_are_named(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_programs_that_will_not_do_are_named(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = tmp_path / "bin" / "redis-server"
     monkeypatch.setenv("PATH", str(found.parent))
     program(found, "echo Redis server v=5.0.7")
@@ -277,9 +273,7 @@ def test_a_broken_file_is_refused_in_the_servers_own_words(directory: Path) -> N
         assert connection.dbsize() == 100
 
 
-def test_a_server_that_falls_silent_is_given_up_with_its_log(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_falls_silent_is_given_up_with_its_log(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with EmbeddedServer(directory) as share:
         server = status(directory).pid
         assert server
@@ -298,16 +292,17 @@ def test_a_program_that_vanishes_is_told_from_the_log(
     found = tmp_path / "bin" / "redis-server"
     monkeypatch.setenv("PATH", f"{found.parent}:/bin:/usr/bin")
     program(found, 'echo "Redis server v=7.2.0"; rm "$0"')
-    with pytest.raises(EmbeddedServerError, match=f"(?s)did not start; .*{found} cannot be run: .*No such"):
+    directory.mkdir()
+    (directory / "redis.log").write_text("of an earlier start\n")
+    with pytest.raises(EmbeddedServerError, match=f"(?s)did not start; .*{found} cannot be run: .*No such") as told:
         EmbeddedServer(directory).ensure()
+    assert "of an earlier start" not in str(told.value)
 
 
 def test_the_keeper_needs_nothing_but_its_own_file(directory: Path) -> None:
     """Its file alone runs isolated, so that no start pays for the package's imports."""
     with EmbeddedServer(directory):
         keeper = status(directory).keeper_pid
-        said = subprocess.run(
-            ["ps", "-o", "command=", "-p", str(keeper)], capture_output=True, text=True, check=True
-        )
+        said = subprocess.run(["ps", "-o", "command=", "-p", str(keeper)], capture_output=True, text=True, check=True)
     assert " -I -S " in said.stdout
     assert "keeper.py" in said.stdout

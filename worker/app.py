@@ -28,7 +28,12 @@ class App:
     """
 
     def __init__(
-        self, name: str, *, redis_url: str | None = None, namespace: str | None = None, settings: Settings | None = None
+        self,
+        name: str,
+        *,
+        redis_url: str | None = None,
+        namespace: str | None = None,
+        settings: Settings | None = None,
     ) -> None:
         """name: stands in logs and worker names. redis_url: else PERDURE_REDIS_URL, else the embedded server.
         settings: all of them, in place of the environment's.
@@ -62,8 +67,11 @@ class App:
 
     async def __aenter__(self) -> Self:
         if self._users == 0:
-            producer = Producer(address=self.settings.address, namespace=self.settings.namespace,
-                                payload_limit=self.settings.payload_limit)
+            producer = Producer(
+                address=self.settings.address,
+                namespace=self.settings.namespace,
+                payload_limit=self.settings.payload_limit,
+            )
             self._producer = await producer.__aenter__()
         self._users += 1
         return self
@@ -91,8 +99,7 @@ class App:
     ) -> Callable[[Handler[P, R]], Task[P, R]]: ...
     def task(
         self,
-        handler: Handler[..., Any] | None = None,
-        /,
+        handler: Any = None,
         *,
         name: str | None = None,
         queue: str = "default",
@@ -109,7 +116,7 @@ class App:
         """
         check_name("queue", queue)
 
-        def register(function: Handler[..., Any]) -> Task[..., Any]:
+        def register(function: Any) -> Task[Any, Any]:
             return self.tasks.add(
                 function,
                 name=name,

@@ -1,23 +1,23 @@
 """What can go wrong in a task, a step, or a worker. The whole tree:
 
-    PerdureError
-    ├── QueueError                  queues, messages, servers: see `queues/errors.py`
-    ├── TaskError                   how a task is defined or called
-    │   ├── TaskDefinitionError     a function that cannot be a task
-    │   ├── InvalidArguments        arguments that do not fit the task; nothing was sent
-    │   ├── TaskTimeout             a run took longer than it may
-    │   ├── UnknownTask             this worker has no handler of that name
-    │   └── CrashLoop               deliveries of the task ended without any outcome too often
-    ├── StepError                   how a step is defined or called
-    │   ├── StepOutsideTask         a step called where no task, or another task, is running
-    │   ├── StepMismatch            a resumed run asked for a recorded step with other arguments
-    │   ├── StepTimeout             a step took longer than it may
-    │   ├── StepInDoubt             a risky step was cut off, and nobody can tell whether it acted
-    │   └── UnserialisableResult    a result that is not JSON, or not of its own type
-    ├── Reschedule                  raised by a handler: run me again, later
-    │   ├── RetryLater              ... counting this attempt
-    │   └── Snooze                  ... not counting it
-    └── ConfigurationError          settings or an APP that cannot be used
+PerdureError
+├── QueueError                  queues, messages, servers: see `queues/errors.py`
+├── TaskError                   how a task is defined or called
+│   ├── TaskDefinitionError     a function that cannot be a task
+│   ├── InvalidArguments        arguments that do not fit the task; nothing was sent
+│   ├── TaskTimeout             a run took longer than it may
+│   ├── UnknownTask             this worker has no handler of that name
+│   └── CrashLoop               deliveries of the task ended without any outcome too often
+├── StepError                   how a step is defined or called
+│   ├── StepOutsideTask         a step called where no task, or another task, is running
+│   ├── StepMismatch            a resumed run asked for a recorded step with other arguments
+│   ├── StepTimeout             a step took longer than it may
+│   ├── StepInDoubt             a risky step was cut off, and nobody can tell whether it acted
+│   └── UnserialisableResult    a result that is not JSON, or not of its own type
+├── Reschedule                  raised by a handler: run me again, later
+│   ├── RetryLater              ... counting this attempt
+│   └── Snooze                  ... not counting it
+└── ConfigurationError          settings or an APP that cannot be used
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, get_type_hints
+from typing import Any, Concatenate, Generic, NotRequired, ParamSpec, Protocol, TypeVar, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from ..deadletter import Retry
 from ..queues import Envelope, Message, Options, Producer, TaskHandle, new_task_id
@@ -21,7 +21,7 @@ __all__ = ["Handler", "Registry", "Task", "TaskCall"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Handler = Callable[Concatenate[Context, P], Awaitable[R]]
+Handler = Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]
 
 
 class HasProducer(Protocol):
@@ -74,8 +74,8 @@ class Task(Generic[P, R]):
     ) -> TaskCall[P, R]:
         """The task with options for one call: `await audit.options(delay=60).enqueue("src")`.
 
-        delay: seconds until it may run. task_id: an id of the caller's own, which makes enqueuing idempotent. The others
-        take the place of what the task was defined with.
+        delay: seconds until it may run. task_id: an id of the caller's own, which makes enqueuing idempotent. The
+        others take the place of what the task was defined with.
         """
         wish = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
         return TaskCall(self, delay, queue, task_id, dict(headers or {}), wish)
@@ -90,7 +90,7 @@ class TaskCall(Generic[P, R]):
     queue: str | None = None
     task_id: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    wish: Options = Options()
+    wish: Options = field(default_factory=Options)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """See `Task.enqueue`."""
@@ -105,7 +105,10 @@ class TaskCall(Generic[P, R]):
 
     def _message(self, arguments: bytes) -> Message:
         envelope = Envelope(
-            id=self.task_id or new_task_id(), task=self.task.name, headers=dict(self.headers), options=self.wish
+            id=self.task_id or new_task_id(),
+            task=self.task.name,
+            headers=dict(self.headers),
+            options=self.wish,
         )
         return Message(envelope, arguments)
 
@@ -197,7 +200,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
     def __getitem__(self, name: str) -> Task[Any, Any]:
         return self._tasks[name]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(self._tasks)
 
     def __len__(self) -> int:

@@ -32,8 +32,7 @@ def write_config(directory: DataDirectory, socket: Path) -> None:
     """Write the configuration of a server on `socket` into the data directory."""
     directory.config.touch(mode=0o600)
     directory.config.write_bytes(
-        TEMPLATE
-        % {b"socket": _quoted(socket), b"directory": _quoted(directory.path), b"log": _quoted(directory.log)}
+        TEMPLATE % {b"socket": _quoted(socket), b"directory": _quoted(directory.path), b"log": _quoted(directory.log)}
     )
 
 

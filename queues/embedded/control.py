@@ -127,7 +127,5 @@ def _end_keeper(place: DataDirectory) -> None:
             os.kill(record.pid, signal.SIGTERM)
             asked = record.pid
         if time.monotonic() > deadline:
-            raise EmbeddedServerError(
-                f"the server in {place.path} did not stop within {STOPPED_WITHIN:.0f} seconds"
-            )
+            raise EmbeddedServerError(f"the server in {place.path} did not stop within {STOPPED_WITHIN:.0f} seconds")
         time.sleep(POLL)

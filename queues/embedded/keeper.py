@@ -31,7 +31,6 @@ def main(directory: str, program: str, socket: str) -> None:
     os.chdir(directory)
     os.umask(0o077)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the starter had blocked or ignored
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     keeper_lock, server_lock = _take_locks()
     if os.fork():
         # The starter waits for this process only, so it never has a zombie; the locks live on below.
@@ -49,7 +48,8 @@ def main(directory: str, program: str, socket: str) -> None:
 
 
 def _take_locks() -> tuple[int, int]:
-    signal.alarm(LOCKS_WITHIN)  # ends this process, should another one hold a lock after all
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit("another keeper holds the locks of this directory"))
+    signal.alarm(LOCKS_WITHIN)
     keeper_lock, server_lock = _open("keeper.lock"), _open("server.lock")
     fcntl.flock(keeper_lock, fcntl.LOCK_EX)
     fcntl.flock(server_lock, fcntl.LOCK_EX)

@@ -30,7 +30,7 @@ def socket_path(directory: DataDirectory) -> Path:
 
 
 def place_socket(directory: DataDirectory) -> Path:
-    """Make room for a new server's socket: its directory is there, and no stale file is in the way.
+    """Make the directory of a new server's socket; a stale socket in it the server replaces by itself.
 
     Raises:
         EmbeddedServerError: the short temporary directory belongs to somebody else, or is still too long.
@@ -41,22 +41,18 @@ def place_socket(directory: DataDirectory) -> Path:
             f"{path} is too long for a socket ({LONGEST} bytes at most): "
             "name a shorter data directory, or a shorter TMPDIR"
         )
+    if path.parent == directory.path:
+        return path
     try:
-        if path.parent != directory.path:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            found = path.parent.lstat()
-            if (
-                not stat.S_ISDIR(found.st_mode)
-                or found.st_uid != os.geteuid()
-                or stat.S_IMODE(found.st_mode) & 0o077
-            ):
-                raise EmbeddedServerError(
-                    f"{path.parent} should be a directory of user {os.geteuid()} alone, but is not: "
-                    "remove it, or name a shorter data directory"
-                )
-        path.unlink(missing_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        found = path.parent.lstat()  # not stat: a link made by somebody else is theirs
     except OSError as error:
         raise EmbeddedServerError(f"no socket can be made at {path}: {error}") from error
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise EmbeddedServerError(
+            f"{path.parent} should be a directory of user {os.geteuid()} alone, but is not: "
+            "remove it, or name a shorter data directory"
+        )
     return path
 
 

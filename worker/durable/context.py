@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from ...deadletter import Retry
 from ..observe import logger
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Context"]
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -65,8 +64,6 @@ class Context:
         return logger.bind(task=self.task, id=self.task_id)
 
     @overload
-    async def step(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
-    @overload
     async def step(
         self,
         name: str,
@@ -82,8 +79,6 @@ class Context:
         on_mismatch: Literal["error", "rerun"] = "error",
         **kwargs: Any,
     ) -> R: ...
-    @overload
-    async def step(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
     async def step(
         self,

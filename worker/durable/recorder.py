@@ -74,7 +74,8 @@ class Recorder:
         batch, self._pending = self._pending, []
         try:
             cancel = await until_available(
-                lambda: write_entries(self._gateway, self._delivery, self._task_id, batch), f"task {self._task_id}"
+                lambda: write_entries(self._gateway, self._delivery, self._task_id, batch),
+                f"task {self._task_id}",
             )
         except LeaseLost:
             self._on_lost()

@@ -164,7 +164,7 @@ def _done(key: str, digest: str, shown: str, result: bytes, attempt: int) -> Ent
     return Entry(Kind.DONE, key, value, orjson.dumps({"attempt": attempt}))
 
 
-def _check_place(run: Run, name: str) -> None:
+def _check_place(run: Run, name: Any) -> None:
     here = CURRENT_RUN.get()
     if here is None or run.closed:
         raise StepOutsideTask(
@@ -238,7 +238,12 @@ async def _resolve_doubt(
 
 
 async def _call(
-    step: Step, run: Run, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float | None
+    step: Step,
+    run: Run,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    timeout: float | None,
 ) -> Any:
     """Call an async function here, any other in a thread."""
     deadline = anyio.CancelScope() if timeout is None else anyio.move_on_after(timeout)

@@ -20,7 +20,13 @@ class Burst:
     """Takes work without waiting for new messages, until none is left and nothing that failed here is owed."""
 
     def __init__(
-        self, gateway: Gateway, intake: Intake, sweep: Sweep, slots: Slots, executor: Executor, stop: anyio.Event
+        self,
+        gateway: Gateway,
+        intake: Intake,
+        sweep: Sweep,
+        slots: Slots,
+        executor: Executor,
+        stop: anyio.Event,
     ) -> None:
         self._gateway = gateway
         self._intake = intake

@@ -26,7 +26,7 @@ from ...queues import (
     load_history,
 )
 from ..durable import CURRENT_RUN, Context, Ending, Run, until_available
-from ..errors import CrashLoop, InvalidArguments, TaskTimeout, UnknownTask, UnserialisableResult
+from ..errors import CrashLoop, InvalidArguments, TaskError, TaskTimeout, UnknownTask, UnserialisableResult
 from ..observe import logger
 from ..registry import Registry, Task
 from ..settings import Settings
@@ -80,7 +80,7 @@ class Executor:
                 self.owed[run.id] = delivery.partition
         except LeaseLost as error:
             logger.bind(task=envelope.task, id=run.id).warning("{}; another worker goes on", error)
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever failed here, the worker goes on, and the lease brings the task back
             logger.bind(task=envelope.task, id=run.id).exception("the worker failed; the task is left for recovery")
         finally:
             run.closed = True
@@ -89,14 +89,18 @@ class Executor:
             await run.recorder.close()
 
     def _hold(self, run: Run) -> None:
-        soon = asyncio.get_running_loop().call_soon_threadsafe
+        loop = asyncio.get_running_loop()
+
+        def end_soon(why: Ending) -> None:
+            loop.call_soon_threadsafe(run.end, why)
+
         self._runs[run.delivery.key] = run
         self.owed.pop(run.id, None)
         self._leases.hold(
             run.delivery,
             run.delivery.partition.record(run.id),
-            on_lost=partial(soon, run.end, Ending.LOST),
-            on_cancel=partial(soon, run.end, Ending.CANCELLED),
+            on_lost=partial(end_soon, Ending.LOST),
+            on_cancel=partial(end_soon, Ending.CANCELLED),
         )
 
     async def _settle_unreadable(self, delivery: Delivery, error: UnreadableEnvelope) -> None:
@@ -105,7 +109,7 @@ class Executor:
             self.settled += 1
         except LeaseLost as lost:
             logger.warning("{}; another worker goes on", lost)
-        except Exception:
+        except Exception:  # noqa: BLE001 - the worker goes on, and the lease brings the message back
             logger.exception("an unreadable message could not be buried; it is left for recovery")
 
     async def _outcome(self, run: Run) -> Outcome:
@@ -139,7 +143,6 @@ class Executor:
         return Rerun(backoff(policy, counters.returns), "returned", counters, error)
 
     async def _call(self, run: Run, task: Task[Any, Any], arguments: dict[str, Any]) -> Outcome:
-        counters = run.history.counters
         timeout = run.envelope.options.timeout or task.timeout
         token = CURRENT_RUN.set(run)
         error: BaseException | None = None
@@ -155,12 +158,13 @@ class Executor:
             current = asyncio.current_task()
             if run.ending is None and (current is None or current.cancelling()):
                 raise  # the worker itself is being cancelled
-            error = cancelled
+            error = TaskError(f"task {task.name!r} was cancelled from within its own handler")
+            error.__cause__ = cancelled
         except LeaseLost as lost:
             if lost.task_id == run.id:
                 raise
             error = lost
-        except (Exception, SystemExit) as raised:
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - a handler may raise anything
             error = raised
         finally:
             CURRENT_RUN.reset(token)

@@ -43,7 +43,7 @@ class Settler:
     def _act(self, run: Run, outcome: Outcome) -> Callable[[], Awaitable[None]]:
         gateway, delivery, task_id = self._gateway, run.delivery, run.id
         ran = time.monotonic() - run.started
-        log = logger.bind(task=run.envelope.task, id=task_id)
+        bound = logger.bind(task=run.envelope.task, id=task_id)
         match outcome:
             case Success(result, counters):
                 ttl = self._result_ttl(run)
@@ -52,15 +52,16 @@ class Settler:
                 ttl = self._result_ttl(run)
                 return lambda: cancelled(gateway, delivery, task_id, counters, ran=ran, ttl=ttl)
             case HandOff(counters):
-                data: dict[str, object] = {"why": "shutdown", "steps": len(run.history.done) + run.steps_recorded}
+                data: dict[str, object] = {
+                    "why": "shutdown",
+                    "steps": len(run.history.done) + run.steps_recorded,
+                }
                 return lambda: release(gateway, delivery, task_id, data=data)
             case Rerun(delay, event, counters, error):
                 evidence = Evidence.of(error)
-                log.warning("{}, runs again in {:.1f} s: {}: {}", event, delay, evidence.error, evidence.message)
+                bound.warning("{}, runs again in {:.1f} s: {}: {}", event, delay, evidence.error, evidence.message)
                 found = evidence.fields() | {"attempts": counters.attempts, "delay": delay}
-                return lambda: reschedule(
-                    gateway, delivery, task_id, counters, delay=delay, event=event, data=found
-                )
+                return lambda: reschedule(gateway, delivery, task_id, counters, delay=delay, event=event, data=found)
             case Burial(reason, counters, error):
                 return lambda: self._bury(delivery, task_id, run.envelope.task, reason, counters, error)
 
@@ -71,14 +72,18 @@ class Settler:
         """Bury a message that is not a task, raw. Where it names a task id all the same, under that id."""
         named = _named_id(delivery.fields.get(b"env", b""))
         await until_available(
-            lambda: self._bury(
-                delivery, named or unreadable_id(delivery), "?", Reason.UNREADABLE, Counters(), error
-            ),
+            lambda: self._bury(delivery, named or unreadable_id(delivery), "?", Reason.UNREADABLE, Counters(), error),
             f"the burial of message {delivery.entry.decode()}",
         )
 
     async def _bury(
-        self, delivery: Delivery, task_id: str, task: str, reason: Reason, counters: Counters, error: BaseException
+        self,
+        delivery: Delivery,
+        task_id: str,
+        task: str,
+        reason: Reason,
+        counters: Counters,
+        error: BaseException,
     ) -> None:
         evidence = Evidence.of(error)
         await bury(

@@ -22,7 +22,7 @@ class Sweep:
     def __init__(self, partitions: Sequence[Partition], lease: float) -> None:
         """lease: seconds. A sweep comes each half of it, give or take a quarter, so that replicas spread out."""
         self._interval = lease / 2
-        self._cursors = {partition: START for partition in partitions}
+        self._cursors = dict.fromkeys(partitions, START)
         self._unfinished: list[Partition] = list(partitions)
         self._next = 0.0
         self._schedule()

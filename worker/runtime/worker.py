@@ -70,9 +70,7 @@ class Worker:
         self._gateway = Gateway(self.settings.address)
         self._slots = Slots(concurrency)
         self._leases = Leases()
-        self._executor = Executor(
-            self._gateway, app.tasks, self.settings, self._leases, threads=max(40, concurrency)
-        )
+        self._executor = Executor(self._gateway, app.tasks, self.settings, self._leases, threads=max(40, concurrency))
         self._stop = anyio.Event()
         self._hurry = anyio.Event()
         self._stack = AsyncExitStack()
@@ -96,16 +94,19 @@ class Worker:
     async def _join(self) -> None:
         reader = self._gateway.reader()
         self._stack.push_async_callback(reader.close)
-        self._consumer = Consumer(
-            self._gateway, reader, self._partitions, self.id, self.settings.lease, self._leases
-        )
+        self._consumer = Consumer(self._gateway, reader, self._partitions, self.id, self.settings.lease, self._leases)
         await self._gateway.load_scripts()
         await self._consumer.create_groups(self._namespace)
         info = describe(self.id, self.app.name, self.queues, self.concurrency)
         self._registration = Registration(self._gateway, self._namespace, info, self._slots)
         await self._registration.announce()
         beat = Beat(
-            self.settings.address, self._gateway.socket, self.id, self._leases, self.settings.lease, _report_beat
+            self.settings.address,
+            self._gateway.socket,
+            self.id,
+            self._leases,
+            self.settings.lease,
+            _report_beat,
         )
         beat.start()
         self._stack.push_async_callback(asyncio.to_thread, beat.stop)
@@ -138,16 +139,24 @@ class Worker:
         async with anyio.create_task_group() as background, anyio.create_task_group() as executions:
             sweep = Sweep(self._partitions, self.settings.lease)
             promoter = Promoter(self._gateway, self._partitions)
+
+            def start(delivery: Delivery) -> None:
+                executions.start_soon(self._execute, delivery, promoter)
+
             intake = Intake(
                 self._consumer,
                 self._slots,
                 sweep,
-                start=lambda delivery: executions.start_soon(self._execute, delivery, promoter),
+                start=start,
                 on_due=promoter.poke,
                 give_back=self._give_back,
             )
             janitor = Janitor(
-                self._gateway, self._namespace, self._partitions, self._consumer, self.settings.dead_letter_ttl
+                self._gateway,
+                self._namespace,
+                self._partitions,
+                self._consumer,
+                self.settings.dead_letter_ttl,
             )
             notes = Notes(lambda: self._executor.runs, self.settings.note_interval)
             for part in (promoter, janitor, notes, self._registration):
@@ -187,7 +196,11 @@ class Worker:
         except QueueError as error:
             logger.debug("cannot interrupt the read: {}", error)
         if self._slots.taken:
-            logger.info("stopping: {} running, up to {:g} s to reach a step boundary", self.in_flight, self.settings.grace)
+            logger.info(
+                "stopping: {} running, up to {:g} s to reach a step boundary",
+                self.in_flight,
+                self.settings.grace,
+            )
             with anyio.move_on_after(self.settings.grace):
                 await self._empty_or_hurry()
             for run in list(self._executor.runs):

@@ -34,6 +34,8 @@ __all__ = [
     "FunctionMeasure",
     "UnusableFolderError",
     "audit_file",
+    "by_complexity",
+    "by_length",
     "list_files",
 ]
 
