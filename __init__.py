@@ -1,23 +1,30 @@
-"""Perdure: a runtime for AI agents and other long jobs, on Redis Streams."""
+"""Perdure: a runtime for AI agents and other long jobs, on Redis Streams.
 
-from .deadletter import Retry
-from .queues import (
-    LeaseLost,
-    PayloadTooLarge,
-    PerdureError,
-    Producer,
-    State,
-    TaskCancelled,
-    TaskFailed,
-    TaskHandle,
-    TaskNotFound,
-    Unavailable,
-)
-from .worker.app import App
-from .worker.durable import Context, Happened, current_step
-from .worker.errors import InvalidArguments, RetryLater, Snooze, StepInDoubt, StepMismatch, StepTimeout
-from .worker.runtime import Worker
-from .worker.settings import Settings
+The public names are imported when they are first used (PEP 562), so that what needs few of them starts fast.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .deadletter import Retry
+    from .queues import (
+        LeaseLost,
+        PayloadTooLarge,
+        PerdureError,
+        Producer,
+        State,
+        TaskCancelled,
+        TaskFailed,
+        TaskHandle,
+        TaskNotFound,
+        Unavailable,
+    )
+    from .worker.app import App
+    from .worker.durable import Context, Happened, current_step
+    from .worker.errors import InvalidArguments, RetryLater, Snooze, StepInDoubt, StepMismatch, StepTimeout
+    from .worker.runtime import Worker
+    from .worker.settings import Settings
 
 __all__ = [
     "App",
@@ -44,3 +51,42 @@ __all__ = [
     "Worker",
     "current_step",
 ]
+
+_HOMES = {
+    "App": ".worker.app",
+    "Context": ".worker.durable",
+    "Happened": ".worker.durable",
+    "InvalidArguments": ".worker.errors",
+    "LeaseLost": ".queues",
+    "PayloadTooLarge": ".queues",
+    "PerdureError": ".queues",
+    "Producer": ".queues",
+    "Retry": ".deadletter",
+    "RetryLater": ".worker.errors",
+    "Settings": ".worker.settings",
+    "Snooze": ".worker.errors",
+    "State": ".queues",
+    "StepInDoubt": ".worker.errors",
+    "StepMismatch": ".worker.errors",
+    "StepTimeout": ".worker.errors",
+    "TaskCancelled": ".queues",
+    "TaskFailed": ".queues",
+    "TaskHandle": ".queues",
+    "TaskNotFound": ".queues",
+    "Unavailable": ".queues",
+    "Worker": ".worker.runtime",
+    "current_step": ".worker.durable",
+}
+
+if not TYPE_CHECKING:  # a type checker that saw this would believe in any name
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(_HOMES[name], __name__), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

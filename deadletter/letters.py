@@ -97,12 +97,14 @@ async def find_letter(gateway: Gateway, partitions: Sequence[Partition], task_id
 
 
 async def _walk(gateway: Gateway, partition: Partition, oldest_first: bool) -> AsyncIterator[DeadLetter]:
+    newest = await gateway.command("XREVRANGE", partition.dead, "+", "-", "COUNT", 1)
+    end = newest[0][0] if newest else "+"  # what is buried from now on is not waited for: a replay may die again
     last = ""
     while True:
         if oldest_first:
-            command = ("XRANGE", partition.dead, f"({last}" if last else "-", "+", "COUNT", _PAGE)
+            command = ("XRANGE", partition.dead, f"({last}" if last else "-", end, "COUNT", _PAGE)
         else:
-            command = ("XREVRANGE", partition.dead, f"({last}" if last else "+", "-", "COUNT", _PAGE)
+            command = ("XREVRANGE", partition.dead, f"({last}" if last else end, "-", "COUNT", _PAGE)
         page = await gateway.command(*command)
         for entry, fields in page:
             yield _letter(partition, entry, fields)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -22,15 +23,18 @@ class Address:
     directory: Path | None = None
 
     @classmethod
-    def parse(cls, text: str, *, data_dir: Path) -> Address:
-        """Read a URL; `embedded:` without a path means the server in `data_dir`. `BadAddress` says what is wrong."""
+    def parse(cls, text: str, *, data_dir: Callable[[], Path]) -> Address:
+        """Read a URL; `BadAddress` says what is wrong with it.
+
+        `embedded:` without a path means the server in `data_dir()`, which is asked for in that case only.
+        """
         text = text.strip()
         scheme, colon, rest = text.partition(":")
         if not colon:
             raise BadAddress(f"{text!r} is not a URL; known are {_KNOWN}")
         if scheme == "embedded":
             path = rest.removeprefix("//")
-            return cls(directory=(Path(unquote(path)).expanduser() if path else data_dir).absolute())
+            return cls(directory=(Path(unquote(path)).expanduser() if path else data_dir()).absolute())
         if scheme not in _SCHEMES:
             raise BadAddress(f"unknown scheme {scheme!r} in {cls(text).shown!r}; known are {_KNOWN}")
         try:

@@ -10,11 +10,13 @@ from typing import Any, Final
 
 import redis
 import redis.asyncio
+from redis.asyncio.connection import AbstractConnection
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
     NoPermissionError,
+    OutOfMemoryError,
     ReadOnlyError,
     RedisError,
 )
@@ -23,7 +25,7 @@ from redis.retry import Retry
 from .address import Address
 from .errors import BadAddress, Refused, Unavailable
 
-__all__ = ["COMMAND_TIMEOUT", "CONNECT_TIMEOUT", "async_client", "sync_client", "translated"]
+__all__ = ["COMMAND_TIMEOUT", "CONNECT_TIMEOUT", "async_client", "sync_client", "translated", "wire_connection"]
 
 CONNECT_TIMEOUT: Final = 5.0
 """Seconds to wait for a connection."""
@@ -58,6 +60,14 @@ def async_client(
     return client
 
 
+def wire_connection(address: Address, socket: Path | None) -> AbstractConnection:
+    """One connection, not yet connected, that leaves all timing to its user."""
+    url, options = _options(address, socket, None)
+    with _bad_address(address):
+        connection: AbstractConnection = redis.asyncio.ConnectionPool.from_url(url, **options).make_connection()
+    return connection
+
+
 def sync_client(address: Address, socket: Path | None, *, timeout: float | None = COMMAND_TIMEOUT) -> redis.Redis:
     """The same for a thread that has no event loop."""
     url, options = _options(address, socket, timeout)
@@ -85,7 +95,15 @@ def translated(shown: str) -> Iterator[None]:
     except (redis.ConnectionError, redis.TimeoutError, ReadOnlyError, OSError) as error:
         raise Unavailable(f"cannot reach Redis at {shown}: {_reason(error)}") from error
     except RedisError as error:
+        if isinstance(error, OutOfMemoryError) or any(mark in str(error) for mark in _PASSING):
+            raise Unavailable(f"Redis at {shown} cannot serve now: {error}") from error
         raise Refused(f"{shown} refused a command: {error}") from error
+
+
+_PASSING = ("OOM ", "MISCONF ", "NOREPLICAS ", "MASTERDOWN ", "BUSY Redis")
+"""Marks of refusals that end when somebody mends the server: memory or disk is full, a replica is missing, a script
+that nobody of Perdure sent is running.
+"""
 
 
 def _reason(error: BaseException) -> str:

@@ -131,18 +131,26 @@ class Consumer:
             most,
             repeatable=False,
         )
-        gone = [entry for entry, fields in (item for item in reply[1] if item) if fields is None]
-        if gone:
-            await self._gateway.command("XACK", partition.ready, GROUP, *gone)
-        found = [(entry, fields) for entry, fields in (item for item in reply[1] if item) if fields is not None]
+        found = [item for item in reply[1] if item is not None]
+        if len(found) < len(reply[1]):
+            await self._drop_deleted(partition)
         return reply[0].decode(), await self._with_counts(partition, found)
 
     async def adopt(self, partition: Partition) -> list[Delivery]:
         """Messages that are this worker's in Redis but not in its table: the reply that brought them was lost."""
+        return await self._with_counts(partition, [found[0] for _, found in await self._unheld(partition) if found])
+
+    async def _drop_deleted(self, partition: Partition) -> None:
+        """Redis 6.2 hands over deleted entries too, without their ids; from 7.0 on it drops them by itself."""
+        gone = [entry for entry, found in await self._unheld(partition) if not found]
+        await self._gateway.pipeline([("XACK", partition.ready, GROUP, entry) for entry in gone])
+
+    async def _unheld(self, partition: Partition) -> list[tuple[bytes, list[Any]]]:
+        """What is this worker's in Redis but not in its table: entry ids, each with its message or an empty list."""
         pending = await self._gateway.command("XPENDING", partition.ready, GROUP, "-", "+", 1000, self._worker)
         missing = [entry for entry, _, _, _ in pending if not self._leases.holds(partition, entry)]
         ranges = await self._gateway.pipeline([("XRANGE", partition.ready, entry, entry) for entry in missing])
-        return await self._with_counts(partition, [found[0] for found in ranges if found])
+        return list(zip(missing, ranges, strict=True))
 
     async def _with_counts(self, partition: Partition, found: Sequence[tuple[bytes, list[bytes]]]) -> list[Delivery]:
         """XAUTOCLAIM does not tell the delivery count, which is part of the fence."""

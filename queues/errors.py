@@ -49,7 +49,7 @@ class QueueError(PerdureError):
 
 
 class Unavailable(QueueError):
-    """Redis cannot be reached, or the connection broke before the reply came.
+    """Redis cannot be reached, the connection broke before the reply came, or memory or disk of the server are full.
 
     A command that met this error may or may not have been carried out.
     """

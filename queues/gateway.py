@@ -10,9 +10,10 @@ for `patience` seconds; any other raises `Unavailable` at once, and its caller f
 
 from __future__ import annotations
 
+import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,20 +24,21 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import NoScriptError, ResponseError
 
 from .address import Address
-from .connection import async_client, translated
+from .connection import COMMAND_TIMEOUT, async_client, translated, wire_connection
 from .embedded import EmbeddedServer
 from .errors import Refused, Unavailable
 from .scripts import Script, loaded_scripts
+from .wire import Argument, ClientWire, Command, PipelinedWire, Wire
 
-__all__ = ["BLOCK", "Gateway", "Reader"]
-
-Argument = str | bytes | int | float
-Command = tuple[Argument, ...]
+__all__ = ["BLOCK", "Argument", "Command", "Gateway", "Reader"]
 
 OLDEST_SERVER: Final = (6, 2)
 
 BLOCK: Final = 5.0
 """Seconds for which a blocking read waits on the server before it asks again."""
+
+_FIRST_DELAY: Final = 0.02
+"""Seconds before a command is asked again for the first time."""
 
 _READ_MARGIN: Final = 10.0
 """Seconds a blocking read may take beyond BLOCK before its connection is taken for dead."""
@@ -51,19 +53,24 @@ class Gateway:
         self.patience = patience
         self._embedded = EmbeddedServer(address.directory) if address.directory is not None else None
         self._client: redis.asyncio.Redis | None = None
+        self._open_wire: Wire | None = None
+        self._borrowed = False
 
     @classmethod
     def over(cls, client: redis.asyncio.Redis) -> Gateway:
         """A gateway over a client that is there already, such as a fake one; it is not checked and not closed."""
-        gateway = cls(Address("redis://given"))
+        gateway = cls(Address("redis://borrowed"))
         client.response_callbacks.clear()
         gateway._client = client
+        gateway._open_wire = ClientWire(client)
+        gateway._borrowed = True
         return gateway
 
     async def open(self) -> None:
         """Connect and check the server; `Unavailable` or `Refused` says what is wrong."""
         socket = await self._join()
         self._client = async_client(self.address, socket)
+        self._open_wire = PipelinedWire(wire_connection(self.address, socket), COMMAND_TIMEOUT)
         try:
             await self._check_version()
         except BaseException:
@@ -72,8 +79,11 @@ class Gateway:
 
     async def close(self) -> None:
         client, self._client = self._client, None
+        wire, self._open_wire = self._open_wire, None
         with anyio.CancelScope(shield=True):
-            if client is not None:
+            if wire is not None:
+                await wire.close()
+            if client is not None and not self._borrowed:
                 await client.aclose()
             if self._embedded is not None:
                 await anyio.to_thread.run_sync(self._embedded.leave)
@@ -87,14 +97,6 @@ class Gateway:
     def socket(self) -> Path | None:
         """The embedded server's socket; None for any other server."""
         return None if self._embedded is None else self._embedded.socket
-
-    @property
-    def client(self) -> redis.asyncio.Redis:
-        if self._client is None:
-            raise Unavailable(
-                f"the connection to {self.address.shown} is not open: use 'async with' around what needs it"
-            )
-        return self._client
 
     async def _check_version(self) -> None:
         try:
@@ -114,16 +116,16 @@ class Gateway:
 
     async def command(self, *command: Argument, repeatable: bool = True) -> Any:
         """Carry out one command; returns the raw reply."""
-        return await self._patiently(lambda: self.client.execute_command(*command), repeatable)
+        return await self._patiently(lambda: self._wire.submit(command), repeatable)
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Carry out one script atomically; all of Perdure's are repeatable."""
 
         async def call() -> Any:
             try:
-                return await self.client.execute_command("EVALSHA", script.sha, len(keys), *keys, *args)
+                return await self._wire.submit(("EVALSHA", script.sha, len(keys), *keys, *args))
             except NoScriptError:
-                return await self.client.execute_command("EVAL", script.source, len(keys), *keys, *args)
+                return await self._wire.submit(("EVAL", script.source, len(keys), *keys, *args))
 
         return await self._patiently(call, True)
 
@@ -136,31 +138,35 @@ class Gateway:
 
         A command that the server refused raises `Refused`, after all were carried out.
         """
-        if not commands:
-            return []
 
         async def call() -> list[Any]:
-            pipe = self.client.pipeline(transaction=False)
-            for command in commands:
-                pipe.execute_command(*command)
-            replies: list[Any] = await pipe.execute(raise_on_error=False)
+            replies = await asyncio.gather(*map(self._wire.submit, commands), return_exceptions=True)
             for reply in replies:
-                if isinstance(reply, Exception):
+                if isinstance(reply, BaseException):
                     raise reply
             return replies
 
         done: list[Any] = await self._patiently(call, True)
         return done
 
-    async def _patiently(self, call: Any, repeatable: bool) -> Any:
-        deadline = time.monotonic() + self.patience
-        delay = 0.02
+    @property
+    def _wire(self) -> Wire:
+        if self._open_wire is None:
+            raise Unavailable(
+                f"the connection to {self.address.shown} is not open: use 'async with' around what needs it"
+            )
+        return self._open_wire
+
+    async def _patiently(self, call: Callable[[], Awaitable[Any]], repeatable: bool) -> Any:
+        """Carry out a call; when the connection is lost and it may be repeated, again, until patience ends."""
+        deadline, delay = 0.0, _FIRST_DELAY
         while True:
             try:
                 with translated(self.address.shown):
                     return await call()
             except Unavailable:
-                if not repeatable or time.monotonic() + delay > deadline or self._client is None:
+                deadline = deadline or time.monotonic() + self.patience
+                if not repeatable or time.monotonic() + delay > deadline or self._open_wire is None:
                     raise
             await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
             delay = min(delay * 2, 1.0)
@@ -170,20 +176,26 @@ class Gateway:
 
     def reader(self) -> Reader:
         """A connection for blocking reads."""
-        if self._embedded is None and self.address.url == "redis://given":
-            return Reader(self.client, self)
+        if self._borrowed:
+            return Reader(self._client_or_fail(), self, borrowed=True)
         return Reader(async_client(self.address, self.socket, timeout=BLOCK + _READ_MARGIN, connections=1), self)
 
     def pubsub(self) -> PubSub:
         """A connection for subscriptions."""
-        return self.client.pubsub()
+        return self._client_or_fail().pubsub()
+
+    def _client_or_fail(self) -> redis.asyncio.Redis:
+        if self._client is None:
+            raise Unavailable(f"the connection to {self.address.shown} is not open")
+        return self._client
 
 
 class Reader:
     """One connection for reads that block, and the way to end such a read from outside."""
 
-    def __init__(self, client: redis.asyncio.Redis, gateway: Gateway) -> None:
+    def __init__(self, client: redis.asyncio.Redis, gateway: Gateway, *, borrowed: bool = False) -> None:
         self._client = client
+        self._borrowed = borrowed
         self._gateway = gateway
         self._client_id: int | None = None
 
@@ -204,7 +216,7 @@ class Reader:
             await self._gateway.command("CLIENT", "UNBLOCK", self._client_id)
 
     async def close(self) -> None:
-        if self._client is not self._gateway.client:
+        if not self._borrowed:
             with anyio.CancelScope(shield=True):
                 await self._client.aclose()
 

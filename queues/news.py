@@ -11,19 +11,23 @@ import asyncio
 import random
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
 
+import anyio
 from redis.asyncio.client import PubSub
 
 from .connection import translated
-from .errors import Unavailable
+from .errors import QueueError, Unavailable
 from .gateway import Gateway
 
 __all__ = ["News"]
 
 LOST = b""
-"""What a listener hears when the connection was lost and stands again."""
+"""What a listener hears when the connection was lost, and when it stands again."""
+
+_FAREWELL: Final = 1.0
+"""Seconds that leaving a channel may take, also for a waiter who was cancelled: the connection is everybody's."""
 
 
 class News:
@@ -35,6 +39,7 @@ class News:
         self._listeners: dict[bytes, set[asyncio.Queue[bytes]]] = defaultdict(set)
         self._subscribed: dict[bytes, asyncio.Event] = {}
         self._pump: asyncio.Task[None] | None = None
+        self._changing = asyncio.Lock()
 
     @asynccontextmanager
     async def listen(self, channel: str) -> AsyncIterator[asyncio.Queue[bytes]]:
@@ -49,10 +54,8 @@ class News:
             self._listeners[name].discard(inbox)
             if not self._listeners[name]:
                 del self._listeners[name]
-                self._subscribed.pop(name, None)
-                if self._pubsub is not None:
-                    with translated(self._gateway.address.shown):
-                        await self._pubsub.unsubscribe(name)
+                with anyio.move_on_after(_FAREWELL, shield=True), suppress(QueueError):
+                    await self._unsubscribe(name)
 
     async def close(self) -> None:
         pump, self._pump = self._pump, None
@@ -64,15 +67,30 @@ class News:
             self._pubsub = None
 
     async def _subscribe(self, name: bytes) -> None:
-        if name not in self._subscribed:
-            self._subscribed[name] = asyncio.Event()
+        async with self._changing:
             if self._pubsub is None:
                 self._pubsub = self._gateway.pubsub()
-            with translated(self._gateway.address.shown):
-                await self._pubsub.subscribe(name)
-        if self._pump is None or self._pump.done():
-            self._pump = asyncio.create_task(self._listen(), name="perdure news")
-        await self._subscribed[name].wait()
+            if name not in self._subscribed:
+                self._subscribed[name] = asyncio.Event()
+                try:
+                    with translated(self._gateway.address.shown):
+                        await self._pubsub.subscribe(name)
+                except BaseException:
+                    del self._subscribed[name]
+                    raise
+            if self._pump is None or self._pump.done():
+                self._pump = asyncio.create_task(self._listen(), name="perdure news")
+            stands = self._subscribed[name]
+        await stands.wait()
+
+    async def _unsubscribe(self, name: bytes) -> None:
+        async with self._changing:
+            if name in self._listeners:
+                return  # somebody came meanwhile
+            self._subscribed.pop(name, None)
+            if self._pubsub is not None:
+                with translated(self._gateway.address.shown):
+                    await self._pubsub.unsubscribe(name)
 
     async def _listen(self) -> None:
         delay = 0.05
@@ -86,13 +104,18 @@ class News:
             except Unavailable:
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
                 delay = min(delay * 2, 2.0)
-                for inboxes in self._listeners.values():
-                    for inbox in inboxes:
-                        inbox.put_nowait(LOST)
+                for channel in self._listeners:
+                    self._wake(channel)
+
+    def _wake(self, channel: bytes) -> None:
+        for inbox in self._listeners.get(channel, ()):
+            inbox.put_nowait(LOST)
 
     def _hand_out(self, message: dict[str, Any]) -> None:
         channel: bytes = message["channel"]
         if message["type"] == "subscribe" and channel in self._subscribed:
+            if self._subscribed[channel].is_set():  # again: what was published in between was not heard
+                self._wake(channel)
             self._subscribed[channel].set()
         elif message["type"] == "message":
             for inbox in self._listeners.get(channel, ()):

@@ -25,6 +25,9 @@ def default_data_dir() -> Path:
 
 
 def default_address(url: str | None = None, data_dir: Path | None = None) -> Address:
-    """The URL given, else PERDURE_REDIS_URL, else the embedded server; `BadAddress` where it cannot be read."""
+    """The URL given, else PERDURE_REDIS_URL, else the embedded server; `BadAddress` where it cannot be read.
+
+    data_dir: of the embedded server, else the default one.
+    """
     text = url or os.environ.get("PERDURE_REDIS_URL") or "embedded:"
-    return Address.parse(text, data_dir=data_dir or default_data_dir())
+    return Address.parse(text, data_dir=lambda: data_dir or default_data_dir())

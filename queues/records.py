@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 
 from .envelope import Envelope
-from .errors import UnreadableEnvelope
-from .gateway import Gateway
+from .errors import Refused, UnreadableEnvelope
+from .gateway import Command, Gateway, is_missing_group
 from .keys import GROUP, RELEASED, Namespace, Partition
 
 __all__ = ["Record", "State", "find_task", "pairs", "read_record", "read_records"]
@@ -131,16 +131,20 @@ async def _read_messages(
             wanted.append((position, fields[b"entry"], partition.ready))
         elif b"dead" in fields:
             wanted.append((position, fields[b"dead"], partition.dead))
-    commands: list[tuple[str | bytes | int | float, ...]] = []
-    for _, entry, stream in wanted:
-        commands.append(("XRANGE", stream, entry, entry))
-        if stream == partition.ready:
-            commands.append(("XPENDING", stream, GROUP, entry, entry, 1))
-    replies = iter(await gateway.pipeline(commands))
+    entries: list[Command] = [("XRANGE", stream, entry, entry) for _, entry, stream in wanted]
+    owners: list[Command] = [
+        ("XPENDING", stream, GROUP, entry, entry, 1) for _, entry, stream in wanted if stream == partition.ready
+    ]
+    try:
+        replies = await gateway.pipeline([*entries, *owners])
+    except Refused as error:
+        if not is_missing_group(error):
+            raise
+        replies = await gateway.pipeline(entries)  # no worker ever came: nobody holds anything
+    holders = iter(replies[len(entries) :])
     messages: list[_Message | None] = [None] * len(hashes)
-    for position, _, stream in wanted:
-        found = next(replies)
-        pending = next(replies) if stream == partition.ready else []
+    for (position, _, stream), found in zip(wanted, replies, strict=False):
+        pending = next(holders, []) if stream == partition.ready else []
         owner = pending[0][1].decode() if pending else None
         messages[position] = _Message(pairs(found[0][1]) if found else {}, None if owner == RELEASED else owner)
     return messages

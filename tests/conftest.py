@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -11,9 +10,6 @@ from pathlib import Path
 import fakeredis
 import pytest
 import redis.asyncio
-
-sys.path.insert(0, str(Path(__file__).parent))  # servers.py, programs.py and friends import as plain modules
-
 from leaks import check_for_leaks
 from perdure.queues import Address, Gateway, Namespace, Partition, Producer
 from perdure.worker.settings import Settings
@@ -83,22 +79,18 @@ async def gateway(
 ) -> AsyncIterator[Gateway]:
     """A gateway for the conformance set: over fakeredis, the bundled server and a system server where there is one."""
     if request.param == "fake":
-        client = fakeredis.FakeAsyncRedis(version=(7,))
+        client: redis.asyncio.Redis = fakeredis.FakeAsyncRedis(version=(7,), protocol=2)
         gateway = Gateway.over(client)
     else:
         gateway = Gateway(Address(shared_server(shared_servers, request.param).url))
         await gateway.open()
-        client = gateway.client
+        client = redis.asyncio.Redis.from_url(gateway.address.url)
     yield gateway
-    checker = client if request.param == "fake" else redis.asyncio.Redis.from_url(gateway.address.url)
     try:
-        await check_for_leaks(checker, namespace_name)
+        await check_for_leaks(client, namespace_name)
     finally:
-        if request.param != "fake":
-            await checker.aclose()
-            await gateway.close()
-        else:
-            await client.aclose()
+        await gateway.close()
+        await client.aclose()
 
 
 @pytest.fixture

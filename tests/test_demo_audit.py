@@ -15,16 +15,9 @@ from pathlib import Path
 
 import pytest
 from perdure.queues.errors import PerdureError
-from perdure.worker.cli.demo.audit import (
-    LISTED_PER_KIND,
-    RANKED,
-    UNREAD,
-    FileAudit,
-    FindingKind,
-    UnusableFolderError,
-    audit_file,
-    list_files,
-)
+from perdure.worker.cli.demo.audit import audit_file
+from perdure.worker.cli.demo.folder import UnusableFolder, list_files
+from perdure.worker.cli.demo.models import LISTED_PER_KIND, RANKED, UNREAD, FileAudit, FindingKind
 from perdure.worker.cli.demo.report import render, summarise
 from pydantic import ValidationError
 
@@ -114,7 +107,7 @@ class TestListing:
     def test_what_is_no_folder_is_refused_with_a_remedy(self, tmp_path: Path, name: str, reason: str) -> None:
         write(tmp_path, "", "file.py")
         root = str(tmp_path / name)
-        with pytest.raises(UnusableFolderError, match=f"{reason}.*: name a folder that holds") as refusal:
+        with pytest.raises(UnusableFolder, match=f"{reason}.*: name a folder that holds") as refusal:
             list_files(root)
         assert isinstance(refusal.value, PerdureError)
         assert isinstance(refusal.value, ValueError)
@@ -125,9 +118,7 @@ class TestMeasures:
     def test_an_empty_file_has_nothing_to_find(self, tmp_path: Path) -> None:
         assert audit(tmp_path, "") == FileAudit(path="sample.py", bytes=0, lines=0)
 
-    @pytest.mark.parametrize(
-        "source", [b"a = 1\nb = 2\nc = 3", b"a = 1\r\nb = 2\r\nc = 3\r\n", b"a=1\rb=2\rc=3"]
-    )
+    @pytest.mark.parametrize("source", [b"a = 1\nb = 2\nc = 3", b"a = 1\r\nb = 2\r\nc = 3\r\n", b"a=1\rb=2\rc=3"])
     def test_lines_and_bytes(self, tmp_path: Path, source: bytes) -> None:
         audited = audit(tmp_path, source)
         assert (audited.lines, audited.bytes) == (3, len(source))
@@ -275,9 +266,7 @@ class TestFindings:
         ],
     )
     def test_mutable_defaults(self, tmp_path: Path, default: str, shown: str) -> None:
-        imports = (
-            "import collections, collections as cs\nfrom collections import defaultdict, Counter as Tally\n"
-        )
+        imports = "import collections, collections as cs\nfrom collections import defaultdict, Counter as Tally\n"
         for signature in (f"a, b={default}", f"a, b={default}, /", f"*a, c, b={default}"):
             audited = audit(tmp_path, f"{imports}def f({signature}): pass")
             assert found(audited, FindingKind.MUTABLE_DEFAULT) == [(3, f"f(b={shown})")]
@@ -467,9 +456,7 @@ class TestWarnings:
         with ThreadPoolExecutor(8) as threads:
             audits = set(threads.map(lambda _: audit_file(str(tmp_path), path).model_dump_json(), range(64)))
         assert len(audits) == 1
-        assert (
-            summarise([FileAudit.model_validate_json(audits.pop())]).findings[FindingKind.SYNTAX_ERROR] == 0
-        )
+        assert summarise([FileAudit.model_validate_json(audits.pop())]).findings[FindingKind.SYNTAX_ERROR] == 0
         assert list(warnings.filters) == before
 
 

@@ -165,6 +165,11 @@ def test_a_socket_directory_prepared_by_somebody_else_is_refused(directory: Path
     share.socket.parent.chmod(0o777)
     with pytest.raises(EmbeddedServerError, match="should be a directory of user"):
         share.ensure()
+    if os.geteuid() == 0:
+        share.socket.parent.chmod(0o700)
+        os.chown(share.socket.parent, NOBODY, -1)
+        with pytest.raises(EmbeddedServerError, match="should be a directory of user"):
+            share.ensure()
     share.socket.parent.rmdir()
     share.socket.parent.symlink_to(directory)
     with pytest.raises(EmbeddedServerError, match="should be a directory of user"):

@@ -50,7 +50,7 @@ class Settings(BaseSettings):
     @property
     def address(self) -> Address:
         """The server's address. Raises `BadAddress`."""
-        return Address.parse(self.redis_url or "embedded:", data_dir=self.data_dir or default_data_dir())
+        return Address.parse(self.redis_url or "embedded:", data_dir=lambda: self.data_dir or default_data_dir())
 
 
 def load_settings(**overrides: object) -> Settings:

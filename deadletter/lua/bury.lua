@@ -37,6 +37,6 @@ redis.call('XADD', KEYS[4], '*', 'type', 'buried', 'data', ARGV[8])
 redis.call('PEXPIRE', KEYS[2], ARGV[11])
 redis.call('PEXPIRE', KEYS[3], ARGV[11])
 redis.call('PEXPIRE', KEYS[4], ARGV[11])
-redis.call('XTRIM', KEYS[5], 'MINID', '=', string.format('%.0f', now - tonumber(ARGV[11])))
+redis.call('XTRIM', KEYS[5], 'MINID', '=', string.format('%.0f', math.max(0, now - tonumber(ARGV[11]))))
 redis.call('PUBLISH', KEYS[2], 'dead')
 return 1

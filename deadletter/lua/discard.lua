@@ -2,9 +2,12 @@
 -- KEYS  dead-letter stream, record, steps, log
 -- ARGV  dead letter's entry id
 -- returns  0 no such dead letter; 1 purged
--- Atomic: a dead letter that was replayed meanwhile keeps its record.
+-- Atomic: a dead letter that was replayed meanwhile, or whose id was enqueued anew, keeps its record.
 if redis.call('XDEL', KEYS[1], ARGV[1]) == 0 then
   return 0
 end
-redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
+local holder = redis.call('HMGET', KEYS[2], 'state', 'dead')
+if not holder[1] or holder[2] == ARGV[1] then
+  redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
+end
 return 1

@@ -2,11 +2,12 @@
 -- KEYS  ready stream, then the record of each delivery
 -- ARGV  group, worker, then entry and delivery count of each delivery
 -- returns  {positions (from 0) that are lost, positions whose cancellation was requested}
+-- Where the server was emptied there is no group (hence pcall), and every delivery is lost.
 -- A delivery is renewed only while it is this worker's in this very count; JUSTID leaves the count as it is.
 local lost, cancelled = {}, {}
 for i = 2, #KEYS do
   local entry, count = ARGV[(i - 2) * 2 + 3], ARGV[(i - 2) * 2 + 4]
-  local pending = redis.call('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)[1]
+  local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)[1]
   if pending and pending[2] == ARGV[2] and tostring(pending[4]) == count then
     redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, entry, 'JUSTID')
     if redis.call('HEXISTS', KEYS[i], 'cancel') == 1 then

@@ -2,7 +2,8 @@
 -- KEYS  ready stream, record, steps, log, due set
 -- ARGV  group, consumer that holds what was given back, task id, retention in milliseconds
 -- returns  'missing', 'requested', 'cancelled', or the terminal state the task already has
--- Atomic: looks and acts in one, so a worker cannot take the task in between.
+-- Atomic: looks and acts in one, so a worker cannot take the task in between. Where no worker ever came there is no
+-- group yet, and XPENDING answers with an error: nobody holds the message.
 local state = redis.call('HGET', KEYS[2], 'state')
 if not state then
   return 'missing'
@@ -14,15 +15,18 @@ if state == 'scheduled' then
   redis.call('ZREM', KEYS[5], ARGV[3])
 else
   local entry = redis.call('HGET', KEYS[2], 'entry')
-  local pending = redis.call('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)[1]
-  if pending and pending[2] ~= ARGV[2] then
+  local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)
+  if pending[1] and pending[1][2] ~= ARGV[2] then
     redis.call('HSET', KEYS[2], 'cancel', '1')
     return 'requested'
   end
   local found = redis.call('XRANGE', KEYS[1], entry, entry)[1]
   if found then
     for i = 1, #found[2], 2 do
-      redis.call('HSET', KEYS[2], found[2][i], found[2][i + 1])
+      local name = found[2][i]
+      if name == 'env' or name == 'args' then
+        redis.call('HSET', KEYS[2], name, found[2][i + 1])
+      end
     end
   end
   redis.call('XACK', KEYS[1], ARGV[1], entry)
@@ -31,7 +35,7 @@ else
 end
 local time = redis.call('TIME')
 redis.call('HSET', KEYS[2], 'state', 'cancelled', 'finished', time[1] * 1000 + math.floor(time[2] / 1000))
-redis.call('HDEL', KEYS[2], 'entry', 'due', 'again')
+redis.call('HDEL', KEYS[2], 'entry', 'due', 'cancel')
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
 redis.call('PEXPIRE', KEYS[3], ARGV[4])
 redis.call('PEXPIRE', KEYS[4], ARGV[4])

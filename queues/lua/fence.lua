@@ -1,6 +1,7 @@
 -- Prelude of every act on a delivery (the loader puts it in front of scripts that say `-- include: fence`).
 -- A fence is (group, worker, entry, delivery count), the first four ARGV of such a script.
--- owned():   is the entry still pending, on this worker, in this very delivery?
+-- owned():   is the entry still pending, on this worker, in this very delivery? (pcall: where the server was emptied
+--            there is no group, and nothing is anybody's)
 -- settled(): did this same delivery already settle (the reply was lost and the caller asks again)?
 -- close(): acknowledges and deletes the message, and remembers which delivery did so.
 local function fence_text()
@@ -8,7 +9,7 @@ local function fence_text()
 end
 
 local function owned(stream)
-  local pending = redis.call('XPENDING', stream, ARGV[1], ARGV[3], ARGV[3], 1)[1]
+  local pending = redis.pcall('XPENDING', stream, ARGV[1], ARGV[3], ARGV[3], 1)[1]
   return pending and pending[2] == ARGV[2] and tostring(pending[4]) == ARGV[4]
 end
 
@@ -20,7 +21,7 @@ local function close(stream, record)
   redis.call('XACK', stream, ARGV[1], ARGV[3])
   redis.call('XDEL', stream, ARGV[3])
   redis.call('HSET', record, 'settled', fence_text())
-  redis.call('HDEL', record, 'entry', 'cancel', 'step', 'alive')
+  redis.call('HDEL', record, 'entry', 'step', 'alive')
 end
 
 local function now_ms()

@@ -3,11 +3,15 @@
 -- KEYS  ready stream, record, log, due set, nudge stream
 -- ARGV  fence (4), task id, delay in milliseconds, attempts, crashes, returns, event type, event data (JSON)
 -- returns  0 refused, the lease has passed; 1 settled
+-- A request to cancel is kept and is due at once: the next worker settles it, whatever the delay was.
 -- Atomic: the payload moves from the message to the record; the task is due or pending, never both, never neither.
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
 end
-local due = now_ms() + tonumber(ARGV[6])
+local due = now_ms()
+if redis.call('HEXISTS', KEYS[2], 'cancel') == 0 then
+  due = due + tonumber(ARGV[6])
+end
 local first = redis.call('ZRANGE', KEYS[4], 0, 0, 'WITHSCORES')
 keep_payload(KEYS[1], KEYS[2])
 redis.call('HSET', KEYS[2], 'state', 'scheduled', 'due', due, 'attempts', ARGV[7], 'crashes', ARGV[8],

@@ -1,0 +1,81 @@
+"""The command line. This file imports nothing but typer: what a command needs is imported when it is called."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from .lazy import LazyGroup, Promise, load
+
+__all__ = ["commands", "main"]
+
+COMMANDS = (
+    Promise("demo", ".demo.command:demo", "The whole story on real input, on the embedded server."),
+    Promise("worker", ".worker:app", "Run workers, and see who works."),
+    Promise("enqueue", ".enqueue:enqueue", "Put tasks on a queue."),
+    Promise("task", ".task:app", "See, wait for, watch and cancel tasks."),
+    Promise("queue", ".queue:app", "See queues in numbers."),
+    Promise("dlq", ".dlq:app", "See, replay, purge and export dead letters."),
+    Promise("server", ".server:app", "Start and stop the embedded server."),
+)
+
+# The base of all of typer's usage errors; typer exports this one alone.
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+class _Commands(LazyGroup):
+    def invoke(self, ctx: Any) -> Any:
+        with load(".failures:explained")():
+            return super().invoke(ctx)
+
+
+cli = typer.Typer(name="perdure", cls=_Commands, no_args_is_help=True)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"perdure {load('importlib.metadata:version')('perdure')}")
+        raise typer.Exit
+
+
+@cli.callback()
+def perdure(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Tasks that survive, on Redis Streams.
+
+    Producers put tasks on queues, workers run them step by step, and what
+    is given up waits as a dead letter for its replay. Where no server is
+    named (--redis-url or PERDURE_REDIS_URL), all share an embedded one.
+
+    Example: perdure worker run tasks.py:app
+    """
+
+
+commands: Any = typer.main.get_command(cli)
+for promise in COMMANDS:
+    commands.add_command(promise)
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run one command and leave with its exit code (see failures.py)."""
+    try:
+        code = commands.main(args, prog_name="perdure", standalone_mode=False)
+    except typer.Abort:
+        code = 1
+    except USAGE_ERROR as misuse:
+        code = 2
+        _explain(misuse)
+    sys.exit(code)
+
+
+def _explain(misuse: Any) -> None:
+    """One line about a call that typer refused; where there is nothing to say, the help was shown instead."""
+    message = misuse.format_message().strip().rstrip(".").replace("Value error, ", "")
+    if message:
+        where = misuse.ctx.command_path if misuse.ctx else "perdure"
+        typer.echo(f"perdure: {' '.join(message.split())}; see '{where} --help'", err=True)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from types import CodeType
 from typing import Any, get_type_hints
 
 import orjson
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, to_json
 
@@ -110,14 +112,19 @@ def fingerprint(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, s
 
 
 def _ordered(value: Any) -> Any:
-    """Sets and mappings in an order that is the same in every process."""
-    kind = type(value)
-    if kind is list or kind is tuple:
+    """Sets and mappings in an order that is the same in every process, those within models and dataclasses too."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, list | tuple):
         return [_ordered(item) for item in value]
-    if kind is dict:
-        return {key: _ordered(value[key]) for key in sorted(value, key=str)}
-    if kind is set or kind is frozenset:
+    if isinstance(value, AbstractSet):
         return sorted((_ordered(item) for item in value), key=repr)
+    if isinstance(value, BaseModel):
+        value = value.model_dump()
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = {one.name: getattr(value, one.name) for one in fields(value)}
+    if isinstance(value, dict):
+        return {key: _ordered(value[key]) for key in sorted(value, key=str)}
     return value
 
 

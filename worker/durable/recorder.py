@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import anyio
-
 from ...queues import Delivery, Entry, Gateway, LeaseLost, write_entries
 from .patience import until_available
 
@@ -33,7 +31,7 @@ class Recorder:
         self._pending: list[Entry] = []
         self._put = 0
         self._written = 0
-        self._writing = anyio.Lock()
+        self._writing = asyncio.Lock()
         self._background: asyncio.Task[None] | None = None
 
     async def put(self, entry: Entry, *, wait: bool) -> None:
@@ -60,7 +58,8 @@ class Recorder:
 
     async def _write_quietly(self) -> None:
         try:
-            await self._write_until(self._put)
+            while self._written < self._put:  # what was put while a write was under way is written as well
+                await self._write_until(self._put)
         except LeaseLost:
             self._on_lost()
 

@@ -52,7 +52,7 @@ class Run:
         self.steps_recorded = 0
         self.result_ttl: float | None = None
         self._names: dict[str, int] = {}
-        self._quiet = anyio.Event()
+        self._quiet: anyio.Event | None = None
         self.recorder = Recorder(
             gateway,
             delivery,
@@ -85,15 +85,16 @@ class Run:
 
     def step_ended(self, key: str) -> None:
         self.steps_in_flight.pop(key, None)
-        if not self.steps_in_flight:
+        if not self.steps_in_flight and self._quiet is not None:
             self._quiet.set()
-            self._quiet = anyio.Event()
+            self._quiet = None
 
     async def boundary(self) -> None:
         """Where a run may be stopped: between steps. Does not return when it is."""
         if not self.stopping:
             return
         while self.steps_in_flight:
+            self._quiet = self._quiet or anyio.Event()
             await self._quiet.wait()
         self.end(Ending.HANDED_OFF)
         await anyio.sleep_forever()

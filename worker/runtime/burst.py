@@ -40,10 +40,11 @@ class Burst:
             await self._slots.wait_free()
             if await self._intake.take_once():
                 continue
-            if not self._slots.taken and not await self._is_owed():
+            if self._slots.taken or await self._is_owed():
+                with anyio.move_on_after(_LOOK_AGAIN):
+                    await self._slots.wait_change()
+            elif not await self._intake.take_once():  # what was owed may have come due after the first look
                 return
-            with anyio.move_on_after(_LOOK_AGAIN):
-                await self._slots.wait_change()
 
     async def _is_owed(self) -> bool:
         """Whether a task that failed here still waits for its time; another worker may have run it meanwhile."""

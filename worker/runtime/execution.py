@@ -48,6 +48,7 @@ class Executor:
         self._threads = anyio.CapacityLimiter(threads)
         self._settler = Settler(gateway, settings)
         self._runs: dict[tuple[Partition, bytes], Run] = {}
+        self._stopping = False
         self.owed: dict[str, Partition] = {}
         self.settled = 0
 
@@ -55,6 +56,12 @@ class Executor:
     def runs(self) -> ValuesView[Run]:
         """The runs that are going on."""
         return self._runs.values()
+
+    def stop(self) -> None:
+        """Have every run stop at its next step boundary, those that are only about to begin as well."""
+        self._stopping = True
+        for run in self.runs:
+            run.stop()
 
     async def execute(self, delivery: Delivery) -> None:
         """Run one delivery to its outcome. Never raises for what the task or its message does."""
@@ -85,7 +92,8 @@ class Executor:
         finally:
             run.closed = True
             self._leases.drop(delivery)
-            self._runs.pop(delivery.key, None)
+            if self._runs.get(delivery.key) is run:
+                del self._runs[delivery.key]
             await run.recorder.close()
 
     def _hold(self, run: Run) -> None:
@@ -94,6 +102,10 @@ class Executor:
         def end_soon(why: Ending) -> None:
             loop.call_soon_threadsafe(run.end, why)
 
+        if self._stopping:
+            run.stop()
+        if (former := self._runs.get(run.delivery.key)) is not None:
+            former.end(Ending.LOST)  # its lease passed while Redis was away, to this very worker
         self._runs[run.delivery.key] = run
         self.owed.pop(run.id, None)
         self._leases.hold(

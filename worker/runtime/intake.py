@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from ...queues import Consumer, Delivery, QueueError
+from ...queues import Consumer, Delivery, Namespace, QueueError
 from ..observe import logger
 from .slots import Slots
 from .sweep import Sweep
@@ -105,9 +105,14 @@ class Intake:
         self._start(delivery)
 
     async def _adopt_when_back(self) -> None:
-        """What Redis handed over while the connection broke is this worker's, though it never heard of it."""
+        """What Redis handed over while the connection broke is this worker's, though it never heard of it.
+
+        A server that came back empty, or whose streams somebody deleted, has no groups any more.
+        """
+        partitions = list(self._consumer.partitions)
         try:
-            for partition in list(self._consumer.partitions):
+            await self._consumer.create_groups(Namespace(partitions[0].namespace))
+            for partition in partitions:
                 for delivery in await self._consumer.adopt(partition):
                     if self._slots.free and not self._stopping:
                         self._begin(delivery)

@@ -71,7 +71,8 @@ def after_error(error: BaseException, retry: Retry, counters: Counters, max_atte
     for kind, reason in _PERMANENT.items():
         if isinstance(error, kind):
             return Burial(reason, counted, error)
-    decision = after_failure(retry, counted, error, max_attempts)
+    asked = replace(retry, on=(RetryLater,), never=()) if isinstance(error, RetryLater) else retry
+    decision = after_failure(asked, counted, error, max_attempts)
     match decision:
         case Bury(reason):
             return Burial(reason, counted, error)

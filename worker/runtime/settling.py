@@ -43,7 +43,6 @@ class Settler:
     def _act(self, run: Run, outcome: Outcome) -> Callable[[], Awaitable[None]]:
         gateway, delivery, task_id = self._gateway, run.delivery, run.id
         ran = time.monotonic() - run.started
-        bound = logger.bind(task=run.envelope.task, id=task_id)
         match outcome:
             case Success(result, counters):
                 ttl = self._result_ttl(run)
@@ -59,6 +58,7 @@ class Settler:
                 return lambda: release(gateway, delivery, task_id, data=data)
             case Rerun(delay, event, counters, error):
                 evidence = Evidence.of(error)
+                bound = logger.bind(task=run.envelope.task, id=task_id)
                 bound.warning("{}, runs again in {:.1f} s: {}: {}", event, delay, evidence.error, evidence.message)
                 found = evidence.fields() | {"attempts": counters.attempts, "delay": delay}
                 return lambda: reschedule(gateway, delivery, task_id, counters, delay=delay, event=event, data=found)

@@ -24,11 +24,14 @@ class Sweep:
         self._interval = lease / 2
         self._cursors = dict.fromkeys(partitions, START)
         self._unfinished: list[Partition] = list(partitions)
+        self._again: set[Partition] = set()
         self._next = 0.0
         self._schedule()
 
     def ask(self) -> None:
         """Claim everywhere at the next opportunity: something was given back, or may have been left."""
+        # A round that is under way may have passed the place: then another one, from the start, follows it.
+        self._again = {partition for partition, cursor in self._cursors.items() if cursor != START}
         self._unfinished = list(self._cursors)
 
     def until_next(self) -> float:
@@ -50,7 +53,9 @@ class Sweep:
     def reached(self, partition: Partition, cursor: str) -> None:
         """A claim from the partition got as far as `cursor`; '0-0' is the end of its pending list."""
         self._cursors[partition] = cursor
-        if cursor == START:
+        if cursor == START and partition in self._again:
+            self._again.discard(partition)
+        elif cursor == START:
             self._unfinished = [other for other in self._unfinished if other != partition]
 
     def _schedule(self) -> None:

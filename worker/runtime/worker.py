@@ -189,8 +189,7 @@ class Worker:
     async def _drain(self, intake: Intake) -> None:
         """Stop reading; let steps in flight end; after the grace, cancel what is left, which gives itself back."""
         intake.stop()
-        for run in self._executor.runs:
-            run.stop()
+        self._executor.stop()
         try:
             await self._consumer.interrupt()
         except QueueError as error:

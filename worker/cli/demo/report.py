@@ -13,7 +13,7 @@ from posixpath import commonpath
 
 from pydantic import BaseModel, ConfigDict
 
-from .audit import RANKED, UNREAD, FileAudit, Finding, FindingKind, FunctionMeasure, by_complexity, by_length
+from .models import RANKED, UNREAD, FileAudit, Finding, FindingKind, FunctionMeasure, by_complexity, by_length
 
 __all__ = ["AuditSummary", "render", "summarise"]
 

@@ -1,0 +1,119 @@
+"""`python -m benchmarks`: every measure, one table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Annotated
+
+import hiredis
+import redis
+import typer
+from perdure import PerdureError
+from perdure.worker.observe import configure_logging
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from . import report
+from .enqueue import ENQUEUE
+from .figures import Figure, Measure, Row, rows_of
+from .hand_over import HAND_OVER
+from .latency import LATENCY
+from .machine import machine_line, run
+from .place import Place
+from .recovery import recovery
+from .server import NoServer, given_server, own_server, server_line
+from .size import FULL, QUICK, Size
+from .steps import STEPS
+from .throughput import THROUGHPUT
+
+
+def measures(size: Size) -> list[Measure]:
+    """All that is measured, in the order of the report."""
+    return [
+        THROUGHPUT,
+        ENQUEUE,
+        STEPS,
+        LATENCY,
+        HAND_OVER,
+        recovery("recovery_short_lease", size.short_lease, at_once=False),
+        recovery("recovery", size.lease, at_once=True),
+    ]
+
+
+async def measure_all(
+    place: Place, size: Size, wanted: Sequence[Measure], advance: Callable[[str, int], None]
+) -> list[Row]:
+    """Take the measures one after the other. advance: hears what is measured now, and how many rounds were done."""
+
+    async def one_round(measure: Measure, number: int) -> dict[str, Figure]:
+        here = place.within(f"{measure.name}-{number}".replace("_", "-"))
+        try:
+            return dict(await measure.round(here, size))
+        finally:
+            here.purge()
+            advance(measure.name, 1)
+
+    rows: list[Row] = []
+    for measure in wanted:
+        advance(measure.name, 0)
+        if measure.at_once:
+            rounds = await asyncio.gather(*(one_round(measure, number) for number in range(size.rounds)))
+        else:
+            rounds = [await one_round(measure, number) for number in range(size.rounds)]
+        rows += rows_of(measure, rounds)
+    return rows
+
+
+def main(
+    redis_url: Annotated[str | None, typer.Option(help="Measure on this server, in a namespace of its own.")] = None,
+    fsync: Annotated[bool, typer.Option("--fsync", help="Have the own server fsync every write.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Only see that it runs; the figures say nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as data.")] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, help="How often each measure is repeated.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only the measure of this name; may be repeated.")] = None,
+) -> None:
+    """Measure Perdure beside what a raw client reaches on the same server in the same run."""
+    if redis_url and fsync:
+        raise typer.BadParameter("--fsync is for the server that is started here: configure the given one yourself")
+    size = QUICK if quick else FULL
+    size = replace(size, rounds=rounds or size.rounds)
+    wanted = [measure for measure in measures(size) if not only or measure.name in only]
+    if unknown := set(only or ()) - {measure.name for measure in wanted}:
+        known = ", ".join(measure.name for measure in measures(size))
+        raise typer.BadParameter(f"no measure is called {', '.join(sorted(unknown))}; there are {known}")
+    configure_logging("ERROR")
+    try:
+        conditions, rows = _measure(given_server(redis_url) if redis_url else own_server(fsync=fsync), size, wanted)
+    except (NoServer, PerdureError, redis.RedisError, hiredis.HiredisError) as error:
+        print(f"cannot measure: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    if as_json:
+        print(json.dumps(report.as_data(conditions, size.rounds, rows), indent=2))
+    else:
+        report.show(conditions, size.rounds, rows)
+
+
+def _measure(
+    server: AbstractContextManager[Place], size: Size, wanted: Sequence[Measure]
+) -> tuple[list[str], list[Row]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    # Drawn between rounds only: a bar that moves by itself would take time from what is measured.
+    progress = Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not console.is_terminal)
+    with server as place, progress:
+        conditions = [machine_line(), server_line(place)]
+        bar = progress.add_task("starting", total=size.rounds * len(wanted))
+
+        def advance(name: str, rounds: int) -> None:
+            progress.update(bar, description=name, advance=rounds, refresh=True)
+
+        return conditions, run(measure_all(place, size, wanted, advance))
+
+
+if __name__ == "__main__":
+    typer.run(main)

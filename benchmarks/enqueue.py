@@ -1,0 +1,71 @@
+"""Enqueuing: each call awaited by one of several producers, and one call for many tasks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import anyio
+from perdure import Context
+
+from . import limits
+from .figures import Figure, Line, Measure
+from .place import Place
+from .size import Size
+
+__all__ = ["ENQUEUE"]
+
+PRODUCERS = 32
+
+
+async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
+    limit = limits.add(place, size.bulk)
+    return {
+        "enqueue": Figure(await _awaited_per_second(place, size.tasks), limit),
+        "enqueue_bulk": Figure(await _bulk_per_second(place.within("bulk"), size.bulk), limit),
+    }
+
+
+async def _awaited_per_second(place: Place, count: int) -> float:
+    app = place.app()
+    numbers = iter(range(count))
+
+    @app.task
+    async def noop(ctx: Context, number: int) -> int:
+        return number
+
+    async def produce() -> None:
+        for number in numbers:
+            await noop.enqueue(number)
+
+    async with app:
+        began = time.perf_counter()
+        async with anyio.create_task_group() as producers:
+            for _ in range(PRODUCERS):
+                producers.start_soon(produce)
+        return count / (time.perf_counter() - began)
+
+
+async def _bulk_per_second(place: Place, count: int) -> float:
+    app = place.app()
+
+    @app.task
+    async def noop(ctx: Context, number: int) -> int:
+        return number
+
+    async with app:
+        began = time.perf_counter()
+        await noop.enqueue_many({"number": number} for number in range(count))
+        return count / (time.perf_counter() - began)
+
+
+_LIMIT = f"XADD, {limits.WRITE_BATCH} a trip"
+
+ENQUEUE = Measure(
+    "enqueue",
+    [
+        Line("enqueue", f"enqueue, awaited by {PRODUCERS} coroutines", "tasks/s", _LIMIT),
+        Line("enqueue_bulk", "enqueue, one bulk call", "tasks/s", _LIMIT),
+    ],
+    _round,
+)

@@ -1,0 +1,77 @@
+"""From the call that enqueues to the first line of the handler, in another process that has nothing to do."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Mapping
+
+from perdure import Producer
+
+from . import limits
+from .figures import Figure, Line, Measure
+from .place import Place
+from .processes import Child, started
+from .raw import RawClient
+from .size import Size
+
+__all__ = ["LATENCY"]
+
+_IDLE_AGAIN = 0.004
+"""Seconds for a worker to settle a task and to wait again."""
+
+_TOLD_WITHIN = 10.0
+_WARM_UP = 20
+
+
+async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
+    limit = await _raw(place, size.pick_ups)
+    found = await _perdure(place, size.pick_ups)
+    return {
+        "pick_up_p50": Figure(_percentile(found, 50), _percentile(limit, 50)),
+        "pick_up_p99": Figure(_percentile(found, 99), _percentile(limit, 99)),
+    }
+
+
+async def _perdure(place: Place, count: int) -> list[float]:
+    async with Producer(place.url, namespace=place.namespace) as producer, started("replica", place) as worker:
+        return await _pick_ups(worker, lambda: producer.enqueue("pick_up"), count)
+
+
+async def _raw(place: Place, count: int) -> list[float]:
+    limits.make_group(place)
+    async with started("raw_reader", place) as reader:
+        with RawClient(place.url) as client:
+
+            async def send() -> None:
+                limits.add_message(client, place)
+
+            return await _pick_ups(reader, send, count)
+
+
+async def _pick_ups(child: Child, send: Callable[[], Awaitable[object]], count: int) -> list[float]:
+    """Milliseconds from before each sending to when the child tells that it begins."""
+    found = []
+    for _ in range(_WARM_UP + count):
+        await asyncio.sleep(_IDLE_AGAIN)
+        sent = time.monotonic()
+        await send()
+        found.append((await child.told(_TOLD_WITHIN) - sent) * 1000)
+    return found[_WARM_UP:]
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+_LIMIT = "XADD to a blocked XREADGROUP"
+
+LATENCY = Measure(
+    "latency",
+    [
+        Line("pick_up_p50", "enqueue to handler start, p50", "ms", _LIMIT),
+        Line("pick_up_p99", "enqueue to handler start, p99", "ms", _LIMIT),
+    ],
+    _round,
+)

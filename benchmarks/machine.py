@@ -1,0 +1,42 @@
+"""What the figures were measured with: the event loop, and the machine in one line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from collections.abc import Coroutine
+from importlib.metadata import version
+from types import ModuleType
+from typing import Any, TypeVar
+
+__all__ = ["machine_line", "run"]
+
+R = TypeVar("R")
+
+uvloop: ModuleType | None
+try:
+    import uvloop
+except ImportError:
+    uvloop = None
+
+
+def run(main: Coroutine[Any, Any, R]) -> R:
+    """Run on uvloop where it can be imported, else on asyncio's own loop."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if uvloop else None) as runner:
+        return runner.run(main)
+
+
+def machine_line() -> str:
+    """Cores, Python, loop and client; and how busy others keep the machine, where it can tell."""
+    loop = f"uvloop {version('uvloop')}" if uvloop else "asyncio loop"
+    parts = [
+        f"{os.cpu_count()} cores",
+        f"{platform.system()} {platform.machine()}",
+        f"Python {platform.python_version()}",
+        loop,
+        f"redis-py {version('redis')} with hiredis {version('hiredis')}",
+    ]
+    if hasattr(os, "getloadavg"):
+        parts.append(f"load {os.getloadavg()[0]:.1f} before")
+    return ", ".join(parts)

@@ -1,0 +1,78 @@
+"""The rows as a table for people, and as data for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .figures import Row, Spread
+
+__all__ = ["as_data", "show"]
+
+_WIDTH = 148
+"""Columns to write into a file or a pipe."""
+
+
+def show(conditions: Sequence[str], rounds: int, rows: Sequence[Row]) -> None:
+    """Print conditions and rows on one screen."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("what")
+    table.add_column("unit")
+    table.add_column("Perdure", justify="right", no_wrap=True)
+    table.add_column("raw client", justify="right", no_wrap=True)
+    table.add_column("ratio", justify="right", no_wrap=True)
+    table.add_column("what the raw client does")
+    for row in rows:
+        cells = (_spread(row.value), _spread(row.limit), _number(row.ratio))
+        table.add_row(row.line.what, row.line.unit, *cells, row.line.limit)
+    console.print(*conditions, sep="\n", markup=False, highlight=False)
+    console.print(table)
+    console.print(*_legend(rounds), sep="\n", markup=False, highlight=False)
+
+
+def as_data(conditions: Sequence[str], rounds: int, rows: Sequence[Row]) -> dict[str, Any]:
+    """The same as plain data."""
+    return {
+        "conditions": list(conditions),
+        "rounds": rounds,
+        "rows": [
+            {
+                "key": row.line.key,
+                "what": row.line.what,
+                "unit": row.line.unit,
+                "value": asdict(row.value),
+                "limit": asdict(row.limit) | {"what": row.line.limit},
+                "ratio": row.ratio,
+            }
+            for row in rows
+        ],
+    }
+
+
+def _legend(rounds: int) -> list[str]:
+    return [
+        "one round" if rounds == 1 else f"median of {rounds} rounds (lowest-highest)",
+        "raw client: hiredis on one connection; ratio: Perdure / raw client",
+    ]
+
+
+def _spread(spread: Spread) -> str:
+    if spread.low == spread.high:
+        return _number(spread.median)
+    return f"{_number(spread.median)} ({_number(spread.low)}-{_number(spread.high)})"
+
+
+def _number(value: float) -> str:
+    """Three significant digits, and thousands in groups."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    digits = 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:.{digits}f}"

@@ -1,0 +1,53 @@
+"""How much is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from perdure import Settings
+
+__all__ = ["FULL", "QUICK", "Size"]
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Counts are per round, leases in seconds.
+
+    tasks: no-op tasks run, and tasks enqueued one by one. bulk: tasks enqueued by one call. steps: durable steps of
+    one task alone. shared_steps: durable steps of all concurrent tasks together. pick_ups: tasks sent to an idle
+    worker. lease, short_lease: of the workers that are killed.
+    """
+
+    rounds: int
+    tasks: int
+    bulk: int
+    steps: int
+    shared_steps: int
+    pick_ups: int
+    lease: float
+    short_lease: float
+
+
+FULL: Final = Size(
+    rounds=5,
+    tasks=10_000,
+    bulk=50_000,
+    steps=5_000,
+    shared_steps=16_000,
+    pick_ups=1_000,
+    lease=Settings.model_fields["lease"].default,
+    short_lease=1.0,
+)
+
+QUICK: Final = Size(
+    rounds=1,
+    tasks=320,
+    bulk=640,
+    steps=100,
+    shared_steps=320,
+    pick_ups=300,
+    lease=2.0,
+    short_lease=1.0,
+)
+"""To see that everything runs; its figures say nothing."""

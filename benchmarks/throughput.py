@@ -1,0 +1,59 @@
+"""No-op tasks through one replica: taken, run, result kept, acknowledged."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from perdure import Context, Worker
+
+from . import limits
+from .figures import Figure, Line, Measure
+from .place import Place
+from .size import Size
+
+__all__ = ["THROUGHPUT"]
+
+CONCURRENCY = 32
+
+
+async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
+    limits.make_group(place)
+    limits.add(place, size.tasks)
+    limit = limits.read_and_delete(place, size.tasks)
+    return {"throughput": Figure(await _tasks_per_second(place, size.tasks), limit)}
+
+
+async def _tasks_per_second(place: Place, count: int) -> float:
+    app = place.app()
+
+    @app.task
+    async def noop(ctx: Context, number: int) -> int:
+        return number
+
+    async with app:
+        handles = await noop.enqueue_many({"number": number} for number in range(count))
+        sample = dict(list(enumerate(handles))[:: max(1, count // 100)])
+        del handles
+        async with Worker(app, concurrency=CONCURRENCY) as worker:
+            began = time.perf_counter()
+            await worker.run(burst=True)
+            took = time.perf_counter() - began
+        for number, handle in sample.items():
+            if await handle.result(timeout=0.1) != number:
+                raise RuntimeError(f"task {handle.id} has a result that is not its own")
+    return count / took
+
+
+THROUGHPUT = Measure(
+    "throughput",
+    [
+        Line(
+            "throughput",
+            f"no-op tasks, concurrency {CONCURRENCY}",
+            "tasks/s",
+            f"XREADGROUP + XACK + XDEL, {limits.READ_BATCH} a trip",
+        )
+    ],
+    _round,
+)

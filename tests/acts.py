@@ -1,0 +1,89 @@
+"""Every act on a delivery, under one signature: what a test says of one, it says of all."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from perdure.deadletter import Evidence, Reason, bury
+from perdure.queues import (
+    Counters,
+    Delivery,
+    Entry,
+    Gateway,
+    Kind,
+    cancelled,
+    note_alive,
+    release,
+    reschedule,
+    succeed,
+    write_entries,
+)
+
+Act = Callable[[Gateway, Delivery, str], Awaitable[object]]
+
+EVIDENCE = Evidence("ValueError", "no such file", "Traceback ...")
+
+
+async def _succeed(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
+    await succeed(gateway, delivery, task_id, b'{"ok":true}', Counters(1), ran=0.5, ttl=60)
+
+
+async def _cancelled(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
+    await cancelled(gateway, delivery, task_id, Counters(), ran=0.5, ttl=60)
+
+
+async def _reschedule(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
+    data: dict[str, object] = {"error": "ValueError", "message": "no such file"}
+    await reschedule(gateway, delivery, task_id, Counters(1), delay=60, event="attempt_failed", data=data)
+
+
+async def _release(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
+    await release(gateway, delivery, task_id, data={"why": "shutdown"})
+
+
+async def _give_back(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
+    await release(gateway, delivery, None, data=None)
+
+
+async def _bury(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
+    await bury(
+        gateway,
+        delivery,
+        task_id,
+        task="t",
+        reason=Reason.ATTEMPTS_EXHAUSTED,
+        evidence=EVIDENCE,
+        counters=Counters(3),
+        retention=60,
+    )
+
+
+async def _bury_unreadable(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
+    await bury(
+        gateway, delivery, task_id, task="?", reason=Reason.UNREADABLE, evidence=EVIDENCE, counters=Counters()
+    )
+
+
+async def _record(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
+    await write_entries(gateway, delivery, task_id, [Entry(Kind.DONE, "list", b"[1]"), Entry(Kind.SAVED, "sum", b"2")])
+
+
+async def _note(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
+    await note_alive(gateway, delivery, task_id, "list")
+
+
+SETTLING: dict[str, Act] = {
+    "succeed": _succeed,
+    "cancelled": _cancelled,
+    "reschedule": _reschedule,
+    "release": _release,
+    "give_back": _give_back,
+    "bury": _bury,
+    "bury_unreadable": _bury_unreadable,
+}
+"""What ends a delivery."""
+
+WRITING: dict[str, Act] = {"record": _record, "note": _note}
+"""What a delivery writes while it runs."""
+
+FENCED = SETTLING | WRITING

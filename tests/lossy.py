@@ -1,0 +1,107 @@
+"""A line to a real server that loses replies: the command is carried out, and whoever sent it never hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from perdure.queues import Address, Gateway
+
+PATIENCE = 10.0
+
+
+class LossyLine:
+    """A proxy between unix sockets. `lose(text)` breaks the connection in place of the next reply to such a command."""
+
+    def __init__(self, server: Path, path: Path) -> None:
+        self._server = server
+        self.path = path
+        self._wanted: bytes | None = None
+        self.lost = 0
+        self._pumps: set[asyncio.Task[None]] = set()
+        self._listener: asyncio.Server | None = None
+
+    def lose(self, text: bytes) -> None:
+        self._wanted = text
+
+    @asynccontextmanager
+    async def down(self) -> AsyncIterator[None]:
+        """Break every connection, and let nobody in until the block is left."""
+        assert self._listener is not None
+        self._listener.close()
+        await self._break()
+        try:
+            yield
+        finally:
+            self._listener = await asyncio.start_unix_server(self._serve, self.path)
+
+    async def _break(self) -> None:
+        pumps = list(self._pumps)
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[LossyLine]:
+        self._listener = await asyncio.start_unix_server(self._serve, self.path)
+        try:
+            yield self
+        finally:
+            self._listener.close()
+            await self._break()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._pumps.add(task)
+        upstream_reader, upstream = await asyncio.open_unix_connection(self._server)
+        doomed = asyncio.Event()
+
+        async def requests() -> None:
+            while data := await reader.read(65536):
+                if self._wanted is not None and self._wanted in data:
+                    self._wanted = None
+                    doomed.set()
+                upstream.write(data)
+
+        async def replies() -> None:
+            while data := await upstream_reader.read(65536):
+                if doomed.is_set():
+                    self.lost += 1
+                    return
+                writer.write(data)
+
+        both = [asyncio.create_task(requests()), asyncio.create_task(replies())]
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in both:
+                one.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+            for end in (writer, upstream):
+                end.close()
+                with suppress(OSError):
+                    await end.wait_closed()
+            self._pumps.discard(task)
+
+
+@asynccontextmanager
+async def lossy_gateway(gateway: Gateway) -> AsyncIterator[tuple[Gateway, LossyLine]]:
+    """A second gateway to the same server, over a line that loses replies when told to."""
+    await gateway.load_scripts()  # else the reply that gets lost is that the script is not known
+    folder = Path(tempfile.mkdtemp(prefix="perdure-line-"))
+    server = Path(gateway.address.url.removeprefix("unix://"))
+    try:
+        async with LossyLine(server, folder / "line.sock").open() as line:
+            lossy = Gateway(Address(f"unix://{line.path}"), patience=PATIENCE)
+            await lossy.open()
+            try:
+                yield lossy, line
+            finally:
+                await lossy.close()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,164 @@
+"""One replica as a process of its own: what the tests of the promises start, stop, freeze and kill.
+
+Every effect is a line in the journal, a file that all replicas append to: the process, what it did, to which task and
+step. A step that waits, waits for a token on a Redis list, which the test pushes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import anyio
+import redis.asyncio
+from perdure import App, Context, Happened, Retry, Worker, current_step
+
+JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
+PATIENT = Retry(max_attempts=3, max_crashes=1000, base=0.0)
+
+app = App("replica")
+
+
+def note(what: str, ctx: Context | None = None) -> None:
+    """One line, in one write: lines of several processes never mix."""
+    key = current_step().idempotency_key if ctx is None else ctx.task_id
+    os.write(JOURNAL, f"{os.getpid()} {what} {key}\n".encode())
+
+
+async def token(name: str) -> str:
+    """Wait for a token and take it."""
+    client = redis.asyncio.Redis.from_url(app.settings.redis_url, socket_timeout=None, decode_responses=True)
+    async with client:
+        found = await client.execute_command("BLPOP", f"{{{app.settings.namespace}}}:token:{name}", 0)
+    return str(found[1])
+
+
+async def work(value: int, pause: float) -> int:
+    note("begin")
+    await anyio.sleep(pause)
+    note("end")
+    return value * 3 + 1
+
+
+@app.task(retry=PATIENT)
+async def pipeline(ctx: Context, value: int, steps: int, pause: float) -> int:
+    """Steps that build on each other."""
+    note("run", ctx)
+    for number in range(1, steps + 1):
+        value = await ctx.step("work", work, value, pause)
+        note(f"recorded {number}", ctx)
+    return value
+
+
+async def gated(gate: str) -> str:
+    note("begin")
+    saved = current_step().saved
+    await current_step().save({"seen": os.getpid()})
+    note("saved")
+    value = await token(gate)
+    note("end")
+    return f"{value} after {'nothing' if saved is None else 'progress'}"
+
+
+async def quick(name: str) -> str:
+    note("begin")
+    return name
+
+
+@app.task(retry=PATIENT)
+async def gate(ctx: Context, name: str) -> dict[str, object]:
+    """A quick step, one that waits for a token, a quick step."""
+    note("run", ctx)
+    try:
+        first = await ctx.step("first", quick, "first")
+        second = await ctx.step("second", gated, name)
+        third = await ctx.step("third", quick, "third")
+    except BaseException:
+        note("left", ctx)
+        raise
+    return {"steps": [first, second, third], "pid": os.getpid(), "attempt": ctx.attempt, "crashes": ctx.crashes}
+
+
+async def freezes(seconds: float) -> int:
+    note("begin")
+    await anyio.sleep(seconds)
+    note("end")
+    return os.getpid()
+
+
+@app.task(retry=PATIENT)
+async def sleeper(ctx: Context, seconds: float) -> int:
+    """A step whose time runs out while the process is frozen: on waking, its first act is a late write."""
+    note("run", ctx)
+    try:
+        found = await ctx.step("sleep", freezes, seconds)
+        note("went on", ctx)
+    except BaseException:
+        note("left", ctx)
+        raise
+    return found
+
+
+@app.task(retry=PATIENT)
+async def blocks(ctx: Context, seconds: float) -> int:
+    """A handler that blocks the event loop, as none should."""
+    note("run", ctx)
+    time.sleep(seconds)  # noqa: ASYNC251 - that is the point
+    return os.getpid()
+
+
+@app.task(retry=Retry(max_crashes=2))
+async def killer(ctx: Context) -> None:
+    note("run", ctx)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def charge(before: str, after: str) -> str:
+    note("begin")
+    await token(before)
+    note("charged")
+    await token(after)
+    return "charged by the first run"
+
+
+def find_charge(before: str, after: str) -> Happened[str] | None:
+    charged = f" charged {current_step().idempotency_key}"
+    found = any(line.endswith(charged) for line in Path(os.environ["JOURNAL"]).read_text("utf-8").splitlines())
+    note("verified")
+    return Happened("found to be charged") if found else None
+
+
+@app.task(retry=PATIENT)
+async def payment(ctx: Context, before: str, after: str) -> str:
+    return await ctx.step("charge", charge, before, after, risky=True, verify=find_charge)
+
+
+@app.task(retry=PATIENT)
+async def doubtful(ctx: Context, before: str, after: str) -> str:
+    return await ctx.step("charge", charge, before, after, risky=True, in_doubt="fail")
+
+
+@app.task(retry=PATIENT, durability="async")
+async def hasty(ctx: Context, gate: str) -> list[str]:
+    """Steps recorded in the background, then one that waits for a token."""
+    found = [await ctx.step("quick", quick, str(number)) for number in range(20)]
+    note("steps done", ctx)
+    found.append(await ctx.step("gated", token, gate))
+    return found
+
+
+async def main() -> None:
+    async with Worker(app, concurrency=int(sys.argv[1])) as worker:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, worker.stop)
+        sys.stdout.write(f"{worker.id}\n")
+        sys.stdout.flush()
+        await worker.run()
+
+
+if __name__ == "__main__":
+    anyio.run(main)

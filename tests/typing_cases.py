@@ -1,0 +1,55 @@
+"""What a type checker must know of tasks and steps. Checked, never run: an ignore that ignores nothing is an error."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, assert_type
+
+from perdure import App, Context, Happened, Retry, TaskHandle
+
+app = App("typing")
+
+
+@app.task
+async def plain(ctx: Context, root: str, depth: int = 1) -> list[str]:
+    return [root] * depth
+
+
+@app.task(queue="slow", retry=Retry(max_attempts=2))
+async def optioned(ctx: Context, when: datetime) -> datetime:
+    return when
+
+
+async def fetch(url: str, *, tries: int = 1) -> bytes:
+    return url.encode() * tries
+
+
+def count(text: str) -> int:
+    return len(text)
+
+
+async def tasks() -> None:
+    handle = await plain.enqueue("src", depth=2)
+    assert_type(handle, TaskHandle[list[str]])
+    assert_type(await handle.result(timeout=1), list[str])
+    assert_type(await optioned.enqueue(datetime.now(UTC)), TaskHandle[datetime])
+    assert_type(await plain.options(delay=1).enqueue("src"), TaskHandle[list[str]])
+    assert_type(await plain.enqueue_many([{"root": "src"}]), list[TaskHandle[list[str]]])
+    await plain.enqueue(1)  # type: ignore[arg-type]
+    await plain.enqueue()  # type: ignore[call-arg]
+    await plain.enqueue("src", wide=1)  # type: ignore[call-arg]
+    await plain.options(delay=1).enqueue(depth=1)  # type: ignore[call-arg]
+    await optioned.enqueue("yesterday")  # type: ignore[arg-type]
+
+
+async def steps(ctx: Context) -> None:
+    assert_type(await ctx.step("fetch", fetch, "url", tries=2), bytes)
+    assert_type(await ctx.step("count", count, "text"), int)
+    assert_type(await ctx.step("fetch", fetch, "url", timeout=1), bytes)
+    assert_type(await ctx.step("count", count, "text", retry=Retry()), int)
+    assert_type(await ctx.step("act", fetch, "url", risky=True, verify=lambda url: Happened(b"")), bytes)
+    assert_type(await ctx.step("later", lambda: 1), int)
+    await ctx.step("fetch", fetch, "url", durability="never")  # type: ignore[call-overload]
+    call: Any = await plain(ctx, "src")
+    assert_type(await plain(ctx, "src"), list[str])
+    await plain(ctx, call, "deep")  # type: ignore[arg-type]

@@ -1,0 +1,8 @@
+"""`python -m perdure.worker.cli`."""
+
+from __future__ import annotations
+
+from . import main
+
+if __name__ == "__main__":
+    main()

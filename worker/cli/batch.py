@@ -1,0 +1,145 @@
+"""Tasks from a file of JSON lines: all lines are checked before the first task is sent.
+
+    {"task": "audit", "args": {"root": "src"}, "queue": "default", "delay": 60, "id": "audit-src", "headers": {}}
+
+`args` must be there; what else is missing is the command line's to say. The file is read twice, line by line, so its
+size does not matter.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import to_json
+
+from ...queues import Envelope, Message, Options, PayloadTooLarge, check_name, check_size, new_task_id
+from .failures import Failed, Misuse
+from .parameters import read_object
+
+__all__ = ["Defaults", "Item", "check", "items", "make_message", "opened", "problem"]
+
+_SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What holds for the lines that do not say otherwise, and the options and the size limit of all."""
+
+    task: str | None
+    queue: str
+    delay: float
+    options: Options
+    payload_limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One task to send, where and when."""
+
+    queue: str
+    delay: float
+    message: Message
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    args: dict[str, Any]
+    task: str | None = None
+    queue: Annotated[str, AfterValidator(lambda name: check_name("queue", name))] | None = None
+    delay: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    id: str | None = None
+    headers: dict[str, str] = {}
+
+
+@contextmanager
+def opened(path: str) -> Iterator[IO[bytes]]:
+    """The file, or a copy of stdin for `-`: something that can be read twice."""
+    try:
+        if path == "-":
+            with tempfile.TemporaryFile() as copy:
+                shutil.copyfileobj(sys.stdin.buffer, copy)
+                yield copy
+        else:
+            with Path(path).open("rb") as file:
+                yield file
+    except OSError as error:
+        raise Failed(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def check(file: IO[bytes], defaults: Defaults) -> int:
+    """Read all lines once. Returns how many tasks there are; `Misuse` names the lines that are none."""
+    problems: list[str] = []
+    first_lines: dict[str, int] = {}
+    count = 0
+    for number, text in _numbered(file):
+        count += 1
+        try:
+            task_id = _item(text, defaults).message.envelope.id
+            first = first_lines.setdefault(task_id, number) if b'"id"' in text else number
+            if first != number:
+                problems.append(f"line {number}: id {task_id!r} is also that of line {first}")
+        except ValueError as error:
+            problems.append(f"line {number}: {problem(error).replace('at line 1 column', 'at column')}")
+    if problems:
+        more = f"\n  and {len(problems) - _SHOWN} more lines" if len(problems) > _SHOWN else ""
+        listed = "".join(f"\n  {line}" for line in problems[:_SHOWN])
+        raise Misuse(f"nothing was sent, {len(problems)} of {count} lines cannot be read:{listed}{more}")
+    return count
+
+
+def items(file: IO[bytes], defaults: Defaults) -> Iterator[Item]:
+    """The tasks of a file that was checked."""
+    for number, text in _numbered(file):
+        try:
+            yield _item(text, defaults)
+        except ValueError as error:
+            raise Failed(f"line {number} was changed while it was read: {problem(error)}") from None
+
+
+def make_message(
+    task: str, args: dict[str, Any], defaults: Defaults, *, task_id: str | None, headers: dict[str, str] | None = None
+) -> Message:
+    """A task ready to be sent. Raises `ValueError` of several kinds: `problem` has their text."""
+    envelope = Envelope(
+        id=new_task_id() if task_id is None else task_id, task=task, headers=headers or {}, options=defaults.options
+    )
+    message = Message(envelope, to_json(args))
+    size = len(envelope.encode()) + len(message.arguments)
+    check_size("the task's envelope and arguments", size, defaults.payload_limit)
+    return message
+
+
+def problem(error: ValueError) -> str:
+    """What is wrong, in one line, without the value itself."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        what = first["msg"].removeprefix("Value error, ")
+        return f"{where}: {what}" if where else what
+    return str(error) if isinstance(error, PayloadTooLarge) else str(error).partition("\n")[0]
+
+
+def _numbered(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    file.seek(0)
+    for number, line in enumerate(file, 1):
+        if text := line.strip():
+            yield number, text
+
+
+def _item(text: bytes, defaults: Defaults) -> Item:
+    line = _Line.model_validate(read_object(text))
+    task = defaults.task if line.task is None else line.task
+    if task is None:
+        raise ValueError("it names no task, and neither does the command line")
+    message = make_message(task, line.args, defaults, task_id=line.id, headers=line.headers)
+    queue = line.queue or defaults.queue
+    return Item(queue, defaults.delay if line.delay is None else line.delay, message)

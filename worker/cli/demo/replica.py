@@ -1,0 +1,36 @@
+"""One worker process of the demo: `python -m perdure.worker.cli.demo.replica`.
+
+It takes its settings from the environment, as any worker does, and works until its standard input ends. So it ends
+with the demo, however that ends: a pipe is closed by the kernel when nobody holds it any more.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import anyio
+import anyio.to_thread
+
+from ...observe import configure_logging
+from ...runtime import Worker
+from .app import app
+
+__all__ = ["main"]
+
+
+async def main() -> None:
+    """Work until standard input ends."""
+    configure_logging(app.settings.log_level)
+    async with Worker(app, concurrency=1) as worker, anyio.create_task_group() as group:
+        group.start_soon(_stop_at_end_of_input, worker)
+        await worker.run()
+        group.cancel_scope.cancel()
+
+
+async def _stop_at_end_of_input(worker: Worker) -> None:
+    await anyio.to_thread.run_sync(sys.stdin.buffer.read, abandon_on_cancel=True)
+    worker.stop()
+
+
+if __name__ == "__main__":
+    anyio.run(main)

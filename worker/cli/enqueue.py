@@ -1,0 +1,124 @@
+"""`perdure enqueue`: one task, or a file of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby, islice
+from operator import attrgetter
+from typing import Annotated
+
+import typer
+
+from ...queues import Options, Producer
+from .batch import Defaults, Item, check, items, make_message, opened, problem
+from .connection import connected
+from .failures import Misuse
+from .output import AsJson, print_data, print_json, print_json_lines, tell
+from .parameters import read_object, read_queue, read_seconds, read_task_id
+from .progress import Bar
+
+__all__ = ["enqueue"]
+
+_CHUNK = 1000
+
+
+@connected
+async def enqueue(
+    producer: Producer,
+    task: Annotated[str | None, typer.Argument(metavar="TASK", help="The task's name.", show_default=False)] = None,
+    *,
+    args: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Its arguments by name, as a JSON object.", show_default=False)
+    ] = None,
+    queue: Annotated[str, typer.Option(metavar="QUEUE", parser=read_queue, help="Where to put it.")] = "default",
+    delay: Annotated[
+        float, typer.Option(metavar="SECONDS", parser=read_seconds, help="How long it waits before it may run.")
+    ] = 0.0,
+    file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Tasks as JSON lines, - for stdin. See below.", show_default=False),
+    ] = None,
+    task_id: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            metavar="ID",
+            parser=read_task_id,
+            help="An id of your own: a task that is known by it already is left alone.",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", parser=read_seconds, help="How long one run may take.", show_default=False),
+    ] = None,
+    max_attempts: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Runs before it is given up.", show_default=False)
+    ] = None,
+    result_ttl: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", parser=read_seconds, help="How long its outcome is kept.", show_default=False),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Put a task on a queue; prints its id. Once it is printed, the task is never lost.
+
+    Example: perdure enqueue audit --args '{"root": "src"}' --delay 60
+
+    With --file, every line is one task, and all are checked before any is
+    sent: {"args": {...}, "task"?, "queue"?, "delay"?, "id"?, "headers"?}
+    What a line does not say, the command line says for all.
+
+    Example: perdure enqueue audit --file tasks.jsonl
+    """
+    try:
+        options = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
+    except ValueError as error:
+        raise Misuse(problem(error)) from None
+    defaults = Defaults(task, queue, delay, options, producer.payload_limit)
+    if file is None:
+        await _send_one(producer, defaults, args, task_id, json)
+    elif args is not None or task_id is not None:
+        raise Misuse("--args and --id are for one task: in a file, every line says its own")
+    else:
+        await _send_file(producer, defaults, file, json)
+
+
+async def _send_one(producer: Producer, defaults: Defaults, args: str | None, task_id: str | None, json: bool) -> None:
+    if defaults.task is None:
+        raise Misuse("name a task, or a file of them with --file")
+    try:
+        arguments = {} if args is None else read_object(args)
+    except ValueError as error:
+        raise Misuse(f"--args: {problem(error)}") from None
+    try:
+        message = make_message(defaults.task, arguments, defaults, task_id=task_id)
+    except ValueError as error:
+        raise Misuse(problem(error)) from None
+    await producer.send([message], queue=defaults.queue, delay=defaults.delay)
+    if json:
+        print_json({"id": message.envelope.id, "queue": defaults.queue})
+    else:
+        print_data(message.envelope.id)
+        tell(f"{message.envelope.task} is on queue {defaults.queue} of {producer.address.shown}")
+
+
+async def _send_file(producer: Producer, defaults: Defaults, path: str, json: bool) -> None:
+    with opened(path) as file:
+        count = check(file, defaults)
+        with Bar("enqueuing", count) as bar:
+            tasks = items(file, defaults)
+            while chunk := list(islice(tasks, _CHUNK)):
+                await _send_chunk(producer, chunk)
+                if json:
+                    print_json_lines({"id": item.message.envelope.id, "queue": item.queue} for item in chunk)
+                else:
+                    print_data("\n".join(item.message.envelope.id for item in chunk))
+                bar.advance(len(chunk))
+    tell(f"tasks enqueued on {producer.address.shown}: {count}")
+
+
+async def _send_chunk(producer: Producer, chunk: Sequence[Item]) -> None:
+    """In the order of the lines, as few sends as that allows."""
+    for (queue, delay), run in groupby(chunk, key=attrgetter("queue", "delay")):
+        await producer.send([item.message for item in run], queue=queue, delay=delay)

@@ -1,0 +1,152 @@
+"""How things are shown: data on stdout, as tables for people or JSON for programs; talk on stderr.
+
+Text that came from tasks may hold anything: control characters are shown, never sent to the terminal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, TextIO
+
+import orjson
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+__all__ = [
+    "AsJson",
+    "ago",
+    "as_data",
+    "clean",
+    "duration",
+    "print_data",
+    "print_fields",
+    "print_json",
+    "print_json_lines",
+    "print_table",
+    "print_text",
+    "state_text",
+    "stdout",
+    "tell",
+    "timestamp",
+]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+_STATE_STYLES = {
+    "queued": "cyan",
+    "scheduled": "blue",
+    "running": "yellow",
+    "succeeded": "green",
+    "dead": "red",
+    "cancelled": "magenta",
+}
+
+_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+
+
+def clean(text: str) -> str:
+    """The text with its control characters made visible; line breaks and tabs stay."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def tell(message: str) -> None:
+    """Talk to the person: on stderr, under the program's name."""
+    typer.echo(f"perdure: {clean(message)}", err=True)
+
+
+def print_text(text: str) -> None:
+    """Text for people, on stdout."""
+    typer.echo(clean(text))
+
+
+def print_data(text: str) -> None:
+    """Data for a program, as it is: an id, a result."""
+    typer.echo(text)
+
+
+def print_json(data: Any) -> None:
+    """One document."""
+    typer.echo(orjson.dumps(data, option=orjson.OPT_INDENT_2).decode())
+
+
+def print_json_lines(documents: Iterable[Any], file: TextIO | None = None) -> None:
+    """Many documents, each in a line of its own, on stdout or in a file."""
+    typer.echo("\n".join(orjson.dumps(document).decode() for document in documents), file=file)
+
+
+def as_data(value: bytes | None) -> Any:
+    """A stored JSON value as data; as text where it is none."""
+    if value is None:
+        return None
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return value.decode("utf-8", "replace")
+
+
+def stdout() -> Console:
+    """A console that takes text as it is; where no terminal cuts lines, they are as long as they need to be."""
+    console = Console(markup=False, highlight=False, emoji=False)
+    return console if console.is_terminal else Console(markup=False, highlight=False, emoji=False, width=10_000)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
+    """A table. A column whose name ends with `#` holds numbers; the first is never cut."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
+    for position, column in enumerate(columns):
+        right = column.endswith("#")
+        name = column.removesuffix("#")
+        table.add_column(name, justify="right" if right else "left", no_wrap=right or not position, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(clean(cell)) if isinstance(cell, str) else cell for cell in row))
+    stdout().print(table)
+
+
+def print_fields(fields: Mapping[str, str | Text | None]) -> None:
+    """Names and values, one below the other; what is None is left out."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in fields.items():
+        if value is not None:
+            table.add_row(name, Text(clean(value)) if isinstance(value, str) else value)
+    stdout().print(table)
+
+
+def state_text(state: str) -> Text:
+    """A task's state in its colour."""
+    return Text(state, style=_STATE_STYLES.get(state, ""))
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the largest unit that leaves a number above one, and below a second in milliseconds."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    unit, size = next((unit, size) for unit, size in _UNITS if seconds >= size)
+    return f"{seconds / size:.1f} {unit}" if seconds < 10 * size else f"{seconds / size:.0f} {unit}"
+
+
+def ago(now_ms: int) -> Callable[[int | None], str]:
+    """A function that tells a time in milliseconds of Redis' clock by its distance from `now_ms`."""
+
+    def tell_distance(at: int | None) -> str:
+        if at is None:
+            return "-"
+        distance = (now_ms - at) / 1000
+        return f"{duration(distance)} ago" if distance >= 0 else f"in {duration(-distance)}"
+
+    return tell_distance
+
+
+def timestamp(at: int | None) -> str | None:
+    """A time in milliseconds of Redis' clock as local time, to the millisecond."""
+    if at is None:
+        return None
+    return datetime.fromtimestamp(at / 1000, UTC).astimezone().isoformat(" ", "milliseconds")

@@ -1,0 +1,241 @@
+"""`perdure task`: one task, or all of them, seen from outside."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ...queues import Producer, Record, State, TaskHandle, TaskOutcome, list_tasks
+from .connection import connected, redis_now
+from .failures import Failed
+from .lookup import find_handle, known_partitions
+from .output import (
+    AsJson,
+    ago,
+    as_data,
+    duration,
+    print_data,
+    print_fields,
+    print_json,
+    print_json_lines,
+    print_table,
+    print_text,
+    state_text,
+    tell,
+    timestamp,
+)
+from .parameters import QueueOption, TaskId, TaskNameOption, read_seconds
+from .watching import describe_event, watch_on_screen
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+@app.callback()
+def task() -> None:
+    """See, wait for, watch and cancel tasks."""
+
+
+@app.command("list")
+@connected
+async def list_(
+    producer: Producer,
+    *,
+    queue: QueueOption = None,
+    state: Annotated[
+        list[State] | None, typer.Option(help="Only tasks in this state; may be given again.", show_default=False)
+    ] = None,
+    task_name: TaskNameOption = None,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="No more than so many.")] = 100,
+    json: AsJson = False,
+) -> None:
+    """List tasks, the newest first. Those of a large deployment are a sample of --limit.
+
+    Example: perdure task list --state running --state queued
+    """
+    await known_partitions(producer, queue)
+    found: list[Record] = []
+    more = False
+    tasks = list_tasks(producer.gateway, producer.namespace, queue=queue, states=state or (), task=task_name)
+    async for record in tasks:
+        if len(found) == limit:
+            more = True
+            break
+        found.append(record)
+    found.sort(key=lambda record: record.enqueued_at or 0, reverse=True)
+    if json:
+        print_json([record.summary() for record in found])
+    elif found:
+        since = ago(await redis_now(producer))
+        print_table(
+            ("id", "task", "state", "queue", "attempts#", "crashes#", "enqueued", "step or reason"),
+            [
+                (
+                    record.id,
+                    record.task or "?",
+                    state_text(record.state),
+                    record.queue,
+                    str(record.attempts),
+                    str(record.crashes),
+                    since(record.enqueued_at),
+                    record.reason or record.step or "",
+                )
+                for record in found
+            ],
+        )
+    else:
+        tell(f"no such tasks in namespace {producer.namespace.name!r} on {producer.address.shown}")
+    if more:
+        tell(f"there are more than {limit}: raise --limit to see them")
+
+
+@app.command()
+@connected
+async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> None:
+    """Show all that is known of a task.
+
+    Example: perdure task show 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
+    """
+    record = await (await find_handle(producer, task_id)).record()
+    if json:
+        print_json(record.summary() | {"result": as_data(record.result)})
+        return
+    since = ago(await redis_now(producer))
+    error = record.error or {}
+    print_fields(
+        {
+            "id": record.id,
+            "task": record.task,
+            "state": state_text(record.state),
+            "queue": record.queue,
+            "arguments": None if record.args is None else record.args.decode("utf-8", "replace"),
+            "headers": ", ".join(f"{name}: {value}" for name, value in record.headers.items()) or None,
+            "attempts": f"{record.attempts}, crashes: {record.crashes}, replays: {record.replays}",
+            "enqueued": _when(record.enqueued_at, since),
+            "due": _when(record.due_at, since),
+            "finished": _when(record.finished_at, since),
+            "ran for": None if record.ran_ms is None else duration(record.ran_ms / 1000),
+            "worker": record.worker,
+            "step": record.step,
+            "step alive": _when(record.step_alive_at, since),
+            "result": None if record.result is None else record.result.decode("utf-8", "replace"),
+            "reason": record.reason,
+            "error": f"{error.get('error')}: {error.get('message')}" if error else None,
+        }
+    )
+    if error.get("traceback"):
+        print_text(f"\n{error['traceback'].rstrip()}")
+
+
+def _when(at: int | None, since: Any) -> str | None:
+    return None if at is None else f"{timestamp(at)} ({since(at)})"
+
+
+@app.command()
+@connected
+async def result(
+    producer: Producer,
+    task_id: TaskId,
+    *,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", parser=read_seconds, help="Wait so long. Else for ever.", show_default=False),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Wait for a task and print its result, which is JSON.
+
+    Ends with 1 when the task is dead, cancelled, or not done in time. With
+    --json, prints the outcome as an object, whatever it is.
+
+    Example: perdure task result $(perdure enqueue audit) --timeout 60
+    """
+    handle = await _raw_handle(producer, task_id)
+    ended = (await handle.status()).terminal
+    try:
+        value = await handle.result(None if ended else timeout)
+    except (TaskOutcome, TimeoutError) as error:
+        if json:
+            await _print_outcome(handle)
+        if isinstance(error, TaskOutcome):
+            raise
+        state = await handle.status()
+        raise Failed(f"task {task_id} has no outcome after {duration(timeout or 0)}: it is {state}") from None
+    if json:
+        await _print_outcome(handle)
+    else:
+        print_data(value)
+
+
+async def _raw_handle(producer: Producer, task_id: str) -> TaskHandle[str]:
+    """The task, with its result as the JSON text that it is."""
+    partition = (await find_handle(producer, task_id)).partition
+    return TaskHandle(task_id, partition, producer.gateway, producer.news, bytes.decode)
+
+
+async def _print_outcome(handle: TaskHandle[Any]) -> None:
+    record = await handle.record()
+    outcome = {"id": record.id, "state": record.state, "result": as_data(record.result)}
+    print_json(outcome | {"reason": record.reason, "error": record.error})
+
+
+@app.command()
+@connected
+async def watch(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> None:
+    """Watch a task until it has its outcome. Ends with 0 when it succeeded.
+
+    With --json: one line per event, and last the task itself.
+
+    Example: perdure task watch 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
+    """
+    handle = await find_handle(producer, task_id)
+    if json:
+        async for event in handle.events():
+            print_json_lines([event.summary()])
+        record = await handle.record()
+        print_json_lines([record.summary() | {"result": as_data(record.result)}])
+    else:
+        record = await watch_on_screen(handle)
+    if record.state is not State.SUCCEEDED:
+        raise Failed(f"task {task_id} did not succeed: it is {record.state}")
+
+
+@app.command()
+@connected
+async def cancel(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> None:
+    """Cancel a task: at once where nobody runs it, else at its next step or beat.
+
+    Example: perdure task cancel 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
+    """
+    state = await (await find_handle(producer, task_id)).cancel()
+    if json:
+        print_json({"id": task_id, "state": state})
+    if state not in (State.CANCELLED, State.RUNNING):
+        raise Failed(f"task {task_id} cannot be cancelled: it is {state}")
+    if not json:
+        print_data(task_id)
+    asked = state is State.RUNNING
+    tell(f"task {task_id} is running: its worker has been asked" if asked else f"task {task_id} is cancelled")
+
+
+@app.command()
+@connected
+async def events(
+    producer: Producer,
+    task_id: TaskId,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task has its outcome.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Print what happened to a task, the oldest first. With --json: one object per line.
+
+    Example: perdure task events 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --follow
+    """
+    handle = await find_handle(producer, task_id)
+    async for event in handle.events(follow=follow):
+        if json:
+            print_json_lines([event.summary()])
+        else:
+            print_text(describe_event(event))
