@@ -144,7 +144,7 @@ async def _read_messages(
     holders = iter(replies[len(entries) :])
     messages: list[_Message | None] = [None] * len(hashes)
     for (position, _, stream), found in zip(wanted, replies, strict=False):
-        pending = next(holders, []) if stream == partition.ready else []
+        pending: list[Any] = next(holders, []) if stream == partition.ready else []
         owner = pending[0][1].decode() if pending else None
         messages[position] = _Message(pairs(found[0][1]) if found else {}, None if owner == RELEASED else owner)
     return messages

@@ -52,7 +52,7 @@ class PipelinedWire:
         self._pump = self._loop.create_task(self._run(), name="perdure wire")
 
     def submit(self, command: Command) -> asyncio.Future[Any]:
-        packed = hiredis.pack_command(tuple(command))
+        packed = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]  # its stub means one argument
         future = self._loop.create_future()
         if self._pump.done():
             future.set_exception(ConnectionLost("the connection was closed"))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from perdure import Producer, Settings, State
-
 from processes import Crew, give, hire, recorded
 from working import soon
 

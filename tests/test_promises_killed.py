@@ -6,13 +6,11 @@ import random
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 from perdure import Producer, Settings, State, TaskFailed
 from perdure.deadletter import Reason
-from perdure.queues import TaskHandle
 from perdure.queues.keys import GROUP
 from processes import Crew, give, hire, recorded
 from working import BOUND, soon

@@ -11,8 +11,7 @@ import pytest
 from perdure import Producer, Settings
 from perdure.queues import list_workers, pairs
 from perdure.queues.keys import GROUP
-
-from processes import Crew, Replica, give, hire, recorded
+from processes import Crew, give, hire, recorded
 from working import BOUND, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
@@ -38,58 +37,97 @@ async def idle(producer: Producer) -> None:
     """Wait until a worker waits in its read."""
 
     async def blocked() -> bool:
-        info: bytes = await producer.gateway.command("CLIENT", "LIST")
-        return any(b"cmd=xreadgroup" in line and b" flags=b" in line for line in info.splitlines())
+        clients: bytes = await producer.gateway.command("CLIENT", "LIST")
+        return any(b" flags=b " in line and b" cmd=xreadgroup " in line for line in clients.splitlines())
 
     await until(blocked, "a worker waits in its read")
 
 
 async def names(producer: Producer) -> set[str]:
-    found = await producer.gateway.command(
-        "XINFO", "CONSUMERS", producer.namespace.partition("default").ready, GROUP
-    )
+    found = await producer.gateway.command("XINFO", "CONSUMERS", producer.namespace.partition("default").ready, GROUP)
     return {pairs(one)[b"name"].decode() for one in found}
 
 
-async def test_the_step_ends_and_the_next_worker_takes_the_rest_at_once(crew: Crew, producer: Producer) -> None:
+async def test_the_step_ends_and_another_worker_takes_the_rest_at_once(crew: Crew, producer: Producer) -> None:
     first = await crew.start(concurrency=1).ready()
     handle = await producer.enqueue("gate", {"name": "g"})
     await crew.line("saved", f"{handle.id}:second", pid=first.pid)
     second = await crew.start().ready()
     await idle(producer)
     first.stop()
-    await producer.gateway.command("PING")
+    await crew.line("stopping", pid=first.pid)
     await give(producer, "g", "opened")
     async with asyncio.timeout(AT_ONCE):
         found = await handle.result()
-    # The step ended where it was, its result was recorded, and the rest ran elsewhere; or, where the token came
-    # before the signal, all of it.
-    assert found["steps"] == ["first", "opened after nothing", "third"]
-    assert (found["attempt"], found["crashes"]) == (1, 0)
+    assert found == {
+        "steps": ["first", "opened after nothing", "third"],
+        "pid": second.pid,
+        "attempt": 1,
+        "crashes": 0,
+    }
     assert await first.ended() == 0
-    assert len(crew.lines("begin", f"{handle.id}:second")) == 1
+    assert [line.pid for line in crew.lines("begin", f"{handle.id}:second")] == [first.pid]
+    assert [line.pid for line in crew.lines("end", f"{handle.id}:second")] == [first.pid]
+    assert [line.pid for line in crew.lines("begin", f"{handle.id}:third")] == [second.pid]
     assert first.worker_id not in await names(producer)
     assert [worker.id for worker in await list_workers(producer.gateway, producer.namespace)] == [second.worker_id]
 
 
-async def stopped_in_the_step(crew: Crew, producer: Producer, replica: Replica, signals: int) -> None:
-    """A step that does not end is cancelled, the task given back, and taken by another process at once."""
+@pytest.mark.parametrize(("grace", "signals"), [(0.2, 1), (3600.0, 2)], ids=["the grace has passed", "a second signal"])
+async def test_a_step_that_does_not_end_is_cancelled_and_runs_elsewhere_at_once(
+    crew: Crew, producer: Producer, grace: float, signals: int
+) -> None:
+    first = await crew.start(concurrency=1, grace=grace).ready()
     handle = await producer.enqueue("gate", {"name": "g"})
-    await crew.line("saved", f"{handle.id}:second", pid=replica.pid)
-    heir = await crew.start().ready()
+    key = f"{handle.id}:second"
+    await crew.line("saved", key, pid=first.pid)
+    second = await crew.start().ready()
     await idle(producer)
-    for number in range(signals):
-        if number:
-            await stopping(producer, replica)
-        replica.stop()
+    for number in range(1, signals + 1):
+        first.stop()
+        await crew.line("stopping", pid=first.pid, number=number)
     began = time.monotonic()
-    await crew.line("saved", f"{handle.id}:second", pid=heir.pid)
+    await crew.line("saved", key, pid=second.pid)
     assert time.monotonic() - began < AT_ONCE
-    assert await replica.ended() == 0
+    assert await first.ended() == 0
     await give(producer, "g", "opened")
     async with asyncio.timeout(AT_ONCE):
         found = await handle.result()
-    assert found == {"steps": ["first", "opened after progress", "third"], "pid": heir.pid, "attempt": 1, "crashes": 0}
-    assert [line.pid for line in crew.lines("left", handle.id)] == [replica.pid]
+    assert found == {
+        "steps": ["first", "opened after progress", "third"],
+        "pid": second.pid,
+        "attempt": 1,
+        "crashes": 0,
+    }
+    assert [line.pid for line in crew.lines("left", handle.id)] == [first.pid]
+    assert [line.pid for line in crew.lines("end", key)] == [second.pid]
     assert await recorded(producer, handle) == {"first", "second", "third"}
-    assert replica.worker_id not in await names(producer)
+    assert first.worker_id not in await names(producer)
+
+
+async def test_a_rolling_deploy_loses_nothing_and_costs_nothing(crew: Crew, producer: Producer) -> None:
+    """Each of two replicas is replaced, twice over, while tasks run in both."""
+    tasks, steps = 12, 40
+    running = [await crew.start(concurrency=6).ready() for _ in range(2)]
+    handles = [
+        await producer.enqueue("pipeline", {"value": number, "steps": steps, "pause": 0.05}) for number in range(tasks)
+    ]
+    async with asyncio.timeout(BOUND):
+        for _ in range(4):
+            running.append(await crew.start(concurrency=6).ready())
+            await crew.line("begin", pid=running[0].pid)
+            running[0].stop()
+            assert await running.pop(0).ended() == 0
+        results = [await handle.result() for handle in handles]
+    assert results == [chain(number, steps) for number in range(tasks)]
+    for handle in handles:
+        record = await handle.record()
+        assert (record.attempts, record.crashes) == (1, 0)
+        began = [line.key for line in crew.lines("begin") if line.key.startswith(handle.id)]
+        assert len(began) == len(set(began)) == steps  # no step was cut off, and none ran twice
+
+
+def chain(value: int, steps: int) -> int:
+    for _ in range(steps):
+        value = value * 3 + 1
+    return value

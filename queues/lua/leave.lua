@@ -8,7 +8,8 @@ for i = 1, #pending do
   redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[3], 0, pending[i][1],
     'IDLE', ARGV[4], 'RETRYCOUNT', pending[i][4] - 1, 'JUSTID')
 end
-if #pending > 0 then
+-- Whatever waits there is announced again: the leaving worker may have taken the announcement with it.
+if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[3]) > 0 then
   redis.call('XADD', KEYS[2], 'MAXLEN', 16, '*', 'why', 'released')
 end
 if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) == 0 then

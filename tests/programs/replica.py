@@ -153,8 +153,12 @@ async def hasty(ctx: Context, gate: str) -> list[str]:
 
 async def main() -> None:
     async with Worker(app, concurrency=int(sys.argv[1])) as worker:
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, worker.stop)
+
+        def stop() -> None:
+            worker.stop()
+            os.write(JOURNAL, f"{os.getpid()} stopping worker\n".encode())
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
         sys.stdout.write(f"{worker.id}\n")
         sys.stdout.flush()
         await worker.run()

@@ -97,8 +97,15 @@ class Intake:
                 await self._give_back(delivery)
         if taken.due:
             self._on_due()
-        if taken.claimable:
+        if taken.claimable and self._stopping:
+            await self._pass_on()
+        elif taken.claimable:
             self._sweep.ask()
+
+    async def _pass_on(self) -> None:
+        """A nudge that reached a worker which is stopping must reach another, or what was given back waits."""
+        for partition in self._consumer.partitions:
+            await self._consumer.nudge(partition)
 
     def _begin(self, delivery: Delivery) -> None:
         self._slots.take()

@@ -15,13 +15,18 @@ __all__ = ["Sweep"]
 
 START = "0-0"
 
+_LONGEST = 3.0
+"""Seconds between sweeps at the most: what a lost host held is to be resumed within its lease and five seconds."""
+
 
 class Sweep:
     """The schedule of claims: all partitions at startup, then each again and again with jitter, or when asked for."""
 
     def __init__(self, partitions: Sequence[Partition], lease: float) -> None:
-        """lease: seconds. A sweep comes each half of it, give or take a quarter, so that replicas spread out."""
-        self._interval = lease / 2
+        """lease: seconds. A sweep comes each half of it, and at least every 3 s, give or take a quarter, so that
+        replicas spread out.
+        """
+        self._interval = min(lease / 2, _LONGEST)
         self._cursors = dict.fromkeys(partitions, START)
         self._unfinished: list[Partition] = list(partitions)
         self._again: set[Partition] = set()
