@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check
+PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 
 # The editable install links every file of the package, so a new file or folder makes it stale.
 PACKAGES := . queues queues/embedded queues/lua deadletter deadletter/lua $(wildcard worker worker/*/.)

@@ -36,7 +36,7 @@ class Retry:
             raise ValueError(f"Retry.max_attempts must be 1 or more, not {self.max_attempts}: 1 means no retry")
         if self.max_crashes < 0:
             raise ValueError(f"Retry.max_crashes must be 0 or more, not {self.max_crashes}")
-        if self.base < 0 or self.cap < 0 or self.factor < 1:
+        if not (self.base >= 0 and self.cap >= 0 and self.factor >= 1):
             raise ValueError("Retry needs base >= 0, cap >= 0 and factor >= 1")
         if not 0 <= self.jitter <= 1:
             raise ValueError(f"Retry.jitter is a share from 0 to 1, not {self.jitter}")

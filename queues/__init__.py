@@ -2,7 +2,7 @@
 
 from .address import Address
 from .beat import Beat
-from .checkpoint import Entry, History, Kind, load_history, note_alive, write_entries
+from .checkpoint import Entry, History, Kind, load_history, note_alive, recorded_steps, write_entries
 from .consumer import Consumer, Taken
 from .due import promote_due
 from .envelope import (
@@ -11,6 +11,7 @@ from .envelope import (
     Envelope,
     Options,
     check_size,
+    check_task_id,
     encode_arguments,
     new_task_id,
 )
@@ -89,6 +90,7 @@ __all__ = [
     "cancelled",
     "check_name",
     "check_size",
+    "check_task_id",
     "default_address",
     "default_data_dir",
     "default_namespace",
@@ -106,6 +108,7 @@ __all__ = [
     "queue_partitions",
     "read_events",
     "read_record",
+    "recorded_steps",
     "release",
     "reschedule",
     "succeed",

@@ -43,7 +43,7 @@ class Address:
         except ValueError as error:
             raise BadAddress(f"{cls(text).shown!r}: {error}") from None
         if scheme == "unix" and not parts.path:
-            raise BadAddress(f"{text!r} names no socket: write unix:///path/to.sock")
+            raise BadAddress(f"{cls(text).shown!r} names no socket: write unix:///path/to.sock")
         if scheme != "unix":
             _check_database(text, parts.path, parse_qs(parts.query))
         return cls(text)

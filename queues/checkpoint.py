@@ -8,12 +8,13 @@ from enum import StrEnum
 
 from .errors import LeaseLost
 from .gateway import Argument, Gateway
+from .keys import Partition
 from .leases import Delivery
 from .records import pairs
 from .scripts import queue_script
 from .settlement import Counters
 
-__all__ = ["Entry", "History", "Kind", "load_history", "note_alive", "write_entries"]
+__all__ = ["Entry", "History", "Kind", "load_history", "note_alive", "recorded_steps", "write_entries"]
 
 _RECORD = queue_script("record")
 _NOTE = queue_script("note")
@@ -66,6 +67,12 @@ async def note_alive(gateway: Gateway, delivery: Delivery, task_id: str, step: s
     partition = delivery.partition
     if not await gateway.run(_NOTE, [partition.ready, partition.record(task_id)], [*delivery.fence, step]):
         raise LeaseLost(task_id, f"note of {step}")
+
+
+async def recorded_steps(gateway: Gateway, partition: Partition, task_id: str) -> list[str]:
+    """The keys of a task's recorded steps, by name."""
+    names = await gateway.command("HKEYS", partition.steps(task_id))
+    return sorted(name.removeprefix(b"d:").decode() for name in names if name.startswith(b"d:"))
 
 
 async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> History:

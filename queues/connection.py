@@ -85,14 +85,19 @@ def _bad_address(address: Address) -> Iterator[None]:
         raise BadAddress(f"{address.shown}: {error}") from None
 
 
+_CREDENTIALS = (AuthenticationError, AuthorizationError, NoPermissionError)
+
+
 @contextmanager
 def translated(shown: str) -> Iterator[None]:
     """Turn the client library's errors into Perdure's: `Unavailable` may pass by itself, `Refused` will not."""
     try:
         yield
-    except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
+    except _CREDENTIALS as error:
         raise Refused(f"{shown} refused the credentials: {error}") from error
     except (redis.ConnectionError, redis.TimeoutError, ReadOnlyError, OSError) as error:
+        if isinstance(error.__cause__, _CREDENTIALS):  # how a connection reports what its handshake met
+            raise Refused(f"{shown} refused the credentials: {error.__cause__}") from error
         raise Unavailable(f"cannot reach Redis at {shown}: {_reason(error)}") from error
     except RedisError as error:
         if isinstance(error, OutOfMemoryError) or any(mark in str(error) for mark in _PASSING):

@@ -9,6 +9,7 @@ not read rightly gets a new version number, and every worker refuses a version n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
@@ -23,6 +24,7 @@ __all__ = [
     "FORMAT_VERSION",
     "Envelope",
     "Options",
+    "check_task_id",
     "encode_arguments",
     "new_task_id",
 ]
@@ -35,6 +37,16 @@ DEFAULT_PAYLOAD_LIMIT: Final = 1024 * 1024
 _TASK_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def check_task_id(task_id: str) -> str:
+    """Return an id that can name a task; `ValueError` with the rule for one that cannot."""
+    if not re.fullmatch(_TASK_ID, task_id):
+        raise ValueError(
+            f"{task_id!r} cannot be a task's id: use 1 to 128 letters, digits, '.', '_' or '-', "
+            "beginning with a letter or digit"
+        )
+    return task_id
 
 
 def new_task_id() -> str:

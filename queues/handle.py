@@ -67,9 +67,9 @@ class TaskHandle(Generic[R]):
         timeout: seconds to wait, None for ever. Raises `TimeoutError` when they have passed, `TaskFailed` when the
         task is a dead letter, `TaskCancelled` when it was cancelled, `TaskNotFound` when nothing is known of it.
         """
-        with anyio.fail_after(timeout):
-            record = await self.record()
-            if not record.state.terminal:
+        record = await self.record()
+        if not record.state.terminal:
+            with anyio.fail_after(timeout):
                 record = await self._wait()
         return self._outcome(record)
 

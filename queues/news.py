@@ -59,9 +59,9 @@ class News:
 
     async def close(self) -> None:
         pump, self._pump = self._pump, None
-        if pump is not None:
-            pump.cancel()
-            await asyncio.gather(pump, return_exceptions=True)
+        while pump is not None and not pump.done():
+            pump.cancel()  # more than once: up to Python 3.11, `asyncio.wait_for` may swallow a cancellation
+            await asyncio.wait([pump], timeout=0.1)
         if self._pubsub is not None:
             await self._pubsub.aclose()
             self._pubsub = None

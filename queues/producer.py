@@ -15,6 +15,7 @@ from .envelope import (
     Envelope,
     Options,
     check_size,
+    check_task_id,
     encode_arguments,
     new_task_id,
 )
@@ -106,7 +107,7 @@ class Producer:
         see `Options`. Raises `PayloadTooLarge`, `TypeError` for arguments that are not JSON, `Unavailable`.
         """
         envelope = Envelope(
-            id=task_id or new_task_id(),
+            id=new_task_id() if task_id is None else check_task_id(task_id),
             task=task,
             headers=dict(headers or {}),
             options=Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl),

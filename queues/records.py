@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from .envelope import Envelope
+from .envelope import Envelope, check_task_id
 from .errors import Refused, UnreadableEnvelope
 from .gateway import Command, Gateway, is_missing_group
 from .keys import GROUP, RELEASED, Namespace, Partition
@@ -106,7 +106,8 @@ async def read_records(gateway: Gateway, partition: Partition, task_ids: Sequenc
 
 
 async def find_task(gateway: Gateway, namespace: Namespace, task_id: str) -> Partition | None:
-    """The partition that has the task, sought in every queue of the namespace."""
+    """The partition that has the task, sought in every queue of the namespace. `ValueError` for what is no id."""
+    check_task_id(task_id)
     queues = pairs(await gateway.command("HGETALL", namespace.queues))
     candidates = [
         namespace.partition(queue.decode(), index) for queue, count in queues.items() for index in range(int(count))

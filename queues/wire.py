@@ -121,17 +121,24 @@ class PipelinedWire:
 def _fail(futures: Sequence[asyncio.Future[Any]], error: BaseException) -> None:
     for future in futures:
         if not future.done():
-            future.set_exception(type(error)(*error.args))
+            own = type(error)(*error.args)  # one exception cannot be raised to many: each raise adds to its traceback
+            own.__cause__ = error.__cause__
+            future.set_exception(own)
 
 
 class ClientWire:
-    """Commands on a client that is there already, such as a fake one: each goes out by itself."""
+    """Commands on a client that is there already, such as a fake one: one after another, in the order submitted."""
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
+        self._turn = asyncio.Lock()
 
     def submit(self, command: Command) -> asyncio.Future[Any]:
-        return asyncio.ensure_future(self._client.execute_command(*command))
+        return asyncio.ensure_future(self._carry_out(command))
+
+    async def _carry_out(self, command: Command) -> Any:
+        async with self._turn:
+            return await self._client.execute_command(*command)
 
     async def close(self) -> None:
         """The client is its owner's to close."""

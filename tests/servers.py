@@ -50,7 +50,7 @@ class RedisServer:
         assert self.process is not None
         return self.process.pid
 
-    def start(self) -> RedisServer:
+    def start(self, password: str = "") -> RedisServer:
         command = [
             self.program,
             "--port",
@@ -64,7 +64,7 @@ class RedisServer:
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         deadline = time.monotonic() + 20
-        while not answers(self.socket):
+        while not answers(self.socket, password):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError((self.folder / "server.log").read_text())
             time.sleep(0.01)
@@ -83,12 +83,15 @@ class RedisServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def answers(path: Path) -> bool:
+def answers(path: Path, password: str = "") -> bool:
     """Whether a server answers PING on the socket (one that is loading does not)."""
     try:
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(1)
             client.connect(os.fspath(path))
+            if password:
+                client.sendall(f"AUTH {password}\r\n".encode())
+                client.recv(16)
             client.sendall(b"PING\r\n")
             return client.recv(16).startswith(b"+PONG")
     except OSError:

@@ -59,8 +59,8 @@ def test_a_file_and_the_modules_of_its_folder() -> None:
 def test_a_file_is_the_same_module_that_its_neighbours_import() -> None:
     write("tasks_file.py", APP + "import neighbour\n")
     write("neighbour.py", "import tasks_file\n")
-    load_app("tasks_file.py:app")
-    assert sys.modules["neighbour"].tasks_file is sys.modules["tasks_file"]
+    app = load_app("tasks_file.py:app")
+    assert sys.modules["neighbour"].tasks_file.app is app
 
 
 @pytest.mark.parametrize("name", ["json.py", "typer.py", "my-jobs.py", "my.jobs.py"])

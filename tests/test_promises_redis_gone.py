@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import anyio
 import pytest
-from perdure import App, Context, Settings
+from perdure import App, Context, Settings, State
 from perdure.queues import TaskHandle
 from servers import BUNDLED, RedisServer, find_program
-from working import BOUND, history, pending, recorded_steps, redis_command, soon, until, working
+from working import history, pending, recorded_steps, redis_command, soon, until, working
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
@@ -79,12 +80,19 @@ async def test_an_idle_worker_takes_work_again_when_redis_is_back(app: App, serv
     scene.goes_on.set()
     async with working(app):
         before = await scene.task.enqueue()
-        assert await soon(before.result()) == (1, 0)
+        await until_succeeded(before)
         server.kill()
         server.start()
         after = await scene.task.enqueue()
-        assert await soon(after.result()) == (1, 0)
-        assert await before.result(timeout=BOUND) == (1, 0)
+        await until_succeeded(after)
+        assert await before.status() is State.SUCCEEDED
+
+
+async def until_succeeded(handle: TaskHandle[Any]) -> None:
+    async def succeeded() -> bool:
+        return await handle.status() is State.SUCCEEDED
+
+    await until(succeeded, "the task succeeds")
 
 
 async def test_of_many_tasks_none_is_lost(app: App, server: RedisServer) -> None:

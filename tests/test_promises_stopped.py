@@ -18,11 +18,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
 LEASE = 60.0
 AT_ONCE = LEASE / 6
-"""The next sweep of an idle worker is 22 s away or more, and a lease 60 s."""
+"""Seconds. The next sweep of an idle worker is 22 s away or more, and the lease is 60 s."""
 
 
 @pytest.fixture
-def crew(settings: Settings, tmp_path: Path) -> Iterator[Crew]:
+def crew(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
+    monkeypatch.setenv("RARE_SWEEPS", "1")
     with hire(settings.model_copy(update={"lease": LEASE, "grace": BOUND}), tmp_path) as crew:
         yield crew
 
@@ -38,7 +39,7 @@ async def idle(producer: Producer) -> None:
 
     async def blocked() -> bool:
         clients: bytes = await producer.gateway.command("CLIENT", "LIST")
-        return any(b" flags=b " in line and b" cmd=xreadgroup " in line for line in clients.splitlines())
+        return any(b" flags=b" in line and b" cmd=xreadgroup " in line for line in clients.splitlines())
 
     await until(blocked, "a worker waits in its read")
 
@@ -106,25 +107,30 @@ async def test_a_step_that_does_not_end_is_cancelled_and_runs_elsewhere_at_once(
 
 
 async def test_a_rolling_deploy_loses_nothing_and_costs_nothing(crew: Crew, producer: Producer) -> None:
-    """Each of two replicas is replaced, twice over, while tasks run in both."""
-    tasks, steps = 12, 40
-    running = [await crew.start(concurrency=6).ready() for _ in range(2)]
+    """Of six replicas four are stopped, one after another, each while it runs tasks."""
+    tasks, steps = 12, 30
+    alive = {replica.pid: replica for replica in [crew.start(concurrency=6) for _ in range(6)]}
+    for replica in alive.values():
+        await replica.ready()
     handles = [
         await producer.enqueue("pipeline", {"value": number, "steps": steps, "pause": 0.05}) for number in range(tasks)
     ]
+    await crew.line("begin", number=tasks)
     async with asyncio.timeout(BOUND):
         for _ in range(4):
-            running.append(await crew.start(concurrency=6).ready())
-            await crew.line("begin", pid=running[0].pid)
-            running[0].stop()
-            assert await running.pop(0).ended() == 0
+            busy = next(line.pid for line in reversed(crew.lines("begin")) if line.pid in alive)
+            alive[busy].stop()
+            assert await alive.pop(busy).ended() == 0
         results = [await handle.result() for handle in handles]
     assert results == [chain(number, steps) for number in range(tasks)]
+    moved = 0
     for handle in handles:
         record = await handle.record()
         assert (record.attempts, record.crashes) == (1, 0)
-        began = [line.key for line in crew.lines("begin") if line.key.startswith(handle.id)]
-        assert len(began) == len(set(began)) == steps  # no step was cut off, and none ran twice
+        began = [line for line in crew.lines("begin") if line.key.startswith(handle.id)]
+        assert len(began) == len({line.key for line in began}) == steps  # no step was cut off, and none ran twice
+        moved += len({line.pid for line in began}) - 1
+    assert moved >= 4
 
 
 def chain(value: int, steps: int) -> int:

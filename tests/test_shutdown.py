@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 from perdure import App, Context, Settings, State, TaskHandle, Worker
+from perdure.worker.runtime import sweep
 from perdure.worker.runtime.slots import Slots
 from working import BOUND, consumers, history, pending, recorded_steps, redis_command, soon, until, working
 
@@ -16,7 +17,13 @@ pytestmark = pytest.mark.integration
 
 LEASE = 60.0
 AT_ONCE = LEASE / 6
-"""A sweep would come after 22 s at the earliest, and find something after 60 s."""
+"""Seconds. A sweep would come after 22 s at the earliest."""
+
+
+@pytest.fixture(autouse=True)
+def rare_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is taken at once is taken because a nudge told of it."""
+    monkeypatch.setattr(sweep, "_LONGEST", LEASE)
 
 
 def app_with(settings: Settings, **changes: Any) -> App:

@@ -357,6 +357,22 @@ async def test_typed_results_are_the_same_in_the_first_run_and_in_a_resumed_one(
     assert [type(value) for value in first] == [type(value) for value in second]
 
 
+def a_list_for_a_tuple() -> tuple[int, ...]:
+    return [1, 2]  # type: ignore[return-value]
+
+
+def a_dict_for_a_model() -> Point:
+    return {"x": "7", "at": NOON}  # type: ignore[return-value]
+
+
+async def test_what_is_not_quite_of_the_declared_type_is_brought_into_it_in_every_run(app: App) -> None:
+    async def body(ctx: Context) -> list[Any]:
+        return [await ctx.step("tuple", a_list_for_a_tuple), await ctx.step("model", a_dict_for_a_model)]
+
+    first, second = await run_twice(app, body)
+    assert first == second == [(1, 2), Point(x=7, at=NOON)]
+
+
 def says_nothing(value: Any):  # type: ignore[no-untyped-def]
     return value
 
@@ -377,6 +393,11 @@ UNTYPED: list[tuple[Any, Any]] = [
     (True, True),
     (None, None),
     (1.5, 1.5),
+    (0.1 + 0.2, 0.1 + 0.2),
+    (2**80, 2**80),
+    ([-(2**64)], [-(2**64)]),
+    (float("inf"), "Infinity"),
+    ({"score": float("-inf")}, {"score": "-Infinity"}),
 ]
 
 

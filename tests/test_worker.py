@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from perdure import App, Context, Retry, Settings, State, TaskHandle, Worker
 from perdure.queues import Consumer, Partition, Reader, list_workers
+from perdure.worker.runtime import sweep as sweep_module
 from perdure.worker.runtime.slots import Slots
 from perdure.worker.runtime.sweep import START, Sweep
 from working import (
@@ -23,10 +24,10 @@ from working import (
     working,
 )
 
-AT_ONCE = 5.0
-"""Seconds that tell what a nudge brings about from what a sweep does: a sweep comes after 20 s or later."""
-
 LONG_LEASE = 60.0
+
+AT_ONCE = LONG_LEASE / 12
+"""Seconds that tell what a nudge brings about from what only a sweep would: that comes after 22 s or later."""
 
 
 @pytest.fixture
@@ -36,8 +37,9 @@ async def app(settings: Settings) -> AsyncIterator[App]:
 
 
 @pytest.fixture
-async def patient(settings: Settings) -> AsyncIterator[App]:
-    """With a lease so long that nothing in the test comes from its passing."""
+async def patient(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[App]:
+    """With a lease so long, and sweeps so rare, that nothing in the test comes from them."""
+    monkeypatch.setattr(sweep_module, "_LONGEST", LONG_LEASE)
     async with App("work", settings=settings.model_copy(update={"lease": LONG_LEASE})) as app:
         yield app
 
@@ -397,10 +399,17 @@ def test_a_sweep_begins_with_everything_and_then_waits(names: Sequence[str]) -> 
         assert sweep.turn() == (partition, "5-0")
         sweep.reached(partition, START)
     assert sweep.turn() is None
-    assert 370.0 < sweep.until_next() <= 625.0
+    assert 2.0 < sweep.until_next() <= 3.75
     sweep.ask()
     assert sweep.until_next() == 0.0
     assert sweep.turn() == (partitions[0], START)
+
+
+def test_a_sweep_comes_within_a_lease_that_is_short() -> None:
+    partition = Partition("ns", "a", 0)
+    sweep = Sweep([partition], lease=0.4)
+    sweep.reached(partition, START)
+    assert sweep.until_next() <= 0.25
 
 
 def test_what_is_given_back_behind_a_sweep_under_way_is_found_by_another_round() -> None:

@@ -12,7 +12,7 @@ from pydantic.errors import PydanticUserError
 from typing_extensions import TypedDict
 
 from ..deadletter import Retry
-from ..queues import Envelope, Message, Options, Producer, TaskHandle, new_task_id
+from ..queues import Envelope, Message, Options, Producer, TaskHandle, check_task_id, new_task_id
 from .durable import Codec, Context, Durability
 from .errors import InvalidArguments, TaskDefinitionError
 
@@ -105,7 +105,7 @@ class TaskCall(Generic[P, R]):
 
     def _message(self, arguments: bytes) -> Message:
         envelope = Envelope(
-            id=self.task_id or new_task_id(),
+            id=new_task_id() if self.task_id is None else check_task_id(self.task_id),
             task=self.task.name,
             headers=dict(self.headers),
             options=self.wish,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..deadletter import DEFAULT_RETENTION, Retry
@@ -42,10 +42,10 @@ class Settings(BaseSettings):
     log_json: bool = False
     unknown_task: Retry = Retry(max_attempts=10, base=1.0, factor=2.0, cap=60.0)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        check_name("namespace", self.namespace)
-        return self
+    @field_validator("namespace")
+    @classmethod
+    def _check_namespace(cls, name: str) -> str:
+        return check_name("namespace", name)
 
     @property
     def address(self) -> Address:
@@ -68,4 +68,5 @@ def load_settings(**overrides: object) -> Settings:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         where = name if name in given else f"PERDURE_{name.upper()}"
-        raise ConfigurationError(f"{where}: {first['msg']} (got {first.get('input')!r})") from None
+        got = "" if name == "redis_url" else f" (got {first['input']!r})"  # a URL may hold a password
+        raise ConfigurationError(f"{where}: {first['msg']}{got}") from None

@@ -7,7 +7,7 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local due = now + tonumber(ARGV[1])
 local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
-local stored = {}
+local stored, some = {}, false
 for i = 3, #KEYS do
   local at = (i - 3) * 3 + 2
   if redis.call('EXISTS', KEYS[i]) == 1 then
@@ -16,10 +16,10 @@ for i = 3, #KEYS do
     redis.call('ZADD', KEYS[1], due, ARGV[at])
     redis.call('HSET', KEYS[i], 'state', 'scheduled', 'due', due, 'at', now,
       'env', ARGV[at + 1], 'args', ARGV[at + 2])
-    stored[i - 2] = 1
+    stored[i - 2], some = 1, true
   end
 end
-if not first[2] or due < tonumber(first[2]) then
+if some and (not first[2] or due < tonumber(first[2])) then
   redis.call('XADD', KEYS[2], 'MAXLEN', 16, '*', 'why', 'due')
 end
 return stored

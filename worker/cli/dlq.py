@@ -10,7 +10,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from ...deadletter import DeadLetter, Filter, find_letter, list_letters
-from ...queues import Producer
+from ...queues import Producer, recorded_steps
 from .acts import purge, replay
 from .connection import connected, redis_now
 from .failures import Failed
@@ -99,7 +99,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
     letter = await find_letter(producer.gateway, await known_partitions(producer, None), task_id)
     if letter is None:
         raise Failed(f"no dead letter {task_id} in namespace {producer.namespace.name!r} on {producer.address.shown}")
-    steps = await _kept_steps(producer, letter)
+    steps = await recorded_steps(producer.gateway, letter.partition, letter.id)
     if json:
         print_json(letter.summary() | {"steps": steps})
         return
@@ -125,12 +125,6 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
     )
     if letter.traceback:
         print_text(f"\n{letter.traceback.rstrip()}")
-
-
-async def _kept_steps(producer: Producer, letter: DeadLetter) -> list[str]:
-    """The names of the recorded steps, which a replay returns from the record."""
-    names = await producer.gateway.command("HKEYS", letter.partition.steps(letter.id))
-    return sorted(name.decode().removeprefix("d:") for name in names if name.startswith(b"d:"))
 
 
 @app.command()

@@ -14,7 +14,7 @@ from .batch import Defaults, Item, check, items, make_message, opened, problem
 from .connection import connected
 from .failures import Misuse
 from .output import AsJson, print_data, print_json, print_json_lines, tell
-from .parameters import read_object, read_queue, read_seconds, read_task_id
+from .parameters import in_seconds, read_object, read_queue, read_task_id
 from .progress import Bar
 
 __all__ = ["enqueue"]
@@ -31,12 +31,10 @@ async def enqueue(
         str | None, typer.Option(metavar="JSON", help="Its arguments by name, as a JSON object.", show_default=False)
     ] = None,
     queue: Annotated[str, typer.Option(metavar="QUEUE", parser=read_queue, help="Where to put it.")] = "default",
-    delay: Annotated[
-        float, typer.Option(metavar="SECONDS", parser=read_seconds, help="How long it waits before it may run.")
-    ] = 0.0,
+    delay: Annotated[float, in_seconds("How long it waits before it may run.")] = 0.0,
     file: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Tasks as JSON lines, - for stdin. See below.", show_default=False),
+        typer.Option(metavar="FILE", help="Tasks as JSON lines; - for stdin.", show_default=False),
     ] = None,
     task_id: Annotated[
         str | None,
@@ -50,14 +48,14 @@ async def enqueue(
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", parser=read_seconds, help="How long one run may take.", show_default=False),
+        in_seconds("How long one run may take."),
     ] = None,
     max_attempts: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Runs before it is given up.", show_default=False)
     ] = None,
     result_ttl: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", parser=read_seconds, help="How long its outcome is kept.", show_default=False),
+        in_seconds("How long its outcome is kept."),
     ] = None,
     json: AsJson = False,
 ) -> None:

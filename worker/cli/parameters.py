@@ -12,7 +12,17 @@ from pydantic_core import from_json
 from ...deadletter import Reason
 from ...queues import check_name
 
-__all__ = ["QueueOption", "ReasonOption", "Seconds", "TaskId", "TaskIds", "TaskNameOption", "read_object", "read_queue"]
+__all__ = [
+    "QueueOption",
+    "ReasonOption",
+    "TaskId",
+    "TaskIds",
+    "TaskNameOption",
+    "in_seconds",
+    "read_object",
+    "read_queue",
+    "read_task_id",
+]
 
 _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -40,6 +50,11 @@ def read_seconds(text: str | float) -> float:
     return seconds
 
 
+def in_seconds(help_text: str) -> Any:
+    """An option that takes seconds."""
+    return typer.Option(metavar="SECONDS", parser=read_seconds, help=help_text, show_default=False)
+
+
 def read_object(text: str | bytes) -> dict[str, Any]:
     """A JSON object; `ValueError` says where it is not one. Unlike Python's own, NaN and Infinity are no JSON."""
     try:
@@ -62,8 +77,6 @@ TaskIds = Annotated[
     list[str] | None,
     typer.Argument(metavar="[ID]...", parser=read_task_id, help="Tasks, by their ids.", show_default=False),
 ]
-
-Seconds = Annotated[float | None, typer.Option(metavar="SECONDS", parser=read_seconds, show_default=False)]
 
 QueueOption = Annotated[
     str | None, typer.Option("--queue", metavar="QUEUE", parser=read_queue, help="Only this queue.")

@@ -32,7 +32,7 @@ async def select(
 ) -> Selection:
     """The letters meant, the oldest first. All ids are looked up before anything happens to one of them.
 
-    Of `every` letter those are meant that are dead now: what dies again while it is replayed is not met twice.
+    Of `every` letter those are meant that are dead by now: what dies again while it is replayed is not met twice.
     """
     narrowed = queue is not None or reason is not None or task is not None
     if ids and (every or narrowed):
@@ -41,10 +41,9 @@ async def select(
         raise Misuse("say which: ids, or --all (with --queue, --reason, --task for some of them)")
     partitions = await known_partitions(producer, queue)
     if ids:
-        return Selection(_each(await _find(producer, partitions, list(dict.fromkeys(ids)))), len(set(ids)))
-    wanted = Filter(reason, task)
+        return Selection(_each(await _find(producer, partitions, ids)), len(set(ids)))
     count = None if reason or task else await count_letters(producer.gateway, partitions)
-    return Selection(_until_now(producer, await _last_entries(producer, partitions), wanted), count)
+    return Selection(list_letters(producer.gateway, partitions, Filter(reason, task), oldest_first=True), count)
 
 
 async def _find(producer: Producer, partitions: Sequence[Partition], ids: Sequence[str]) -> list[DeadLetter]:
@@ -59,25 +58,3 @@ async def _find(producer: Producer, partitions: Sequence[Partition], ids: Sequen
 async def _each(letters: Sequence[DeadLetter]) -> AsyncIterator[DeadLetter]:
     for letter in letters:
         yield letter
-
-
-async def _last_entries(producer: Producer, partitions: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
-    newest = await producer.gateway.pipeline(
-        [("XREVRANGE", partition.dead, "+", "-", "COUNT", 1) for partition in partitions]
-    )
-    return {partition: _order(page[0][0].decode()) for partition, page in zip(partitions, newest, strict=True) if page}
-
-
-async def _until_now(
-    producer: Producer, last: dict[Partition, tuple[int, int]], wanted: Filter
-) -> AsyncIterator[DeadLetter]:
-    for partition, end in last.items():
-        async for letter in list_letters(producer.gateway, [partition], wanted, oldest_first=True):
-            if _order(letter.entry) > end:
-                break
-            yield letter
-
-
-def _order(entry: str) -> tuple[int, int]:
-    milliseconds, _, number = entry.partition("-")
-    return int(milliseconds), int(number)

@@ -25,7 +25,7 @@ from .output import (
     tell,
     timestamp,
 )
-from .parameters import QueueOption, TaskId, TaskNameOption, read_seconds
+from .parameters import QueueOption, TaskId, TaskNameOption, in_seconds
 from .watching import describe_event, watch_on_screen
 
 __all__ = ["app"]
@@ -141,7 +141,7 @@ async def result(
     *,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", parser=read_seconds, help="Wait so long. Else for ever.", show_default=False),
+        in_seconds("Wait so long. Else for ever."),
     ] = None,
     json: AsJson = False,
 ) -> None:

@@ -17,7 +17,7 @@ from .connection import Place, connected, placed, redis_now
 from .failures import Misuse
 from .loading import load_app
 from .output import AsJson, ago, duration, print_json, print_table, tell
-from .parameters import read_seconds
+from .parameters import in_seconds
 from .parting import end_despite_threads
 
 __all__ = ["app"]
@@ -45,21 +45,11 @@ def run(
     burst: Annotated[bool, typer.Option("--burst", help="End when the queues are empty.")] = False,
     lease: Annotated[
         float | None,
-        typer.Option(
-            metavar="SECONDS",
-            parser=read_seconds,
-            help="How long a silent worker keeps its tasks; the same for all workers. Else PERDURE_LEASE, else 15.",
-            show_default=False,
-        ),
+        in_seconds("How long a silent worker keeps its tasks; the same for all workers. Else PERDURE_LEASE, else 15."),
     ] = None,
     grace: Annotated[
         float | None,
-        typer.Option(
-            metavar="SECONDS",
-            parser=read_seconds,
-            help="How long running steps may take to end at shutdown. Else PERDURE_GRACE, else 30.",
-            show_default=False,
-        ),
+        in_seconds("How long running steps may take to end at shutdown. Else PERDURE_GRACE, else 30."),
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Begins the worker's id. Else the app's.")] = None,
 ) -> None:
@@ -113,7 +103,7 @@ async def _work(loaded: App, concurrency: int, queues: list[str] | None, name: s
                 runner.concurrency,
             )
             await runner.run(burst=burst)
-        logger.info("worker {} stopped: {} ran", runner.id, runner._executor.settled)
+        logger.info("worker {} stopped: {} ran", runner.id, runner.settled)
         code = 0
     finally:
         end_despite_threads(code)

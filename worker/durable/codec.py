@@ -14,16 +14,16 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any, get_type_hints
 
-import orjson
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from ..errors import UnserialisableResult
 
 __all__ = ["Codec", "codec_of", "fingerprint"]
 
 _PLAIN = (str, int, float, bool, type(None))
+_UNCHANGED = (str, int, bool, type(None))  # by their way through JSON; a float may be infinite, which becomes text
 
 
 class Codec:
@@ -43,8 +43,8 @@ class Codec:
             if self._adapter is not None:
                 checked = self._adapter.validate_python(value)
                 return self._adapter.dump_json(checked), checked
-            data = to_json(value)
-            return data, value if type(value) in _PLAIN else orjson.loads(data)
+            data = to_json(value, inf_nan_mode="strings")
+            return data, value if type(value) in _UNCHANGED else from_json(data)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part) for part in first["loc"])
@@ -54,7 +54,7 @@ class Codec:
 
     def decode(self, data: bytes) -> Any:
         """A recorded result in its declared type."""
-        return orjson.loads(data) if self._adapter is None else self._adapter.validate_json(data)
+        return from_json(data) if self._adapter is None else self._adapter.validate_json(data)
 
 
 def _adapter(declared: Any) -> TypeAdapter[Any]:

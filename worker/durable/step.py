@@ -95,7 +95,7 @@ class Step:
     def saved(self) -> Any:
         """What was saved last in this step, by this run or an earlier one; None where nothing was."""
         data = self._run.history.saved.get(self.key)
-        return None if data is None else orjson.loads(data)
+        return None if data is None else _PLAIN.decode(data)
 
     async def save(self, value: Any) -> None:
         """Keep the step's own progress: JSON data that is there as `saved` when the step is run again.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from loguru import logger
+from loguru import logger as _logger
 
 if TYPE_CHECKING:
     from loguru import Record
@@ -13,10 +13,20 @@ if TYPE_CHECKING:
 __all__ = ["configure_logging", "logger"]
 
 
+def _make_printable(record: Record) -> None:
+    """Control characters in a task's error must not reach the terminal as such."""
+    message = record["message"]
+    if not message.isprintable():
+        record["message"] = "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
+
+
+logger = _logger.patch(_make_printable)
+
+
 def configure_logging(level: str = "INFO", *, json: bool = False) -> None:
     """Send the log to stderr. Values of variables are never printed: they may be secrets."""
-    logger.remove()
-    logger.add(
+    _logger.remove()
+    _logger.add(
         sys.stderr,
         level=level,
         format=_line,

@@ -80,6 +80,11 @@ class Worker:
         """How many tasks are running."""
         return self._slots.taken
 
+    @property
+    def settled(self) -> int:
+        """How many deliveries this worker has settled."""
+        return self._executor.settled
+
     async def __aenter__(self) -> Self:
         """Connect and check the server, load the scripts, join the groups, register, begin to beat."""
         await self._gateway.open()

@@ -1,0 +1,123 @@
+"""When to try again and when to stop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from perdure.deadletter import Bury, Reason, Retry, TryAgain, after_crash, after_failure, backoff
+from perdure.queues import Counters
+
+RETRIES = st.builds(
+    Retry,
+    max_attempts=st.integers(1, 50),
+    max_crashes=st.integers(0, 50),
+    base=st.floats(0, 1e4),
+    factor=st.floats(1, 100),
+    cap=st.floats(0, 1e6),
+    jitter=st.floats(0, 1),
+)
+FAILURES = st.integers(1, 10_000)
+
+
+@given(RETRIES, FAILURES, st.floats(0, 1))
+def test_a_wait_is_never_negative_nor_over_the_cap(retry: Retry, failures: int, chance: float) -> None:
+    assert 0 <= backoff(retry, failures, chance) <= retry.cap
+
+
+@given(RETRIES, FAILURES)
+def test_a_wait_does_not_shrink_from_failure_to_failure(retry: Retry, failures: int) -> None:
+    assert backoff(retry, failures, 0.0) <= backoff(retry, failures + 1, 0.0)
+
+
+@given(RETRIES, FAILURES, st.floats(0, 1))
+def test_jitter_takes_off_at_most_its_share(retry: Retry, failures: int, chance: float) -> None:
+    full = backoff(retry, failures, 0.0)
+    assert full * (1 - retry.jitter) - 1e-9 <= backoff(retry, failures, chance) <= full
+
+
+def test_waits_double_up_to_the_cap() -> None:
+    retry = Retry(base=1.0, factor=2.0, cap=10.0, jitter=0.5)
+    assert [backoff(retry, n, 0.0) for n in range(1, 7)] == [1, 2, 4, 8, 10, 10]
+    assert backoff(retry, 3, 1.0) == 2.0
+
+
+def test_what_failed_together_does_not_come_back_together() -> None:
+    waits = {backoff(Retry(jitter=0.5), 5) for _ in range(50)}
+    assert len(waits) > 40
+    assert all(8 <= wait <= 16 for wait in waits)
+
+
+@given(RETRIES, st.integers(0, 60), st.none() | st.integers(1, 60))
+def test_attempts_are_bounded(retry: Retry, attempts: int, asked: int | None) -> None:
+    decision = after_failure(retry, Counters(attempts), ValueError(), asked)
+    if attempts >= (asked or retry.max_attempts):
+        assert decision == Bury(Reason.ATTEMPTS_EXHAUSTED)
+    else:
+        assert isinstance(decision, TryAgain)
+        assert 0 <= decision.delay <= retry.cap
+
+
+@given(RETRIES, st.integers(0, 60))
+def test_crashes_are_bounded_and_counted_apart(retry: Retry, crashes: int) -> None:
+    expected = Bury(Reason.CRASH_LOOP) if crashes > retry.max_crashes else None
+    assert after_crash(retry, Counters(attempts=1_000, crashes=crashes)) == expected
+
+
+def test_one_attempt_means_no_retry() -> None:
+    assert after_failure(Retry(max_attempts=1), Counters(1), ValueError(), None) == Bury(Reason.ATTEMPTS_EXHAUSTED)
+
+
+def test_the_producers_word_goes_before_the_tasks() -> None:
+    assert isinstance(after_failure(Retry(max_attempts=1), Counters(1), ValueError(), 5), TryAgain)
+    assert after_failure(Retry(max_attempts=9), Counters(2), ValueError(), 2) == Bury(Reason.ATTEMPTS_EXHAUSTED)
+
+
+def test_a_last_attempt_that_ran_out_of_time_is_told_apart() -> None:
+    assert after_failure(Retry(max_attempts=1), Counters(1), TimeoutError(), None) == Bury(Reason.TIMEOUT)
+    assert isinstance(after_failure(Retry(max_attempts=2), Counters(1), TimeoutError(), None), TryAgain)
+
+
+def test_errors_that_no_attempt_mends_are_buried_at_once() -> None:
+    retry = Retry(on=(OSError,), never=(FileNotFoundError,))
+    assert retry.allows(ConnectionError())
+    for error in (FileNotFoundError(), ValueError(), KeyboardInterrupt()):
+        assert not retry.allows(error)
+        assert after_failure(retry, Counters(1), error, None) == Bury(Reason.NOT_RETRYABLE)
+
+
+def test_by_default_every_exception_is_worth_another_attempt_but_no_exit() -> None:
+    assert Retry().allows(Exception())
+    assert not Retry().allows(SystemExit())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_attempts": 0},
+        {"max_attempts": -1},
+        {"max_crashes": -1},
+        {"base": -0.1},
+        {"factor": 0.9},
+        {"cap": -1.0},
+        {"jitter": -0.1},
+        {"jitter": 1.1},
+        {"jitter": float("nan")},
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="Retry"):
+        Retry(**wrong)
+
+
+@pytest.mark.parametrize("name", ["base", "factor", "cap"])
+def test_a_wait_that_is_no_number_is_refused(name: str) -> None:
+    wrong: dict[str, Any] = {name: float("nan")}
+    with pytest.raises(ValueError, match="Retry"):
+        Retry(**wrong)
+
+
+def test_reasons_are_words_for_programs() -> None:
+    assert all(str(reason) == reason.name.lower() for reason in Reason)

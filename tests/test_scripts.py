@@ -1,0 +1,151 @@
+"""Scripts: each says what it takes and what it is atomic about, and a server that forgot them is told again."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import perdure
+import pytest
+from perdure.deadletter import Filter, Replay, list_letters, purge, replay
+from perdure.queues import (
+    Gateway,
+    Namespace,
+    Partition,
+    Producer,
+    Script,
+    State,
+    find_task,
+    load_script,
+    promote_due,
+    release,
+)
+from perdure.queues.gateway import Argument
+from perdure.queues.keys import GROUP
+from perdure.queues.scripts import loaded_scripts, queue_script
+
+from acts import SETTLING, WRITING
+from crew import claim_one, consumers, make_due, needs_server, read_one, worker
+
+FOLDER = Path(perdure.__file__).parent
+SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
+PRELUDES = {"fence"}
+
+
+def header(path: Path) -> str:
+    lines = []
+    for line in path.read_text("utf-8").splitlines():
+        if not line.startswith("--"):
+            break
+        lines.append(line.removeprefix("-- ").removeprefix("--"))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem not in PRELUDES], ids=lambda path: path.stem)
+def test_a_script_says_what_it_takes_and_returns(path: Path) -> None:
+    text = header(path)
+    first = text.removeprefix("include: fence\n")
+    assert re.match(r"[A-Z][^\n]*\.\n|[A-Z].*\n[^A-Z].*\.\n", first), f"{path.name}: no sentence of what it does"
+    for word in ("KEYS  ", "ARGV  ", "returns  "):
+        assert re.search(rf"^{word}\S", text, re.MULTILINE), f"{path.name}: {word.strip()} is not told"
+
+
+WRITES = re.compile(r"'(?:H(?:SET|SETNX|DEL|INCRBY)|X(?:ADD|DEL|ACK|CLAIM|TRIM|GROUP)|Z(?:ADD|REM)|DEL|PEXPIRE|PERSIST)'")
+
+
+@pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem not in PRELUDES], ids=lambda path: path.stem)
+def test_a_script_of_several_writes_says_what_is_atomic(path: Path) -> None:
+    body = path.read_text("utf-8")
+    if len(WRITES.findall(body)) > 1:
+        assert re.search(r"[Aa]tomic|in one act|all of|never in no place", header(path)), path.name
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_has_its_time_from_redis_and_nothing_from_chance(path: Path) -> None:
+    source = load_script(path).source
+    assert "os.time" not in source
+    assert "math.random" not in source
+    assert "KEYS *" not in source
+
+
+def test_a_script_is_named_by_its_content() -> None:
+    for path in SCRIPTS:
+        script = load_script(path)
+        assert script.name == path.stem
+        assert script.sha == hashlib.sha1(script.source.encode()).hexdigest()
+
+
+def test_an_include_puts_the_prelude_in_front() -> None:
+    prelude = (FOLDER / "queues" / "lua" / "fence.lua").read_text("utf-8")
+    assert queue_script("finish").source.startswith(prelude)
+    assert load_script(FOLDER / "deadletter" / "lua" / "bury.lua").source.startswith(prelude)
+    assert not queue_script("enqueue").source.startswith(prelude)
+
+
+def test_every_script_is_loaded_by_importing_the_rooms() -> None:
+    assert {script.name for script in loaded_scripts()} >= {path.stem for path in SCRIPTS} - PRELUDES
+
+
+async def test_the_server_names_them_as_we_do(gateway: Gateway) -> None:
+    for path in SCRIPTS:
+        script = load_script(path)
+        assert await gateway.command("SCRIPT", "LOAD", script.source) == script.sha.encode()
+
+
+async def test_all_are_loaded_in_one_go(gateway: Gateway) -> None:
+    await gateway.command("SCRIPT", "FLUSH")
+    await gateway.load_scripts()
+    scripts = loaded_scripts()
+    assert await gateway.command("SCRIPT", "EXISTS", *(script.sha for script in scripts)) == [1] * len(scripts)
+
+
+class Forgetful(Gateway):
+    """A gateway to a server that has forgotten every script each time one is called."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway.address)
+        self.called: set[str] = set()
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        await self.command("SCRIPT", "FLUSH")
+        self.called.add(script.name)
+        return await super().run(script, keys, args)
+
+
+async def test_each_survives_a_server_that_forgot_it(
+    gateway: Gateway, namespace: Namespace, partition: Partition
+) -> None:
+    """One life that calls every script there is; the beat, which has a client of its own, is in test_leases.py."""
+    needs_server(gateway, "one server is shared by two gateways")
+    forgetful = Forgetful(gateway)
+    await forgetful.open()
+    try:
+        async with Producer(namespace=namespace.name, gateway=forgetful) as producer:
+            a = await worker(forgetful, partition)
+            for act in ("succeed", "reschedule", "release", "bury", "bury_unreadable"):
+                handle = await producer.enqueue("t", task_id=act)
+                taken = await read_one(a)
+                for write in WRITING.values():
+                    await write(forgetful, taken, act)
+                await SETTLING[act](forgetful, taken, act)
+                assert await find_task(forgetful, namespace, act) is not None
+            await SETTLING["cancelled"](forgetful, await claim_one(a), "release")
+            later = await producer.enqueue("t", task_id="later", delay=60)
+            await make_due(forgetful, partition, "later")
+            assert (await promote_due(forgetful, partition))[0] == 1
+            assert await later.cancel() is State.CANCELLED
+            kept, dropped = [one async for one in list_letters(forgetful, [partition], Filter())]
+            assert await replay(forgetful, kept, Replay())
+            assert await purge(forgetful, dropped)
+            await release(forgetful, await read_one(a), None, data=None)
+            await forgetful.command("XGROUP", "CREATECONSUMER", partition.ready, GROUP, "gone")
+            assert await a.forget(partition, -1.0, present=["a"]) == 1
+            await a.leave()
+            assert "a" not in await consumers(forgetful, partition.ready)
+            assert await handle.status()
+    finally:
+        await forgetful.close()
+    assert forgetful.called == {path.stem for path in SCRIPTS} - PRELUDES - {"beat"}
