@@ -11,6 +11,7 @@ from typing import Any, Final
 import redis
 import redis.asyncio
 from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
@@ -33,16 +34,16 @@ CONNECT_TIMEOUT: Final = 5.0
 COMMAND_TIMEOUT: Final = 10.0
 """Seconds to wait for the reply to a command that does not block."""
 
-_NAMED_FILE = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
-
-def _options(address: Address, socket: Path | None, timeout: float | None) -> tuple[str, dict[str, Any]]:
+def _options(
+    address: Address, socket: Path | None, timeout: float | None, retry: type[Retry | AsyncRetry]
+) -> tuple[str, dict[str, Any]]:
     options: dict[str, Any] = {
         "socket_timeout": timeout,
         "socket_connect_timeout": CONNECT_TIMEOUT,
         "decode_responses": False,
         "protocol": 2,
-        "retry": Retry(NoBackoff(), 0),
+        "retry": retry(NoBackoff(), 0),
     }
     url = f"unix://{socket}" if socket is not None else address.url
     return url, options
@@ -52,7 +53,7 @@ def async_client(
     address: Address, socket: Path | None, *, timeout: float | None = COMMAND_TIMEOUT, connections: int = 16
 ) -> redis.asyncio.Redis:
     """A client on a pool of its own. Replies come as the server sends them: no reply is reshaped on the way."""
-    url, options = _options(address, socket, timeout)
+    url, options = _options(address, socket, timeout, AsyncRetry)
     with _bad_address(address):
         pool = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=connections, timeout=None, **options)
     client = redis.asyncio.Redis.from_pool(pool)
@@ -62,7 +63,7 @@ def async_client(
 
 def wire_connection(address: Address, socket: Path | None) -> AbstractConnection:
     """One connection, not yet connected, that leaves all timing to its user."""
-    url, options = _options(address, socket, None)
+    url, options = _options(address, socket, None, AsyncRetry)
     with _bad_address(address):
         connection: AbstractConnection = redis.asyncio.ConnectionPool.from_url(url, **options).make_connection()
     return connection
@@ -70,7 +71,7 @@ def wire_connection(address: Address, socket: Path | None) -> AbstractConnection
 
 def sync_client(address: Address, socket: Path | None, *, timeout: float | None = COMMAND_TIMEOUT) -> redis.Redis:
     """The same for a thread that has no event loop."""
-    url, options = _options(address, socket, timeout)
+    url, options = _options(address, socket, timeout, Retry)
     with _bad_address(address):
         client = redis.Redis.from_url(url, **options)
     client.response_callbacks.clear()

@@ -59,9 +59,7 @@ async def _bury(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
 
 
 async def _bury_unreadable(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
-    await bury(
-        gateway, delivery, task_id, task="?", reason=Reason.UNREADABLE, evidence=EVIDENCE, counters=Counters()
-    )
+    await bury(gateway, delivery, task_id, task="?", reason=Reason.UNREADABLE, evidence=EVIDENCE, counters=Counters())
 
 
 async def _record(gateway: Gateway, delivery: Delivery, task_id: str) -> None:

@@ -15,7 +15,13 @@ from perdure.queues import Address, Gateway, Namespace, Partition, Producer
 from perdure.worker.settings import Settings
 from servers import BUNDLED, SYSTEM, RedisServer, find_program
 
-BACKENDS = ["fake", BUNDLED, SYSTEM]
+SERVERS = [kind for kind in (BUNDLED, SYSTEM) if find_program(kind) is not None]
+BACKENDS = ["fake", *SERVERS]
+
+
+def pytest_report_header() -> str:
+    """Which servers the tests run on; a kind that is not here is no parameter, so nothing is skipped for it."""
+    return f"redis servers: {', '.join(SERVERS) or 'none'}; integration tests on {default_kind()}"
 
 
 def default_kind() -> str:

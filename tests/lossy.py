@@ -15,7 +15,10 @@ PATIENCE = 10.0
 
 
 class LossyLine:
-    """A proxy between unix sockets. `lose(text)` breaks the connection in place of the next reply to such a command."""
+    """A proxy between unix sockets. `lose(text)` breaks the connection in place of the next reply to such a command.
+
+    While `flowing` is cleared, connections stand and nothing goes through.
+    """
 
     def __init__(self, server: Path, path: Path) -> None:
         self._server = server
@@ -24,6 +27,8 @@ class LossyLine:
         self.lost = 0
         self._pumps: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
+        self.flowing = asyncio.Event()
+        self.flowing.set()
 
     def lose(self, text: bytes) -> None:
         self._wanted = text
@@ -66,6 +71,7 @@ class LossyLine:
                 if self._wanted is not None and self._wanted in data:
                     self._wanted = None
                     doomed.set()
+                await self.flowing.wait()
                 upstream.write(data)
 
         async def replies() -> None:
@@ -78,6 +84,8 @@ class LossyLine:
         both = [asyncio.create_task(requests()), asyncio.create_task(replies())]
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            pass  # the line is broken: an end like any other
         finally:
             for one in both:
                 one.cancel()

@@ -85,6 +85,8 @@ class Crew:
     settings: Settings
     journal: Path
     replicas: list[Replica] = field(default_factory=list)
+    _lines: list[Line] = field(default_factory=list)
+    _read: int = 0
 
     def start(self, *, concurrency: int = 8, **settings: Any) -> Replica:
         """Start a replica, without waiting for it. settings: in place of the test's."""
@@ -108,13 +110,19 @@ class Crew:
 
     def lines(self, what: str | None = None, key: str | None = None, pid: int | None = None) -> list[Line]:
         """What the replicas did so far, in order; of one kind, to one task or step, by one process."""
-        found = []
-        for text in self.journal.read_text("utf-8").splitlines():
+        with self.journal.open("rb") as journal:
+            journal.seek(self._read)
+            new = journal.read()
+        new = new[: new.rfind(b"\n") + 1]  # a line that is being written is read the next time
+        self._read += len(new)
+        for text in new.decode().splitlines():
             process, _, rest = text.partition(" ")
             kind, _, subject = rest.rpartition(" ")
-            found.append(Line(int(process), kind, subject))
+            self._lines.append(Line(int(process), kind, subject))
         return [
-            line for line in found if what in (None, line.what) and key in (None, line.key) and pid in (None, line.pid)
+            line
+            for line in self._lines
+            if what in (None, line.what) and key in (None, line.key) and pid in (None, line.pid)
         ]
 
     async def line(self, what: str, key: str | None = None, *, pid: int | None = None, number: int = 1) -> Line:

@@ -51,7 +51,7 @@ class RedisServer:
         return self.process.pid
 
     def start(self, password: str = "") -> RedisServer:
-        command = [
+        command: list[str | Path] = [
             self.program,
             "--port",
             "0",

@@ -113,7 +113,13 @@ def test_a_password_is_never_shown(password: str, scheme: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["redis://u:s3cret@host/x", "redis://u:s3cret@host:port", "http://u:s3cret@host", "redis://:s3cret@host:99999", "unix://u:s3cret@"],
+    [
+        "redis://u:s3cret@host/x",
+        "redis://u:s3cret@host:port",
+        "http://u:s3cret@host",
+        "redis://:s3cret@host:99999",
+        "unix://u:s3cret@",
+    ],
 )
 def test_a_password_is_not_shown_in_an_error_either(text: str) -> None:
     with pytest.raises(BadAddress) as refused:

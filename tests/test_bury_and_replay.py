@@ -8,6 +8,9 @@ import time
 
 import orjson
 import pytest
+from acts import EVIDENCE, SETTLING
+from crew import age, claim_one, ids, needs_server, pending, read, read_one, take_over, worker
+from lossy import lossy_gateway
 from perdure.deadletter import (
     DeadLetter,
     Evidence,
@@ -42,13 +45,10 @@ from perdure.queues import (
     read_record,
     write_entries,
 )
-
-from acts import EVIDENCE, SETTLING
-from crew import age, claim_one, ids, needs_server, pending, read, read_one, take_over, worker
-from lossy import lossy_gateway
 from places import DEAD, PENDING, READY, dump, keys, lifetimes, places
 
 DAY = 24 * 3600.0
+TRIED = Counters(attempts=3, crashes=1)
 
 
 async def send_raw(gateway: Gateway, partition: Partition, *fields: bytes) -> bytes:
@@ -78,7 +78,7 @@ async def bury_as(
     task_id: str,
     task: str = "t",
     reason: Reason = Reason.ATTEMPTS_EXHAUSTED,
-    counters: Counters = Counters(3, 1),
+    counters: Counters = TRIED,
     retention: float = DAY,
 ) -> None:
     await bury(
@@ -156,7 +156,12 @@ async def test_letters_are_listed_filtered_and_counted(
     a, b = await worker(gateway, partition), await worker(gateway, other)
     await producer.enqueue_many("t", [{}] * 4)
     await producer.enqueue("t", queue="other")
-    kinds = [(Reason.TIMEOUT, "mail"), (Reason.TIMEOUT, "audit"), (Reason.CRASH_LOOP, "mail"), (Reason.IN_DOUBT, "mail")]
+    kinds = [
+        (Reason.TIMEOUT, "mail"),
+        (Reason.TIMEOUT, "audit"),
+        (Reason.CRASH_LOOP, "mail"),
+        (Reason.IN_DOUBT, "mail"),
+    ]
     for number, (one, (reason, task)) in enumerate(zip(await read(a, 4), kinds, strict=True)):
         await bury_as(gateway, one, f"x{number}", task, reason)
     await bury_as(gateway, await read_one(b), "y", "mail", Reason.TIMEOUT)
@@ -233,7 +238,7 @@ async def test_a_raw_letter_comes_back_as_it_was(gateway: Gateway, partition: Pa
     (letter,) = await letters(gateway, partition)
     assert await replay(gateway, letter, Replay())
     again = await read_one(a)
-    assert again.fields == taken.fields | {b"again": b"1"}
+    assert again.fields == {**taken.fields, b"again": b"1"}
     assert await gateway.command("XLEN", partition.dead) == 0
 
 
@@ -342,9 +347,7 @@ async def test_a_replay_begins_with_counters_at_zero_and_the_checkpoint(
     assert Envelope.decode(again.fields[b"env"]).headers == {"trace": "7"}
 
 
-async def test_a_replayed_task_lives_again_for_ever(
-    gateway: Gateway, partition: Partition, delivery: Delivery
-) -> None:
+async def test_a_replayed_task_lives_again_for_ever(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     await bury_as(gateway, delivery, "x")
     await replay(gateway, await letter_of(gateway, partition, "x"), Replay())
     assert await lifetimes(gateway, partition, "x") == {"record": -1, "steps": -1, "log": -1}
@@ -463,9 +466,7 @@ async def test_a_letter_whose_id_was_enqueued_anew_leaves_the_new_task_alone(
     assert {key: after[key] for key in after if key != dead} == {key: before[key] for key in before if key != dead}
 
 
-async def test_a_lost_reply_replays_once(
-    gateway: Gateway, partition: Partition, delivery: Delivery
-) -> None:
+async def test_a_lost_reply_replays_once(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     needs_server(gateway, "no connection whose reply could be lost")
     await bury_as(gateway, delivery, "x")
     letter = await letter_of(gateway, partition, "x")

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from acts import SETTLING
+from crew import claim_one, needs_server, promote, read_one, take_over, worker
+from lossy import lossy_gateway
 from perdure.queues import (
     Counters,
     Delivery,
@@ -22,10 +25,6 @@ from perdure.queues import (
     write_entries,
 )
 from perdure.queues.scripts import queue_script
-
-from acts import SETTLING
-from crew import claim_one, needs_server, promote, read_one, take_over, worker
-from lossy import lossy_gateway
 from places import dump, lifetimes
 
 
@@ -104,9 +103,7 @@ async def test_a_lost_reply_records_once(gateway: Gateway, partition: Partition,
     assert [event.step for event in await read_events(gateway, partition, "x")] == ["list", "sum"]
 
 
-async def test_a_refused_batch_stores_none_of_it(
-    gateway: Gateway, namespace: Namespace, delivery: Delivery
-) -> None:
+async def test_a_refused_batch_stores_none_of_it(gateway: Gateway, namespace: Namespace, delivery: Delivery) -> None:
     await take_over(gateway, delivery)
     before = await dump(gateway, namespace)
     with pytest.raises(LeaseLost, match="record of list, sum"):
@@ -127,9 +124,7 @@ async def test_two_runs_that_write_at_once_do_not_mix(
     assert len(await read_events(gateway, partition, "x")) == 10
 
 
-async def test_a_write_hears_of_a_request_to_cancel(
-    gateway: Gateway, producer: Producer, delivery: Delivery
-) -> None:
+async def test_a_write_hears_of_a_request_to_cancel(gateway: Gateway, producer: Producer, delivery: Delivery) -> None:
     handle = await producer.find("x")
     assert handle is not None
     assert await write_entries(gateway, delivery, "x", [done("a")]) is False
@@ -179,7 +174,9 @@ async def test_counters_add_up_over_crashes_retries_and_releases(
 
 
 async def test_a_retry_keeps_the_whole_checkpoint(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
-    await write_entries(gateway, delivery, "x", [done("a"), Entry(Kind.INTENT, "b", b"2"), Entry(Kind.SAVED, "c", b"3")])
+    await write_entries(
+        gateway, delivery, "x", [done("a"), Entry(Kind.INTENT, "b", b"2"), Entry(Kind.SAVED, "c", b"3")]
+    )
     before = await load_history(gateway, delivery, "x")
     await SETTLING["reschedule"](gateway, delivery, "x")
     await promote(gateway, partition, "x")

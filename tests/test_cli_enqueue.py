@@ -61,9 +61,16 @@ def test_options_of_one_task() -> None:
     assert found["due_at"] - found["enqueued_at"] == 60_000
 
 
+def ready_messages(url: str, namespace: str) -> list[dict[bytes, bytes]]:
+    """The messages on the default queue, oldest first."""
+    with redis.Redis.from_url(url) as client:
+        entries: Any = client.xrange(f"{{{namespace}:default:0}}:ready")
+    return [fields for _, fields in entries]
+
+
 def test_timeout_attempts_and_retention_travel_with_the_task(redis_url: str, namespace_name: str) -> None:
     call("enqueue", "audit", "--timeout", "5", "--max-attempts", "2", "--result-ttl", "60")
-    [(_, fields)] = redis.Redis.from_url(redis_url).xrange(f"{{{namespace_name}:default:0}}:ready")
+    [fields] = ready_messages(redis_url, namespace_name)
     assert json.loads(fields[b"env"])["options"] == {"timeout": 5.0, "max_attempts": 2, "result_ttl": 60.0}
 
 
@@ -130,7 +137,7 @@ def test_arguments_over_the_size_limit_are_refused(monkeypatch: pytest.MonkeyPat
 def test_numbers_of_any_size_arrive_as_they_were_sent(redis_url: str, namespace_name: str) -> None:
     large = 123456789012345678901234567890
     call("enqueue", "audit", "--args", json.dumps({"n": large}))
-    [(_, fields)] = redis.Redis.from_url(redis_url).xrange(f"{{{namespace_name}:default:0}}:ready")
+    [fields] = ready_messages(redis_url, namespace_name)
     assert json.loads(fields[b"args"]) == {"n": large}
 
 
@@ -161,7 +168,9 @@ def test_what_a_line_does_not_say_the_command_line_says() -> None:
 
 
 def test_ids_come_in_the_order_of_the_lines_however_the_queues_alternate() -> None:
-    lines = [{"args": {}, "id": f"t{n}", "queue": "even" if n % 2 == 0 else "odd"} for n in range(20)]
+    lines: list[dict[str, Any]] = [
+        {"args": {}, "id": f"t{n}", "queue": "even" if n % 2 == 0 else "odd"} for n in range(20)
+    ]
     assert from_lines(*lines).ids == [line["id"] for line in lines]
     assert {stats["queue"]: stats["depth"] for stats in queues()} == {"even": 10, "odd": 10}
 
@@ -169,8 +178,8 @@ def test_ids_come_in_the_order_of_the_lines_however_the_queues_alternate() -> No
 def test_a_large_file_is_sent_in_full_and_in_order(redis_url: str, namespace_name: str) -> None:
     answer = from_lines(*({"args": {"n": n}} for n in range(2500)))
     assert len(set(answer.ids)) == 2500
-    entries = redis.Redis.from_url(redis_url).xrange(f"{{{namespace_name}:default:0}}:ready")
-    assert [json.loads(fields[b"args"])["n"] for _, fields in entries] == list(range(2500))
+    messages = ready_messages(redis_url, namespace_name)
+    assert [json.loads(fields[b"args"])["n"] for fields in messages] == list(range(2500))
 
 
 @pytest.mark.parametrize(

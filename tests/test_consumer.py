@@ -105,9 +105,7 @@ async def test_queues_are_read_in_turn_and_never_more_than_asked_for(
     assert len(taken) == 12
 
 
-async def test_one_read_gathers_from_several_queues(
-    gateway: Gateway, namespace: Namespace, producer: Producer
-) -> None:
+async def test_one_read_gathers_from_several_queues(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
     await producer.enqueue("t", queue="mail")
     await producer.enqueue("t", queue="video")
     a = await worker(gateway, namespace.partition("mail"), namespace.partition("video"))
@@ -282,9 +280,7 @@ async def test_a_lost_reply_to_a_claim_is_not_asked_again(
 # adopting
 
 
-async def test_what_a_lost_reply_brought_is_adopted(
-    gateway: Gateway, partition: Partition, producer: Producer
-) -> None:
+async def test_what_a_lost_reply_brought_is_adopted(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     needs_server(gateway, "no connection whose reply could be lost")
     handle = await producer.enqueue("t")
     async with lossy_gateway(gateway) as (lossy, line):
@@ -374,7 +370,9 @@ async def test_leaving_takes_nothing_from_others(gateway: Gateway, partition: Pa
     await read(a)
     other = await read_one(b)
     await a.leave()
-    assert (other.entry, "b", 1) in [(entry, owner, count) for entry, owner, _, count in await pending(gateway, partition)]
+    assert (other.entry, "b", 1) in [
+        (entry, owner, count) for entry, owner, _, count in await pending(gateway, partition)
+    ]
 
 
 async def test_a_lost_reply_to_leaving_gives_back_once(
@@ -396,8 +394,8 @@ async def test_a_lost_reply_to_leaving_gives_back_once(
 
 async def idle(gateway: Gateway, partition: Partition, *names: str) -> Consumer:
     """Workers whose names the groups have, and who hold nothing; returns the last."""
+    last = await worker(gateway, partition, name=names[-1])
     for name in names:
-        last = await worker(gateway, partition, name=name)
         for stream in (partition.ready, partition.nudge):
             await gateway.command("XGROUP", "CREATECONSUMER", stream, GROUP, name)
     return last

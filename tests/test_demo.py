@@ -16,6 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import redis
 from perdure.worker.cli import main
@@ -47,9 +48,15 @@ class Scene:
 
     def left_behind(self) -> list[str]:
         """Files in the temporary folder, and processes that were started by the demo and still live."""
-        listed = subprocess.run(["ps", "axeww", "-o", "pid,command"], capture_output=True, text=True, check=True)
-        processes = [line for line in listed.stdout.splitlines() if f"DEMO_TEST_MARK={self.mark}" in line]
-        return [*(path.name for path in self.temporary.iterdir()), *processes]
+        processes = [process for process in psutil.process_iter() if self._started(process)]
+        return [*(path.name for path in self.temporary.iterdir()), *map(str, processes)]
+
+    def _started(self, process: psutil.Process) -> bool:
+        try:
+            marked = process.environ().get("DEMO_TEST_MARK") == self.mark
+            return marked and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:  # it ended meanwhile, or is somebody else's
+            return False
 
 
 @pytest.fixture

@@ -92,9 +92,7 @@ async def test_many_move_in_batches_that_say_so(gateway: Gateway, partition: Par
     assert set(map(tuple, found.values())) == {(READY,)}
 
 
-async def test_several_at_once_move_each_task_once(
-    gateway: Gateway, partition: Partition, producer: Producer
-) -> None:
+async def test_several_at_once_move_each_task_once(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     handles = await producer.enqueue_many("t", [{}] * 150, delay=60)
     await make_due(gateway, partition, *(handle.id for handle in handles))
     rounds = await asyncio.gather(*(promote_due(gateway, partition) for _ in range(8)))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 from perdure import App, Context, Retry, Settings
-from perdure.queues import Gateway, Script
-from working import BOUND, history, recorded_steps, soon, steal, take_and_die, until, work_off, working
+from working import BOUND, Gate, history, recorded_steps, soon, steal, take_and_die, until, work_off, working
 
 pytestmark = pytest.mark.integration
 
@@ -19,25 +17,6 @@ async def app(settings: Settings) -> AsyncIterator[App]:
     """A long lease: nothing here waits for a beat."""
     async with App("durability", settings=settings.model_copy(update={"lease": 60.0})) as app:
         yield app
-
-
-class Gate:
-    """Holds back the records on their way to Redis, and notes which scripts went out in which order."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.open = asyncio.Event()
-        self.reached = asyncio.Event()
-        self.sent: list[str] = []
-        run = Gateway.run
-
-        async def gated(gateway: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
-            if script.name == "record":
-                self.reached.set()
-                await self.open.wait()
-            self.sent.append(script.name)
-            return await run(gateway, script, keys, args)
-
-        monkeypatch.setattr(Gateway, "run", gated)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import stat
-import subprocess
 import sys
 import tempfile
 import time
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 from perdure.queues.embedded import EmbeddedServer, status, stop
@@ -307,7 +307,6 @@ def test_a_program_that_vanishes_is_told_from_the_log(
 def test_the_keeper_needs_nothing_but_its_own_file(directory: Path) -> None:
     """Its file alone runs isolated, so that no start pays for the package's imports."""
     with EmbeddedServer(directory):
-        keeper = status(directory).keeper_pid
-        said = subprocess.run(["ps", "-o", "command=", "-p", str(keeper)], capture_output=True, text=True, check=True)
-    assert " -I -S " in said.stdout
-    assert "keeper.py" in said.stdout
+        command = psutil.Process(status(directory).keeper_pid).cmdline()
+    assert {"-I", "-S"} <= set(command)
+    assert any(part.endswith("keeper.py") for part in command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from crew import ids, needs_server, promote, read, read_one, take_over, worker
@@ -18,6 +19,7 @@ from perdure.queues import (
     PayloadTooLarge,
     Producer,
     State,
+    TaskHandle,
     TaskNotFound,
     new_task_id,
     succeed,
@@ -38,9 +40,7 @@ async def script_calls(gateway: Gateway) -> int:
     return sum(int(line.split("calls=")[1].split(",")[0]) for line in counted)
 
 
-async def test_a_task_is_one_message_and_one_record(
-    gateway: Gateway, partition: Partition, producer: Producer
-) -> None:
+async def test_a_task_is_one_message_and_one_record(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     handle = await producer.enqueue("audit", {"root": "src"}, headers={"trace": "1"}, timeout=9.5, max_attempts=2)
     record = await handle.record()
     assert await places(gateway, partition, handle.id) == [READY]
@@ -73,10 +73,9 @@ async def test_an_id_is_stored_once_by_many_at_once(gateway: Gateway, partition:
     assert await places(gateway, partition, "order-7") == [READY]
 
 
-async def test_an_id_is_stored_once_within_one_call(
-    gateway: Gateway, partition: Partition, producer: Producer
-) -> None:
-    handles = await producer.send([message("x", b'{"n":1}'), message("y"), message("x", b'{"n":2}')], queue="default")
+async def test_an_id_is_stored_once_within_one_call(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    messages = [message("x", b'{"n":1}'), message("y"), message("x", b'{"n":2}')]
+    handles: list[TaskHandle[Any]] = await producer.send(messages, queue="default")
     assert [handle.id for handle in handles] == ["x", "y", "x"]
     assert await places(gateway, partition, "x") == [READY]
     assert (await handles[2].record()).args == b'{"n":1}'

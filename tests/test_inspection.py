@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import orjson
 import pytest
+from acts import SETTLING
+from crew import claim_one, promote, read, read_one, take_over, worker
 from perdure.queues import (
     Gateway,
     Namespace,
@@ -20,9 +22,6 @@ from perdure.queues import (
     queue_partitions,
     withdraw,
 )
-
-from acts import SETTLING
-from crew import claim_one, promote, read, read_one, take_over, worker
 from places import dump
 
 INFO = WorkerInfo(
@@ -54,7 +53,9 @@ async def every_state(gateway: Gateway, partition: Partition, producer: Producer
     }
 
 
-async def test_a_queue_in_numbers(gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer) -> None:
+async def test_a_queue_in_numbers(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
     await every_state(gateway, partition, producer)
     (stats,) = await list_queues(gateway, namespace)
     assert (stats.queue, stats.depth, stats.in_flight, stats.due, stats.dead) == ("default", 2, 1, 2, 1)
@@ -64,9 +65,7 @@ async def test_a_queue_in_numbers(gateway: Gateway, namespace: Namespace, partit
     assert orjson.loads(orjson.dumps(stats.summary()))["depth"] == 2
 
 
-async def test_a_queue_that_nobody_ever_read(
-    gateway: Gateway, namespace: Namespace, producer: Producer
-) -> None:
+async def test_a_queue_that_nobody_ever_read(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
     await producer.enqueue_many("t", [{}] * 3, queue="mail")
     await producer.enqueue("t", queue="audit", delay=60)
     audit, mail = await list_queues(gateway, namespace)
@@ -112,7 +111,9 @@ async def test_the_age_is_that_of_the_oldest_that_waits(
     assert await minutes_waited() == 60
 
 
-async def test_every_state_is_told_as_it_is(gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer) -> None:
+async def test_every_state_is_told_as_it_is(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
     expected = await every_state(gateway, partition, producer)
     found = {record.id: record.state async for record in list_tasks(gateway, namespace)}
     assert found == expected

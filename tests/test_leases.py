@@ -7,12 +7,11 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
+from acts import SETTLING
+from crew import LONG_AGO, age, claim_all, claim_one, needs_server, pending, read, read_one, take_over, worker
 from perdure.queues import Address, Beat, Delivery, Gateway, Leases, Namespace, Partition, Producer, QueueError
 from perdure.queues.keys import GROUP
 from perdure.queues.scripts import queue_script
-
-from acts import SETTLING
-from crew import LONG_AGO, age, claim_all, needs_server, pending, read, read_one, take_over, worker
 from places import dump
 from servers import BUNDLED, RedisServer, find_program
 
@@ -116,21 +115,21 @@ async def test_a_beat_renews_the_lease_and_nothing_else(
 async def test_a_beat_tells_what_is_lost_and_takes_nothing_back(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue_many("t", [{}] * 5)
-    mine, claimed, mine_anew, settled, released = await read(await worker(gateway, partition), 5)
+    await producer.enqueue_many("t", [{}] * 6)
+    mine, claimed, mine_anew, settled, passed_on, released = await read(await worker(gateway, partition), 6)
     await take_over(gateway, claimed)
     await take_over(gateway, mine_anew, "a")
     await SETTLING["succeed"](gateway, settled, "s")
+    await SETTLING["give_back"](gateway, passed_on, "p")
+    assert (await claim_one(await worker(gateway, partition, name="b"))).count == passed_on.count
     await SETTLING["give_back"](gateway, released, "r")
     before = await dump(gateway, namespace)
-    held = [(one, "x") for one in (mine, claimed, mine_anew, settled, released)]
-    assert await renew(gateway, "a", *held) == [[1, 2, 3, 4], []]
+    held = [(one, "x") for one in (mine, claimed, mine_anew, settled, passed_on, released)]
+    assert await renew(gateway, "a", *held) == [[1, 2, 3, 4, 5], []]
     assert await dump(gateway, namespace) == before
 
 
-async def test_a_beat_hears_of_requests_to_cancel(
-    gateway: Gateway, partition: Partition, producer: Producer
-) -> None:
+async def test_a_beat_hears_of_requests_to_cancel(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     handles = [await producer.enqueue("t", task_id=name) for name in ("x", "y", "z")]
     deliveries = await read(await worker(gateway, partition), 3)
     await handles[1].cancel()

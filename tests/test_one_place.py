@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import pytest
+from acts import FENCED, SETTLING, WRITING
+from crew import claim_all, ids, make_due, pending, read, worker
 from perdure.deadletter import DeadLetter, Filter, Replay, list_letters, purge, replay, trim_letters
 from perdure.queues import (
     Consumer,
@@ -21,10 +23,8 @@ from perdure.queues import (
     promote_due,
 )
 from perdure.queues.keys import RELEASED
-
-from acts import FENCED, SETTLING, WRITING
-from crew import claim_all, ids, make_due, pending, read, worker
 from places import DEAD, DUE, PENDING, READY, all_places, dump
+from servers import BUNDLED, SYSTEM
 
 ACTS = 200
 SEEDS = (1, 2, 106)
@@ -33,7 +33,9 @@ SEEDS = (1, 2, 106)
 class Walk:
     """A random sequence of acts, and what is known to follow from them."""
 
-    def __init__(self, gateway: Gateway, partition: Partition, producer: Producer, crew: list[Consumer], seed: int) -> None:
+    def __init__(
+        self, gateway: Gateway, partition: Partition, producer: Producer, crew: list[Consumer], seed: int
+    ) -> None:
         self.gateway = gateway
         self.partition = partition
         self.namespace = Namespace(partition.namespace)
@@ -241,6 +243,7 @@ class Walk:
                 assert (await handle.status()).terminal
 
 
+@pytest.mark.parametrize("gateway", [BUNDLED, SYSTEM], indirect=True)
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_task_is_always_in_one_place(
     gateway: Gateway, partition: Partition, producer: Producer, seed: int

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
-from perdure import Producer, Settings, State, TaskFailed
+from perdure import Producer, Settings, State, TaskFailed, TaskHandle
 from perdure.deadletter import Reason
 from perdure.queues.keys import GROUP
 from processes import Crew, give, hire, recorded
@@ -50,7 +52,11 @@ def chain(value: int, steps: int) -> int:
     return value
 
 
-TASKS, STEPS, KILLS = 24, 16, 8
+STEPS, KILLS = 16, 8
+
+
+def work_step(number: int) -> str:
+    return "work" if number == 1 else f"work#{number}"
 
 
 async def test_killed_again_and_again_at_random_moments(crew: Crew, producer: Producer) -> None:
@@ -58,34 +64,40 @@ async def test_killed_again_and_again_at_random_moments(crew: Crew, producer: Pr
     seed = time.time_ns()
     chance = random.Random(seed)
     print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails
-    alive = [crew.start(concurrency=4) for _ in range(3)]
+    alive = {replica.pid: replica for replica in [crew.start(concurrency=4) for _ in range(3)]}
     killed: set[int] = set()
-    handles = [
-        await producer.enqueue("pipeline", {"value": number, "steps": STEPS, "pause": 0.08}) for number in range(TASKS)
-    ]
-    for kill in range(KILLS):
-        victim = alive.pop(chance.randrange(len(alive)))
-        await crew.line("begin", pid=victim.pid)
-        await anyio.sleep(chance.uniform(0.0, 0.25))  # the random moment itself
-        victim.kill()
-        killed.add(victim.pid)
-        if kill < KILLS - 1:
-            alive.append(crew.start(concurrency=4))
+    handles: list[TaskHandle[Any]] = []
+    for _ in range(KILLS):
+        handles += await producer.enqueue_many(
+            "pipeline",
+            [{"value": number, "steps": STEPS, "pause": 0.08} for number in range(len(handles), len(handles) + 5)],
+        )
+        before = len(crew.lines("begin"))
+        await crew.line("begin", number=before + 1)
+        await anyio.sleep(chance.uniform(0.0, 0.3))  # the random moment itself
+        victim = chance.choice(sorted({line.pid for line in crew.lines("begin")[before:]}))
+        alive.pop(victim).kill()
+        killed.add(victim)
+        replacement = crew.start(concurrency=4)
+        alive[replacement.pid] = replacement
     for number, handle in enumerate(handles):
         assert await soon(handle.result()) == chain(number, STEPS), f"seed {seed}"
 
+    began: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    known: dict[str, int] = {}
+    for position, line in enumerate(crew.lines()):
+        if line.what == "begin":
+            began[line.key].append((position, line.pid))
+        elif line.what.startswith("recorded "):
+            known.setdefault(f"{line.key}:{work_step(int(line.what.split()[1]))}", position)
+    assert set(began) == {f"{handle.id}:{work_step(number + 1)}" for handle in handles for number in range(STEPS)}
     cut_off = 0
-    for handle in handles:
-        for number in range(1, STEPS + 1):
-            key = f"{handle.id}:work" if number == 1 else f"{handle.id}:work#{number}"
-            began = crew.lines("begin", key)
-            assert began, f"seed {seed}: {key} never ran"
-            assert len({line.pid for line in began}) == len(began), f"seed {seed}: {key} ran twice in one process"
-            assert {line.pid for line in began[:-1]} <= killed, f"seed {seed}: {key} ran again though nobody was killed"
-            cut_off += len(began) - 1
-            lines = crew.lines()
-            after = [lines.index(line) for line in crew.lines(f"recorded {number}", handle.id)]
-            assert lines.index(began[-1]) < min(after), f"seed {seed}: {key} ran again after it was recorded"
+    for key, runs in began.items():
+        processes = [pid for _, pid in runs]
+        assert len(set(processes)) == len(processes), f"seed {seed}: {key} ran twice in one process"
+        assert set(processes[:-1]) <= killed, f"seed {seed}: {key} ran again though nobody was killed"
+        assert runs[-1][0] < known[key], f"seed {seed}: {key} ran again after it was recorded"
+        cut_off += len(runs) - 1
     assert cut_off <= KILLS * 4, f"seed {seed}: more steps ran again than were in flight"
     records = [await handle.record() for handle in handles]
     assert {record.state for record in records} == {State.SUCCEEDED}

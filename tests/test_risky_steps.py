@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import anyio
 import orjson
 import pytest
 from perdure import App, Context, Happened, Retry, Settings, current_step
 from perdure.deadletter import Reason, Replay, replay
 from pydantic import BaseModel
-from working import letter, recorded_steps, soon, work_off
+from working import Gate, letter, recorded_steps, soon, work_off, working
 
 pytestmark = pytest.mark.integration
 
@@ -75,6 +76,23 @@ async def test_the_intent_is_stored_before_the_act(app: App) -> None:
     assert list(while_acting) == ["i:act"]
     assert orjson.loads(while_acting["i:act"]) == {"a": "7"}
     assert list(while_plain) == ["d:act"]  # the result took the intent's place, and a plain step has none
+
+
+async def test_nothing_is_done_before_the_intent_has_arrived(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    bank = Bank(cut=0)
+
+    @app.task
+    async def job(ctx: Context) -> Receipt:
+        return await ctx.step("charge", bank.charge, 7, risky=True, durability="async")
+
+    async with working(app):
+        handle = await job.enqueue()
+        await soon(gate.reached.wait())
+        await anyio.wait_all_tasks_blocked()
+        assert bank.charges == []
+        gate.open.set()
+        assert await soon(handle.result()) == Receipt(number=7)
 
 
 async def test_verify_finds_that_it_happened_and_the_act_is_not_repeated(app: App) -> None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
+import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import perdure
 import pytest
+from acts import SETTLING, WRITING
+from crew import claim_one, consumers, make_due, needs_server, read_one, worker
 from perdure.deadletter import Filter, Replay, list_letters, purge, replay
 from perdure.queues import (
+    Address,
     Gateway,
     Namespace,
-    Partition,
     Producer,
+    Refused,
     Script,
     State,
     find_task,
@@ -26,9 +32,7 @@ from perdure.queues import (
 from perdure.queues.gateway import Argument
 from perdure.queues.keys import GROUP
 from perdure.queues.scripts import loaded_scripts, queue_script
-
-from acts import SETTLING, WRITING
-from crew import claim_one, consumers, make_due, needs_server, read_one, worker
+from servers import BUNDLED, SYSTEM, RedisServer, find_program
 
 FOLDER = Path(perdure.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
@@ -53,7 +57,9 @@ def test_a_script_says_what_it_takes_and_returns(path: Path) -> None:
         assert re.search(rf"^{word}\S", text, re.MULTILINE), f"{path.name}: {word.strip()} is not told"
 
 
-WRITES = re.compile(r"'(?:H(?:SET|SETNX|DEL|INCRBY)|X(?:ADD|DEL|ACK|CLAIM|TRIM|GROUP)|Z(?:ADD|REM)|DEL|PEXPIRE|PERSIST)'")
+WRITES = re.compile(
+    r"'(?:H(?:SET|SETNX|DEL|INCRBY)|X(?:ADD|DEL|ACK|CLAIM|TRIM|GROUP)|Z(?:ADD|REM)|DEL|PEXPIRE|PERSIST)'"
+)
 
 
 @pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem not in PRELUDES], ids=lambda path: path.stem)
@@ -115,37 +121,77 @@ class Forgetful(Gateway):
         return await super().run(script, keys, args)
 
 
-async def test_each_survives_a_server_that_forgot_it(
-    gateway: Gateway, namespace: Namespace, partition: Partition
-) -> None:
+async def live(gateway: Gateway, namespace: Namespace) -> None:
     """One life that calls every script there is; the beat, which has a client of its own, is in test_leases.py."""
+    partition = namespace.partition("default")
+    async with Producer(namespace=namespace.name, gateway=gateway) as producer:
+        a = await worker(gateway, partition)
+        for act in ("succeed", "reschedule", "release", "bury", "bury_unreadable"):
+            await producer.enqueue("t", task_id=act)
+            taken = await read_one(a)
+            for write in WRITING.values():
+                await write(gateway, taken, act)
+            await SETTLING[act](gateway, taken, act)
+            assert await find_task(gateway, namespace, act) == partition
+        await SETTLING["cancelled"](gateway, await claim_one(a), "release")
+        later = await producer.enqueue("t", task_id="later", delay=60)
+        await make_due(gateway, partition, "later")
+        assert (await promote_due(gateway, partition))[0] == 1
+        assert await later.cancel() is State.CANCELLED
+        dropped, kept = [one async for one in list_letters(gateway, [partition], Filter())]
+        assert await replay(gateway, kept, Replay())
+        assert await purge(gateway, dropped)
+        await release(gateway, await read_one(a), None, data=None)
+        await gateway.command("XGROUP", "CREATECONSUMER", partition.ready, GROUP, "gone")
+        assert await a.forget(partition, -1.0, present=["a"]) == 1
+        await a.leave()
+        assert "a" not in await consumers(gateway, partition.ready)
+
+
+async def test_each_survives_a_server_that_forgot_it(gateway: Gateway, namespace: Namespace) -> None:
     needs_server(gateway, "one server is shared by two gateways")
     forgetful = Forgetful(gateway)
     await forgetful.open()
     try:
-        async with Producer(namespace=namespace.name, gateway=forgetful) as producer:
-            a = await worker(forgetful, partition)
-            for act in ("succeed", "reschedule", "release", "bury", "bury_unreadable"):
-                handle = await producer.enqueue("t", task_id=act)
-                taken = await read_one(a)
-                for write in WRITING.values():
-                    await write(forgetful, taken, act)
-                await SETTLING[act](forgetful, taken, act)
-                assert await find_task(forgetful, namespace, act) is not None
-            await SETTLING["cancelled"](forgetful, await claim_one(a), "release")
-            later = await producer.enqueue("t", task_id="later", delay=60)
-            await make_due(forgetful, partition, "later")
-            assert (await promote_due(forgetful, partition))[0] == 1
-            assert await later.cancel() is State.CANCELLED
-            kept, dropped = [one async for one in list_letters(forgetful, [partition], Filter())]
-            assert await replay(forgetful, kept, Replay())
-            assert await purge(forgetful, dropped)
-            await release(forgetful, await read_one(a), None, data=None)
-            await forgetful.command("XGROUP", "CREATECONSUMER", partition.ready, GROUP, "gone")
-            assert await a.forget(partition, -1.0, present=["a"]) == 1
-            await a.leave()
-            assert "a" not in await consumers(forgetful, partition.ready)
-            assert await handle.status()
+        await live(forgetful, namespace)
     finally:
         await forgetful.close()
     assert forgetful.called == {path.stem for path in SCRIPTS} - PRELUDES - {"beat"}
+
+
+@pytest.mark.parametrize("kind", [BUNDLED, SYSTEM])
+async def test_each_runs_on_a_cluster(kind: str, namespace: Namespace) -> None:
+    """There, a server refuses a script whose keys lie in several slots, and a key that a script was not told of."""
+    program = find_program(kind)
+    if program is None:
+        pytest.skip(f"no {kind} redis-server here")
+    options = ("--save", "", "--port", str(free_port()), "--bind", "127.0.0.1", "--cluster-enabled", "yes")
+    server = RedisServer(program, options).start()
+    gateway = Gateway(Address(server.url))
+    try:
+        await gateway.open()
+        await gateway.command("CLUSTER", "ADDSLOTS", *range(16_384))
+        await until_the_cluster_stands(gateway)
+        with pytest.raises(Refused, match="slot"):
+            await gateway.command("EVAL", "return 1", 2, "{a}:x", "{b}:x")
+        await live(gateway, namespace)
+    finally:
+        await gateway.close()
+        server.stop()
+
+
+def free_port() -> int:
+    """A port of which the one for the cluster's own bus, 10,000 above, exists too."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port < 55_000:
+            return port
+
+
+async def until_the_cluster_stands(gateway: Gateway) -> None:
+    deadline = time.monotonic() + 20
+    while b"cluster_state:ok" not in await gateway.command("CLUSTER", "INFO"):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)

@@ -290,7 +290,33 @@ async def test_a_retry_waits_for_its_time_with_its_payload_and_its_checkpoint(
     history = await load_history(gateway, second, "x")
     assert (history.counters, history.done) == (Counters(2, 1, 0), {"list": b"[1]"})
     assert second.fields[b"args"] == b'{"n":1}'
-    assert (await handle.record()).enqueued_at == record.enqueued_at
+
+
+async def test_a_task_was_enqueued_when_it_first_was(
+    gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
+) -> None:
+    """However often it comes onto the stream anew."""
+    first = int(delivery.entry.partition(b"-")[0])
+    handle = await producer.find("x")
+    assert handle is not None
+    await SETTLING["reschedule"](gateway, delivery, "x")
+    while await redis_ms(gateway) <= first:
+        pass
+    await promote(gateway, partition, "x")
+    second = await read_one(await worker(gateway, partition))
+    assert (await handle.record()).enqueued_at == first < int(second.entry.partition(b"-")[0])
+    await SETTLING["bury"](gateway, second, "x")
+    letter = await find_letter(gateway, [partition], "x")
+    assert letter is not None
+    assert letter.enqueued_at == first
+    await replay(gateway, letter, Replay())
+    await SETTLING["succeed"](gateway, await read_one(await worker(gateway, partition)), "x")
+    assert (await handle.record()).enqueued_at == first
+
+
+async def redis_ms(gateway: Gateway) -> int:
+    seconds, micros = await gateway.command("TIME")
+    return int(seconds) * 1000 + int(micros) // 1000
 
 
 async def test_a_retry_says_why_in_the_log(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
@@ -454,9 +480,7 @@ async def test_two_outcomes_at_once_of_one_delivery_store_one(
     assert len(await places(gateway, partition, "x")) == 1
 
 
-async def test_two_owners_at_once_store_one_outcome(
-    gateway: Gateway, partition: Partition, delivery: Delivery
-) -> None:
+async def test_two_owners_at_once_store_one_outcome(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     second = await take_over(gateway, delivery)
     answers = await asyncio.gather(
         SETTLING["succeed"](gateway, delivery, "x"), SETTLING["bury"](gateway, second, "x"), return_exceptions=True
@@ -479,13 +503,14 @@ async def test_a_worker_that_dies_before_the_outcome_leaves_the_task_pending(
 async def test_scripts_name_what_they_settle_by(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     """A delivery of another group, stream or entry is never its own, whatever the rest says."""
     keys = [partition.ready, partition.record("x"), partition.steps("x"), partition.log("x")]
-    outcome = ["succeeded", "1", 1, 0, 1, 1000]
-    for fence in (
+    outcome: tuple[str | int, ...] = ("succeeded", "1", 1, 0, 1, 1000)
+    others: list[tuple[str | bytes | int, ...]] = [
         ("workers", "b", delivery.entry, 1),
         ("workers", "a", delivery.entry, 2),
         ("workers", "a", delivery.entry, 11),
         ("workers", "a", "1-1", 1),
-    ):
+    ]
+    for fence in others:
         assert await gateway.run(queue_script("finish"), keys, [*fence, *outcome]) == 0
     assert await gateway.run(queue_script("finish"), keys, [*delivery.fence, *outcome]) == 1
 

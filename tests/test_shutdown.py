@@ -329,6 +329,7 @@ async def test_nothing_new_is_taken_while_a_worker_stops(app: App) -> None:
         await soon(running)
     assert stage.calls.count("handler") == 1
     assert await late.status() is State.QUEUED
+    assert [(owner, count) for _, owner, _, count in await pending(app)] == [("~released", 0)]  # late was never read
 
 
 async def test_the_name_of_a_stopped_worker_is_gone(app: App) -> None:

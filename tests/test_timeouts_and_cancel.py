@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import anyio
 import pytest
-from perdure import App, Context, Retry, Settings, State, TaskCancelled, TaskHandle, Worker
+from perdure import App, Context, LeaseLost, Retry, Settings, State, TaskCancelled, TaskHandle, Worker
 from perdure.deadletter import Reason
 from perdure.queues import TaskNotFound
 from working import (
@@ -375,3 +376,57 @@ async def test_a_worker_that_takes_its_own_task_over_ends_the_run_that_lost_it(p
         await soon(running)
         assert runs[1].cancelled.is_set()
     assert [event.type for event in await history(handle)] == ["handed_off"]
+
+
+async def test_a_late_write_of_a_run_that_its_own_worker_took_over_is_refused(patient: App) -> None:
+    """Same worker, same message: only the delivery count tells the two runs apart."""
+    begun = asyncio.Semaphore(0)
+    first_ends, second_ends = asyncio.Event(), asyncio.Event()
+    ends = [(first_ends, "of the loser"), (second_ends, "of the heir")]
+
+    async def stubborn() -> str:
+        end, value = ends.pop(0)
+        begun.release()
+        with anyio.CancelScope(shield=True):
+            await end.wait()
+        return value
+
+    @patient.task
+    async def job(ctx: Context) -> str:
+        return await ctx.step("stubborn", stubborn)
+
+    async with working(patient) as worker:
+        handle = await job.enqueue()
+        await soon(begun.acquire())
+        await give_up(patient, await steal(patient, handle))
+        await redis_command(patient, "XADD", handle.partition.nudge, "*", "why", "released")
+        await soon(begun.acquire())
+        first_ends.set()
+
+        async def one_left() -> bool:
+            return worker.in_flight == 1
+
+        await until(one_left, "the loser has left")
+        assert await recorded_steps(patient, handle) == {}
+        second_ends.set()
+        assert await soon(handle.result()) == "of the heir"
+
+
+async def test_a_handler_that_catches_the_refusal_is_cancelled_all_the_same(patient: App) -> None:
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+    endless = Endless()
+
+    @patient.task
+    async def job(ctx: Context) -> None:
+        begun.set()
+        await goes_on.wait()
+        with contextlib.suppress(LeaseLost):
+            await ctx.step("refused", len, "x")
+        await endless()
+
+    async with working(patient):
+        handle = await job.enqueue()
+        await soon(begun.wait())
+        await steal(patient, handle)
+        goes_on.set()
+        await soon(endless.cancelled.wait())

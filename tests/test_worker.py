@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
-from perdure import App, Context, Retry, Settings, State, TaskHandle, Worker
+from perdure import App, Context, Retry, Settings, State, TaskHandle, Unavailable, Worker
 from perdure.queues import Consumer, Partition, Reader, list_workers
 from perdure.worker.runtime import sweep as sweep_module
 from perdure.worker.runtime.slots import Slots
@@ -356,6 +356,34 @@ async def test_a_worker_finds_its_way_when_somebody_deletes_its_streams(app: App
             await job.enqueue()
             await soon(done.wait())
             done.clear()
+
+
+@pytest.mark.integration
+async def test_what_came_with_a_reply_that_was_lost_is_run_at_once(
+    patient: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis has handed the message over, and the worker never heard of it."""
+    lost: list[Any] = []
+    read = Reader.read
+
+    async def losing(reader: Reader, *command: Any) -> Any:
+        reply = await read(reader, *command)
+        if reply and not lost:
+            lost.append(reply)
+            raise Unavailable("the connection broke before the reply came")
+        return reply
+
+    monkeypatch.setattr(Reader, "read", losing)
+
+    @patient.task
+    async def job(ctx: Context, number: int) -> tuple[int, int]:
+        return ctx.attempt, ctx.crashes
+
+    async with working(patient, concurrency=2):
+        handles = await job.enqueue_many({"number": number} for number in range(5))
+        async with asyncio.timeout(AT_ONCE):
+            assert [await handle.result() for handle in handles] == [(1, 0)] * 5
+    assert lost
 
 
 @pytest.mark.integration

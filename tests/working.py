@@ -11,7 +11,7 @@ import anyio
 import pytest
 from perdure import App, TaskFailed, TaskHandle, Worker
 from perdure.deadletter import DeadLetter, find_letter
-from perdure.queues import Partition, TaskEvent, pairs
+from perdure.queues import Gateway, Partition, Script, TaskEvent, pairs
 from perdure.queues.keys import GROUP
 
 R = TypeVar("R")
@@ -122,3 +122,22 @@ async def give_up(app: App, entry: bytes, *, name: str = "thief", queue: str = "
 async def _create_group(app: App, stream: str) -> None:
     if not await redis_command(app, "EXISTS", stream) or not await redis_command(app, "XINFO", "GROUPS", stream):
         await redis_command(app, "XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
+
+
+class Gate:
+    """Holds back the records on their way to Redis, and notes which scripts went out in which order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = asyncio.Event()
+        self.reached = asyncio.Event()
+        self.sent: list[str] = []
+        run = Gateway.run
+
+        async def gated(gateway: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
+            if script.name == "record":
+                self.reached.set()
+                await self.open.wait()
+            self.sent.append(script.name)
+            return await run(gateway, script, keys, args)
+
+        monkeypatch.setattr(Gateway, "run", gated)
