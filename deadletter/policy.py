@@ -74,7 +74,7 @@ def backoff(retry: Retry, failures: int, chance: float | None = None) -> float:
 def after_failure(retry: Retry, counters: Counters, error: BaseException, max_attempts: int | None) -> TryAgain | Bury:
     """What follows an attempt that failed. counters: with this attempt counted. max_attempts: the producer's word."""
     if not retry.allows(error):
-        return Bury(Reason.NOT_RETRYABLE)
+        return Bury(Reason.TIMEOUT if isinstance(error, TimeoutError) else Reason.NOT_RETRYABLE)
     if counters.attempts >= (max_attempts or retry.max_attempts):
         return Bury(Reason.TIMEOUT if isinstance(error, TimeoutError) else Reason.ATTEMPTS_EXHAUSTED)
     return TryAgain(backoff(retry, counters.attempts))

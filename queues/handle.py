@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Generic, TypeVar
 
 import anyio
-import orjson
+from pydantic_core import from_json
 
 from .errors import TaskCancelled, TaskFailed, TaskNotFound
 from .events import TaskEvent, read_events
@@ -36,7 +36,7 @@ class TaskHandle(Generic[R]):
         partition: Partition,
         gateway: Gateway,
         news: News,
-        decode: Callable[[bytes], R] = orjson.loads,
+        decode: Callable[[bytes], R] = from_json,
         *,
         retention: float = 86_400.0,
     ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import orjson
+from pydantic_core import from_json
 
 from .address import Address
 from .envelope import (
@@ -128,7 +128,7 @@ class Producer:
         *,
         queue: str,
         delay: float = 0.0,
-        decode: Callable[[bytes], R] = orjson.loads,
+        decode: Callable[[bytes], R] = from_json,
     ) -> list[TaskHandle[R]]:
         """Enqueue messages, in few round trips. Each is stored or not; together they are not one transaction."""
         if delay < 0:

@@ -112,6 +112,25 @@ async def test_a_message_of_a_future_version_tells_its_producer(app: App) -> Non
     assert (await letter(app, handle)).raw["env"] == future
 
 
+async def test_a_bad_message_with_the_id_of_a_live_task_does_it_no_harm(app: App) -> None:
+    handle = await app.tasks["sound"].options(delay=3600).enqueue()
+    await post(app, {"env": envelope(v=FORMAT_VERSION + 1, id=handle.id), "args": "{}"})
+    await work_off(app)
+    (found,) = await letters(app)
+    assert found.id.startswith("unreadable-")
+    assert await handle.status() is State.SCHEDULED
+
+
+async def test_numbers_of_any_size_come_back_as_they_are(app: App, producer: Producer) -> None:
+    @app.task
+    async def large(ctx: Context) -> int:
+        return 2**80 + 1
+
+    handle = await producer.enqueue("large")
+    await work_off(app)
+    assert await soon(handle.result()) == 2**80 + 1
+
+
 async def test_a_future_version_that_reads_like_ours_is_not_run_all_the_same(app: App) -> None:
     await post(app, {"env": envelope(v=FORMAT_VERSION + 1), "args": "{}"})
     await work_off(app)

@@ -117,3 +117,22 @@ def test_snooze_sets_the_delay_and_counts_nothing() -> None:
 def test_a_time_to_wait_is_not_negative(kind: type[RetryLater | Snooze], after: float) -> None:
     with pytest.raises(ValueError, match="0 or more seconds"):
         kind(after=after)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_error_that_decides_alone_decides_within_a_task_group_too(alone: bool) -> None:
+    others: list[Exception] = [] if alone else [Disk()]
+    doubt = ExceptionGroup("unhandled errors in a TaskGroup", [*others, StepInDoubt("charge", "id:charge")])
+    assert buried(doubt).reason is Reason.IN_DOUBT
+    snoozed = rerun(ExceptionGroup("outer", [ExceptionGroup("inner", [*others, Snooze(after=7)])]))
+    assert (snoozed.event, snoozed.delay, snoozed.counters.attempts) == ("snoozed", 7, 0)
+
+
+def test_one_error_in_a_group_is_judged_by_its_own_class() -> None:
+    picky = Retry(max_attempts=3, never=(FullDisk,))
+    assert buried(ExceptionGroup("unhandled", [FullDisk()]), retry=picky).reason is Reason.NOT_RETRYABLE
+
+
+def test_running_out_of_time_is_the_reason_whether_or_not_it_is_worth_another_attempt() -> None:
+    narrow = Retry(max_attempts=3, on=(Disk,))
+    assert buried(TaskTimeout("t", 1.0), retry=narrow).reason is Reason.TIMEOUT

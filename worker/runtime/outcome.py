@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ...deadletter import Bury, Reason, Retry, TryAgain, after_failure
 from ...queues import Counters, PayloadTooLarge
-from ..errors import RetryLater, Snooze, StepInDoubt, StepMismatch, UnserialisableResult
+from ..errors import Reschedule, RetryLater, Snooze, StepInDoubt, StepMismatch, UnserialisableResult
 
 __all__ = ["Burial", "Cancelled", "HandOff", "Outcome", "Rerun", "Success", "after_error"]
 
@@ -63,8 +63,20 @@ _PERMANENT: dict[type[BaseException], Reason] = {
 """Errors that would come again, however often the task is run."""
 
 
+def _told(error: BaseException) -> BaseException:
+    """What a group of errors, as a task group raises it, comes to: its one member, or the one that decides alone."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if isinstance(error, BaseExceptionGroup):
+        for member in map(_told, error.exceptions):
+            if isinstance(member, (*_PERMANENT, Reschedule)):
+                return member
+    return error
+
+
 def after_error(error: BaseException, retry: Retry, counters: Counters, max_attempts: int | None) -> Rerun | Burial:
     """What follows a run that raised. counters: without this attempt. max_attempts: the producer's word."""
+    error = _told(error)
     if isinstance(error, Snooze):
         return Rerun(error.after, "snoozed", counters, error)
     counted = replace(counters, attempts=counters.attempts + 1)

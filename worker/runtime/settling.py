@@ -69,11 +69,18 @@ class Settler:
         return run.envelope.options.result_ttl or run.result_ttl or self._settings.result_ttl
 
     async def bury_unreadable(self, delivery: Delivery, error: UnreadableEnvelope) -> None:
-        """Bury a message that is not a task, raw. Where it names a task id all the same, under that id."""
+        """Bury a message that is not a task, raw: under the id of the task that it is the message of, if it is."""
+        what = f"the burial of message {delivery.entry.decode()}"
+        task_id = unreadable_id(delivery)
         named = _named_id(delivery.fields.get(b"env", b""))
+        if named is not None:
+            record = delivery.partition.record(named)
+            # A record's entry changes only when its message is settled, and this one is pending here.
+            entry = await until_available(lambda: self._gateway.command("HGET", record, "entry"), what)
+            task_id = named if entry == delivery.entry else task_id
         await until_available(
-            lambda: self._bury(delivery, named or unreadable_id(delivery), "?", Reason.UNREADABLE, Counters(), error),
-            f"the burial of message {delivery.entry.decode()}",
+            lambda: self._bury(delivery, task_id, "?", Reason.UNREADABLE, Counters(), error),
+            what,
         )
 
     async def _bury(
