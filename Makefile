@@ -55,7 +55,8 @@ check: install
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy -p perdure
-	$(BIN)/mypy tests benchmarks examples
+	$(BIN)/mypy -p benchmarks
+	$(BIN)/mypy tests deploy/app.py
 	$(BIN)/lint-imports
 
 format: install

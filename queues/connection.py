@@ -34,16 +34,19 @@ CONNECT_TIMEOUT: Final = 5.0
 COMMAND_TIMEOUT: Final = 10.0
 """Seconds to wait for the reply to a command that does not block."""
 
+_NOTHING_BEHIND_OUR_BACK: Final = AsyncRetry(NoBackoff(), 0, supported_errors=())
+"""No retry, and no reconnection as its preparation: a subscription would share it with whoever reads."""
+
 
 def _options(
-    address: Address, socket: Path | None, timeout: float | None, retry: type[Retry | AsyncRetry]
+    address: Address, socket: Path | None, timeout: float | None, retry: Retry | AsyncRetry
 ) -> tuple[str, dict[str, Any]]:
     options: dict[str, Any] = {
         "socket_timeout": timeout,
         "socket_connect_timeout": CONNECT_TIMEOUT,
         "decode_responses": False,
         "protocol": 2,
-        "retry": retry(NoBackoff(), 0),
+        "retry": retry,
     }
     url = f"unix://{socket}" if socket is not None else address.url
     return url, options
@@ -53,7 +56,7 @@ def async_client(
     address: Address, socket: Path | None, *, timeout: float | None = COMMAND_TIMEOUT, connections: int = 16
 ) -> redis.asyncio.Redis:
     """A client on a pool of its own. Replies come as the server sends them: no reply is reshaped on the way."""
-    url, options = _options(address, socket, timeout, AsyncRetry)
+    url, options = _options(address, socket, timeout, _NOTHING_BEHIND_OUR_BACK)
     with _bad_address(address):
         pool = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=connections, timeout=None, **options)
     client = redis.asyncio.Redis.from_pool(pool)
@@ -63,7 +66,7 @@ def async_client(
 
 def wire_connection(address: Address, socket: Path | None) -> AbstractConnection:
     """One connection, not yet connected, that leaves all timing to its user."""
-    url, options = _options(address, socket, None, AsyncRetry)
+    url, options = _options(address, socket, None, _NOTHING_BEHIND_OUR_BACK)
     with _bad_address(address):
         connection: AbstractConnection = redis.asyncio.ConnectionPool.from_url(url, **options).make_connection()
     return connection
@@ -71,7 +74,7 @@ def wire_connection(address: Address, socket: Path | None) -> AbstractConnection
 
 def sync_client(address: Address, socket: Path | None, *, timeout: float | None = COMMAND_TIMEOUT) -> redis.Redis:
     """The same for a thread that has no event loop."""
-    url, options = _options(address, socket, timeout, Retry)
+    url, options = _options(address, socket, timeout, Retry(NoBackoff(), 0))
     with _bad_address(address):
         client = redis.Redis.from_url(url, **options)
     client.response_callbacks.clear()

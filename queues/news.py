@@ -24,7 +24,11 @@ from .gateway import Gateway
 __all__ = ["News"]
 
 LOST = b""
-"""What a listener hears when the connection was lost, and when it stands again."""
+"""What a listener hears when the connection was lost and stands again."""
+
+_FIRST_DELAY: Final = 0.05
+_LONGEST_DELAY: Final = 2.0
+"""Seconds before a lost connection is made anew, after the first failure and after many."""
 
 _FAREWELL: Final = 1.0
 """Seconds that leaving a channel may take, also for a waiter who was cancelled: the connection is everybody's."""
@@ -62,19 +66,14 @@ class News:
         while pump is not None and not pump.done():
             pump.cancel()  # more than once: up to Python 3.11, `asyncio.wait_for` may swallow a cancellation
             await asyncio.wait([pump], timeout=0.1)
-        if self._pubsub is not None:
-            await self._pubsub.aclose()
-            self._pubsub = None
+        await self._drop()
 
     async def _subscribe(self, name: bytes) -> None:
         async with self._changing:
-            if self._pubsub is None:
-                self._pubsub = self._gateway.pubsub()
             if name not in self._subscribed:
                 self._subscribed[name] = asyncio.Event()
                 try:
-                    with translated(self._gateway.address.shown):
-                        await self._pubsub.subscribe(name)
+                    await self._add(name)
                 except BaseException:
                     del self._subscribed[name]
                     raise
@@ -86,36 +85,69 @@ class News:
     async def _unsubscribe(self, name: bytes) -> None:
         async with self._changing:
             if name in self._listeners:
-                return  # somebody came meanwhile
+                return  # somebody came meanwhile, and counts on the subscription
             self._subscribed.pop(name, None)
             if self._pubsub is not None:
                 with translated(self._gateway.address.shown):
                     await self._pubsub.unsubscribe(name)
 
     async def _listen(self) -> None:
-        delay = 0.05
-        while self._pubsub is not None:
+        """Hand out what comes; where the connection is lost, subscribe to everything on another."""
+        delay = _FIRST_DELAY
+        while True:
+            heard = self._pubsub
             try:
+                if heard is None:
+                    async with self._changing:
+                        if not self._listeners:
+                            return
+                        if self._pubsub is None:
+                            await self._begin_anew()
+                    continue
                 with translated(self._gateway.address.shown):
-                    message = await self._pubsub.get_message(timeout=30.0)
-                delay = 0.05
+                    message = await heard.get_message(timeout=30.0)
+                delay = _FIRST_DELAY
                 if message is not None:
                     self._hand_out(message)
-            except Unavailable:
+            except QueueError:
+                async with self._changing:
+                    if self._pubsub is heard:
+                        await self._drop()
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
-                delay = min(delay * 2, 2.0)
-                for channel in self._listeners:
-                    self._wake(channel)
+                delay = min(delay * 2, _LONGEST_DELAY)
 
-    def _wake(self, channel: bytes) -> None:
-        for inbox in self._listeners.get(channel, ()):
-            inbox.put_nowait(LOST)
+    # with the lock held
+
+    async def _add(self, name: bytes) -> None:
+        if self._pubsub is not None:
+            with suppress(Unavailable), translated(self._gateway.address.shown):
+                await self._pubsub.subscribe(name)
+                return
+        await self._begin_anew()
+
+    async def _begin_anew(self) -> None:
+        """Subscribe to everything that is listened to, on a connection of its own."""
+        await self._drop()
+        pubsub = self._gateway.pubsub()
+        try:
+            with translated(self._gateway.address.shown):
+                await pubsub.subscribe(*self._listeners)
+        except BaseException:
+            await pubsub.aclose()
+            raise
+        self._pubsub = pubsub
+
+    async def _drop(self) -> None:
+        lost, self._pubsub = self._pubsub, None
+        if lost is not None:
+            await lost.aclose()
 
     def _hand_out(self, message: dict[str, Any]) -> None:
         channel: bytes = message["channel"]
         if message["type"] == "subscribe" and channel in self._subscribed:
-            if self._subscribed[channel].is_set():  # again: what was published in between was not heard
-                self._wake(channel)
+            if self._subscribed[channel].is_set():  # it stands again: what was published in between was not heard
+                for inbox in self._listeners.get(channel, ()):
+                    inbox.put_nowait(LOST)
             self._subscribed[channel].set()
         elif message["type"] == "message":
             for inbox in self._listeners.get(channel, ()):

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 from perdure.queues import Address, Gateway
@@ -25,6 +25,7 @@ class LossyLine:
         self.path = path
         self._wanted: bytes | None = None
         self.lost = 0
+        self.accepted = asyncio.Event()
         self._pumps: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
         self.flowing = asyncio.Event()
@@ -42,7 +43,7 @@ class LossyLine:
         try:
             yield
         finally:
-            self._listener = await asyncio.start_unix_server(self._serve, self.path)
+            self._listener = await asyncio.start_unix_server(self._accept, self.path)
 
     async def _break(self) -> None:
         pumps = list(self._pumps)
@@ -52,49 +53,58 @@ class LossyLine:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[LossyLine]:
-        self._listener = await asyncio.start_unix_server(self._serve, self.path)
+        self._listener = await asyncio.start_unix_server(self._accept, self.path)
         try:
             yield self
         finally:
             self._listener.close()
             await self._break()
 
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted.set()
+        pump = asyncio.create_task(self._serve(reader, writer))
+        self._pumps.add(pump)
+        pump.add_done_callback(self._pumps.discard)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._pumps.add(task)
-        upstream_reader, upstream = await asyncio.open_unix_connection(self._server)
-        doomed = asyncio.Event()
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(_close, writer)
+            answers, upstream = await asyncio.open_unix_connection(self._server)
+            stack.push_async_callback(_close, upstream)
+            doomed = asyncio.Event()
+            both = [
+                asyncio.create_task(self._carry(reader, upstream, doomed)),
+                asyncio.create_task(self._carry_back(answers, writer, doomed)),
+            ]
+            try:
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for one in both:
+                    one.cancel()
+                await asyncio.gather(*both, return_exceptions=True)
 
-        async def requests() -> None:
-            while data := await reader.read(65536):
-                if self._wanted is not None and self._wanted in data:
-                    self._wanted = None
-                    doomed.set()
-                await self.flowing.wait()
-                upstream.write(data)
+    async def _carry(self, reader: asyncio.StreamReader, upstream: asyncio.StreamWriter, doomed: asyncio.Event) -> None:
+        while data := await reader.read(65536):
+            if self._wanted is not None and self._wanted in data:
+                self._wanted = None
+                doomed.set()
+            await self.flowing.wait()
+            upstream.write(data)
 
-        async def replies() -> None:
-            while data := await upstream_reader.read(65536):
-                if doomed.is_set():
-                    self.lost += 1
-                    return
-                writer.write(data)
+    async def _carry_back(
+        self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter, doomed: asyncio.Event
+    ) -> None:
+        while data := await answers.read(65536):
+            if doomed.is_set():
+                self.lost += 1
+                return
+            writer.write(data)
 
-        both = [asyncio.create_task(requests()), asyncio.create_task(replies())]
-        try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            pass  # the line is broken: an end like any other
-        finally:
-            for one in both:
-                one.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
-            for end in (writer, upstream):
-                end.close()
-                with suppress(OSError):
-                    await end.wait_closed()
-            self._pumps.discard(task)
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
 
 
 @asynccontextmanager

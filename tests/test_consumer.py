@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 from crew import (
+    SharedReader,
     age,
     claim_all,
     claim_one,
@@ -22,6 +25,7 @@ from crew import (
 from lossy import lossy_gateway
 from perdure.queues import (
     Consumer,
+    Delivery,
     Gateway,
     Leases,
     Namespace,
@@ -31,6 +35,7 @@ from perdure.queues import (
     load_history,
     release,
 )
+from perdure.queues.gateway import Argument, Command
 from perdure.queues.keys import GROUP, RELEASED
 from perdure.queues.scripts import queue_script
 from places import PENDING, dump, places
@@ -244,6 +249,42 @@ async def test_a_claim_takes_no_more_than_it_has_room_for_and_goes_on_from_there
     cursor, second = await b.claim(partition, cursor, 3)
     assert (len(second), cursor) == (2, "0-0")
     assert ids([*first, *second]) == [handle.id for handle in handles]
+
+
+class Interrupted(Gateway):
+    """A gateway by which something else happens just before the first pipeline goes out."""
+
+    def __init__(self, gateway: Gateway, meanwhile: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(gateway.address)
+        self._gateway = gateway
+        self._meanwhile: Callable[[], Awaitable[object]] | None = meanwhile
+
+    async def command(self, *command: Argument, repeatable: bool = True) -> Any:
+        return await self._gateway.command(*command, repeatable=repeatable)
+
+    async def pipeline(self, commands: Sequence[Command]) -> list[Any]:
+        meanwhile, self._meanwhile = self._meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+        return await self._gateway.pipeline(commands)
+
+
+async def test_what_another_took_before_the_count_was_read_is_not_ones_own(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    """Frozen between the claim and the look at the delivery count, for longer than a lease."""
+    await producer.enqueue("t")
+    await age(gateway, await read_one(await worker(gateway, partition)))
+    thief = await worker(gateway, partition, name="thief", lease=0.0)
+    taken: list[Delivery] = []
+
+    async def steal() -> None:
+        taken.extend(await claim_all(thief))
+
+    b = Consumer(Interrupted(gateway, steal), SharedReader(gateway), [partition], "b", 60.0, Leases())
+    _, claimed = await b.claim(partition, "0-0", 10)
+    assert claimed == []
+    assert [(one.worker, one.count) for one in taken] == [("thief", 3)]
 
 
 async def test_what_was_deleted_by_hand_is_acknowledged(

@@ -31,6 +31,7 @@ from perdure.queues import (
     TaskFailed,
     TaskHandle,
     TaskNotFound,
+    Unavailable,
     read_events,
     succeed,
     write_entries,
@@ -204,6 +205,16 @@ async def test_a_wait_ends_when_its_time_is_up_and_leaves_nothing_behind(
     assert await waiting == {"ok": True}
 
 
+async def test_many_whose_time_is_up_at_once_leave_nothing_behind(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    needs_server(gateway, SWALLOWS)
+    handles = await producer.enqueue_many("t", [{}] * 200)
+    ends = await asyncio.gather(*(handle.result(timeout=0.2) for handle in handles), return_exceptions=True)
+    assert {type(end) for end in ends} == {TimeoutError}
+    await until_nobody_listens(gateway, namespace)
+
+
 async def until_nobody_listens(gateway: Gateway, namespace: Namespace) -> None:
     deadline = time.monotonic() + SOON
     while found := await channels(gateway, namespace):
@@ -320,6 +331,21 @@ async def test_a_connection_that_is_killed_is_made_anew(
     assert await asyncio.wait_for(asyncio.gather(*waiting), SOON) == [1] * 10
 
 
+async def test_waiting_begins_on_a_connection_that_was_killed_unnoticed(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    needs_server(gateway, "there is no connection to kill")
+    handles = await producer.enqueue_many("t", [{}] * 10)
+    deliveries = await read(await worker(gateway, partition), 10)
+    async with producer.news.listen(partition.record("somebody else")):
+        for handle, delivery in zip(handles, deliveries, strict=True):
+            await gateway.command("CLIENT", "KILL", "TYPE", "pubsub")
+            waiting = asyncio.create_task(handle.result())
+            await listeners(gateway, partition, handle.id)
+            await succeed(gateway, delivery, handle.id, b"1", Counters(1), ran=0, ttl=60)
+            assert await asyncio.wait_for(waiting, SOON) == 1
+
+
 async def test_a_subscription_stands_again_after_its_connection_was_killed(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
@@ -359,7 +385,7 @@ async def test_what_was_published_while_the_connection_was_away_is_not_missed(
 async def test_what_was_published_while_the_subscription_was_being_renewed_is_not_missed(
     gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
-    """The waiter was woken by the loss and saw nothing yet; the outcome came before the subscription stood again."""
+    """The new connection is there, the subscription on its way: the outcome comes first."""
     needs_server(gateway, "there is no connection to lose")
     async with lossy_gateway(gateway) as (lossy, line):
         news = News(lossy)
@@ -367,18 +393,41 @@ async def test_what_was_published_while_the_subscription_was_being_renewed_is_no
         waiting = asyncio.create_task(watcher.result())
         await listeners(gateway, partition, "x")
         try:
-            async with news.listen(partition.record("x")) as inbox:
-                async with line.down():
-                    await asyncio.wait_for(inbox.get(), SOON)
-                    line.flowing.clear()
-                await asyncio.wait_for(inbox.get(), SOON)
-                for _ in range(2):
-                    await watcher.record()  # after the waiter has read it, too
-                await SETTLING["succeed"](gateway, delivery, "x")
-                line.flowing.set()
-                assert await asyncio.wait_for(waiting, SOON) == {"ok": True}
+            line.flowing.clear()
+            async with line.down():
+                line.accepted.clear()
+            await asyncio.wait_for(line.accepted.wait(), SOON)
+            await SETTLING["succeed"](gateway, delivery, "x")
+            assert not waiting.done()
+            line.flowing.set()
+            assert await asyncio.wait_for(waiting, SOON) == {"ok": True}
         finally:
             await news.close()
+
+
+async def test_a_subscription_that_failed_does_not_stand_in_the_way_of_the_next(
+    gateway: Gateway, namespace: Namespace, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    needs_server(gateway, "there is no connection to lose")
+    async with lossy_gateway(gateway) as (lossy, line):
+        news = News(lossy)
+        watcher: TaskHandle[Any] = TaskHandle("x", partition, gateway, news)
+        try:
+            line.accepted.clear()
+            line.flowing.clear()
+            first = [asyncio.create_task(watcher.result()) for _ in range(3)]
+            await asyncio.wait_for(line.accepted.wait(), SOON)
+            async with line.down():
+                found = await asyncio.wait_for(asyncio.gather(*first, return_exceptions=True), SOON)
+            line.flowing.set()
+            assert [type(one) for one in found] == [Unavailable] * 3
+            waiting = asyncio.create_task(watcher.result())
+            await listeners(gateway, partition, "x")
+            await SETTLING["succeed"](gateway, delivery, "x")
+            assert await asyncio.wait_for(waiting, SOON) == {"ok": True}
+        finally:
+            await news.close()
+        await until_nobody_listens(gateway, namespace)
 
 
 async def test_waiting_begins_while_the_server_is_away(

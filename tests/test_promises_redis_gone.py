@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import anyio
 import pytest
@@ -79,12 +80,32 @@ async def test_an_idle_worker_takes_work_again_when_redis_is_back(app: App, serv
     scene.goes_on.set()
     async with working(app):
         before = await scene.task.enqueue()
+        await until_succeeded(before)
+        server.kill()
+        server.start()
+        after = await scene.task.enqueue()
+        await until_succeeded(after)
+        assert await before.status() is State.SUCCEEDED
+
+
+async def until_succeeded(handle: TaskHandle[Any]) -> None:
+    async def succeeded() -> bool:
+        return await handle.status() is State.SUCCEEDED
+
+    await until(succeeded, "the task succeeds")
+
+
+async def test_whoever_waits_for_results_hears_of_them_again_when_redis_is_back(app: App, server: RedisServer) -> None:
+    """The connection on which this process has heard the first result is gone when it waits for the second."""
+    scene = Scene(app)
+    scene.goes_on.set()
+    async with working(app):
+        before = await scene.task.enqueue()
         assert await soon(before.result()) == (1, 0)
         server.kill()
         server.start()
         after = await scene.task.enqueue()
         assert await soon(after.result()) == (1, 0)
-        assert await before.status() is State.SUCCEEDED
 
 
 async def test_of_many_tasks_none_is_lost(app: App, server: RedisServer) -> None:
