@@ -65,6 +65,7 @@ class LossyLine:
         pump = asyncio.create_task(self._serve(reader, writer))
         self._pumps.add(pump)
         pump.add_done_callback(self._pumps.discard)
+        pump.add_done_callback(lambda _: writer.close())  # a pump that is cancelled before it began closes nothing
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with AsyncExitStack() as stack:
