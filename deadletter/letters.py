@@ -25,7 +25,7 @@ class DeadLetter:
     entry: str
     partition: Partition
     task: str
-    reason: Reason
+    reason: Reason | str
     error: str
     message: str
     traceback: str
@@ -68,7 +68,7 @@ class Filter:
     task: str | None = None
 
     def matches(self, letter: DeadLetter) -> bool:
-        return (self.reason is None or letter.reason is self.reason) and self.task in (None, letter.task)
+        return (self.reason is None or letter.reason == self.reason) and self.task in (None, letter.task)
 
 
 async def list_letters(
@@ -122,7 +122,7 @@ def _letter(partition: Partition, entry: bytes, flat: list[bytes]) -> DeadLetter
         entry=entry.decode(),
         partition=partition,
         task=fields[b"task"].decode(),
-        reason=Reason(fields[b"reason"].decode()),
+        reason=_reason(fields[b"reason"].decode()),
         error=evidence.get("error", ""),
         message=evidence.get("message", ""),
         traceback=evidence.get("traceback", ""),
@@ -139,6 +139,11 @@ def _letter(partition: Partition, entry: bytes, flat: list[bytes]) -> DeadLetter
             if name.startswith(b"raw:")
         },
     )
+
+
+def _reason(text: str) -> Reason | str:
+    """The reason; one that a newer version has given stays as it is."""
+    return Reason(text) if text in set(Reason) else text
 
 
 def _envelope(data: bytes | None) -> Envelope | None:

@@ -66,8 +66,10 @@ def backoff(retry: Retry, failures: int, chance: float | None = None) -> float:
     Exponential backoff with proportional jitter; see "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
     share = random.random() if chance is None else chance  # noqa: S311 - jitter, not a secret
-    exponent = min(max(failures, 1) - 1, 64)
-    full = min(retry.cap, retry.base * retry.factor**exponent)
+    try:
+        full = min(retry.cap, retry.base * retry.factor ** (max(failures, 1) - 1))
+    except OverflowError:
+        full = retry.cap
     return full * (1 - retry.jitter * share)
 
 

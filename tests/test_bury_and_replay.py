@@ -182,6 +182,14 @@ async def test_letters_are_listed_filtered_and_counted(
 
 
 @pytest.mark.parametrize("oldest_first", [False, True])
+async def test_a_reason_of_a_newer_version_is_shown_as_it_is(gateway: Gateway, partition: Partition) -> None:
+    fields = {"id": "x", "task": "t", "reason": "of_the_future", "evidence": "{}", "attempts": 1, "crashes": 0}
+    flat = [part for pair in fields.items() for part in pair]
+    await gateway.command("XADD", partition.dead, "*", *flat, "worker", "w")
+    found = [letter async for letter in list_letters(gateway, [partition], Filter())]
+    assert [letter.summary()["reason"] for letter in found] == ["of_the_future"]
+
+
 async def test_more_letters_than_a_page_are_listed_once_each(
     gateway: Gateway, partition: Partition, oldest_first: bool
 ) -> None:

@@ -121,3 +121,7 @@ def test_a_wait_that_is_no_number_is_refused(name: str) -> None:
 
 def test_reasons_are_words_for_programs() -> None:
     assert all(str(reason) == reason.name.lower() for reason in Reason)
+
+
+def test_a_wait_without_measure_is_the_cap() -> None:
+    assert backoff(Retry(base=1.0, factor=1e300, cap=60.0, jitter=0.0), 1000) == 60.0
