@@ -181,15 +181,14 @@ async def test_letters_are_listed_filtered_and_counted(
     assert (await letter_of(gateway, other, "y")).partition == other
 
 
-@pytest.mark.parametrize("oldest_first", [False, True])
 async def test_a_reason_of_a_newer_version_is_shown_as_it_is(gateway: Gateway, partition: Partition) -> None:
-    fields = {"id": "x", "task": "t", "reason": "of_the_future", "evidence": "{}", "attempts": 1, "crashes": 0}
-    flat = [part for pair in fields.items() for part in pair]
-    await gateway.command("XADD", partition.dead, "*", *flat, "worker", "w")
+    said = ("reason", "of_the_future", "evidence", "{}", "attempts", 1, "crashes", 0, "worker", "w")
+    await gateway.command("XADD", partition.dead, "*", "id", "x", "task", "t", *said)
     found = [letter async for letter in list_letters(gateway, [partition], Filter())]
     assert [letter.summary()["reason"] for letter in found] == ["of_the_future"]
 
 
+@pytest.mark.parametrize("oldest_first", [False, True])
 async def test_more_letters_than_a_page_are_listed_once_each(
     gateway: Gateway, partition: Partition, oldest_first: bool
 ) -> None:
