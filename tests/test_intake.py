@@ -1,0 +1,33 @@
+"""Taking work: what the one loop does with what it reads."""
+
+from __future__ import annotations
+
+import pytest
+from crew import worker
+from perdure.queues import Delivery, Gateway, Partition
+from perdure.worker.runtime.intake import Intake
+from perdure.worker.runtime.slots import Slots
+from perdure.worker.runtime.sweep import Sweep
+
+
+@pytest.mark.parametrize("stopping", [True, False])
+async def test_a_nudge_that_reaches_a_stopping_worker_reaches_another(
+    gateway: Gateway, partition: Partition, stopping: bool
+) -> None:
+    first, second = await worker(gateway, partition), await worker(gateway, partition, name="b")
+
+    def never(delivery: Delivery) -> None:
+        raise AssertionError(delivery)
+
+    async def never_back(delivery: Delivery) -> None:
+        raise AssertionError(delivery)
+
+    sweep = Sweep([partition], 60.0)
+    sweep.reached(partition, "0-0")
+    intake = Intake(first, Slots(1), sweep, start=never, on_due=lambda: None, give_back=never_back)
+    await first.nudge(partition)
+    if stopping:
+        intake.stop()
+    await intake._read(None)
+    assert (await second.read(1, block=None)).claimable is stopping
+    assert (sweep.turn() is None) is stopping
