@@ -10,6 +10,7 @@ from pathlib import Path
 import fakeredis
 import pytest
 import redis.asyncio
+from clusters import Cluster, cluster_of_its_own
 from leaks import check_for_leaks
 from perdure.queues import Address, Gateway, Namespace, Partition, Producer
 from perdure.worker.settings import Settings
@@ -54,6 +55,16 @@ def shared_server(servers: dict[str, RedisServer], kind: str) -> RedisServer:
             pytest.skip(f"no {kind} redis-server here")
         servers[kind] = RedisServer(program).start()
     return servers[kind]
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[Cluster]:
+    """A cluster that tests use and leave as it is, started when first asked for."""
+    program = find_program(default_kind())
+    if program is None:
+        pytest.skip(f"no {default_kind()} redis-server here")
+    with cluster_of_its_own(program) as cluster:
+        yield cluster
 
 
 @pytest.fixture
