@@ -5,75 +5,19 @@ A cluster that tests only use is started once and shared; a test that kills node
 
 from __future__ import annotations
 
-import random
-import socket
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import redis
+from nodes import BOUND, Node, free_ports, wait_for
 from redis.crc import key_slot
-from servers import RedisServer
 
 SLOTS: Final = 16_384
 
-BOUND: Final = 60.0
-"""Seconds for anything that a cluster is waited for. They bound a failure; a healthy cluster takes a few."""
-
 NODE_TIMEOUT: Final = 1500
 """Milliseconds after which a silent node is taken for dead. A failover takes two to three times as long."""
-
-BUS: Final = 10_000
-"""How far above a node's port its cluster bus is: servers before 7.0 let nobody choose."""
-
-
-class Node:
-    """One server of a cluster. `id` is its name among the nodes; its role is whatever the cluster says."""
-
-    def __init__(self, program: Path, port: int, options: Sequence[str], client_options: dict[str, Any]) -> None:
-        """client_options: what a client needs beside host and port (password, certificates)."""
-        self.port = port
-        self.server = RedisServer(program, tuple(options))
-        self._client_options = client_options
-        self._client: redis.Redis | None = None
-        self.id = ""
-
-    def __repr__(self) -> str:
-        return f"node {self.port}"
-
-    @property
-    def alive(self) -> bool:
-        return self.server.process is not None and self.server.process.poll() is None
-
-    @property
-    def password(self) -> str:
-        return str(self._client_options.get("password") or "")
-
-    def start(self) -> None:
-        self.server.start(self.password)
-        self.id = self.command("CLUSTER", "MYID").decode()
-
-    def stop(self) -> None:
-        if self._client is not None:
-            self._client.close()
-        self.server.stop()
-
-    def command(self, *command: str | int | bytes) -> Any:
-        """Carry out one command on this very node; errors are raised as they come, no redirection is followed."""
-        if self._client is None:
-            self._client = redis.Redis(
-                host="127.0.0.1", port=self.port, socket_timeout=BOUND, protocol=2, **self._client_options
-            )
-            self._client.response_callbacks.clear()
-        return self._client.execute_command(*command)
-
-    def info(self, section: str) -> dict[str, str]:
-        """INFO, as the server words it."""
-        lines = self.command("INFO", section).decode().splitlines()
-        return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
 @dataclass
@@ -270,45 +214,6 @@ class Migration:
 def slot_of(key: str) -> int:
     """The slot of a key, by its hash tag."""
     return int(key_slot(key.encode()))
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Ask until it is true; servers that cannot be reached meanwhile are asked again. Clusters tell nobody of it."""
-    deadline = time.monotonic() + BOUND
-    problem: Exception | None = None
-    while time.monotonic() < deadline:
-        try:
-            if condition():
-                return
-        except (redis.ConnectionError, redis.TimeoutError, AssertionError, StopIteration) as error:
-            problem = error
-        time.sleep(0.02)
-    raise RuntimeError(f"waited {BOUND:g} s in vain for {what}: {problem}")
-
-
-def free_ports(count: int, *, bus: bool = False) -> list[int]:
-    """Ports of loopback that nobody has, below those that the system gives to outgoing connections.
-
-    With `bus`, the port that is `BUS` above is free too.
-    """
-    found: list[int] = []
-    for port in random.sample(range(11_000, 22_000), 2000):
-        if len(found) == count:
-            break
-        if _is_free(port) and (not bus or _is_free(port + BUS)):
-            found.append(port)
-    assert len(found) == count, "no free ports"
-    return found
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 @contextmanager

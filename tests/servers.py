@@ -30,12 +30,13 @@ def find_program(kind: str) -> Path | None:
 
 @dataclass
 class RedisServer:
-    """One redis-server process. `options` are command-line options of redis-server."""
+    """One redis-server process. `options` are command-line options of redis-server; `config` a file of more."""
 
     program: Path
     options: tuple[str, ...] = ("--save", "", "--appendonly", "no")
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="perdure-test-")))
     process: subprocess.Popen[bytes] | None = None
+    config: Path | None = None
 
     @property
     def socket(self) -> Path:
@@ -53,6 +54,7 @@ class RedisServer:
     def start(self, password: str = "") -> RedisServer:
         command: list[str | Path] = [
             self.program,
+            *([self.config] if self.config else []),
             "--port",
             "0",
             "--unixsocket",
