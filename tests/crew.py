@@ -26,8 +26,14 @@ class SharedReader(Reader):
 
 def needs_server(gateway: Gateway, reason: str) -> None:
     """Skip on fakeredis, and say what it lacks."""
-    if not gateway.address.url.startswith("unix:"):
+    if gateway.address.url == "redis://borrowed":
         pytest.skip(f"fakeredis: {reason}")
+
+
+def needs_one_server(gateway: Gateway, reason: str) -> None:
+    """Skip on fakeredis and on a cluster, and say what they lack."""
+    if not gateway.address.url.startswith("unix:"):
+        pytest.skip(reason)
 
 
 async def worker(
