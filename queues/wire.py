@@ -36,6 +36,9 @@ class Wire(Protocol):
 
     def submit(self, command: Command) -> asyncio.Future[Any]: ...
 
+    def renew(self) -> None:
+        """Let what is submitted from now on go out on a new connection: the server is not the one that is wanted."""
+
     async def close(self) -> None: ...
 
 
@@ -48,6 +51,7 @@ class PipelinedWire:
         self._timeout = timeout
         self._queue: deque[tuple[bytes, asyncio.Future[Any]]] = deque()
         self._waiting = asyncio.Event()
+        self._outdated = False
         self._loop = asyncio.get_running_loop()
         self._pump = self._loop.create_task(self._run(), name="perdure wire")
 
@@ -60,6 +64,9 @@ class PipelinedWire:
         self._queue.append((packed, future))
         self._waiting.set()
         return future
+
+    def renew(self) -> None:
+        self._outdated = True
 
     async def close(self) -> None:
         self._pump.cancel()
@@ -90,6 +97,9 @@ class PipelinedWire:
         connection = self._connection
         try:
             async with asyncio.timeout(self._timeout):
+                if self._outdated:
+                    self._outdated = False
+                    await connection.disconnect(nowait=True)
                 if not connection.is_connected:
                     await connection.connect()
                 await connection.send_packed_command([packed for packed, _ in batch], check_health=False)
@@ -139,6 +149,9 @@ class ClientWire:
     async def _carry_out(self, command: Command) -> Any:
         async with self._turn:
             return await self._client.execute_command(*command)
+
+    def renew(self) -> None:
+        """The client is its owner's to connect anew."""
 
     async def close(self) -> None:
         """The client is its owner's to close."""
