@@ -15,6 +15,7 @@ from crew import (
     claim_one,
     consumers,
     ids,
+    needs_one_server,
     needs_server,
     pending,
     read,
@@ -45,7 +46,7 @@ BOUND = 10.0
 
 def blocking(gateway: Gateway, *partitions: Partition) -> Consumer:
     """A worker with a connection of its own, as the runtime has it. Its reader is to be closed."""
-    return Consumer(gateway, gateway.reader(), partitions, "a", 60.0, Leases())
+    return Consumer(gateway, gateway.reader(partition.ready), partitions, "a", 60.0, Leases())
 
 
 # reading
@@ -129,7 +130,7 @@ async def test_a_waiting_read_ends_when_a_message_comes(
     a = blocking(gateway, partition)
     await a.create_groups(namespace)
     waiting = asyncio.create_task(a.read(1, block=BOUND))
-    await until_blocked(gateway)
+    await until_blocked(gateway, partition)
     began = time.monotonic()
     handle = await producer.enqueue("t")
     taken = await waiting
@@ -157,7 +158,7 @@ async def test_a_waiting_read_can_be_interrupted(
     a = blocking(gateway, partition)
     await a.create_groups(namespace)
     waiting = asyncio.create_task(a.read(1, block=BOUND))
-    await until_blocked(gateway)
+    await until_blocked(gateway, partition)
     await a.interrupt()
     assert (await asyncio.wait_for(waiting, BOUND / 2)).deliveries == []
     handle = await producer.enqueue("t")
@@ -172,8 +173,8 @@ async def test_a_reader_whose_connection_was_killed_says_so_and_reads_again(
     a = blocking(gateway, partition)
     await a.create_groups(namespace)
     waiting = asyncio.create_task(a.read(1, block=BOUND))
-    blocked = await until_blocked(gateway)
-    await gateway.command("CLIENT", "KILL", "ID", blocked)
+    blocked = await until_blocked(gateway, partition)
+    await gateway.command("CLIENT", "KILL", "ID", blocked, node_of=partition.ready)
     with pytest.raises(Unavailable):
         await asyncio.wait_for(waiting, BOUND / 2)
     handle = await producer.enqueue("t")
@@ -181,11 +182,11 @@ async def test_a_reader_whose_connection_was_killed_says_so_and_reads_again(
     await a._reader.close()
 
 
-async def until_blocked(gateway: Gateway) -> str:
+async def until_blocked(gateway: Gateway, partition: Partition) -> str:
     """Wait until a client of the server is in a blocking call; return its id."""
     deadline = time.monotonic() + BOUND
     while time.monotonic() < deadline:
-        listed: bytes = await gateway.command("CLIENT", "LIST")
+        listed: bytes = await gateway.command("CLIENT", "LIST", node_of=partition.ready)
         for line in listed.decode().splitlines():
             fields = dict(part.partition("=")[::2] for part in line.split(" "))
             if "b" in fields["flags"]:
@@ -304,7 +305,7 @@ async def test_a_lost_reply_to_a_claim_is_not_asked_again(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     """Asked twice, it would count two deliveries. The claimed messages are adopted instead."""
-    needs_server(gateway, "no connection whose reply could be lost")
+    needs_one_server(gateway, "the line that loses replies stands before one server")
     handle = await producer.enqueue("t")
     await age(gateway, await read_one(await worker(gateway, partition)))
     async with lossy_gateway(gateway) as (lossy, line):
@@ -322,7 +323,7 @@ async def test_a_lost_reply_to_a_claim_is_not_asked_again(
 
 
 async def test_what_a_lost_reply_brought_is_adopted(gateway: Gateway, partition: Partition, producer: Producer) -> None:
-    needs_server(gateway, "no connection whose reply could be lost")
+    needs_one_server(gateway, "the line that loses replies stands before one server")
     handle = await producer.enqueue("t")
     async with lossy_gateway(gateway) as (lossy, line):
         a = await worker(lossy, partition)
@@ -419,7 +420,7 @@ async def test_leaving_takes_nothing_from_others(gateway: Gateway, partition: Pa
 async def test_a_lost_reply_to_leaving_gives_back_once(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    needs_server(gateway, "no connection whose reply could be lost")
+    needs_one_server(gateway, "the line that loses replies stands before one server")
     await producer.enqueue("t")
     async with lossy_gateway(gateway) as (lossy, line):
         a = await worker(lossy, partition)
