@@ -47,6 +47,9 @@ _READ_MARGIN: Final = 10.0
 class Gateway:
     """Commands, scripts and pipelines on one server."""
 
+    clustered = False
+    """Whether the server is a cluster, where a command stays within one slot."""
+
     def __init__(self, address: Address, *, patience: float = 3.0) -> None:
         """`patience`: seconds for which a repeatable command is asked again before `Unavailable` is raised."""
         self.address = address
@@ -114,8 +117,8 @@ class Gateway:
 
     # commands
 
-    async def command(self, *command: Argument, repeatable: bool = True) -> Any:
-        """Carry out one command; returns the raw reply."""
+    async def command(self, *command: Argument, repeatable: bool = True, node_of: str | None = None) -> Any:
+        """Carry out one command; returns the raw reply. node_of: on the node of a cluster that has this key."""
         return await self._patiently(lambda: self._wire.submit(command), repeatable)
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
@@ -174,8 +177,8 @@ class Gateway:
 
     # connections of their own
 
-    def reader(self) -> Reader:
-        """A connection for blocking reads."""
+    def reader(self, key: str | None = None) -> Reader:
+        """A connection for blocking reads; in a cluster, to the node that has the key."""
         if self._borrowed:
             return Reader(self._client_or_fail(), self, borrowed=True)
         return Reader(async_client(self.address, self.socket, timeout=BLOCK + _READ_MARGIN, connections=1), self)
