@@ -44,7 +44,7 @@ class Replication:
         self._primary = primary
         self._clients: dict[int, redis.asyncio.Redis] = {}
 
-    async def has(self, handle: TaskHandle[Any], *, within: float = 2.0) -> bool:
+    async def has(self, handle: TaskHandle[Any], *, within: float = 0.5) -> bool:
         """Whether a replica has it; False where that is not known."""
         partition = handle.partition
         record = partition.record(handle.id)
