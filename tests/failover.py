@@ -10,6 +10,7 @@ import asyncio
 import os
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 import anyio
 from anyio.to_thread import run_sync
 from clusters import Cluster, cluster_of_its_own, slot_of
-from load import Figures, Journal, Load, Replication, redirections
+from load import Fault, Figures, Journal, Load, Replication, redirections
 from nodes import Node
 from perdure import Producer, Settings
 from perdure.queues import Namespace, Partition
@@ -132,8 +133,12 @@ async def primary_killed(program: Path, folder: Path, rounds: int) -> Figures:
             for number in range(rounds):
                 await acknowledged(load, 200)
                 slot = slot_of(NAMESPACE.partition(queues[number % len(queues)]).ready)
+                owner = cluster.owner(slot)
+                hit = {queue for queue in queues if primary(NAMESPACE.partition(queue)) is owner}
+                begun = time.monotonic()
                 victim = await run_sync(cluster.kill_primary, slot)
                 await run_sync(cluster.failed_over, slot, victim)
+                load.faults.append(Fault(begun, time.monotonic(), frozenset(hit)))
                 await acknowledged(load, 200)
                 await run_sync(cluster.restart, victim)
             await acknowledged(load, 100)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -101,6 +101,15 @@ class Journal:
 
 
 @dataclass(frozen=True)
+class Fault:
+    """A time, in seconds of the machine's monotonic clock, in which these queues had no server."""
+
+    begun: float
+    over: float
+    queues: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Figures:
     """What became of everything."""
 
@@ -124,6 +133,8 @@ class Figures:
     """Seconds that the slowest `enqueue` took, repetitions of the caller's included."""
     work_pause: float
     """Seconds between two starts of tasks, at most."""
+    pause_elsewhere: float | None
+    """The same during faults, of queues on servers that had none; None where there are no others."""
     redirections: dict[str, int] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[str, str]]:
@@ -141,6 +152,8 @@ class Figures:
             ("longest pause of enqueue", f"{self.enqueue_pause:.2f} s"),
             ("longest pause of work", f"{self.work_pause:.2f} s"),
         ]
+        if self.pause_elsewhere is not None:
+            rows.append(("longest pause of work elsewhere", f"{self.pause_elsewhere:.2f} s"))
         return rows + [(f"{name} replies", f"{count:,}") for name, count in self.redirections.items()]
 
 
@@ -152,9 +165,8 @@ class Load:
     queues: Sequence[str]
     replication: Replication
     journal: Journal
-    producers: int = 8
     rate: float = 150.0
-    """Tasks per second, of all producers together."""
+    """Tasks per second of all producers together. Each queue has two: one without a server holds up no other."""
     pause: float = 0.02
     """Seconds that each handler takes."""
     waited_for: int = 5
@@ -163,25 +175,26 @@ class Load:
     returned: dict[str, TaskHandle[Any]] = field(default_factory=dict)
     acknowledged: set[str] = field(default_factory=set)
     slowest: float = 0.0
+    faults: list[Fault] = field(default_factory=list)
     _waiters: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Enqueue until `stop`; what was begun is brought to its end."""
         async with asyncio.TaskGroup() as group:
-            for number in range(self.producers):
-                group.create_task(self._produce(number))
+            for number, queue in enumerate([*self.queues, *self.queues]):
+                group.create_task(self._produce(number, queue))
 
     def stop(self) -> None:
         self._stop.set()
 
-    async def _produce(self, number: int) -> None:
-        turn = number
+    async def _produce(self, number: int, queue: str) -> None:
+        turn = 0
         while not self._stop.is_set():
             begun = time.monotonic()
-            await self._one(f"{number}-{turn}", self.queues[turn % len(self.queues)])
+            await self._one(f"{number}-{turn}", queue)
             turn += 1
-            left = self.producers / self.rate - (time.monotonic() - begun)
+            left = 2 * len(self.queues) / self.rate - (time.monotonic() - begun)
             await asyncio.sleep(max(0.0, left))
 
     async def _one(self, task_id: str, queue: str) -> None:
@@ -212,7 +225,6 @@ class Load:
         runs = {task_id: found for task_id, found in self.journal.runs().items() if task_id in self.returned}
         twice = [task_id for task_id, found in runs.items() if len(found) > 1]
         records = [await self.returned[task_id].record() for task_id in twice if task_id not in vanished | lost]
-        starts = sorted(run.started for found in runs.values() for run in found)
         return Figures(
             enqueued=self.enqueued,
             returned=len(self.returned),
@@ -225,9 +237,21 @@ class Load:
             run_twice=len(twice),
             unexplained=sum(record.crashes == 0 for record in records),
             enqueue_pause=self.slowest,
-            work_pause=max(later - earlier for earlier, later in pairwise(starts)),
+            work_pause=longest_gap([run.started for found in runs.values() for run in found]),
+            pause_elsewhere=self._pause_elsewhere(runs),
             redirections=redirections or {},
         )
+
+    def _pause_elsewhere(self, runs: Mapping[str, Sequence[Run]]) -> float | None:
+        pauses: list[float] = []
+        for fault in self.faults:
+            starts = [fault.begun, fault.over]
+            for task_id, found in runs.items():
+                if self.returned[task_id].partition.queue not in fault.queues:
+                    starts += [run.started for run in found if fault.begun < run.started < fault.over]
+            if len(self.queues) > len(fault.queues):
+                pauses.append(longest_gap(starts))
+        return max(pauses, default=None)
 
     async def _unfinished(self, task_ids: set[str]) -> set[str]:
         """Those that have no result, within the bound."""
@@ -259,6 +283,11 @@ class Load:
                 answers += 1
         await asyncio.gather(*self._waiters.values(), return_exceptions=True)
         return answers
+
+
+def longest_gap(times: Sequence[float]) -> float:
+    """The longest time between two that follow each other."""
+    return max(later - earlier for earlier, later in pairwise(sorted(times)))
 
 
 def redirections(nodes: Sequence[Node]) -> dict[str, int]:
