@@ -93,8 +93,9 @@ class Reader:
                 except (redis.ConnectionError, redis.TimeoutError, OSError):
                     cluster.lost(node)
                     raise
+            pause = pursuit.pause(error)  # raises where it will not pass
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._interrupted.wait(), pursuit.pause(error))
+                await asyncio.wait_for(self._interrupted.wait(), pause)
             node, asking = await cluster.next_node(slot, node, error)
         return None
 

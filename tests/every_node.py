@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import count
 from typing import Any
 
@@ -23,4 +24,4 @@ def whereabouts(gateway: Gateway) -> list[str | None]:
 
 async def on_every_node(gateway: Gateway, *command: str | int | bytes) -> list[Any]:
     """The reply of each primary; of a server alone its one reply."""
-    return [await gateway.command(*command, node_of=key) for key in whereabouts(gateway)]
+    return await asyncio.gather(*(gateway.command(*command, node_of=key) for key in whereabouts(gateway)))

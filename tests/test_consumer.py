@@ -182,6 +182,24 @@ async def test_a_reader_whose_connection_was_killed_says_so_and_reads_again(
     await a._reading.close()
 
 
+async def test_a_stream_that_goes_while_a_read_waits_is_no_trouble(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    """It was deleted, or went to another node of a cluster."""
+    needs_server(gateway, "XREADGROUP BLOCK does not wait on a client that others use at the same time")
+    a = blocking(gateway, partition)
+    await a.create_groups()
+    waiting = asyncio.create_task(a.read(1, block=BOUND))
+    await until_blocked(gateway, partition)
+    await gateway.command("DEL", partition.ready)
+    handle = await producer.enqueue("t")
+    taken = await waiting
+    while not taken.deliveries:
+        taken = await a.read(1, block=BOUND)
+    assert ids(taken.deliveries) == [handle.id]
+    await a._reading.close()
+
+
 async def until_blocked(gateway: Gateway, partition: Partition) -> str:
     """Wait until a client of the server is in a blocking call; return its id."""
     deadline = time.monotonic() + BOUND

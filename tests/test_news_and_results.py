@@ -98,6 +98,33 @@ async def test_a_result_that_comes_while_one_waits_is_pushed(
     assert await asyncio.wait_for(waiting, SOON) == {"ok": True}
 
 
+async def test_who_waits_already_goes_on_waiting_while_the_server_is_away(
+    gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cluster the subscription may stand again long before the node that has the record."""
+    away = asyncio.Event()
+    asked = 0
+    record = handle.record
+
+    async def absent() -> Any:
+        nonlocal asked
+        if away.is_set():
+            asked += 1
+            raise Unavailable("away")
+        return await record()
+
+    monkeypatch.setattr(handle, "record", absent)
+    waiting = asyncio.create_task(handle.result())
+    await listeners(gateway, partition, "x")
+    away.set()
+    await SETTLING["succeed"](gateway, delivery, "x")
+    while not asked and not waiting.done():  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(0.001)
+    away.clear()
+    assert await asyncio.wait_for(waiting, SOON) == {"ok": True}
+    assert asked
+
+
 class Meddling(News):
     """News by which something happens at the worst moment: just before, or just after, the subscription stands."""
 
@@ -369,7 +396,7 @@ async def test_what_was_published_while_the_connection_was_away_is_not_missed(
     gateway: Gateway, partition: Partition, producer: Producer, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
     """All connections die, the outcome comes before any of them is back."""
-    needs_server(gateway, "there is no connection to kill")
+    needs_one_server(gateway, "the line that breaks stands before one server")
     async with lossy_gateway(gateway) as (lossy, line):
         news = News(lossy)
         watcher: TaskHandle[Any] = TaskHandle("x", partition, lossy, news)
