@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import anyio
+
 from .errors import Refused, Unavailable
 from .gateway import BLOCK, Argument, Command, Gateway, is_missing_group
 from .keys import GROUP, RELEASED, Partition
@@ -69,6 +71,7 @@ class Consumer:
         self._leases = leases
         self._joined: dict[Partition, None] = {}
         self._taken_from = list(partitions)
+        self._woken = asyncio.Event()
         self.partitions: Sequence[Partition] = list(partitions)
 
     async def assign(self, taken_from: Sequence[Partition], served: Sequence[Partition]) -> None:
@@ -104,14 +107,23 @@ class Consumer:
         whose share was too small. Where there are more partitions than slots, they are looked at in turn.
         """
         taken = Taken()
+        if not self._taken_from:
+            await self._be_idle(block)
+            return taken
         turns = -(-len(self._taken_from) // free)
         if turns > 1 or block is None:
             for _ in range(turns):
                 if not taken:
                     await self._look(self._next_window(free), free, None, taken)
-        if block is not None and self._taken_from and not taken:
+        if block is not None and not taken:
             await self._look(self._next_window(free), free, min(block, BLOCK if turns == 1 else _TURN), taken)
         return taken
+
+    async def _be_idle(self, block: float | None) -> None:
+        """Others have all the partitions: wait until that changes."""
+        self._woken.clear()
+        with anyio.move_on_after(block or 0):
+            await self._woken.wait()
 
     def _next_window(self, free: int) -> list[Partition]:
         """As many partitions as there are free slots, each time beginning with another one, so that none starves."""
@@ -249,6 +261,7 @@ class Consumer:
 
     async def interrupt(self) -> None:
         """End a blocking read that waits."""
+        self._woken.set()
         await self._reading.interrupt()
 
     async def leave(self) -> None:

@@ -3,17 +3,18 @@
 It serves (claims, moves what is due, hears nudges) in all partitions of a queue's route. It takes new messages of the
 generations up to the first that is not drained: of the next ones only when every message of the former was delivered
 once. That is what keeps the order of a key across a change, and all workers do it by themselves: a generation that is
-drained stays so.
+drained stays so. A former partition where nothing is and nothing can come is left alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .gateway import Gateway
 from .keys import Namespace, Partition
-from .rerouting import close_former, ensure_route, is_drained
+from .rerouting import Standing, close_former, ensure_route, standing
 from .routes import SINGLE, Generation, Route
 from .sharing import share_of, share_queue, unshare_queue
 
@@ -22,6 +23,9 @@ __all__ = ["Coverage"]
 _PRESENCE = 15.0
 """Seconds after which a silent worker's share is the others'."""
 
+_SOME = 16
+"""Former partitions that are reviewed at one look."""
+
 
 @dataclass(slots=True)
 class _Queue:
@@ -29,6 +33,8 @@ class _Queue:
     route: Route = SINGLE
     closed: set[int] = field(default_factory=set)
     drained: set[int] = field(default_factory=set)
+    empty: set[int] = field(default_factory=set)
+    reviewed: int = 0
     sharers: set[str] = field(default_factory=set)
     taken_from: list[Partition] = field(default_factory=list)
     served: list[Partition] = field(default_factory=list)
@@ -76,6 +82,7 @@ class Coverage:
         for queue in self._queues:
             queue.route = await ensure_route(self._gateway, self._namespace, queue.name, queue.route)
             former = [index for generation in queue.route.former for index in generation.indexes]
+            await self._review(queue, former)
             await self._close(queue, [index for index in former if index not in queue.closed])
             await self._follow(queue)
             if self._share:
@@ -95,19 +102,47 @@ class Coverage:
 
     async def _follow(self, queue: _Queue) -> None:
         """See how far the queue is drained."""
-        queue.served = [self._namespace.partition(queue.name, index) for index in queue.route.indexes]
         reached: list[Generation] = []
         for generation in queue.route.generations:
             reached.append(generation)
             if generation != queue.route.last and not await self._is_drained(queue, generation):
                 break
-        queue.taken_from = [self._namespace.partition(queue.name, index) for one in reached for index in one.indexes]
+        queue.taken_from = self._partitions(queue, reached)
+        queue.served = self._partitions(queue, queue.route.generations)
+
+    def _partitions(self, queue: _Queue, generations: Sequence[Generation]) -> list[Partition]:
+        return [
+            self._namespace.partition(queue.name, index)
+            for generation in generations
+            for index in generation.indexes
+            if index not in queue.empty
+        ]
 
     async def _is_drained(self, queue: _Queue, generation: Generation) -> bool:
         """Asks of one partition after another, until one is not drained: a deep backlog costs one question a look."""
         for index in generation.indexes:
-            if index not in queue.drained:
-                if not await is_drained(self._gateway, self._namespace.partition(queue.name, index)):
-                    return False
-                queue.drained.add(index)
+            if index not in queue.drained and not await self._ask(queue, index):
+                return False
         return True
+
+    async def _review(self, queue: _Queue, former: Sequence[int]) -> None:
+        """Look whether some former partitions are still as they were, another part of them each time.
+
+        They may have become empty. And a server that came back with less than it had may have lost the mark: then
+        producers may use them again, and they are to be closed again.
+        """
+        start = queue.reviewed if queue.reviewed < len(former) else 0
+        some = [index for index in former[start : start + _SOME] if index in queue.drained]
+        queue.reviewed = start + _SOME
+        await asyncio.gather(*(self._ask(queue, index) for index in some))
+
+    async def _ask(self, queue: _Queue, index: int) -> bool:
+        found = await standing(self._gateway, self._namespace.partition(queue.name, index))
+        if found is Standing.OPEN:
+            for known in (queue.closed, queue.drained, queue.empty):
+                known.discard(index)
+        if found >= Standing.DRAINED:
+            queue.drained.add(index)
+        if found is Standing.EMPTY:
+            queue.empty.add(index)
+        return found >= Standing.DRAINED

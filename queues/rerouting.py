@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
 
 from .errors import Refused
 from .gateway import Gateway
@@ -19,13 +20,15 @@ from .routes import SINGLE, Generation, Route, UnreadableRoute
 from .scripts import queue_script
 
 __all__ = [
+    "Standing",
     "close_former",
     "ensure_route",
-    "is_drained",
     "load_route",
     "load_routes",
     "retire_generation",
     "set_partitions",
+    "standing",
+    "successors",
 ]
 
 _REROUTE = queue_script("reroute")
@@ -61,6 +64,10 @@ async def ensure_route(gateway: Gateway, namespace: Namespace, queue: str, known
 
 async def set_partitions(gateway: Gateway, namespace: Namespace, queue: str, count: int) -> Route:
     """Spread a queue over `count` partitions from now on; returns the new route. `ValueError` for a bad count."""
+    new = SINGLE.changed(count).last
+    first = Route((Generation(0, new.count),))
+    if await gateway.run(_REROUTE, [namespace.queues], [queue, b"", first.encode()]):
+        return first  # nobody ever used it
     while True:
         route = await ensure_route(gateway, namespace, queue)
         route = await _heard_of(gateway, namespace, queue, route)
@@ -96,10 +103,22 @@ async def close(gateway: Gateway, partition: Partition, route: Route) -> None:
     await gateway.run(_CLOSE, [partition.ready, partition.nudge, partition.closed], [route.encode()])
 
 
-async def is_drained(gateway: Gateway, partition: Partition) -> bool | None:
-    """Whether all that producers put into a closed partition was delivered once; None where it is open."""
-    answer: int = await gateway.run(_DRAINED, [partition.ready, partition.closed], [GROUP])
-    return None if answer < 0 else bool(answer)
+class Standing(IntEnum):
+    """How far a partition has been left."""
+
+    OPEN = -1
+    CLOSED = 0
+    """Producers are refused."""
+    DRAINED = 1
+    """And all that they put there has been delivered once."""
+    EMPTY = 2
+    """And nothing is in it, neither pending nor due nor dead, so that nothing can come any more."""
+
+
+async def standing(gateway: Gateway, partition: Partition) -> Standing:
+    """How far a partition has been left. It only ever goes on."""
+    keys = [partition.ready, partition.dead, partition.due, partition.closed]
+    return Standing(await gateway.run(_DRAINED, keys, [GROUP]))
 
 
 async def successors(gateway: Gateway, namespace: Namespace, partition: Partition, known: Route) -> Route:

@@ -100,6 +100,7 @@ class Crew:
             "PERDURE_NAMESPACE": changed.namespace,
             "PERDURE_LEASE": str(changed.lease),
             "PERDURE_GRACE": str(changed.grace),
+            "PERDURE_PARTITIONS": changed.partitions,
             **self.environment,
         }
         process = subprocess.Popen(

@@ -34,7 +34,7 @@ from perdure.queues import (
 )
 from perdure.queues.gateway import Argument
 from perdure.queues.keys import GROUP
-from perdure.queues.rerouting import is_drained
+from perdure.queues.rerouting import Standing, standing
 from perdure.queues.scripts import loaded_scripts, queue_script
 from perdure.queues.sharing import share_queue
 from servers import BUNDLED, SYSTEM, RedisServer, find_program
@@ -153,7 +153,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         await a.leave()
         assert "a" not in await consumers(gateway, partition.ready)
     route = await set_partitions(gateway, namespace, "default", 2)
-    assert await is_drained(gateway, partition)
+    assert await standing(gateway, partition) is Standing.DRAINED
     assert not await retire_generation(gateway, namespace, "default", route, route.former[0], kept=60)
     assert await share_queue(gateway, namespace, "default", "a", ttl=60) == {"a"}
 

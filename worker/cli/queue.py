@@ -34,10 +34,11 @@ async def list_(producer: Producer, *, json: AsJson = False) -> None:
         print_json([stats.summary() for stats in queues])
     elif queues:
         print_table(
-            ("queue", "waiting#", "running#", "due later#", "dead#", "oldest waits#", "workers#"),
+            ("queue", "partitions#", "waiting#", "running#", "due later#", "dead#", "oldest waits#", "workers#"),
             [
                 (
                     stats.queue,
+                    str(len(stats.partitions)),
                     str(stats.depth),
                     str(stats.in_flight),
                     str(stats.due),
