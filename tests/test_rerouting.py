@@ -14,9 +14,9 @@ from perdure.queues import (
     Counters,
     Coverage,
     Envelope,
+    Form,
     Gateway,
     Generation,
-    Message,
     Namespace,
     Partition,
     Producer,
@@ -207,8 +207,8 @@ async def test_an_id_that_is_known_from_before_the_change_is_left_alone(
             assert (found.partition.index, (await found.record()).args) == (0, b'{"n":1}')
             found = await one.enqueue("t", {"n": 2}, task_id="order-8", key="k", delay=60)
             assert (found.partition.index, (await found.record()).args) == (0, b'{"n":1}')
-            named = Message(Envelope(id="order-7", task="t"), b"{}", own_id=True)
-            other = Message(Envelope(id="order-9", task="t"), b"{}", own_id=True)
+            named = Form("t").message(b"{}", task_id="order-7")
+            other = Form("t").message(b"{}", task_id="order-9")
             handles: list[TaskHandle[Any]] = await one.send([named, other], queue="default")
             assert [handle.partition.index for handle in handles] == [0, home("order-9", FOUR.last)]
     assert sum(await lengths(gateway, namespace)) == 3
