@@ -7,12 +7,13 @@ pending entry, and the fence that guards every write is read from that entry too
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from .keys import GROUP, Partition
 
-__all__ = ["Delivery", "Leases"]
+__all__ = ["Delivery", "Holder", "Leases"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,20 @@ class Delivery:
         return (self.partition, self.entry)
 
 
-@dataclass(slots=True)
-class _Held:
-    delivery: Delivery
-    record: str
-    on_lost: Callable[[], None]
-    on_cancel: Callable[[], None]
+class Holder(Protocol):
+    """Whoever holds a delivery. The callbacks are called in the beat thread."""
+
+    @property
+    def delivery(self) -> Delivery: ...
+
+    @property
+    def record(self) -> str: ...
+
+    def on_lost(self) -> None:
+        """The lease has passed to another."""
+
+    def on_cancel(self) -> None:
+        """Somebody asked for the task's cancellation."""
 
 
 class Leases:
@@ -56,32 +65,30 @@ class Leases:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[tuple[Partition, bytes], _Held] = {}
+        self._held: dict[tuple[Partition, bytes], Holder] = {}
 
-    def hold(
-        self, delivery: Delivery, record: str, *, on_lost: Callable[[], None], on_cancel: Callable[[], None]
-    ) -> None:
-        """Have the delivery's lease renewed from now on. The callbacks are called in the beat thread."""
+    def hold(self, holder: Holder) -> None:
+        """Have the holder's lease renewed from now on."""
         with self._lock:
-            self._held[delivery.key] = _Held(delivery, record, on_lost, on_cancel)
+            self._held[holder.delivery.key] = holder
 
-    def drop(self, delivery: Delivery) -> None:
+    def drop(self, holder: Holder) -> None:
         """Stop renewing: the delivery was settled, given back or lost."""
+        key = holder.delivery.key
         with self._lock:
-            held = self._held.get(delivery.key)
-            if held is not None and held.delivery is delivery:
-                del self._held[delivery.key]
+            if self._held.get(key) is holder:
+                del self._held[key]
 
     def holds(self, partition: Partition, entry: bytes) -> bool:
         with self._lock:
             return (partition, entry) in self._held
 
-    def by_partition(self) -> dict[Partition, list[_Held]]:
+    def by_partition(self) -> dict[Partition, list[Holder]]:
         """What is held now, for one beat."""
-        grouped: dict[Partition, list[_Held]] = {}
+        grouped: dict[Partition, list[Holder]] = {}
         with self._lock:
-            for held in self._held.values():
-                grouped.setdefault(held.delivery.partition, []).append(held)
+            for holder in self._held.values():
+                grouped.setdefault(holder.delivery.partition, []).append(holder)
         return grouped
 
     def __len__(self) -> int:

@@ -291,13 +291,13 @@ async def test_a_task_that_is_taken_in_the_very_moment_of_the_stop_stops_too(
         await ctx.step("one", calls.append, "one")
 
     async with Worker(app) as worker:
-        take = Slots.take
+        fill = Slots.fill
 
-        def take_and_stop(slots: Slots) -> None:
-            take(slots)
+        def fill_and_stop(slots: Slots, work: Coroutine[Any, Any, Any]) -> None:
+            fill(slots, work)
             worker.stop()
 
-        monkeypatch.setattr(Slots, "take", take_and_stop)
+        monkeypatch.setattr(Slots, "fill", fill_and_stop)
         handle = await job.enqueue()
         await soon(worker.run())
     assert calls == []

@@ -89,7 +89,7 @@ class Intake:
 
     async def _read(self, block: float | None) -> None:
         self.reading = True
-        taken = await self._consumer.read(self._slots.free, block=block)
+        taken = await self._consumer.read(min(self._slots.free, max(1, self._slots.capacity // 2)), block=block)
         for delivery in taken.deliveries:
             if self._slots.free and not self._stopping:
                 self._begin(delivery)
@@ -108,7 +108,6 @@ class Intake:
             await self._consumer.nudge(partition)
 
     def _begin(self, delivery: Delivery) -> None:
-        self._slots.take()
         self._start(delivery)
 
     async def _adopt_when_back(self) -> None:
