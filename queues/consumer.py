@@ -41,7 +41,7 @@ class Consumer:
         partitions: Sequence[Partition],
         worker: str,
         lease: float,
-        leases: Leases,
+        leases: Leases[Any],
     ) -> None:
         self._gateway = gateway
         self._reader = reader

@@ -79,7 +79,7 @@ class Envelope(BaseModel):
     v: int = FORMAT_VERSION
     id: Annotated[str, Field(pattern=_TASK_ID)]
     task: Annotated[str, Field(min_length=1, max_length=256)]
-    headers: dict[str, str] = {}
+    headers: dict[str, str] = Field(default_factory=dict)
     options: Options = _NO_OPTIONS
 
     @property

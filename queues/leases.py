@@ -9,7 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Generic, Protocol
+
+from typing_extensions import TypeVar
 
 from .keys import GROUP, Partition
 
@@ -40,8 +42,9 @@ class Delivery:
         return self.claimed or b"again" in self.fields
 
     @property
-    def key(self) -> tuple[Partition, bytes]:
-        return (self.partition, self.entry)
+    def key(self) -> tuple[str, bytes]:
+        """What names the message in all of Redis: its stream and its entry."""
+        return (self.partition.ready, self.entry)
 
 
 class Holder(Protocol):
@@ -60,19 +63,25 @@ class Holder(Protocol):
         """Somebody asked for the task's cancellation."""
 
 
-class Leases:
+H = TypeVar("H", bound=Holder, default=Holder)
+
+
+class Leases(Generic[H]):
     """The deliveries a worker holds. Shared between the event loop and the beat thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[tuple[Partition, bytes], Holder] = {}
+        self._held: dict[tuple[str, bytes], H] = {}
 
-    def hold(self, holder: Holder) -> None:
-        """Have the holder's lease renewed from now on."""
+    def hold(self, holder: H) -> H | None:
+        """Have the holder's lease renewed from now on. Returns who held the same message here before, if anybody."""
+        key = holder.delivery.key
         with self._lock:
-            self._held[holder.delivery.key] = holder
+            former = self._held.get(key)
+            self._held[key] = holder
+        return former
 
-    def drop(self, holder: Holder) -> None:
+    def drop(self, holder: H) -> None:
         """Stop renewing: the delivery was settled, given back or lost."""
         key = holder.delivery.key
         with self._lock:
@@ -81,15 +90,19 @@ class Leases:
 
     def holds(self, partition: Partition, entry: bytes) -> bool:
         with self._lock:
-            return (partition, entry) in self._held
+            return (partition.ready, entry) in self._held
 
-    def by_partition(self) -> dict[Partition, list[Holder]]:
+    def by_partition(self) -> dict[Partition, list[H]]:
         """What is held now, for one beat."""
-        grouped: dict[Partition, list[Holder]] = {}
-        with self._lock:
-            for holder in self._held.values():
-                grouped.setdefault(holder.delivery.partition, []).append(holder)
+        grouped: dict[Partition, list[H]] = {}
+        for holder in self.holders():
+            grouped.setdefault(holder.delivery.partition, []).append(holder)
         return grouped
+
+    def holders(self) -> list[H]:
+        """Who holds something now."""
+        with self._lock:
+            return list(self._held.values())
 
     def __len__(self) -> int:
         with self._lock:

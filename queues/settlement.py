@@ -37,6 +37,10 @@ class Counters(NamedTuple):
     crashes: int = 0
     returns: int = 0
 
+    def attempted(self) -> Counters:
+        """With one attempt more."""
+        return Counters(self.attempts + 1, self.crashes, self.returns)
+
 
 async def succeed(
     gateway: Gateway,
@@ -86,7 +90,9 @@ async def _finish(
     written: bool,
 ) -> None:
     partition = delivery.partition
-    keys = [partition.ready, partition.record(task_id), partition.steps(task_id), partition.log(task_id)]
+    keys = [partition.ready, partition.record(task_id)]
+    if written or delivery.history:
+        keys += (partition.steps(task_id), partition.log(task_id))
     args: list[Argument] = [
         *delivery.fence,
         state.value,
@@ -95,7 +101,6 @@ async def _finish(
         counters.crashes,
         round(ran * 1000),
         max(1, round(ttl * 1000)),
-        "1" if written or delivery.history else "",
         *(() if envelope is None else _kept(delivery, envelope)),
     ]
     if not await gateway.run(_FINISH, keys, args):

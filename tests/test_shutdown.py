@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -293,11 +293,11 @@ async def test_a_task_that_is_taken_in_the_very_moment_of_the_stop_stops_too(
     async with Worker(app) as worker:
         fill = Slots.fill
 
-        def fill_and_stop(slots: Slots, work: Coroutine[Any, Any, Any]) -> None:
-            fill(slots, work)
+        def stop_and_fill(slots: Slots, work: Coroutine[Any, Any, Any]) -> None:
             worker.stop()
+            fill(slots, work)
 
-        monkeypatch.setattr(Slots, "fill", fill_and_stop)
+        monkeypatch.setattr(Slots, "fill", stop_and_fill)
         handle = await job.enqueue()
         await soon(worker.run())
     assert calls == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import ValuesView
 from functools import partial
 from typing import Any
 
@@ -38,7 +37,9 @@ __all__ = ["Executor"]
 class Executor:
     """Runs deliveries. Each call of `execute` owns one delivery and settles it, or loses it."""
 
-    def __init__(self, gateway: Gateway, registry: Registry, settings: Settings, leases: Leases, threads: int) -> None:
+    def __init__(
+        self, gateway: Gateway, registry: Registry, settings: Settings, leases: Leases[Run], threads: int
+    ) -> None:
         """threads: how many sync steps may run at once."""
         self._gateway = gateway
         self._registry = registry
@@ -46,15 +47,14 @@ class Executor:
         self._leases = leases
         self._threads = anyio.CapacityLimiter(threads)
         self._settler = Settler(gateway, settings)
-        self._runs: dict[tuple[Partition, bytes], Run] = {}
         self._stopping = False
         self.owed: dict[str, Partition] = {}
         self.settled = 0
 
     @property
-    def runs(self) -> ValuesView[Run]:
+    def runs(self) -> list[Run]:
         """The runs that are going on."""
-        return self._runs.values()
+        return self._leases.holders()
 
     def stop(self) -> None:
         """Have every run stop at its next step boundary, those that are only about to begin as well."""
@@ -94,20 +94,16 @@ class Executor:
             logger.bind(task=envelope.task, id=run.id).exception("the worker failed; the task is left for recovery")
         finally:
             self._leases.drop(run)
-            if self._runs.get(delivery.key) is run:
-                del self._runs[delivery.key]
             await run.close()
         return isinstance(outcome, Rerun)
 
     def _hold(self, run: Run) -> None:
         if self._stopping:
             run.stop()
-        key = run.delivery.key
-        if (former := self._runs.get(key)) is not None:
-            former.end(Ending.LOST)  # its lease passed while Redis was away, to this very worker
-        self._runs[key] = run
         self.owed.pop(run.id, None)
-        self._leases.hold(run)
+        former = self._leases.hold(run)
+        if former is not None:
+            former.end(Ending.LOST)  # its lease passed while Redis was away, to this very worker
 
     async def _settle_unreadable(self, delivery: Delivery, error: UnreadableEnvelope) -> None:
         try:
@@ -189,7 +185,7 @@ class Executor:
             raise LeaseLost(run.id, "outcome")
         await run.flush()
         if result is not None:
-            return Success(result, counters._replace(attempts=counters.attempts + 1))
+            return Success(result, counters.attempted())
         if run.ending is Ending.CANCELLED:
             return Cancelled(counters)
         if run.ending is Ending.HANDED_OFF:

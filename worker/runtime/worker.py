@@ -25,7 +25,7 @@ from ...queues import (
     release,
 )
 from ..app import App
-from ..durable import Ending
+from ..durable import Ending, Run
 from ..errors import ConfigurationError
 from ..observe import logger
 from .burst import Burst
@@ -69,7 +69,7 @@ class Worker:
         self._partitions = [namespace.partition(queue) for queue in self.queues]
         self._gateway = Gateway(self.settings.address)
         self._slots = Slots(concurrency)
-        self._leases = Leases()
+        self._leases: Leases[Run] = Leases()
         self._executor = Executor(self._gateway, app.tasks, self.settings, self._leases, threads=max(40, concurrency))
         self._stop = anyio.Event()
         self._hurry = anyio.Event()
