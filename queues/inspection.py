@@ -57,7 +57,8 @@ async def list_queues(gateway: Gateway, namespace: Namespace) -> list[QueueStats
 
 async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
     length, due, dead, time = await gateway.pipeline(
-        [("XLEN", partition.ready), ("ZCARD", partition.due), ("XLEN", partition.dead), ("TIME",)]
+        [("XLEN", partition.ready), ("ZCARD", partition.due), ("XLEN", partition.dead), ("TIME",)],
+        node_of=partition.ready,
     )
     try:
         groups, consumers = await gateway.pipeline(
@@ -126,7 +127,8 @@ async def list_tasks(
     for partition in await queue_partitions(gateway, namespace, queue):
         cursor = "0"
         while True:
-            reply = await gateway.command("SCAN", cursor, "MATCH", partition.records, "COUNT", 500, "TYPE", "hash")
+            scan = ("SCAN", cursor, "MATCH", partition.records, "COUNT", 500, "TYPE", "hash")
+            reply = await gateway.command(*scan, node_of=partition.ready)
             cursor = reply[0].decode()
             ids = [partition.task_id(key.decode()) for key in reply[1]]
             ids = [task_id for task_id in ids if not task_id.endswith((":steps", ":log"))]

@@ -36,6 +36,9 @@ class Wire(Protocol):
 
     def submit(self, command: Command) -> asyncio.Future[Any]: ...
 
+    def renew(self) -> None:
+        """Let what is submitted from now on go out on a new connection: the server is not the one that is wanted."""
+
     async def close(self) -> None: ...
 
 
@@ -67,6 +70,10 @@ class PipelinedWire:
             self._flushing = True
             self._loop.call_soon(self._flush)
         return future
+
+    def renew(self) -> None:
+        if self._line is not None:
+            self._line.drop(ConnectionLost("the server is not the one that is wanted any more"))
 
     async def close(self) -> None:
         self._closed = True
@@ -181,6 +188,8 @@ class _Line(asyncio.Protocol):
         was_full = len(unanswered) >= _MOST_UNANSWERED
         try:
             while (reply := next_reply()) is not _NOT_YET:
+                if type(reply) is hiredis.PushNotification:
+                    continue  # of protocol 3, unasked for
                 future = unanswered.popleft()
                 if future.done():
                     continue
@@ -252,6 +261,9 @@ class ClientWire:
     async def _carry_out(self, command: Command) -> Any:
         async with self._turn:
             return await self._client.execute_command(*command)
+
+    def renew(self) -> None:
+        """The client is its owner's to connect anew."""
 
     async def close(self) -> None:
         """The client is its owner's to close."""

@@ -10,12 +10,14 @@ from pathlib import Path
 import fakeredis
 import pytest
 import redis.asyncio
+from clusters import Cluster, cluster_of_its_own
 from leaks import check_for_leaks
 from perdure.queues import Address, Gateway, Namespace, Partition, Producer
 from perdure.worker.settings import Settings
-from servers import BUNDLED, SYSTEM, RedisServer, find_program
+from servers import BUNDLED, SYSTEM, VALKEY, RedisServer, find_program
 
-SERVERS = [kind for kind in (BUNDLED, SYSTEM) if find_program(kind) is not None]
+DEFAULT_KIND = os.environ.get("PERDURE_TEST_SERVER", BUNDLED)
+SERVERS = [kind for kind in ([VALKEY] if DEFAULT_KIND == VALKEY else [BUNDLED, SYSTEM]) if find_program(kind)]
 BACKENDS = ["fake", *SERVERS]
 
 
@@ -25,8 +27,8 @@ def pytest_report_header() -> str:
 
 
 def default_kind() -> str:
-    """The server that integration tests use: the bundled 6.2, or the one on PATH when PERDURE_TEST_SERVER=system."""
-    return os.environ.get("PERDURE_TEST_SERVER", BUNDLED)
+    """The server that integration tests use: the bundled 6.2, or what PERDURE_TEST_SERVER names: system or valkey."""
+    return DEFAULT_KIND
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +56,16 @@ def shared_server(servers: dict[str, RedisServer], kind: str) -> RedisServer:
             pytest.skip(f"no {kind} redis-server here")
         servers[kind] = RedisServer(program).start()
     return servers[kind]
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[Cluster]:
+    """A cluster that tests use and leave as it is, started when first asked for."""
+    program = find_program(default_kind())
+    if program is None:
+        pytest.skip(f"no {default_kind()} redis-server here")
+    with cluster_of_its_own(program) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -260,14 +260,14 @@ class Interrupted(Gateway):
         self._gateway = gateway
         self._meanwhile: Callable[[], Awaitable[object]] | None = meanwhile
 
-    async def command(self, *command: Argument, repeatable: bool = True) -> Any:
-        return await self._gateway.command(*command, repeatable=repeatable)
+    async def command(self, *command: Argument, repeatable: bool = True, node_of: str | None = None) -> Any:
+        return await self._gateway.command(*command, repeatable=repeatable, node_of=node_of)
 
-    async def pipeline(self, commands: Sequence[Command]) -> list[Any]:
+    async def pipeline(self, commands: Sequence[Command], *, node_of: str | None = None) -> list[Any]:
         meanwhile, self._meanwhile = self._meanwhile, None
         if meanwhile is not None:
             await meanwhile()
-        return await self._gateway.pipeline(commands)
+        return await self._gateway.pipeline(commands, node_of=node_of)
 
 
 async def test_what_another_took_before_the_count_was_read_is_not_ones_own(

@@ -97,7 +97,7 @@ class Worker:
         return self
 
     async def _join(self) -> None:
-        reader = self._gateway.reader()
+        reader = self._gateway.reader(self._partitions[0].ready)
         self._stack.push_async_callback(reader.close)
         self._consumer = Consumer(self._gateway, reader, self._partitions, self.id, self.settings.lease, self._leases)
         await self._gateway.load_scripts()
