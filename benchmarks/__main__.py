@@ -19,8 +19,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from . import report
+from .due import DUE
 from .enqueue import ENQUEUE
 from .figures import Figure, Measure, Row, rows_of
+from .footprint import FOOTPRINT
 from .hand_over import HAND_OVER
 from .latency import LATENCY
 from .machine import machine_line, run
@@ -28,6 +30,7 @@ from .place import Place
 from .recovery import recovery
 from .server import NoServer, given_server, own_server, server_line
 from .size import FULL, QUICK, Size
+from .startup import STARTUP
 from .steps import STEPS
 from .throughput import THROUGHPUT
 
@@ -39,6 +42,9 @@ def measures(size: Size) -> list[Measure]:
         ENQUEUE,
         STEPS,
         LATENCY,
+        DUE,
+        STARTUP,
+        FOOTPRINT,
         HAND_OVER,
         recovery("recovery_short_lease", size.short_lease, at_once=False),
         recovery("recovery", size.lease, at_once=True),

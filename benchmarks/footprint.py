@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perdure import Context, Worker
-from perdure.queues import Consumer, Gateway, Leases
+from perdure.queues import Partition
+from perdure.queues.keys import GROUP
 
 from . import limits
 from .figures import Figure, Line, Measure
@@ -33,7 +34,12 @@ async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
             for start in range(0, size.tasks, 1000):
                 await noop.enqueue_many({"number": number} for number in range(start, min(start + 1000, size.tasks)))
             queued = (_used(client) - before) / size.tasks
-            running = await _taken(place, size.tasks, client, before) / size.tasks
+            ready = Partition(place.namespace, noop.queue, 0).ready
+            client.call("XGROUP", "CREATE", ready, GROUP, "0")
+            client.call("XREADGROUP", "GROUP", GROUP, "taker", "COUNT", size.tasks, "STREAMS", ready, ">")
+            running = (_used(client) - before) / size.tasks
+            client.call("XGROUP", "SETID", ready, GROUP, "0")
+            client.call("XGROUP", "DELCONSUMER", ready, GROUP, "taker")
             async with Worker(app, concurrency=32) as worker:
                 await worker.run(burst=True)
             finished = (_used(client) - before) / size.tasks

@@ -16,7 +16,7 @@ class Size:
 
     tasks: no-op tasks run, and tasks enqueued one by one. bulk: tasks enqueued by one call. steps: durable steps of
     one task alone. shared_steps: durable steps of all concurrent tasks together. pick_ups: tasks sent to an idle
-    worker. lease, short_lease: of the workers that are killed.
+    worker. delays: delayed tasks. lease, short_lease: of the workers that are killed.
     """
 
     rounds: int
@@ -25,6 +25,7 @@ class Size:
     steps: int
     shared_steps: int
     pick_ups: int
+    delays: int
     lease: float
     short_lease: float
 
@@ -36,6 +37,7 @@ FULL: Final = Size(
     steps=5_000,
     shared_steps=16_000,
     pick_ups=1_000,
+    delays=100,
     lease=Settings.model_fields["lease"].default,
     short_lease=1.0,
 )
@@ -47,6 +49,7 @@ QUICK: Final = Size(
     steps=100,
     shared_steps=320,
     pick_ups=300,
+    delays=8,
     lease=2.0,
     short_lease=1.0,
 )

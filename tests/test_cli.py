@@ -65,6 +65,7 @@ def test_the_commands_are_these() -> None:
         "enqueue",
         *(f"task {name}" for name in ("list", "show", "result", "watch", "cancel", "events")),
         "queue list",
+        "queue partitions",
         *(f"dlq {name}" for name in ("list", "show", "replay", "purge", "export")),
         *(f"server {name}" for name in ("start", "stop", "status")),
     }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import random
+import time
 from collections.abc import Sequence
 
 import anyio
@@ -21,23 +24,37 @@ class Promoter:
 
     def __init__(self, gateway: Gateway, partitions: Sequence[Partition]) -> None:
         self._gateway = gateway
-        self._partitions = list(partitions)
+        self._next = dict.fromkeys(partitions, 0.0)
         self._poked = anyio.Event()
 
-    def poke(self) -> None:
-        """Look again now: due times have changed."""
+    def change(self, partitions: Sequence[Partition]) -> None:
+        """From now on look at these."""
+        self._next = {partition: self._next.get(partition, 0.0) for partition in partitions}
+        self._poked.set()
+
+    def poke(self, partition: Partition | None = None) -> None:
+        """Look again now, everywhere or in one partition: due times have changed."""
+        for one in self._next if partition is None else (partition,):
+            self._next[one] = 0.0
         self._poked.set()
 
     async def run(self) -> None:
         while True:
             self._poked = anyio.Event()
-            wait = _LONGEST_SLEEP * random.uniform(0.8, 1.0)  # noqa: S311 - jitter, not a secret
-            try:
-                for partition in self._partitions:
-                    _, until_next = await promote_due(self._gateway, partition)
-                    if until_next is not None:
-                        wait = min(wait, until_next)
-            except QueueError as error:
-                logger.debug("cannot promote due tasks: {}", error)
-            with anyio.move_on_after(wait):
+            now = time.monotonic()
+            await asyncio.gather(*(self._look(one) for one, when in self._next.items() if when <= now))
+            until_next = min(self._next.values(), default=now + _LONGEST_SLEEP) - time.monotonic()
+            with anyio.move_on_after(until_next):
                 await self._poked.wait()
+
+    async def _look(self, partition: Partition) -> None:
+        wait: float | None = None
+        self._next[partition] = math.inf  # a poke from now on asks for another look
+        try:
+            _, wait = await promote_due(self._gateway, partition)
+        except QueueError as error:
+            logger.debug("cannot promote due tasks: {}", error)
+        longest = _LONGEST_SLEEP * random.uniform(0.8, 1.0)  # noqa: S311 - jitter, not a secret
+        then = time.monotonic() + min(longest, longest if wait is None else wait)
+        if partition in self._next:
+            self._next[partition] = min(self._next[partition], then)
