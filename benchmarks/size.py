@@ -11,12 +11,22 @@ __all__ = ["FULL", "QUICK", "Size"]
 
 
 @dataclass(frozen=True, slots=True)
+class Backlog:
+    """Tasks that wait: queued, due in an hour, dead letters."""
+
+    queued: int
+    due: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
 class Size:
     """Counts are per round, leases in seconds.
 
     tasks: no-op tasks run, and tasks enqueued one by one. bulk: tasks enqueued by one call. steps: durable steps of
     one task alone. shared_steps: durable steps of all concurrent tasks together. pick_ups: tasks sent to an idle
-    worker. delays: delayed tasks. lease, short_lease: of the workers that are killed.
+    worker. delays: delayed tasks. lease, short_lease: of the workers that are killed. backlog, small_backlog: what is
+    compared; backlog_samples: how often each act is measured.
     """
 
     rounds: int
@@ -28,6 +38,9 @@ class Size:
     delays: int
     lease: float
     short_lease: float
+    backlog: Backlog
+    small_backlog: Backlog
+    backlog_samples: int
 
 
 FULL: Final = Size(
@@ -40,6 +53,9 @@ FULL: Final = Size(
     delays=100,
     lease=Settings.model_fields["lease"].default,
     short_lease=1.0,
+    backlog=Backlog(1_000_000, 100_000, 100_000),
+    small_backlog=Backlog(10_000, 1_000, 1_000),
+    backlog_samples=500,
 )
 
 QUICK: Final = Size(
@@ -52,5 +68,8 @@ QUICK: Final = Size(
     delays=8,
     lease=2.0,
     short_lease=1.0,
+    backlog=Backlog(2_000, 100, 100),
+    small_backlog=Backlog(200, 50, 50),
+    backlog_samples=20,
 )
 """To see that everything runs; its figures say nothing."""
