@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fakeredis
 import pytest
@@ -13,6 +15,8 @@ import redis.asyncio
 from clusters import Cluster, cluster_of_its_own
 from leaks import check_for_leaks
 from perdure.queues import Address, Gateway, Namespace, Partition, Producer
+from perdure.queues.scripts import loaded_scripts
+from perdure.queues.wire import ClientWire, Command, PipelinedWire
 from perdure.worker.settings import Settings
 from servers import BUNDLED, SYSTEM, VALKEY, RedisServer, find_program
 
@@ -38,6 +42,29 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         if name.startswith("PERDURE_") and name != "PERDURE_TEST_SERVER":
             monkeypatch.delenv(name)
     monkeypatch.setenv("PERDURE_DATA_DIR", str(tmp_path / "data"))
+
+
+@pytest.fixture(autouse=True)
+def one_slot_per_script(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever script any test has carried out in this process: its keys lie in one hash slot, as a cluster asks."""
+    astray: list[str] = []
+    for wire in (PipelinedWire, ClientWire):
+        monkeypatch.setattr(wire, "submit", watched(wire.submit, astray))
+    yield
+    assert not astray, f"scripts across slots: {astray}"
+
+
+def watched(submit: Callable[[Any, Command], Any], astray: list[str]) -> Callable[[Any, Command], Any]:
+    def watching(wire: Any, command: Command) -> Any:
+        if command[0] == "EVALSHA":
+            keys = [str(key) for key in command[3 : 3 + int(command[2])]]
+            tags = {re.sub(r".*?\{([^}]+)\}.*", r"\1", key) for key in keys}
+            if len(tags) != 1:
+                names = {script.sha: script.name for script in loaded_scripts()}
+                astray.append(f"{names.get(str(command[1]))} touches {sorted(tags)}")
+        return submit(wire, command)
+
+    return watching
 
 
 @pytest.fixture(scope="session")

@@ -97,6 +97,7 @@ class Crew:
             "PERDURE_NAMESPACE": changed.namespace,
             "PERDURE_LEASE": str(changed.lease),
             "PERDURE_GRACE": str(changed.grace),
+            "PERDURE_PARTITIONS": changed.partitions,
         }
         process = subprocess.Popen(
             [sys.executable, REPLICA, str(concurrency)],

@@ -30,7 +30,7 @@ def test_a_queue_is_spread_and_shown() -> None:
     assert sum(one["depth"] for one in found["partitions"]) == 9
     (stats,) = call("queue", "list", "--json").json
     assert stats["depth"] == 9
-    assert stats["partitions"] == found["partitions"]
+    assert [one["depth"] for one in stats["partitions"]] == [one["depth"] for one in found["partitions"]]
     shown = call("task", "show", "x1", "--json").json
     assert shown["partition"] in (1, 2, 3, 4)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import perdure
 import pytest
+from conftest import watched
 from hypothesis import given
 from hypothesis import strategies as st
 from perdure.queues import Namespace, Partition
@@ -93,6 +94,15 @@ def test_a_partition_is_known_by_where_it_is() -> None:
 
 
 # the scripts
+
+
+def test_a_script_across_slots_is_noticed() -> None:
+    astray: list[str] = []
+    submit = watched(lambda wire, command: command, astray)
+    submit(None, ("EVALSHA", "x", 2, "{a:q:0}:ready", "{a:q:0}:due", "{b}"))
+    assert astray == []
+    submit(None, ("EVALSHA", "x", 2, "{a:q:0}:ready", "{a:q:1}:due"))
+    assert astray == ["None touches ['a:q:0', 'a:q:1']"]
 
 
 @dataclass(frozen=True)
