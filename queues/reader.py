@@ -93,8 +93,9 @@ class Reader:
                 except (redis.ConnectionError, redis.TimeoutError, OSError):
                     cluster.lost(node)
                     raise
+            pause = pursuit.pause(error)  # raises where it will not pass
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._interrupted.wait(), pursuit.pause(error))
+                await asyncio.wait_for(self._interrupted.wait(), pause)
             node, asking = await cluster.next_node(slot, node, error)
         return None
 
@@ -108,7 +109,12 @@ class Reader:
             return None
         if asking:  # nobody else uses the connection, so nothing comes between the two
             await self._client.execute_command("ASKING")
-        return await self._client.execute_command(*command)
+        try:
+            return await self._client.execute_command(*command)
+        except ResponseError as refused:
+            if str(refused).startswith("UNBLOCKED"):
+                return None  # the stream has gone, perhaps to another node: nothing was read, and the next read tells
+            raise
 
     async def interrupt(self) -> None:
         """End the read under way, as if nothing had come; what has come is returned to its caller.

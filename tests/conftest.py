@@ -22,7 +22,8 @@ from servers import BUNDLED, SYSTEM, VALKEY, RedisServer, find_program
 
 DEFAULT_KIND = os.environ.get("PERDURE_TEST_SERVER", BUNDLED)
 SERVERS = [kind for kind in ([VALKEY] if DEFAULT_KIND == VALKEY else [BUNDLED, SYSTEM]) if find_program(kind)]
-BACKENDS = ["fake", *SERVERS]
+CLUSTER = "cluster"
+BACKENDS = ["fake", *SERVERS, pytest.param(CLUSTER, marks=pytest.mark.cluster)]
 
 
 def pytest_report_header() -> str:
@@ -122,20 +123,30 @@ def settings(redis_url: str, namespace_name: str) -> Settings:
 async def gateway(
     request: pytest.FixtureRequest, shared_servers: dict[str, RedisServer], namespace_name: str
 ) -> AsyncIterator[Gateway]:
-    """A gateway for the conformance set: over fakeredis, the bundled server and a system server where there is one."""
+    """A gateway for the conformance set: over fakeredis, the bundled server, a system server where there is one, and
+    a Redis Cluster.
+    """
+    clients: list[redis.asyncio.Redis]
     if request.param == "fake":
-        client: redis.asyncio.Redis = fakeredis.FakeAsyncRedis(version=(7,), protocol=2)
-        gateway = Gateway.over(client)
+        clients = [fakeredis.FakeAsyncRedis(version=(7,), protocol=2)]
+        gateway = Gateway.over(clients[0])
+    elif request.param == CLUSTER:
+        cluster: Cluster = request.getfixturevalue("shared_cluster")
+        gateway = Gateway(Address(cluster.url()))
+        clients = [redis.asyncio.Redis(host="127.0.0.1", port=node.port) for node in cluster.serving()]
     else:
         gateway = Gateway(Address(shared_server(shared_servers, request.param).url))
+        clients = [redis.asyncio.Redis.from_url(gateway.address.url)]
+    if request.param != "fake":
         await gateway.open()
-        client = redis.asyncio.Redis.from_url(gateway.address.url)
     yield gateway
     try:
-        await check_for_leaks(client, namespace_name)
+        for client in clients:  # all keys of a task are on one node
+            await check_for_leaks(client, namespace_name)
     finally:
         await gateway.close()
-        await client.aclose()
+        for client in clients:
+            await client.aclose()
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from servers import RedisServer
 
 BOUND: Final = 60.0
@@ -58,7 +60,12 @@ class Node:
         """Carry out one command on this very node; errors are raised as they come, no redirection is followed."""
         if self._client is None:
             self._client = redis.Redis(
-                host="127.0.0.1", port=self.port, socket_timeout=BOUND, protocol=2, **self._client_options
+                host="127.0.0.1",
+                port=self.port,
+                socket_timeout=BOUND,
+                protocol=2,
+                retry=Retry(NoBackoff(), 0),
+                **self._client_options,
             )
             self._client.response_callbacks.clear()
         return self._client.execute_command(*command)
