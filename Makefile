@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 
 # The editable install links every file of the package, so a new file or folder makes it stale.
-PACKAGES := . queues queues/embedded queues/lua deadletter deadletter/lua $(wildcard worker worker/*/.)
+PACKAGES := . queues queues/cluster queues/embedded queues/lua deadletter deadletter/lua $(wildcard worker worker/*/.)
 SOURCES := $(wildcard $(addsuffix /*.py,$(PACKAGES)) $(addsuffix /*.lua,$(PACKAGES)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-system check format bench clean
+.PHONY: help install demo test test-fast test-system test-cluster test-valkey failover check format bench clean
 
 help:
 	@printf '%s\n' \
@@ -17,8 +17,11 @@ help:
 	  'make test         all tests (about five minutes)' \
 	  'make test-fast    the unit tests alone: no server, no processes' \
 	  'make test-system  the integration tests on the redis-server found on PATH' \
+	  'make test-cluster the tests on a Redis Cluster and under Sentinel' \
+	  'make test-valkey  all tests on a Valkey server' \
 	  'make check        ruff, mypy --strict, import layers' \
 	  'make format       rewrite the code in the house format' \
+	  'make failover     primaries killed and slots moved under load, and what became of the tasks' \
 	  'make bench        throughput, step rate, latency and recovery beside the raw limit' \
 	  'make install      the virtual environment in .venv, with everything the above need' \
 	  'make clean        remove .venv and all build products'
@@ -46,10 +49,18 @@ test: install
 	$(BIN)/python -m pytest
 
 test-fast: install
-	$(BIN)/python -m pytest -m 'not integration and not processes'
+	$(BIN)/python -m pytest -m 'not integration and not processes and not cluster'
 
 test-system: install
-	PERDURE_TEST_SERVER=system $(BIN)/python -m pytest -m 'integration or processes'
+	PERDURE_TEST_SERVER=system $(BIN)/python -m pytest -m '(integration or processes) and not cluster'
+
+test-cluster: install
+	$(BIN)/python -m pytest -m cluster
+
+test-valkey: export PERDURE_TEST_SERVER = valkey
+test-valkey: install
+	$(PIP) install --quiet --group valkey
+	$(BIN)/python -m pytest -m 'cluster or not cluster'
 
 check: install
 	$(BIN)/ruff format --check
@@ -62,6 +73,9 @@ check: install
 format: install
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+failover: install
+	$(BIN)/python tests/failover.py
 
 bench: install
 	$(BIN)/python -m benchmarks

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import anyio
 
-from .errors import Refused
+from .errors import Refused, Unavailable
 from .gateway import BLOCK, Argument, Command, Gateway, is_missing_group
 from .keys import GROUP, RELEASED, Partition
 from .leases import Delivery, Leases
@@ -61,7 +61,7 @@ class Consumer:
         partitions: Sequence[Partition],
         worker: str,
         lease: float,
-        leases: Leases,
+        leases: Leases[Any],
     ) -> None:
         """partitions: those it reads and serves, until `assign` says otherwise. lease: seconds."""
         self._gateway = gateway
@@ -155,7 +155,8 @@ class Consumer:
             for stream, entries in reply
             if stream.endswith(b":nudge")
         ]
-        await self._gateway.pipeline(nudges)
+        if nudges:
+            await self._gateway.pipeline(nudges)
         return reply
 
     def _sort(self, window: Sequence[Partition], reply: Sequence[Stream], share: int, taken: Taken) -> list[Partition]:
@@ -172,6 +173,18 @@ class Consumer:
                 else:
                     taken.hear((fields or [])[1:2])
         return full
+
+    def is_away(self, partition: Partition) -> bool:
+        """Whether this one partition cannot be reached now, while others can."""
+        return self._reading.is_away(partition)
+
+    def leave_out(self, partition: Partition, error: Unavailable) -> bool:
+        """A partition could not be reached; whether it alone is left out for that, and the others go on."""
+        return self._reading.leave_out(partition, error)
+
+    def returned(self) -> list[Partition]:
+        """Partitions that were away, and can be reached again since this was asked last."""
+        return self._reading.returned()
 
     async def may_sweep(self, partition: Partition, apart: float) -> bool:
         """Whether it is this worker's turn to sweep a partition: one of all its workers each `apart` seconds."""

@@ -92,7 +92,8 @@ async def _all_stats(gateway: Gateway, partitions: Sequence[Partition]) -> list[
 
 async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
     length, due, dead, time = await gateway.pipeline(
-        [("XLEN", partition.ready), ("ZCARD", partition.due), ("XLEN", partition.dead), ("TIME",)]
+        [("XLEN", partition.ready), ("ZCARD", partition.due), ("XLEN", partition.dead), ("TIME",)],
+        node_of=partition.ready,
     )
     try:
         groups, consumers = await gateway.pipeline(

@@ -39,7 +39,7 @@ async def announce(gateway: Gateway, namespace: Namespace, info: WorkerInfo, ttl
     Returns when it started, in milliseconds of Redis' clock: now, where `info` does not say.
     """
     key = namespace.worker(info.id)
-    now = await _now_ms(gateway)
+    now = await _now_ms(gateway, namespace)
     started = info.started or now
     fields = asdict(info) | {"queues": list(info.queues), "started": started, "seen": now}
     await gateway.pipeline(
@@ -63,7 +63,7 @@ async def list_workers(gateway: Gateway, namespace: Namespace) -> list[WorkerInf
     if not ids:
         return []
     found = await gateway.command("MGET", *(namespace.worker(worker.decode()) for worker in ids))
-    now = await _now_ms(gateway)
+    now = await _now_ms(gateway, namespace)
     workers = []
     for data in found:
         if data is not None:
@@ -73,6 +73,6 @@ async def list_workers(gateway: Gateway, namespace: Namespace) -> list[WorkerInf
     return sorted(workers, key=lambda worker: worker.started)
 
 
-async def _now_ms(gateway: Gateway) -> int:
-    seconds, micros = await gateway.command("TIME")
+async def _now_ms(gateway: Gateway, namespace: Namespace) -> int:
+    seconds, micros = await gateway.command("TIME", node_of=namespace.workers)
     return int(seconds) * 1000 + int(micros) // 1000

@@ -9,7 +9,7 @@ import time
 import orjson
 import pytest
 from acts import EVIDENCE, SETTLING
-from crew import age, claim_one, ids, needs_server, pending, read, read_one, take_over, worker
+from crew import age, claim_one, ids, needs_one_server, pending, read, read_one, take_over, worker
 from lossy import lossy_gateway
 from perdure.deadletter import (
     DeadLetter,
@@ -490,7 +490,7 @@ async def test_a_letter_whose_id_was_enqueued_anew_leaves_the_new_task_alone(
 
 
 async def test_a_lost_reply_replays_once(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
-    needs_server(gateway, "no connection whose reply could be lost")
+    needs_one_server(gateway, "the line that loses replies stands before one server")
     await bury_as(gateway, delivery, "x")
     letter = await letter_of(gateway, partition, "x")
     async with lossy_gateway(gateway) as (lossy, line):

@@ -312,9 +312,9 @@ class Dies(Gateway):
         self._count()
         return await self._gateway.run(script, keys, args)
 
-    async def pipeline(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
+    async def pipeline(self, commands: Sequence[Sequence[Argument]], *, node_of: str | None = None) -> list[Any]:
         self._count()
-        return await self._gateway.pipeline(commands)
+        return await self._gateway.pipeline(commands, node_of=node_of)
 
 
 @pytest.mark.parametrize("line", range(8))

@@ -15,6 +15,7 @@ import perdure
 import pytest
 from acts import SETTLING, WRITING
 from crew import claim_one, consumers, make_due, needs_server, read_one, worker
+from every_node import on_every_node
 from perdure.deadletter import Filter, Replay, list_letters, purge, replay
 from perdure.queues import (
     Address,
@@ -106,10 +107,11 @@ async def test_the_server_names_them_as_we_do(gateway: Gateway) -> None:
 
 
 async def test_all_are_loaded_in_one_go(gateway: Gateway) -> None:
-    await gateway.command("SCRIPT", "FLUSH")
+    await on_every_node(gateway, "SCRIPT", "FLUSH")
     await gateway.load_scripts()
-    scripts = loaded_scripts()
-    assert await gateway.command("SCRIPT", "EXISTS", *(script.sha for script in scripts)) == [1] * len(scripts)
+    shas = [script.sha for script in loaded_scripts()]
+    for known in await on_every_node(gateway, "SCRIPT", "EXISTS", *shas):
+        assert known == [1] * len(shas)
 
 
 class Forgetful(Gateway):
@@ -120,7 +122,7 @@ class Forgetful(Gateway):
         self.called: set[str] = set()
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        await self.command("SCRIPT", "FLUSH")
+        await on_every_node(self, "SCRIPT", "FLUSH")
         self.called.add(script.name)
         return await super().run(script, keys, args)
 
