@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from clusters import Cluster, Migration, cluster_of_its_own, slot_of
 from conftest import default_kind
+from crew import Held
 from leaks import check_for_leaks
 from nodes import Node
 from perdure.queues import (
@@ -223,8 +224,7 @@ class Beating:
         self._beat = Beat(gateway.address, None, "w", self.leases, 0.6, self.troubles.append)
 
     def hold(self, delivery: Delivery) -> None:
-        record = delivery.partition.record("id")
-        self.leases.hold(delivery, record, on_lost=lambda: self.lost.append(delivery), on_cancel=lambda: None)
+        self.leases.hold(Held(delivery, "id", lost=lambda: self.lost.append(delivery)))
 
     async def __aenter__(self) -> Beating:
         self._beat.start()

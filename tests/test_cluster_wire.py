@@ -16,9 +16,11 @@ from perdure.queues.cluster import ClusterWire, Topology
 from perdure.queues.wire import Command
 from redis.exceptions import (
     AskError,
+    BusyLoadingError,
     ClusterDownError,
     MovedError,
     ReadOnlyError,
+    RedisError,
     ResponseError,
     TryAgainError,
 )
@@ -134,11 +136,12 @@ async def test_asking_stands_right_before_the_command_and_is_not_remembered(scen
     [
         TryAgainError("Multiple keys request during rehashing of slot"),
         ClusterDownError("The cluster is down"),
+        BusyLoadingError("Redis is loading the dataset in memory"),
         ReadOnlyError("You can't write against a read only replica."),
         ResponseError("Error running script: @user_script:1: -READONLY You can't write against a read only replica."),
     ],
 )
-async def test_a_refusal_that_passes_is_sat_out(scene: Scene, refusal: ResponseError) -> None:
+async def test_a_refusal_that_passes_is_sat_out(scene: Scene, refusal: RedisError) -> None:
     a, _ = await scene.meet()
     a.answers.extend([refusal, refusal])
     assert await scene.wire.submit(("INCR", LOW)) == "a"

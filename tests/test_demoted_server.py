@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -11,7 +13,7 @@ from perdure.queues import Gateway, Unavailable, default_address
 from perdure.queues.keys import GROUP
 from perdure.queues.scripts import Script
 from servers import RedisServer, find_program
-from working import until
+from working import soon, until
 
 pytestmark = pytest.mark.integration
 
@@ -97,4 +99,23 @@ async def test_a_reader_takes_another_connection(gateway: Gateway, server: Redis
     await promote(gateway)
     entry = await gateway.command("XADD", "stream", "*", "field", "value")
     assert await reader.read(*read) == [[b"stream", [[entry, [b"field", b"value"]]]]]
+    await reader.close()
+
+
+async def test_a_read_on_a_frozen_server_can_be_ended_too(server: RedisServer, gateway: Gateway) -> None:
+    await gateway.command("XGROUP", "CREATE", "stream", GROUP, "0", "MKSTREAM")
+    reader = gateway.reader()
+    read = asyncio.create_task(reader.read("XREADGROUP", "GROUP", GROUP, "w", "BLOCK", 0, "STREAMS", "stream", ">"))
+
+    async def waits() -> bool:
+        return b"blocked_clients:1" in await gateway.command("INFO", "clients")
+
+    await until(waits, "the read waits")
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        await soon(reader.interrupt())
+        with pytest.raises(Unavailable):
+            await soon(read)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
     await reader.close()

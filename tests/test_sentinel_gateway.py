@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from conftest import default_kind
+from crew import Held
 from perdure.queues import (
     Beat,
     Delivery,
@@ -62,7 +63,7 @@ async def test_everything_finds_the_new_primary(
     assert taken == entry
     leases, lost, troubles = Leases(), list[str](), list[QueueError | None]()
     delivery = Delivery(partition, entry, "w", 1, {})
-    leases.hold(delivery, partition.record("id"), on_lost=lambda: lost.append("lost"), on_cancel=lambda: None)
+    leases.hold(Held(delivery, "id", lost=lambda: lost.append("lost")))
     beat = Beat(gateway.address, None, "w", leases, 0.6, troubles.append)
     async with Producer(namespace=namespace.name, gateway=gateway) as producer:
         handle = await producer.enqueue("t", queue="another")

@@ -1,8 +1,8 @@
 """The wire of a cluster: each command goes to the node that serves its key, and follows the key when it moves.
 
 One wire per primary, opened when it is first needed and closed when the node has left. A redirection (MOVED, ASK) and
-a refusal that will pass (TRYAGAIN, CLUSTERDOWN, READONLY) say that the command was not carried out, so it is sent
-again even where it is not repeatable; after a few seconds its caller gets the last word. A lost connection is the
+a refusal that will pass (TRYAGAIN, CLUSTERDOWN, LOADING, READONLY) say that the command was not carried out, so it is
+sent again even where it is not repeatable; after a few seconds its caller gets the last word. A lost connection is the
 caller's at once, since nobody can tell what was carried out; it makes the wire look who serves what now.
 
 Commands that one caller awaits one after another stay in order. Of those submitted together, the ones for one node
