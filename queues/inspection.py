@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from .errors import Refused
-from .gateway import Gateway
+from .gateway import Command, Gateway
 from .keys import GROUP, RELEASED, Namespace, Partition
+from .presence import list_workers, total_rates
 from .records import Record, State, pairs, read_records
 
 __all__ = ["QueueStats", "list_queues", "list_tasks", "queue_partitions"]
@@ -20,7 +21,8 @@ class QueueStats:
 
     depth: messages that no worker holds. in_flight: messages that one does. due: tasks that wait for their time.
     dead: dead letters. oldest_age: seconds that the oldest message of `depth` has waited, None where there is none.
-    consumers: workers by name, with the number of messages each holds.
+    consumers: workers by name, with the number of messages each holds. rate: deliveries that all workers settle per
+    second at present; it is kept by queue, so one partition alone has None.
     """
 
     queue: str
@@ -30,10 +32,22 @@ class QueueStats:
     dead: int
     oldest_age: float | None
     consumers: dict[str, int]
+    rate: float | None = None
+
+    @property
+    def drain_time(self) -> float | None:
+        """Seconds until nothing waits or runs, at the present rate and if nothing is added.
+
+        0 where nothing waits or runs already; None where something does and nothing is being settled, so nobody knows.
+        """
+        left = self.depth + self.in_flight
+        if not left:
+            return 0.0
+        return left / self.rate if self.rate else None
 
     def summary(self) -> dict[str, Any]:
         """The numbers as plain data, for programs."""
-        return asdict(self)
+        return asdict(self) | {"drain_time": self.drain_time}
 
 
 async def queue_partitions(gateway: Gateway, namespace: Namespace, queue: str | None = None) -> list[Partition]:
@@ -46,24 +60,31 @@ async def queue_partitions(gateway: Gateway, namespace: Namespace, queue: str | 
 
 
 async def list_queues(gateway: Gateway, namespace: Namespace) -> list[QueueStats]:
-    """Every queue of the namespace, by name; a queue's partitions are added up."""
+    """Every queue of the namespace, by name; a queue's partitions are added up.
+
+    What it costs depends on the numbers of partitions and workers, not on how many messages wait or run.
+    """
     totals: dict[str, QueueStats] = {}
     for partition in await queue_partitions(gateway, namespace):
         stats = await partition_stats(gateway, partition)
         before = totals.get(stats.queue)
         totals[stats.queue] = stats if before is None else _sum(before, stats)
-    return list(totals.values())
+    rates = total_rates(await list_workers(gateway, namespace))
+    return [replace(stats, rate=rates.get(stats.queue, 0.0)) for stats in totals.values()]
 
 
 async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
-    length, due, dead, time = await gateway.pipeline(
-        [("XLEN", partition.ready), ("ZCARD", partition.due), ("XLEN", partition.dead), ("TIME",)]
-    )
-    try:
-        groups, consumers = await gateway.pipeline(
-            [("XINFO", "GROUPS", partition.ready), ("XINFO", "CONSUMERS", partition.ready, GROUP)]
-        )
+    counts: list[Command] = [
+        ("XLEN", partition.ready),
+        ("ZCARD", partition.due),
+        ("XLEN", partition.dead),
+        ("TIME",),
+    ]
+    readers: list[Command] = [("XINFO", "GROUPS", partition.ready), ("XINFO", "CONSUMERS", partition.ready, GROUP)]
+    try:  # in one pipeline: what is read or settled in between would be counted twice or not at all
+        length, due, dead, time, groups, consumers = await gateway.pipeline([*counts, *readers])
     except Refused:  # no stream or no group yet: nothing was ever read
+        length, due, dead, time = await gateway.pipeline(counts)
         groups, consumers = [], []
     held = {consumer[b"name"].decode(): consumer[b"pending"] for consumer in map(_mapping, consumers)}
     released = held.pop(RELEASED, 0)
@@ -72,7 +93,7 @@ async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
     oldest = await _oldest_waiting(gateway, partition, groups, released)
     return QueueStats(
         queue=partition.queue,
-        depth=length - in_flight,
+        depth=max(0, length - in_flight),  # a message that somebody deleted by hand may still be held
         in_flight=in_flight,
         due=due,
         dead=dead,

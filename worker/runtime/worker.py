@@ -83,7 +83,7 @@ class Worker:
     @property
     def settled(self) -> int:
         """How many deliveries this worker has settled."""
-        return self._executor.settled
+        return self._executor.settled.total()
 
     async def __aenter__(self) -> Self:
         """Connect and check the server, load the scripts, join the groups, register, begin to beat."""
@@ -103,7 +103,7 @@ class Worker:
         await self._gateway.load_scripts()
         await self._consumer.create_groups(self._namespace)
         info = describe(self.id, self.app.name, self.queues, self.concurrency)
-        self._registration = Registration(self._gateway, self._namespace, info, self._slots)
+        self._registration = Registration(self._gateway, self._namespace, info, self._slots, self._executor.settled)
         await self._registration.announce()
         beat = Beat(
             self.settings.address,
