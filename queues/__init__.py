@@ -4,7 +4,7 @@ from .address import Address
 from .beat import Beat
 from .checkpoint import Entry, History, Kind, load_history, note_alive, recorded_steps, write_entries
 from .consumer import Consumer, Taken
-from .due import promote_due
+from .due import promote_due, watch_due
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
     FORMAT_VERSION,
@@ -43,6 +43,7 @@ from .producer import Message, Producer
 from .records import Record, State, find_task, pairs, read_record
 from .scripts import Script, load_script
 from .settlement import Counters, cancelled, release, reschedule, succeed
+from .turns import take_turns
 
 __all__ = [
     "DEFAULT_PAYLOAD_LIMIT",
@@ -112,6 +113,8 @@ __all__ = [
     "release",
     "reschedule",
     "succeed",
+    "take_turns",
+    "watch_due",
     "withdraw",
     "write_entries",
 ]

@@ -191,5 +191,7 @@ class Consumer:
         """Give back what is still this worker's, and take its name off the groups."""
         for partition in self.partitions:
             await self._gateway.run(
-                _LEAVE, [partition.ready, partition.nudge], [GROUP, self._worker, RELEASED, RELEASED_IDLE_MS]
+                _LEAVE,
+                [partition.ready, partition.nudge, partition.watch],
+                [GROUP, self._worker, RELEASED, RELEASED_IDLE_MS],
             )

@@ -8,17 +8,23 @@ from collections.abc import Sequence
 import anyio
 
 from ...deadletter import trim_letters
-from ...queues import Consumer, Gateway, Namespace, Partition, QueueError, list_workers
+from ...queues import Consumer, Gateway, Namespace, Partition, QueueError, list_workers, take_turns
 from ..observe import logger
 
 __all__ = ["Janitor"]
 
 _INTERVAL = 60.0
+_SHORTEST = 25.0
+"""Seconds between two rounds of whatever workers: less than the shortest sleep of one alone."""
+
 _GONE_FOR = 60.0
 
 
 class Janitor:
-    """Cleans up once a minute."""
+    """Sees once a minute whether another worker cleaned up lately, and does so where none did.
+
+    A round costs as much as there are workers, so if each of them made rounds their cost would grow with the square.
+    """
 
     def __init__(
         self,
@@ -27,12 +33,15 @@ class Janitor:
         partitions: Sequence[Partition],
         consumer: Consumer,
         dead_letter_ttl: float,
+        worker: str,
     ) -> None:
+        """dead_letter_ttl: seconds. worker: its id."""
         self._gateway = gateway
         self._namespace = namespace
         self._partitions = list(partitions)
         self._consumer = consumer
         self._dead_letter_ttl = dead_letter_ttl
+        self._worker = worker
 
     async def run(self) -> None:
         while True:
@@ -43,8 +52,12 @@ class Janitor:
                 logger.debug("cannot clean up: {}", error)
 
     async def clean(self) -> None:
-        """One round."""
+        """One round, over the partitions whose turn it is."""
+        turns = {partition: partition.cleaning for partition in self._partitions}
+        mine = await take_turns(self._gateway, turns, self._worker, _SHORTEST)
+        if not mine:
+            return
         present = {worker.id for worker in await list_workers(self._gateway, self._namespace)}
-        for partition in self._partitions:
+        for partition in mine:
             await trim_letters(self._gateway, partition, self._dead_letter_ttl)
             await self._consumer.forget(partition, _GONE_FOR, present)

@@ -143,10 +143,10 @@ class Worker:
         """
         async with anyio.create_task_group() as background, anyio.create_task_group() as executions:
             sweep = Sweep(self._partitions, self.settings.lease)
-            promoter = Promoter(self._gateway, self._partitions)
+            promoter = Promoter(self._gateway, self._partitions, self.id)
 
             def start(delivery: Delivery) -> None:
-                executions.start_soon(self._execute, delivery, promoter)
+                executions.start_soon(self._execute, delivery)
 
             intake = Intake(
                 self._consumer,
@@ -162,6 +162,7 @@ class Worker:
                 self._partitions,
                 self._consumer,
                 self.settings.dead_letter_ttl,
+                self.id,
             )
             notes = Notes(lambda: self._executor.runs, self.settings.note_interval)
             for part in (promoter, janitor, notes, self._registration):
@@ -178,12 +179,11 @@ class Worker:
                 executions.cancel_scope.cancel()
                 background.cancel_scope.cancel()
 
-    async def _execute(self, delivery: Delivery, promoter: Promoter) -> None:
+    async def _execute(self, delivery: Delivery) -> None:
         try:
             await self._executor.execute(delivery)
         finally:
             self._slots.give()
-            promoter.poke()
 
     async def _give_back(self, delivery: Delivery) -> None:
         try:
