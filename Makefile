@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 
 # The editable install links every file of the package, so a new file or folder makes it stale.
-PACKAGES := . queues queues/embedded queues/lua deadletter deadletter/lua $(wildcard worker worker/*/.)
+PACKAGES := . queues queues/embedded queues/lua deadletter deadletter/lua $(wildcard worker worker/*/. worker/*/*/.)
 SOURCES := $(wildcard $(addsuffix /*.py,$(PACKAGES)) $(addsuffix /*.lua,$(PACKAGES)))
 
 .DEFAULT_GOAL := help

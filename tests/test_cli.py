@@ -67,6 +67,7 @@ def test_the_commands_are_these() -> None:
         *(f"queue {name}" for name in ("list", "metrics")),
         *(f"dlq {name}" for name in ("list", "show", "replay", "purge", "export")),
         *(f"server {name}" for name in ("start", "stop", "status")),
+        "bench",
     }
 
 

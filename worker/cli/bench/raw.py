@@ -19,9 +19,10 @@ _CHUNK = 65_536
 class RawClient:
     """Commands and their replies as they are. redis-py only connects: it knows URLs, TLS and passwords."""
 
-    def __init__(self, url: str) -> None:
-        self._client = redis.Redis.from_url(url, protocol=2, socket_timeout=None)
-        self._connection = self._client.connection_pool.get_connection()
+    def __init__(self, client: redis.Redis) -> None:
+        """client: of protocol 2; it is this one's from now on."""
+        self._client = client
+        self._connection = client.connection_pool.get_connection()
         self._socket: Any = self._connection._sock  # it has no public name; all else in redis-py costs time
         self._reader = hiredis.Reader()
 
