@@ -37,7 +37,7 @@ class Beat:
         address: Address,
         socket: Path | None,
         worker: str,
-        leases: Leases,
+        leases: Leases[Any],
         lease: float,
         on_trouble: Callable[[QueueError | None], None],
     ) -> None:
@@ -86,7 +86,7 @@ class Beat:
                 lost, cancelled = self._call(client, partition, keys, args)
                 for position in lost:
                     # Settled since the table was read? Then it is no longer held, and nothing is lost.
-                    if self._leases.holds(*batch[position].delivery.key):
+                    if self._leases.holds(partition, batch[position].delivery.entry):
                         batch[position].on_lost()
                 for position in cancelled:
                     batch[position].on_cancel()

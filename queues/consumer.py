@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import Refused
-from .gateway import BLOCK, Gateway, Reader, is_missing_group
+from .gateway import BLOCK, Argument, Gateway, Reader, is_missing_group
 from .keys import GROUP, RELEASED, Namespace, Partition
 from .leases import Delivery, Leases
 from .records import pairs
@@ -41,7 +41,7 @@ class Consumer:
         partitions: Sequence[Partition],
         worker: str,
         lease: float,
-        leases: Leases,
+        leases: Leases[Any],
     ) -> None:
         self._gateway = gateway
         self._reader = reader
@@ -88,7 +88,7 @@ class Consumer:
         streams = [stream for partition in partitions for stream in (partition.nudge, partition.ready)]
         command = ("XREADGROUP", "GROUP", GROUP, self._worker, "COUNT", count, *waiting, "STREAMS")
         try:
-            reply = await self._reader.read(*command, *streams, *(">" for _ in streams))
+            reply = await self._channel(block)(*command, *streams, *(">" for _ in streams))
         except Refused as error:
             if not is_missing_group(error):
                 raise
@@ -99,8 +99,16 @@ class Consumer:
             for stream, entries in reply or []
             if stream.endswith(b":nudge")
         ]
-        await self._gateway.pipeline(nudges)
+        if nudges:
+            await self._gateway.pipeline(nudges)
         return reply or []
+
+    def _channel(self, block: float | None) -> Callable[..., Awaitable[Any]]:
+        """A read that waits has a connection of its own; one that does not goes out with everything else."""
+        return self._reader.read if block is not None else self._read_at_once
+
+    async def _read_at_once(self, *command: Argument) -> Any:
+        return await self._gateway.command(*command, repeatable=False)
 
     def _sort(self, reply: list[Any], taken: Taken) -> None:
         by_stream = {partition.ready.encode(): partition for partition in self.partitions}

@@ -21,7 +21,7 @@ import anyio
 import anyio.to_thread
 import redis.asyncio
 from redis.asyncio.client import PubSub
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from .address import Address
 from .connection import COMMAND_TIMEOUT, async_client, translated, wire_connection
@@ -42,6 +42,9 @@ _FIRST_DELAY: Final = 0.02
 
 _READ_MARGIN: Final = 10.0
 """Seconds a blocking read may take beyond BLOCK before its connection is taken for dead."""
+
+_TROUBLE: Final = (RedisError, OSError)
+"""What the client library raises."""
 
 
 class Gateway:
@@ -116,18 +119,23 @@ class Gateway:
 
     async def command(self, *command: Argument, repeatable: bool = True) -> Any:
         """Carry out one command; returns the raw reply."""
-        return await self._patiently(lambda: self._wire.submit(command), repeatable)
+        try:
+            return await self._wire.submit(command)
+        except _TROUBLE as error:
+            return await self._again(error, lambda: self._wire.submit(command), repeatable)
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Carry out one script atomically; all of Perdure's are repeatable."""
+        try:
+            return await self._wire.submit(("EVALSHA", script.sha, len(keys), *keys, *args))
+        except _TROUBLE as error:
+            return await self._again(error, lambda: self._evaluate(script, keys, args), True)
 
-        async def call() -> Any:
-            try:
-                return await self._wire.submit(("EVALSHA", script.sha, len(keys), *keys, *args))
-            except NoScriptError:
-                return await self._wire.submit(("EVAL", script.source, len(keys), *keys, *args))
-
-        return await self._patiently(call, True)
+    async def _evaluate(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        try:
+            return await self._wire.submit(("EVALSHA", script.sha, len(keys), *keys, *args))
+        except NoScriptError:
+            return await self._wire.submit(("EVAL", script.source, len(keys), *keys, *args))
 
     async def load_scripts(self) -> None:
         """Make the server know every script of this process, in one round trip."""
@@ -139,15 +147,18 @@ class Gateway:
         A command that the server refused raises `Refused`, after all were carried out.
         """
 
-        async def call() -> list[Any]:
-            replies = await asyncio.gather(*map(self._wire.submit, commands), return_exceptions=True)
-            for reply in replies:
-                if isinstance(reply, BaseException):
-                    raise reply
+        try:
+            return await self._together(commands)
+        except _TROUBLE as error:
+            replies: list[Any] = await self._again(error, lambda: self._together(commands), True)
             return replies
 
-        done: list[Any] = await self._patiently(call, True)
-        return done
+    async def _together(self, commands: Sequence[Command]) -> list[Any]:
+        replies = await asyncio.gather(*map(self._wire.submit, commands), return_exceptions=True)
+        for reply in replies:
+            if isinstance(reply, BaseException):
+                raise reply
+        return replies
 
     @property
     def _wire(self) -> Wire:
@@ -157,20 +168,24 @@ class Gateway:
             )
         return self._open_wire
 
-    async def _patiently(self, call: Callable[[], Awaitable[Any]], repeatable: bool) -> Any:
-        """Carry out a call; when the connection is lost and it may be repeated, again, until patience ends."""
-        deadline, delay = 0.0, _FIRST_DELAY
+    async def _again(self, error: BaseException, call: Callable[[], Awaitable[Any]], repeatable: bool) -> Any:
+        """After a call failed: when it may be repeated and repeating may help, again, until patience ends."""
+        deadline, delay = time.monotonic() + self.patience, _FIRST_DELAY
         while True:
+            if not (repeatable and isinstance(error, NoScriptError)):
+                try:
+                    with translated(self.address.shown):
+                        raise error
+                except Unavailable:
+                    if not repeatable or time.monotonic() + delay > deadline or self._open_wire is None:
+                        raise
+                await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
+                delay = min(delay * 2, 1.0)
+                await self._join()
             try:
-                with translated(self.address.shown):
-                    return await call()
-            except Unavailable:
-                deadline = deadline or time.monotonic() + self.patience
-                if not repeatable or time.monotonic() + delay > deadline or self._open_wire is None:
-                    raise
-            await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
-            delay = min(delay * 2, 1.0)
-            await self._join()
+                return await call()
+            except _TROUBLE as another:
+                error = another
 
     # connections of their own
 

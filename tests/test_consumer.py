@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from crew import (
+    Held,
     SharedReader,
     age,
     claim_all,
@@ -345,7 +346,7 @@ async def test_only_what_is_its_own_and_not_in_its_table_is_adopted(
     a = await worker(gateway, partition, leases=leases)
     held, missing = await read(a, 2)
     await read(await worker(gateway, partition, name="b"))
-    leases.hold(held, partition.record(handles[0].id), on_lost=lambda: None, on_cancel=lambda: None)
+    leases.hold(Held(held, handles[0].id))
     adopted = await a.adopt(partition)
     assert [one.entry for one in adopted] == [missing.entry]
     assert [one.fence for one in adopted] == [missing.fence]

@@ -25,7 +25,7 @@ from ...queues import (
     release,
 )
 from ..app import App
-from ..durable import Ending
+from ..durable import Ending, Run
 from ..errors import ConfigurationError
 from ..observe import logger
 from .burst import Burst
@@ -69,7 +69,7 @@ class Worker:
         self._partitions = [namespace.partition(queue) for queue in self.queues]
         self._gateway = Gateway(self.settings.address)
         self._slots = Slots(concurrency)
-        self._leases = Leases()
+        self._leases: Leases[Run] = Leases()
         self._executor = Executor(self._gateway, app.tasks, self.settings, self._leases, threads=max(40, concurrency))
         self._stop = anyio.Event()
         self._hurry = anyio.Event()
@@ -141,12 +141,12 @@ class Worker:
         Claims what is pending before it takes anything new. Empty means: nothing is queued, nothing is running here,
         and no task that failed here waits for its next attempt.
         """
-        async with anyio.create_task_group() as background, anyio.create_task_group() as executions:
+        async with anyio.create_task_group() as background, anyio.create_task_group() as reading:
             sweep = Sweep(self._partitions, self.settings.lease)
             promoter = Promoter(self._gateway, self._partitions, self.id)
 
             def start(delivery: Delivery) -> None:
-                executions.start_soon(self._execute, delivery)
+                self._slots.fill(self._execute(delivery, promoter))
 
             intake = Intake(
                 self._consumer,
@@ -171,19 +171,22 @@ class Worker:
                 if burst:
                     await Burst(self._gateway, intake, sweep, self._slots, self._executor, self._stop).run()
                 else:
-                    executions.start_soon(intake.run)
+                    reading.start_soon(intake.run)
                     await self._stop.wait()
+            except BaseException:  # cancelled from outside: what runs is cancelled as well, at once
+                with anyio.CancelScope(shield=True):
+                    await self._slots.cancel()
+                raise
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._drain(intake)
-                executions.cancel_scope.cancel()
+                    await self._slots.cancel()
+                reading.cancel_scope.cancel()
                 background.cancel_scope.cancel()
 
-    async def _execute(self, delivery: Delivery) -> None:
-        try:
-            await self._executor.execute(delivery)
-        finally:
-            self._slots.give()
+    async def _execute(self, delivery: Delivery, promoter: Promoter) -> None:
+        if await self._executor.execute(delivery):
+            promoter.poke()
 
     async def _give_back(self, delivery: Delivery) -> None:
         try:
