@@ -50,6 +50,9 @@ _TROUBLE: Final = (RedisError, OSError)
 class Gateway:
     """Commands, scripts and pipelines on one server."""
 
+    clustered = False
+    """Whether the server is a cluster, where a command stays within one slot."""
+
     def __init__(self, address: Address, *, patience: float = 3.0) -> None:
         """`patience`: seconds for which a repeatable command is asked again before `Unavailable` is raised."""
         self.address = address
@@ -117,8 +120,8 @@ class Gateway:
 
     # commands
 
-    async def command(self, *command: Argument, repeatable: bool = True) -> Any:
-        """Carry out one command; returns the raw reply."""
+    async def command(self, *command: Argument, repeatable: bool = True, node_of: str | None = None) -> Any:
+        """Carry out one command; returns the raw reply. node_of: on the node of a cluster that has this key."""
         try:
             return await self._wire.submit(command)
         except _TROUBLE as error:
@@ -189,8 +192,8 @@ class Gateway:
 
     # connections of their own
 
-    def reader(self) -> Reader:
-        """A connection for blocking reads."""
+    def reader(self, key: str | None = None) -> Reader:
+        """A connection for blocking reads; in a cluster, to the node that has the key."""
         if self._borrowed:
             return Reader(self._client_or_fail(), self, borrowed=True)
         return Reader(async_client(self.address, self.socket, timeout=BLOCK + _READ_MARGIN, connections=1), self)

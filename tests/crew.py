@@ -6,9 +6,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from perdure.queues import Consumer, Delivery, Envelope, Gateway, Leases, Namespace, Partition, Reader, promote_due
+from perdure.queues import (
+    Consumer,
+    Delivery,
+    Envelope,
+    Gateway,
+    Leases,
+    Namespace,
+    OneConnection,
+    Partition,
+    Reader,
+    promote_due,
+)
 from perdure.queues.gateway import Argument
 from perdure.queues.keys import GROUP
+from perdure.queues.rerouting import ensure_route
 
 LONG_AGO = 3_600_000
 """Milliseconds by which `age` lets a lease pass."""
@@ -23,6 +35,9 @@ class SharedReader(Reader):
     async def read(self, *command: Argument) -> Any:
         return await self._shared.command(*command, repeatable=False)
 
+    async def interrupt(self) -> None:
+        """No read waits."""
+
 
 def needs_server(gateway: Gateway, reason: str) -> None:
     """Skip on fakeredis, and say what it lacks."""
@@ -34,8 +49,11 @@ async def worker(
     gateway: Gateway, *partitions: Partition, name: str = "a", lease: float = 60.0, leases: Leases | None = None
 ) -> Consumer:
     """A worker that reads without waiting. With `lease=0`, it claims whatever is pending."""
-    consumer = Consumer(gateway, SharedReader(gateway), partitions, name, lease, Leases() if leases is None else leases)
-    await consumer.create_groups(Namespace(partitions[0].namespace))
+    reading = OneConnection(gateway, SharedReader(gateway), name)
+    consumer = Consumer(gateway, reading, partitions, name, lease, Leases() if leases is None else leases)
+    await consumer.create_groups()
+    for partition in partitions:
+        await ensure_route(gateway, Namespace(partition.namespace), partition.queue)
     return consumer
 
 

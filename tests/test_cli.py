@@ -64,7 +64,7 @@ def test_the_commands_are_these() -> None:
         "worker list",
         "enqueue",
         *(f"task {name}" for name in ("list", "show", "result", "watch", "cancel", "events")),
-        *(f"queue {name}" for name in ("list", "metrics")),
+        *(f"queue {name}" for name in ("list", "metrics", "partitions")),
         *(f"dlq {name}" for name in ("list", "show", "replay", "purge", "export")),
         *(f"server {name}" for name in ("start", "stop", "status")),
         "bench",

@@ -237,7 +237,7 @@ async def test_a_lost_reply_does_not_store_again_what_was_taken_meanwhile(
 ) -> None:
     """The script is asked again after the task was read, claimed and rescheduled by others: still known."""
     envelope = Envelope(id="x", task="t").encode()
-    ask = (queue_script("enqueue"), [partition.ready, partition.record("x")], [envelope, b"{}"])
+    ask = (queue_script("enqueue"), [partition.ready, partition.closed, partition.record("x")], [envelope, b"{}"])
     assert await gateway.run(*ask) == [1]
     delivery = await take_over(gateway, await read_one(await worker(gateway, partition)))
     before = await dump(gateway, namespace)

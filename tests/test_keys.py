@@ -22,14 +22,15 @@ KEYLESS = {"TIME"}
 FIRST = {"XPENDING", "XCLAIM", "XACK", "XDEL", "XADD", "XRANGE", "XTRIM", "EXISTS", "DEL", "PEXPIRE", "PERSIST"}
 FIRST |= {"GET", "HGET", "HMGET", "HSET", "HSETNX", "HDEL", "HEXISTS", "HINCRBY", "PUBLISH"}
 FIRST |= {"ZADD", "ZREM", "ZSCORE", "ZRANGE", "ZRANGEBYSCORE"}
-SECOND = {"XGROUP"}
+FIRST |= {"XLEN", "ZCARD", "ZREMRANGEBYSCORE"}
+SECOND = {"XGROUP", "XINFO"}
 EVERY = {"DEL"}
 """Where a command has its keys: nowhere, first, after a subcommand, everywhere."""
 
 
 def all_keys(partition: Partition) -> list[str]:
     return [
-        *(partition.ready, partition.nudge, partition.due, partition.dead),
+        *(partition.ready, partition.nudge, partition.due, partition.dead, partition.closed, partition.sweep),
         *(partition.record("x"), partition.steps("x"), partition.log("x")),
     ]
 
@@ -44,12 +45,15 @@ def test_the_names_are_those_of_the_table() -> None:
         "{perdure:mail:2}:nudge",
         "{perdure:mail:2}:due",
         "{perdure:mail:2}:dead",
+        "{perdure:mail:2}:closed",
+        "{perdure:mail:2}:sweep",
         "{perdure:mail:2}:task:x",
         "{perdure:mail:2}:task:x:steps",
         "{perdure:mail:2}:task:x:log",
     ]
     namespace = Namespace()
     assert (namespace.queues, namespace.workers) == ("{perdure}:queues", "{perdure}:workers")
+    assert namespace.sharing("mail") == "{perdure}:sharing:mail"
     assert namespace.worker("a") == "{perdure}:worker:a"
 
 
@@ -171,7 +175,7 @@ def test_no_key_is_put_together(path: Path) -> None:
     for found in re.finditer(r"KEYS\[[^\]]*\]", source):
         around = source[max(0, found.start() - 4) : found.end() + 4]
         assert ".." not in around, f"{path.name}: {around}"
-    assert not re.search(r"[{}]:|:(ready|nudge|due|dead|task|steps|log)\b", source)
+    assert not re.search(r"[{}]:|:(ready|nudge|due|dead|closed|sweep|task|steps|log)\b", source)
 
 
 @pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem != "fence"], ids=lambda path: path.stem)

@@ -28,10 +28,14 @@ from perdure.queues import (
     load_script,
     promote_due,
     release,
+    retire_generation,
+    set_partitions,
 )
 from perdure.queues.gateway import Argument
 from perdure.queues.keys import GROUP
+from perdure.queues.rerouting import is_drained
 from perdure.queues.scripts import loaded_scripts, queue_script
+from perdure.queues.sharing import share_queue
 from servers import BUNDLED, SYSTEM, RedisServer, find_program
 
 FOLDER = Path(perdure.__file__).parent
@@ -146,6 +150,10 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert await a.forget(partition, -1.0, present=["a"]) == 1
         await a.leave()
         assert "a" not in await consumers(gateway, partition.ready)
+    route = await set_partitions(gateway, namespace, "default", 2)
+    assert await is_drained(gateway, partition)
+    assert not await retire_generation(gateway, namespace, "default", route, route.former[0], kept=60)
+    assert await share_queue(gateway, namespace, "default", "a", ttl=60) == {"a"}
 
 
 async def test_each_survives_a_server_that_forgot_it(gateway: Gateway, namespace: Namespace) -> None:

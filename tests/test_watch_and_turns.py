@@ -11,6 +11,7 @@ import pytest
 from crew import worker
 from perdure import App, Context, Settings
 from perdure.queues import (
+    Coverage,
     Gateway,
     Namespace,
     Partition,
@@ -109,8 +110,8 @@ async def test_a_due_task_is_sought_by_the_watcher_and_by_nobody_else(
             return bool(sought)
 
         await until(watched, "somebody watches")
-        crew[7][0].poke()
         await producer.enqueue("t", task_id="soon", delay=0.02)
+        crew[7][0].hear()
         await placed(gateway, partition, "soon", READY)
         assert await all_places(gateway, partition, ["x"]) == {"x": [DUE]}
         assert len(sought) <= 10  # each second once, and once for each due time or poke
@@ -173,8 +174,10 @@ async def test_of_many_janitors_one_cleans_up(gateway: Gateway, namespace: Names
             return 0
 
         consumer.forget = forget
-        return Janitor(gateway, namespace, [partition], consumer, 60.0, name)
+        return Janitor(gateway, namespace, coverage, consumer, dead_letter_ttl=60.0, result_ttl=60.0, worker=name)
 
+    coverage = Coverage(gateway, namespace, [partition.queue], "w0", share=False)
+    await coverage.look()
     await announce(gateway, namespace, INFO, ttl=30.0)
     crew = [janitor(await worker(gateway, partition, name=f"w{number}"), f"w{number}") for number in range(10)]
     await asyncio.gather(*(one.clean() for one in crew))

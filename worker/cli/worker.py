@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -21,6 +22,14 @@ from .parameters import in_seconds
 from .parting import end_despite_threads
 
 __all__ = ["app"]
+
+
+class Partitions(StrEnum):
+    """Which partitions a worker takes from."""
+
+    ALL = "all"
+    SHARE = "share"
+
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -51,6 +60,14 @@ def run(
         float | None,
         in_seconds("How long running steps may take to end at shutdown. Else PERDURE_GRACE, else 30."),
     ] = None,
+    partitions: Annotated[
+        Partitions | None,
+        typer.Option(
+            help="Of its queues' partitions: all, or its share among the workers who share. "
+            "Else PERDURE_PARTITIONS, else all.",
+            show_default=False,
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Begins the worker's id. Else the app's.")] = None,
 ) -> None:
     """Run a worker until it is told to stop.
@@ -62,7 +79,7 @@ def run(
     Example: perdure worker run tasks.py:app --concurrency 32
     """
     loaded = load_app(application)
-    loaded.configure(**place.overrides(), lease=lease, grace=grace)
+    loaded.configure(**place.overrides(), lease=lease, grace=grace, partitions=partitions)
     configure_logging(loaded.settings.log_level, json=loaded.settings.log_json)
     anyio.run(
         _work,

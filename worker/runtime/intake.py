@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from ...queues import Consumer, Delivery, Namespace, QueueError
+from ...queues import Consumer, Delivery, QueueError
 from ..observe import logger
 from .slots import Slots
-from .sweep import Sweep
+from .sweep import START, Sweep
 
 __all__ = ["Intake"]
 
@@ -26,16 +26,18 @@ class Intake:
         *,
         start: Callable[[Delivery], None],
         on_due: Callable[[], None],
+        on_rerouted: Callable[[], None],
         give_back: Callable[[Delivery], Awaitable[None]],
     ) -> None:
-        """start: begins an execution, which gives its slot back. on_due: due times have changed. give_back: returns a
-        delivery that came beyond the free slots.
+        """start: begins an execution, which gives its slot back. on_due: due times have changed. on_rerouted: a
+        partition was closed. give_back: returns a delivery that came beyond the free slots.
         """
         self._consumer = consumer
         self._slots = slots
         self._sweep = sweep
         self._start = start
         self._on_due = on_due
+        self._on_rerouted = on_rerouted
         self._give_back = give_back
         self._stopping = False
         self._plenty = False
@@ -81,6 +83,9 @@ class Intake:
         """Claim what is due to be claimed, while there is room."""
         while self._slots.free and not self._stopping and (turn := self._sweep.turn()) is not None:
             partition, cursor = turn
+            if self._sweep.is_shared(partition) and not await self._consumer.may_sweep(partition, self._sweep.apart):
+                self._sweep.reached(partition, START)
+                continue
             reached, claimed = await self._consumer.claim(partition, cursor, self._slots.free)
             self._sweep.reached(partition, reached)
             for delivery in claimed:
@@ -104,6 +109,8 @@ class Intake:
                 await self._give_back(delivery)
         if taken.due:
             self._on_due()
+        if taken.rerouted:
+            self._on_rerouted()
         if taken.claimable and self._stopping:
             await self._pass_on()
         elif taken.claimable:
@@ -124,7 +131,7 @@ class Intake:
         """
         partitions = list(self._consumer.partitions)
         try:
-            await self._consumer.create_groups(Namespace(partitions[0].namespace))
+            await self._consumer.create_groups()
             for partition in partitions:
                 for delivery in await self._consumer.adopt(partition):
                     if self._slots.free and not self._stopping:

@@ -1,14 +1,23 @@
-"""Keeping Redis bounded: dead letters past their retention, and names of workers that are gone."""
+"""Keeping Redis bounded: dead letters past their retention, names of workers that are gone, partitions long left."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import anyio
 
 from ...deadletter import trim_letters
-from ...queues import Consumer, Gateway, Namespace, Partition, QueueError, list_workers, take_turns
+from ...queues import (
+    Consumer,
+    Coverage,
+    Gateway,
+    Namespace,
+    QueueError,
+    Route,
+    list_workers,
+    retire_generation,
+    take_turns,
+)
 from ..observe import logger
 
 __all__ = ["Janitor"]
@@ -30,17 +39,20 @@ class Janitor:
         self,
         gateway: Gateway,
         namespace: Namespace,
-        partitions: Sequence[Partition],
+        coverage: Coverage,
         consumer: Consumer,
+        *,
         dead_letter_ttl: float,
+        result_ttl: float,
         worker: str,
     ) -> None:
-        """dead_letter_ttl: seconds. worker: its id."""
+        """dead_letter_ttl, result_ttl: seconds. worker: its id."""
         self._gateway = gateway
         self._namespace = namespace
-        self._partitions = list(partitions)
+        self._coverage = coverage
         self._consumer = consumer
         self._dead_letter_ttl = dead_letter_ttl
+        self._longest = max(dead_letter_ttl, result_ttl)
         self._worker = worker
 
     async def run(self) -> None:
@@ -53,7 +65,7 @@ class Janitor:
 
     async def clean(self) -> None:
         """One round, over the partitions whose turn it is."""
-        turns = {partition: partition.cleaning for partition in self._partitions}
+        turns = {partition: partition.cleaning for partition in self._coverage.served}
         mine = await take_turns(self._gateway, turns, self._worker, _SHORTEST)
         if not mine:
             return
@@ -61,3 +73,12 @@ class Janitor:
         for partition in mine:
             await trim_letters(self._gateway, partition, self._dead_letter_ttl)
             await self._consumer.forget(partition, _GONE_FOR, present)
+        for queue, route in self._coverage.routes.items():
+            await self._retire(queue, route)
+
+    async def _retire(self, queue: str, route: Route) -> None:
+        """Generations that have held nothing for longer than anything is kept are taken off the route."""
+        for generation in route.former:
+            if await retire_generation(self._gateway, self._namespace, queue, route, generation, self._longest):
+                logger.info("queue {} has left its partitions {}", queue, list(generation.indexes))
+                return  # the route is another one now: the rest is for the next round

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -29,29 +31,49 @@ class Promoter:
         """worker: its id."""
         self._gateway = gateway
         self._worker = worker
-        self._looks = dict.fromkeys(partitions, 0.0)
+        self._next = dict.fromkeys(partitions, 0.0)
+        self._told: set[Partition] = set()
         self._poked = anyio.Event()
 
-    def poke(self) -> None:
-        """Look again now: due times have changed."""
+    def change(self, partitions: Sequence[Partition]) -> None:
+        """From now on look at these."""
+        self._next = {partition: self._next.get(partition, 0.0) for partition in partitions}
+        self._poked.set()
+
+    def poke(self, partition: Partition) -> None:
+        """Look again now, where this worker watches: it made a task due later."""
+        if partition in self._next:
+            self._next[partition] = 0.0
+            self._poked.set()
+
+    def hear(self) -> None:
+        """Look again now, and be the one that watches: a nudge, which nobody else gets, told of an earlier due time."""
+        self._next = dict.fromkeys(self._next, 0.0)
+        self._told = set(self._next)
         self._poked.set()
 
     async def run(self) -> None:
         while True:
-            told, self._poked = self._poked.is_set(), anyio.Event()
-            try:
-                for partition, at in self._looks.items():
-                    if told or at <= time.monotonic():
-                        wait = await self._look(partition, told)
-                        self._looks[partition] = time.monotonic() + wait
-                until_next = min(self._looks.values()) - time.monotonic()
-            except QueueError as error:
-                logger.debug("cannot promote due tasks: {}", error)
-                until_next = _LONGEST_SLEEP
-            with anyio.move_on_after(max(0.0, until_next)):
+            self._poked = anyio.Event()
+            now = time.monotonic()
+            await asyncio.gather(*(self._look(one) for one, when in self._next.items() if when <= now))
+            until_next = min(self._next.values(), default=now + _LONGEST_SLEEP) - time.monotonic()
+            with anyio.move_on_after(until_next):
                 await self._poked.wait()
 
-    async def _look(self, partition: Partition, told: bool) -> float:
+    async def _look(self, partition: Partition) -> None:
+        told = partition in self._told
+        self._told.discard(partition)
+        self._next[partition] = math.inf  # a poke from now on asks for another look
+        try:
+            wait = await self._promote(partition, told)
+        except QueueError as error:
+            logger.debug("cannot promote due tasks: {}", error)
+            wait = _LONGEST_SLEEP
+        if partition in self._next:
+            self._next[partition] = min(self._next[partition], time.monotonic() + wait)
+
+    async def _promote(self, partition: Partition, told: bool) -> float:
         """Promote what is due, if this worker watches; returns the seconds until it is to look again."""
         another = await watch_due(self._gateway, partition, self._worker, take_over=told)
         if another:
