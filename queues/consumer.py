@@ -268,4 +268,6 @@ class Consumer:
     async def leave(self) -> None:
         """Give back what is still this worker's, and take its name off the groups."""
         args: list[Argument] = [GROUP, self._worker, RELEASED, RELEASED_IDLE_MS]
-        await asyncio.gather(*(self._gateway.run(_LEAVE, [one.ready, one.nudge], args) for one in self._joined))
+        await asyncio.gather(
+            *(self._gateway.run(_LEAVE, [one.ready, one.nudge, one.watch], args) for one in self._joined)
+        )
