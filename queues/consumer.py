@@ -113,7 +113,7 @@ class Consumer:
         turns = -(-len(self._taken_from) // free)
         if turns > 1 or block is None:
             for _ in range(turns):
-                if not taken:
+                if not taken.deliveries:  # a nudge does not tell that there are no messages
                     await self._look(self._next_window(free), free, None, taken)
         if block is not None and not taken:
             await self._look(self._next_window(free), free, min(block, BLOCK if turns == 1 else _TURN), taken)
