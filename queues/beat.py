@@ -39,7 +39,7 @@ class Beat:
         address: Address,
         socket: Path | None,
         worker: str,
-        leases: Leases,
+        leases: Leases[Any],
         lease: float,
         on_trouble: Callable[[QueueError | None], None],
     ) -> None:
@@ -99,7 +99,7 @@ class Beat:
                     continue
                 for position in lost:
                     # Settled since the table was read? Then it is no longer held, and nothing is lost.
-                    if self._leases.holds(*batch[position].delivery.key):
+                    if self._leases.holds(partition, batch[position].delivery.entry):
                         batch[position].on_lost()
                 for position in cancelled:
                     batch[position].on_cancel()

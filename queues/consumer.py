@@ -61,7 +61,7 @@ class Consumer:
         partitions: Sequence[Partition],
         worker: str,
         lease: float,
-        leases: Leases,
+        leases: Leases[Any],
     ) -> None:
         """partitions: those it reads and serves, until `assign` says otherwise. lease: seconds."""
         self._gateway = gateway
@@ -155,7 +155,8 @@ class Consumer:
             for stream, entries in reply
             if stream.endswith(b":nudge")
         ]
-        await self._gateway.pipeline(nudges)
+        if nudges:
+            await self._gateway.pipeline(nudges)
         return reply
 
     def _sort(self, window: Sequence[Partition], reply: Sequence[Stream], share: int, taken: Taken) -> list[Partition]:

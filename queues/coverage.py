@@ -145,4 +145,6 @@ class Coverage:
             queue.drained.add(index)
         if found is Standing.EMPTY:
             queue.empty.add(index)
+        else:
+            queue.empty.discard(index)  # a producer of a former version does not ask whether it is closed
         return found >= Standing.DRAINED

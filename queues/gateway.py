@@ -14,7 +14,6 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ import anyio
 import anyio.to_thread
 import redis.asyncio
 from redis.asyncio.client import PubSub
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from .address import Address, Node
 from .cluster import ClusterWire
@@ -52,6 +51,9 @@ _FIRST_DELAY: Final = 0.02
 
 _READ_MARGIN: Final = 10.0
 """Seconds a blocking read may take beyond BLOCK before its connection is taken for dead."""
+
+_TROUBLE: Final = (RedisError, OSError, Unavailable)
+"""What the client library raises, and what it is once translated."""
 
 
 class Gateway:
@@ -86,14 +88,17 @@ class Gateway:
         """Connect and check the server; `Unavailable` or `Refused` says what is wrong."""
         if self.clustered:
             cluster = self._open_wire = self._cluster = ClusterWire(self.address, self._dial)
-            check: Callable[[], Awaitable[Any]] = partial(self._patiently, cluster.open, True)
+            check: Callable[[], Awaitable[Any]] = cluster.open
         else:
             await self._join()
             self._client = async_client(self.address, self.socket)
             self._open_wire = self._dial(None)
             check = self._check_server
         try:
-            await check()
+            try:
+                await check()
+            except _TROUBLE as error:
+                await self._again(error, check, True)
         except BaseException:
             await self.close()
             raise
@@ -140,18 +145,23 @@ class Gateway:
 
         node_of: in a cluster, a key; the command goes to the node that serves it. For commands that name no key.
         """
-        return await self._patiently(lambda: self._submit(command, node_of), repeatable)
+        try:
+            return await self._submit(command, node_of)
+        except _TROUBLE as error:
+            return await self._again(error, lambda: self._submit(command, node_of), repeatable)
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Carry out one script atomically; all of Perdure's are repeatable."""
+        try:
+            return await self._submit(("EVALSHA", script.sha, len(keys), *keys, *args))
+        except _TROUBLE as error:
+            return await self._again(error, lambda: self._evaluate(script, keys, args), True)
 
-        async def call() -> Any:
-            try:
-                return await self._submit(("EVALSHA", script.sha, len(keys), *keys, *args))
-            except NoScriptError:
-                return await self._submit(("EVAL", script.source, len(keys), *keys, *args))
-
-        return await self._patiently(call, True)
+    async def _evaluate(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        try:
+            return await self._submit(("EVALSHA", script.sha, len(keys), *keys, *args))
+        except NoScriptError:
+            return await self._submit(("EVAL", script.source, len(keys), *keys, *args))
 
     async def load_scripts(self) -> None:
         """Make the server, or every primary of a cluster, know every script of this process, in one round trip."""
@@ -170,16 +180,19 @@ class Gateway:
         A command that the server refused raises `Refused`, after all were carried out.
         """
 
-        async def call() -> list[Any]:
-            sent = [self._submit(command, node_of) for command in commands]
-            replies = await asyncio.gather(*sent, return_exceptions=True)
-            for reply in replies:
-                if isinstance(reply, BaseException):
-                    raise reply
+        try:
+            return await self._together(commands, node_of)
+        except _TROUBLE as error:
+            replies: list[Any] = await self._again(error, lambda: self._together(commands, node_of), True)
             return replies
 
-        done: list[Any] = await self._patiently(call, True)
-        return done
+    async def _together(self, commands: Sequence[Command], node_of: str | None) -> list[Any]:
+        sent = [self._submit(command, node_of) for command in commands]
+        replies = await asyncio.gather(*sent, return_exceptions=True)
+        for reply in replies:
+            if isinstance(reply, BaseException):
+                raise reply
+        return replies
 
     def _submit(self, command: Command, node_of: str | None = None) -> asyncio.Future[Any]:
         if self._cluster is not None:
@@ -194,26 +207,33 @@ class Gateway:
             )
         return self._open_wire
 
-    async def _patiently(self, call: Callable[[], Awaitable[Any]], repeatable: bool) -> Any:
-        """Carry out a call; when the connection is lost and it may be repeated, again, until patience ends.
+    async def _again(self, error: BaseException, call: Callable[[], Awaitable[Any]], repeatable: bool) -> Any:
+        """After a call failed: when it may be repeated and repeating may help, again, until patience ends.
 
         What a server refused without doing anything may always be repeated.
         """
-        deadline, delay = 0.0, _FIRST_DELAY
+        deadline, delay = time.monotonic() + self.patience, _FIRST_DELAY
         while True:
+            if not isinstance(error, NoScriptError):
+                await self._be_patient(error, repeatable or was_not_executed(error), deadline, delay)
+                delay = min(delay * 2, 1.0)
             try:
-                with translated(self.address.shown):
-                    return await call()
-            except Unavailable as error:
-                if is_read_only(error.__cause__) and self._open_wire is not None:
-                    self._open_wire.renew()
-                deadline = deadline or time.monotonic() + self.patience
-                again = repeatable or was_not_executed(error.__cause__)
-                if not again or time.monotonic() + delay > deadline or self._open_wire is None:
-                    raise
-            await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
-            delay = min(delay * 2, 1.0)
-            await self._join()
+                return await call()
+            except _TROUBLE as another:
+                error = another
+
+    async def _be_patient(self, error: BaseException, again: bool, deadline: float, delay: float) -> None:
+        """Wait before a call is made again; raise what its error means where it is not to be made again."""
+        try:
+            with translated(self.address.shown):
+                raise error
+        except Unavailable:
+            if is_read_only(error) and self._open_wire is not None:
+                self._open_wire.renew()
+            if not again or time.monotonic() + delay > deadline or self._open_wire is None:
+                raise
+        await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
+        await self._join()
 
     # connections of their own
 
@@ -241,7 +261,10 @@ class Gateway:
         if self._cluster is None or node is None:
             return await self.command(*command)
         cluster = self._cluster
-        return await self._patiently(lambda: cluster.submit_to(node, command), True)
+        try:
+            return await cluster.submit_to(node, command)
+        except _TROUBLE as error:
+            return await self._again(error, lambda: cluster.submit_to(node, command), True)
 
     async def subscription(self) -> PubSub:
         """A connection for subscriptions, connected; in a cluster to any node, since news goes to all of them."""

@@ -91,14 +91,18 @@ def _command(worker: str, partitions: Sequence[Partition], count: int, block: fl
 
 
 class OneConnection:
-    """One server: one command, one connection."""
+    """One server: one command. One that may wait has a connection of its own; others go out with everything else."""
 
-    def __init__(self, reader: Reader, worker: str) -> None:
+    def __init__(self, gateway: Gateway, reader: Reader, worker: str) -> None:
+        self._gateway = gateway
         self._reader = reader
         self._worker = worker
 
     async def read(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Stream]:
-        return await self._reader.read(*_command(self._worker, partitions, count, block)) or []
+        command = _command(self._worker, partitions, count, block)
+        if block is None:
+            return await self._gateway.command(*command, repeatable=False) or []
+        return await self._reader.read(*command) or []
 
     async def interrupt(self) -> None:
         await self._reader.interrupt()
@@ -121,7 +125,7 @@ class OneConnection:
 
 
 class PerPartition:
-    """A cluster: a connection for each partition, to the node that has it."""
+    """A cluster: a command for each partition, and for one that may wait a connection to the node that has it."""
 
     def __init__(self, gateway: Gateway, worker: str) -> None:
         self._gateway = gateway
@@ -134,12 +138,12 @@ class PerPartition:
 
     async def read(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Stream]:
         await self._close_others()
-        found = await self._gather(self._here(partitions), count, None)
+        found = await self._look(self._here(partitions), count)
         if found or block is None:
             return found
         here = self._here(partitions)
         soonest = min((absence.left for absence in self._absences.values()), default=block)
-        return await self._gather(here, count, max(_SHORTEST, min(block, soonest)))
+        return await self._wait(here, count, max(_SHORTEST, min(block, soonest)))
 
     def _here(self, partitions: Sequence[Partition]) -> list[Partition]:
         """Those that may be asked now. Raises the last error where that is none."""
@@ -169,8 +173,15 @@ class PerPartition:
         elif before is not None:
             self._returned.append(partition)
 
-    async def _gather(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Stream]:
-        """Read all at once. However this ends, no read is left behind that could take a message unheard."""
+    async def _look(self, partitions: Sequence[Partition], count: int) -> list[Stream]:
+        commands = [_command(self._worker, [partition], count, None) for partition in partitions]
+        replies = await asyncio.gather(
+            *(self._gateway.command(*command, repeatable=False) for command in commands), return_exceptions=True
+        )
+        return self._streams(partitions, replies)
+
+    async def _wait(self, partitions: Sequence[Partition], count: int, block: float) -> list[Stream]:
+        """Wait on all at once. However this ends, no read is left behind that could take a message unheard."""
         self._waiting = {
             asyncio.ensure_future(reader.read(*_command(self._worker, [partition], count, block))): reader
             for partition in partitions
@@ -180,17 +191,20 @@ class PerPartition:
         try:
             await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
             while not all(read.done() for read in reads):
-                if block is not None:
-                    await self.interrupt()
+                await self.interrupt()
                 await asyncio.wait(reads, timeout=_INSIST)
         finally:
             for read in reads:
                 read.cancel()
             replies = await asyncio.gather(*reads, return_exceptions=True)
             self._waiting = {}
-        found = [stream for reply in replies if not isinstance(reply, BaseException) for stream in reply or []]
+        return self._streams(partitions, replies)
+
+    def _streams(self, partitions: Sequence[Partition], replies: Sequence[Any]) -> list[Stream]:
+        """What the reads brought; who is away is noted. Raises the error where they brought nothing else."""
         for partition, reply in zip(partitions, replies, strict=True):
             self._note(partition, reply if isinstance(reply, Unavailable) else None)
+        found = [stream for reply in replies if not isinstance(reply, BaseException) for stream in reply or []]
         away = [reply for reply in replies if isinstance(reply, Unavailable)]
         errors = [reply for reply in replies if isinstance(reply, Exception) and not isinstance(reply, Unavailable)]
         if len(away) == len(partitions):
@@ -224,4 +238,4 @@ class PerPartition:
 
 def read_partitions(gateway: Gateway, worker: str) -> Reading:
     """The way to read that the server asks for."""
-    return PerPartition(gateway, worker) if gateway.clustered else OneConnection(gateway.reader(), worker)
+    return PerPartition(gateway, worker) if gateway.clustered else OneConnection(gateway, gateway.reader(), worker)

@@ -155,7 +155,7 @@ def _record(partition: Partition, task_id: str, fields: Mapping[bytes, bytes], m
         queue=partition.queue,
         partition=partition.index,
         state=state,
-        task=envelope.task if envelope else None,
+        task=envelope.task if envelope else _text(fields, b"task"),
         args=payload.get(b"args"),
         headers=envelope.headers if envelope else {},
         attempts=_number(fields, b"attempts") or 0,

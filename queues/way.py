@@ -51,9 +51,16 @@ class Way:
         self._turn += 1
         return self._turn
 
+    @property
+    def only(self) -> Partition | None:
+        """Where every task goes now, whatever its number, in a queue that is not spread."""
+        if len(self._route.generations) == 1 and self._route.last.count == 1:
+            return self._at(self._route.last.first)
+        return None
+
     def partition(self, number: int) -> Partition:
         """Where a task of this number goes now."""
-        return self._at(next(index for index in self._indexes(number) if index not in self._closed))
+        return self.only or self._at(next(index for index in self._indexes(number) if index not in self._closed))
 
     def former(self, number: int) -> Sequence[Partition]:
         """The closed partitions where tasks of this number went before."""

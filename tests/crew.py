@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -64,7 +64,7 @@ async def worker(
 ) -> Consumer:
     """A worker that reads without waiting. With `lease=0`, it claims whatever is pending."""
     apart = gateway.clustered and len(partitions) > 1
-    reading = SharedReaders(gateway, name) if apart else OneConnection(SharedReader(gateway), name)
+    reading = SharedReaders(gateway, name) if apart else OneConnection(gateway, SharedReader(gateway), name)
     consumer = Consumer(gateway, reading, partitions, name, lease, Leases() if leases is None else leases)
     await consumer.create_groups()
     for partition in partitions:
@@ -149,3 +149,27 @@ async def consumers(gateway: Gateway, stream: str) -> set[str]:
 def ids(deliveries: Sequence[Delivery]) -> list[str]:
     """The ids of the tasks that were delivered."""
     return [Envelope.decode(delivery.fields[b"env"]).id for delivery in deliveries]
+
+
+class Held:
+    """Whoever holds a delivery."""
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        task_id: str,
+        lost: Callable[[], None] | None = None,
+        cancel: Callable[[], None] | None = None,
+    ) -> None:
+        self.delivery = delivery
+        self.record = delivery.partition.record(task_id)
+        self._lost = lost
+        self._cancel = cancel
+
+    def on_lost(self) -> None:
+        if self._lost is not None:
+            self._lost()
+
+    def on_cancel(self) -> None:
+        if self._cancel is not None:
+            self._cancel()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from crew import (
+    Held,
     SharedReader,
     age,
     claim_all,
@@ -47,7 +48,8 @@ BOUND = 10.0
 
 def blocking(gateway: Gateway, *partitions: Partition) -> Consumer:
     """A worker with a connection of its own, as the runtime has it. Its reader is to be closed."""
-    return Consumer(gateway, OneConnection(gateway.reader(partitions[0].ready), "a"), partitions, "a", 60.0, Leases())
+    reading = OneConnection(gateway, gateway.reader(partitions[0].ready), "a")
+    return Consumer(gateway, reading, partitions, "a", 60.0, Leases())
 
 
 # reading
@@ -301,7 +303,12 @@ async def test_what_another_took_before_the_count_was_read_is_not_ones_own(
         taken.extend(await claim_all(thief))
 
     b = Consumer(
-        Interrupted(gateway, steal), OneConnection(SharedReader(gateway), "b"), [partition], "b", 60.0, Leases()
+        Interrupted(gateway, steal),
+        OneConnection(gateway, SharedReader(gateway), "b"),
+        [partition],
+        "b",
+        60.0,
+        Leases(),
     )
     _, claimed = await b.claim(partition, "0-0", 10)
     assert claimed == []
@@ -366,7 +373,7 @@ async def test_only_what_is_its_own_and_not_in_its_table_is_adopted(
     a = await worker(gateway, partition, leases=leases)
     held, missing = await read(a, 2)
     await read(await worker(gateway, partition, name="b"))
-    leases.hold(held, partition.record(handles[0].id), on_lost=lambda: None, on_cancel=lambda: None)
+    leases.hold(Held(held, handles[0].id))
     adopted = await a.adopt(partition)
     assert [one.entry for one in adopted] == [missing.entry]
     assert [one.fence for one in adopted] == [missing.fence]

@@ -21,7 +21,7 @@ from typing import IO, Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
-from ...queues import Envelope, Message, Options, PayloadTooLarge, check_name, check_size, new_task_id
+from ...queues import Form, Message, Options, PayloadTooLarge, check_name, check_size
 from .failures import Failed, Misuse
 from .parameters import read_object
 
@@ -86,7 +86,7 @@ def check(file: IO[bytes], defaults: Defaults) -> int:
     for number, text in _numbered(file):
         count += 1
         try:
-            task_id = _item(text, defaults).message.envelope.id
+            task_id = _item(text, defaults).message.id
             first = first_lines.setdefault(task_id, number) if b'"id"' in text else number
             if first != number:
                 problems.append(f"line {number}: id {task_id!r} is also that of line {first}")
@@ -118,11 +118,8 @@ def make_message(
     headers: dict[str, str] | None = None,
 ) -> Message:
     """A task ready to be sent. Raises `ValueError` of several kinds: `problem` has their text."""
-    envelope = Envelope(
-        id=new_task_id() if task_id is None else task_id, task=task, headers=headers or {}, options=defaults.options
-    )
-    message = Message(envelope, to_json(args), key, task_id is not None)
-    size = len(envelope.encode()) + len(message.arguments)
+    message = Form(task, headers, defaults.options).message(to_json(args), key=key, task_id=task_id)
+    size = len(message.envelope) + len(message.arguments)
     check_size("the task's envelope and arguments", size, defaults.payload_limit)
     return message
 

@@ -102,10 +102,10 @@ async def _send_one(producer: Producer, defaults: Defaults, args: str | None, ta
         raise Misuse(problem(error)) from None
     await producer.send([message], queue=defaults.queue, delay=defaults.delay)
     if json:
-        print_json({"id": message.envelope.id, "queue": defaults.queue})
+        print_json({"id": message.id, "queue": defaults.queue})
     else:
-        print_data(message.envelope.id)
-        tell(f"{message.envelope.task} is on queue {defaults.queue} of {producer.address.shown}")
+        print_data(message.id)
+        tell(f"{defaults.task} is on queue {defaults.queue} of {producer.address.shown}")
 
 
 async def _send_file(producer: Producer, defaults: Defaults, path: str, json: bool) -> None:
@@ -116,9 +116,9 @@ async def _send_file(producer: Producer, defaults: Defaults, path: str, json: bo
             while chunk := list(islice(tasks, _CHUNK)):
                 await _send_chunk(producer, chunk)
                 if json:
-                    print_json_lines({"id": item.message.envelope.id, "queue": item.queue} for item in chunk)
+                    print_json_lines({"id": item.message.id, "queue": item.queue} for item in chunk)
                 else:
-                    print_data("\n".join(item.message.envelope.id for item in chunk))
+                    print_data("\n".join(item.message.id for item in chunk))
                 bar.advance(len(chunk))
     tell(f"tasks enqueued on {producer.address.shown}: {count}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from enum import StrEnum
 from importlib.util import find_spec
 from typing import Annotated
@@ -81,6 +82,7 @@ def run(
     loaded = load_app(application)
     loaded.configure(**place.overrides(), lease=lease, grace=grace, partitions=partitions)
     configure_logging(loaded.settings.log_level, json=loaded.settings.log_json)
+    _stay()
     anyio.run(
         _work,
         loaded,
@@ -90,6 +92,12 @@ def run(
         burst,
         backend_options={"use_uvloop": find_spec("uvloop") is not None},
     )
+
+
+def _stay() -> None:
+    """What is loaded by now stays to the end: the garbage collector need not go through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _read_queues(text: str | None) -> list[str] | None:

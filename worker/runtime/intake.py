@@ -40,6 +40,7 @@ class Intake:
         self._on_rerouted = on_rerouted
         self._give_back = give_back
         self._stopping = False
+        self._plenty = False
         self.reading = False
 
     async def run(self) -> None:
@@ -108,8 +109,14 @@ class Intake:
             await self._consumer.nudge(partition)
 
     async def _read(self, block: float | None) -> None:
+        """Read for half of the slots at most, so that one half's outcomes travel while the other half runs.
+
+        While there is plenty, the read does not wait: it goes out with the outcomes, on their connection.
+        """
         self.reading = True
-        taken = await self._consumer.read(self._slots.free, block=block)
+        most = min(self._slots.free, (self._slots.capacity + 1) // 2)
+        taken = await self._consumer.read(most, block=None if self._plenty else block)
+        self._plenty = len(taken.deliveries) >= most
         for delivery in taken.deliveries:
             if self._slots.free and not self._stopping:
                 self._begin(delivery)
@@ -130,7 +137,6 @@ class Intake:
             await self._consumer.nudge(partition)
 
     def _begin(self, delivery: Delivery) -> None:
-        self._slots.take()
         self._start(delivery)
 
     async def _adopt_when_back(self, partitions: Sequence[Partition]) -> None:

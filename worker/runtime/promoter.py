@@ -34,7 +34,7 @@ class Promoter:
 
     def poke(self, partition: Partition | None = None) -> None:
         """Look again now, everywhere or in one partition: due times have changed."""
-        for one in self._next if partition is None else (partition,):
+        for one in self._next if partition is None else self._next.keys() & {partition}:
             self._next[one] = 0.0
         self._poked.set()
 

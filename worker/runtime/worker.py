@@ -28,7 +28,7 @@ from ...queues import (
     release,
 )
 from ..app import App
-from ..durable import Ending
+from ..durable import Ending, Run
 from ..errors import ConfigurationError
 from ..observe import logger
 from .burst import Burst
@@ -81,7 +81,7 @@ class Worker:
         self._namespace = namespace
         self._gateway = Gateway(self.settings.address)
         self._slots = Slots(concurrency)
-        self._leases = Leases()
+        self._leases: Leases[Run] = Leases()
         self._executor = Executor(self._gateway, app.tasks, self.settings, self._leases, threads=max(40, concurrency))
         self._stop = anyio.Event()
         self._hurry = anyio.Event()
@@ -160,10 +160,10 @@ class Worker:
         Claims what is pending before it takes anything new. Empty means: nothing is queued, nothing is running here,
         and no task that failed here waits for its next attempt.
         """
-        async with anyio.create_task_group() as background, anyio.create_task_group() as executions:
+        async with anyio.create_task_group() as background, anyio.create_task_group() as reading:
 
             def start(delivery: Delivery) -> None:
-                executions.start_soon(self._execute, delivery)
+                self._slots.fill(self._execute(delivery))
 
             intake = Intake(
                 self._consumer,
@@ -189,12 +189,17 @@ class Worker:
                 if burst:
                     await Burst(self._gateway, intake, self._territory, self._slots, self._executor, self._stop).run()
                 else:
-                    executions.start_soon(intake.run)
+                    reading.start_soon(intake.run)
                     await self._stop.wait()
+            except BaseException:  # cancelled from outside: what runs is cancelled as well, at once
+                with anyio.CancelScope(shield=True):
+                    await self._slots.cancel()
+                raise
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._drain(intake)
-                executions.cancel_scope.cancel()
+                    await self._slots.cancel()
+                reading.cancel_scope.cancel()
                 background.cancel_scope.cancel()
 
     def _serve(self, partitions: Sequence[Partition]) -> None:
@@ -203,10 +208,7 @@ class Worker:
         self._promoter.change(partitions)
 
     async def _execute(self, delivery: Delivery) -> None:
-        try:
-            await self._executor.execute(delivery)
-        finally:
-            self._slots.give()
+        if await self._executor.execute(delivery):
             self._promoter.poke(delivery.partition)
 
     async def _give_back(self, delivery: Delivery) -> None:
