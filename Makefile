@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 
 # The editable install links every file of the package, so a new file or folder makes it stale.
-PACKAGES := . queues queues/cluster queues/embedded queues/lua deadletter deadletter/lua $(wildcard worker worker/*/.)
+PACKAGES := . queues queues/cluster queues/embedded queues/lua deadletter deadletter/lua $(wildcard worker worker/*/. worker/*/*/.)
 SOURCES := $(wildcard $(addsuffix /*.py,$(PACKAGES)) $(addsuffix /*.lua,$(PACKAGES)))
 
 .DEFAULT_GOAL := help
@@ -35,7 +35,7 @@ $(VENV)/python-ready:
 
 $(VENV)/dependencies: pyproject.toml $(VENV)/python-ready
 	$(PIP) install --quiet --group test --group check
-	$(PIP) install --quiet --no-build-isolation --config-settings editable_mode=strict --editable '.[embedded]'
+	$(PIP) install --quiet --no-build-isolation --config-settings editable_mode=strict --editable '.[embedded,metrics]'
 	@touch $@
 
 $(VENV)/installed: $(VENV)/dependencies $(SOURCES)

@@ -113,7 +113,7 @@ class Consumer:
         turns = -(-len(self._taken_from) // free)
         if turns > 1 or block is None:
             for _ in range(turns):
-                if not taken:
+                if not taken.deliveries:  # a nudge does not tell that there are no messages
                     await self._look(self._next_window(free), free, None, taken)
         if block is not None and not taken:
             await self._look(self._next_window(free), free, min(block, BLOCK if turns == 1 else _TURN), taken)
@@ -268,4 +268,6 @@ class Consumer:
     async def leave(self) -> None:
         """Give back what is still this worker's, and take its name off the groups."""
         args: list[Argument] = [GROUP, self._worker, RELEASED, RELEASED_IDLE_MS]
-        await asyncio.gather(*(self._gateway.run(_LEAVE, [one.ready, one.nudge], args) for one in self._joined))
+        await asyncio.gather(
+            *(self._gateway.run(_LEAVE, [one.ready, one.nudge, one.watch], args) for one in self._joined)
+        )

@@ -41,6 +41,7 @@ class Intake:
         self._give_back = give_back
         self._stopping = False
         self._plenty = False
+        self._begun = 0
         self.reading = False
 
     async def run(self) -> None:
@@ -61,11 +62,11 @@ class Intake:
 
     async def take_once(self) -> bool:
         """Claim and read without waiting for new messages; whether there was anything."""
-        before = self._slots.taken
+        before = self._begun
         await self._claim()
         if self._slots.free and not self._stopping:
             await self._read(None)
-        return self._slots.taken > before
+        return self._begun > before
 
     def stop(self) -> None:
         """Take nothing more. A read that waits is ended by `Consumer.interrupt`."""
@@ -137,6 +138,7 @@ class Intake:
             await self._consumer.nudge(partition)
 
     def _begin(self, delivery: Delivery) -> None:
+        self._begun += 1
         self._start(delivery)
 
     async def _adopt_when_back(self, partitions: Sequence[Partition]) -> None:
