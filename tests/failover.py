@@ -33,6 +33,8 @@ NAMESPACE = Namespace("load")
 LEASE = 8.0
 """Seconds: more than a failover with these servers takes, and a beat besides."""
 WORKERS = 3
+CAREFUL = ("--min-replicas-to-write", "1", "--min-replicas-max-lag", "1")
+"""A primary that has not heard of a replica for a second refuses writes: it may have been replaced."""
 AT_LENGTH = 5
 """Rounds in which the scenes are played when nobody waits for them."""
 
@@ -164,7 +166,7 @@ async def primary_killed(program: Path, folder: Path, rounds: int, *, full_cover
 
 async def sentinel_primary_killed(program: Path, folder: Path, rounds: int) -> Figures:
     """The one primary is killed, the sentinels make a replica the primary; then, when it has come back, that one."""
-    with sentinels_of_its_own(program) as sentinels:
+    with sentinels_of_its_own(program, options=CAREFUL) as sentinels:
         async with under_load(sentinels.url(), ["q0", "q1"], Replication(lambda _: sentinels.primary), folder) as (
             load,
             crew,
@@ -183,6 +185,33 @@ async def sentinel_primary_killed(program: Path, folder: Path, rounds: int) -> F
             return figures
 
 
+async def sentinel_primary_replaced(
+    program: Path, folder: Path, rounds: int, *, options: Sequence[str] = CAREFUL
+) -> Figures:
+    """A replica is made the primary while the primary lives, and goes on taking writes until it hears of it."""
+    with sentinels_of_its_own(program, options=options) as sentinels:
+        async with under_load(sentinels.url(), ["q0", "q1"], Replication(lambda _: sentinels.primary), folder) as (
+            load,
+            crew,
+        ):
+            for _ in range(rounds):
+                await _begin_long(load, rounds)
+                await acknowledged(load, 200)
+                former = await run_sync(sentinels.replace_primary)
+                await run_sync(sentinels.failed_over, former)
+                await run_sync(sentinels.demoted, former)
+            await acknowledged(load, 200)
+            load.stop()
+            figures = await load.figures()
+            assert await ended_well(crew)
+            return figures
+
+
+async def sentinel_primary_replaced_carelessly(program: Path, folder: Path, rounds: int) -> Figures:
+    """The same, without `min-replicas-to-write`."""
+    return await sentinel_primary_replaced(program, folder, rounds, options=())
+
+
 async def primary_killed_others_serve(program: Path, folder: Path, rounds: int) -> Figures:
     """The same, with `cluster-require-full-coverage no`."""
     return await primary_killed(program, folder, rounds, full_coverage=False)
@@ -193,6 +222,8 @@ SCENES: dict[str, Callable[[Path, Path, int], Awaitable[Figures]]] = {
     "cluster, primaries killed": primary_killed,
     "cluster, primaries killed, full coverage not required": primary_killed_others_serve,
     "sentinels, primaries killed": sentinel_primary_killed,
+    "sentinels, primaries replaced": sentinel_primary_replaced,
+    "the same without min-replicas-to-write": sentinel_primary_replaced_carelessly,
 }
 
 
