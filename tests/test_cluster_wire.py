@@ -12,7 +12,7 @@ import pytest
 from perdure import Unavailable
 from perdure.queues import Address
 from perdure.queues.address import Node
-from perdure.queues.cluster import ClusterWire, Topology
+from perdure.queues.cluster import ClusterWire, Topology, wire
 from perdure.queues.wire import Command
 from redis.exceptions import (
     AskError,
@@ -197,6 +197,23 @@ async def test_a_node_that_has_left_may_still_answer_what_is_under_way(scene: Sc
     a.unanswered[0].set_result("late")
     assert await under_way == "late"
     await asyncio.wait_for(a.closed.wait(), 10)
+
+
+async def test_what_a_silent_node_does_not_answer_is_given_up_once_another_serves(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host is gone, and nobody closes the connection."""
+    monkeypatch.setattr(wire, "_SILENCE", 0.01)
+    monkeypatch.setattr(wire, "_FAREWELL", 0.01)
+    await scene.wire.open()
+    a, _ = await scene.meet()
+    a.silent = True
+    sent = scene.wire.submit(("INCR", LOW))
+    scene.says = [[0, 16383, [b"b", 2]]]
+    with pytest.raises(ConnectionLost):
+        await asyncio.wait_for(sent, 10)
+    assert a.closed.is_set()
+    assert await scene.wire.submit(("INCR", LOW)) == "b"
 
 
 async def test_a_caller_who_gives_up_takes_the_command_back(scene: Scene) -> None:

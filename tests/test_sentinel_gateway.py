@@ -21,7 +21,7 @@ from perdure.queues import (
     default_address,
 )
 from perdure.queues.keys import GROUP
-from sentinels import Sentinels, sentinels_of_its_own
+from sentinels import SERVICE, Sentinels, sentinels_of_its_own
 from servers import find_program
 from working import soon, until
 
@@ -49,6 +49,35 @@ async def test_commands_go_to_the_primary(gateway: Gateway, sentinels: Sentinels
     info = await gateway.command("INFO", "server")
     assert f"tcp_port:{sentinels.primary.port}".encode() in info
     assert not gateway.clustered
+
+
+async def test_a_sentinel_that_names_a_replica_is_not_believed(sentinels: Sentinels) -> None:
+    """One that was cut off from the others and has not heard of a failover."""
+    replica = next(node for node in sentinels.servers if node is not sentinels.primary)
+    asked = 0
+
+    async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        while data := await reader.read(4096):
+            if b"SENTINEL" in data:
+                asked += 1
+                writer.write(f"*2\r\n$9\r\n127.0.0.1\r\n${len(str(replica.port))}\r\n{replica.port}\r\n".encode())
+            else:
+                writer.write(b"+OK\r\n" * data.count(b"*"))
+        writer.close()
+
+    liar = await asyncio.start_server(lie, "127.0.0.1", 0)
+    port = liar.sockets[0].getsockname()[1]
+    honest = sentinels.watchers[0].port
+    gateway = Gateway(default_address(f"redis+sentinel://127.0.0.1:{port},127.0.0.1:{honest}/{SERVICE}"), patience=30.0)
+    await gateway.open()
+    try:
+        info = await gateway.command("INFO", "server")
+        assert f"tcp_port:{sentinels.primary.port}".encode() in info
+        assert asked == 1
+    finally:
+        await gateway.close()
+        liar.close()
 
 
 async def test_everything_finds_the_new_primary(

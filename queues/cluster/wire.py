@@ -12,6 +12,7 @@ stay in order unless one of them is redirected.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -40,6 +41,9 @@ _ANSWERING: Final = 1.0
 _FAREWELL: Final = 1.0
 """Seconds for which commands under way on a node that has left may still be answered."""
 
+_SILENCE: Final = 2.0
+"""Seconds without an answer after which a node with commands under way is looked after: it may have been replaced."""
+
 _LOST = (ConnectionLost, ReplyTimeout, OSError)
 
 
@@ -49,9 +53,13 @@ class _Line:
 
     wire: Wire
     under_way: int = 0
+    heard: float = 0.0
+    """When it answered last, or was first asked after a rest (seconds of the monotonic clock)."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def submit(self, command: Command) -> asyncio.Future[Any]:
+        if not self.under_way:
+            self.heard = time.monotonic()
         self.under_way += 1
         self.idle.clear()
         future = self.wire.submit(command)
@@ -60,6 +68,7 @@ class _Line:
 
     def _answered(self, _: asyncio.Future[Any]) -> None:
         self.under_way -= 1
+        self.heard = time.monotonic()
         if not self.under_way:
             self.idle.set()
 
@@ -86,6 +95,7 @@ class ClusterWire:
     async def open(self) -> None:
         """Learn who serves what, from any node that the address names; checks that it can be used at all."""
         self._take(await self._learn(in_random_order(self._address.nodes), check=True))
+        _ = self._spawn(self._watch())
 
     def renew(self) -> None:
         """Look who serves what: a server that refused to write is somebody's replica now."""
@@ -240,6 +250,15 @@ class ClusterWire:
         else:
             self._take(topology)
         await asyncio.sleep(_BETWEEN_LOOKS)
+
+    async def _watch(self) -> None:
+        """Notice nodes that fall silent without closing their connections, long before their commands time out."""
+        while True:
+            await asyncio.sleep(_SILENCE)
+            late = time.monotonic() - _SILENCE
+            for node, line in self._lines.items():
+                if line.under_way and line.heard <= late:
+                    self.lost(node)
 
     async def _learn(self, nodes: Iterable[Node], *, check: bool = False) -> Topology:
         return await anyio.to_thread.run_sync(
