@@ -176,8 +176,8 @@ class Consumer:
         # Asked first, for XAUTOCLAIM looks at ten entries for each that it may claim: with little room, it would take a
         # thousand round trips through what thousands of healthy workers hold, and here it is one, a tenth as dear.
         look = ("XPENDING", partition.ready, GROUP, "IDLE", self._lease_ms, cursor, "+", 1)
-        free = await self._gateway.command(*look)
-        if not free:
+        expired = await self._gateway.command(*look)
+        if not expired:
             return "0-0", []
         reply = await self._gateway.command(
             "XAUTOCLAIM",
@@ -185,7 +185,7 @@ class Consumer:
             GROUP,
             self._worker,
             self._lease_ms,
-            free[0][0],
+            expired[0][0],
             "COUNT",
             most,
             repeatable=False,
