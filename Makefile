@@ -9,7 +9,7 @@ PACKAGES := . queues queues/embedded queues/lua deadletter deadletter/lua $(wild
 SOURCES := $(wildcard $(addsuffix /*.py,$(PACKAGES)) $(addsuffix /*.lua,$(PACKAGES)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-system check format bench clean
+.PHONY: help install demo test test-fast test-system check format bench bench-peers clean
 
 help:
 	@printf '%s\n' \
@@ -20,6 +20,7 @@ help:
 	  'make check        ruff, mypy --strict, import layers' \
 	  'make format       rewrite the code in the house format' \
 	  'make bench        throughput, step rate, latency and recovery beside the raw limit' \
+	  'make bench-peers  the same beside eleven peers, into docs/benchmarks.md (about 40 minutes)' \
 	  'make install      the virtual environment in .venv, with everything the above need' \
 	  'make clean        remove .venv and all build products'
 
@@ -65,6 +66,15 @@ format: install
 
 bench: install
 	$(BIN)/python -m benchmarks
+
+# Into a file beside first: what was measured before stays until the new figures are complete.
+bench-peers: install
+	@mkdir -p docs/benchmarks build
+	$(BIN)/python -m benchmarks --json > build/perdure.json
+	$(BIN)/python -m benchmarks --json --fsync --only steps > build/perdure-fsync.json
+	$(BIN)/python -m benchmarks.peers --output build/results.json $(BENCH_PEERS)
+	@mv build/perdure.json build/perdure-fsync.json build/results.json docs/benchmarks/
+	$(BIN)/python -m benchmarks.peers.page
 
 clean:
 	rm -rf $(VENV) build perdure.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

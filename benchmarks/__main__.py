@@ -13,10 +13,11 @@ from typing import Annotated
 import hiredis
 import redis
 import typer
-from perdure import PerdureError
-from perdure.worker.observe import configure_logging
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from perdure import PerdureError
+from perdure.worker.observe import configure_logging
 
 from . import report
 from .enqueue import ENQUEUE

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 
 import anyio
+
 from perdure import Context
 
 from . import limits

@@ -66,17 +66,17 @@ class Bench:
     def program(self, *arguments: object) -> Iterator[Session]:
         """A module of `programs`, run in the peer's environment."""
         python = bin_folder(self.peer.environment) / "python"
-        command = [python, "-m", *(str(argument) for argument in arguments)]
+        command: list[str | Path] = [python, "-m", *(str(argument) for argument in arguments)]
         with started(command, self.told, self.folder, self._log("program")) as session:
             yield session
 
     @contextmanager
     def worker(self, concurrency: int, silence: float | None = None) -> Iterator[Session]:
         """A worker as the peer's documentation starts it. silence: its recovery timeout, None for the default."""
-        words = [*self.peer.worker, *(self.peer.recovery if silence is not None else ())]
+        words = f"{self.peer.worker} {self.peer.recovery if silence is not None else ''}".split()
         values = {"concurrency": concurrency, "seconds": f"{silence or 0:g}", "url": self.told["BENCH_REDIS_URL"]}
         filled = [word.format_map(values) for word in words]
-        command = [bin_folder(self.peer.environment) / filled[0], *filled[1:]]
+        command: list[str | Path] = [bin_folder(self.peer.environment) / filled[0], *filled[1:]]
         told = {**self.told, "BENCH_CONCURRENCY": str(concurrency)}
         with started(command, told, self.folder, self._log("worker")) as session:
             yield session
@@ -152,8 +152,8 @@ def drained(
 def recovered(peer: Peer, silence: float | None, within: float) -> float:
     """Seconds from kill -9 of the worker that runs a task until another worker, ready by then, runs the task again."""
     with (
-        Bench.of(peer, 1, recovery=silence) as bench,
-        bench.program("programs.drive", peer.module, "hang", 1, "singly-only", 0) as client,
+        Bench.of(peer, 2, recovery=silence) as bench,
+        bench.program("programs.drive", peer.module, "hang", 1, "singly-trickle", 0) as client,
     ):
         client.line(STARTED_WITHIN)
         with bench.worker(CONCURRENCY, silence) as victim:

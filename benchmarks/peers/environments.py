@@ -38,7 +38,7 @@ def install(environment: str) -> None:
 
 
 def environment_of(environment: str | None, told: Mapping[str, str]) -> dict[str, str]:
-    """Variables for a process of an environment: its programs first on PATH, and the folder of `programs` importable."""
+    """Variables for a process of an environment: its programs first on PATH, and `programs` importable."""
     found = {key: value for key, value in os.environ.items() if not key.startswith(("PERDURE_", "BENCH_", "PYTHON"))}
     path = os.pathsep.join([str(bin_folder(environment)), found.get("PATH", os.defpath)])
     return found | {"PATH": path, "PYTHONPATH": str(_HERE), "PYTHONUNBUFFERED": "1"} | dict(told)

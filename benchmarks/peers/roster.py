@@ -30,10 +30,10 @@ class Peer:
     """One setup.
 
     key: its name in commands and data. module: its program in `programs`. worker: the command that starts one, from its
-    environment's bin folder; `{concurrency}` and the server's `{url}` are filled in. recovery: what is added to that command to set the recovery
-    timeout, `{seconds}` filled in; what the program sets by itself needs nothing. environment: the virtual environment,
-    None for the one of this process. distributions: whose versions are told. settings: how it differs from its
-    defaults. cannot: workload to reason. extra: environment variables.
+    environment's bin folder; `{concurrency}` and the server's `{url}` are filled in. recovery: what is added to that
+    command to set the recovery timeout, `{seconds}` filled in; what the program sets by itself needs nothing.
+    environment: the virtual environment, None for the one of this process. distributions: whose versions are told.
+    settings: how it is run, in words for the table. cannot: workload to reason. extra: environment variables.
     """
 
     key: str
@@ -44,15 +44,16 @@ class Peer:
     distributions: Sequence[str]
     settings: str
     guarantee: Guarantee
-    worker: Sequence[str] = ()
-    recovery: Sequence[str] = ()
+    worker: str = ""
+    recovery: str = ""
     cannot: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, str] = field(default_factory=dict)
 
 
+_NO_BULK = "no bulk call"
 _MEMORY = "nothing: this server keeps all in memory"
 
-_PERDURE_WORKER = ("perdure", "worker", "run", "programs.on_perdure:app", "--concurrency", "{concurrency}")
+_PERDURE_WORKER = "perdure worker run programs.on_perdure:app --concurrency {concurrency}"
 
 PERDURE = Peer(
     key="perdure",
@@ -66,7 +67,7 @@ PERDURE = Peer(
         "late, in the script that stores the result", "at least once; a recorded step once", _MEMORY, "lease, by sweep"
     ),
     worker=_PERDURE_WORKER,
-    recovery=("--lease", "{seconds}"),
+    recovery="--lease {seconds}",
 )
 
 PERDURE_FSYNC = Peer(
@@ -86,7 +87,7 @@ PERDURE_FSYNC = Peer(
     worker=_PERDURE_WORKER,
 )
 
-_CELERY_WORKER = ("celery", "-A", "programs.on_celery", "worker", "--pool", "threads", "-c", "{concurrency}")
+_CELERY_WORKER = "celery -A programs.on_celery worker --pool threads -c {concurrency}"
 _ONE_AT_A_TIME = "its worker runs one job at a time, in a process forked for it"
 
 QUEUES: Sequence[Peer] = (
@@ -100,7 +101,7 @@ QUEUES: Sequence[Peer] = (
         distributions=("streaq", "coredis"),
         settings="`streaq run`, concurrency {concurrency}; JSON in place of pickle",
         guarantee=Guarantee("late, with the result", "at least once", _MEMORY, "idle timeout, by any reading worker"),
-        worker=("streaq", "run", "programs.on_streaq:worker"),
+        worker="streaq run programs.on_streaq:worker",
     ),
     Peer(
         key="saq",
@@ -109,15 +110,16 @@ QUEUES: Sequence[Peer] = (
         store="redis",
         environment="saq",
         distributions=("saq", "redis", "hiredis"),
-        settings="`saq`, concurrency {concurrency}; JSON by default; no bulk call; the first sweep is made before the tasks "
-        "are enqueued, since a worker that starts beside a backlog aborts jobs which it has just taken",
+        settings="`saq`, concurrency {concurrency}; JSON by default; the first sweep is made before the "
+        "tasks are enqueued, since a worker that starts beside a backlog aborts jobs which it has just taken",
         guarantee=Guarantee(
             "late, with the result",
             "at most once by default (retries=1); else at least once",
             _MEMORY,
             "sweep every 60 s for jobs over their time limit (10 s)",
         ),
-        worker=("saq", "programs.on_saq.settings"),
+        worker="saq programs.on_saq.settings",
+        cannot={"bulk": _NO_BULK},
     ),
     Peer(
         key="taskiq",
@@ -126,13 +128,13 @@ QUEUES: Sequence[Peer] = (
         store="redis",
         environment="taskiq",
         distributions=("taskiq", "taskiq-redis", "redis", "hiredis", "uvloop"),
-        settings="`taskiq worker --workers 1 --max-async-tasks {concurrency}`, RedisStreamBroker; results as JSON in place "
-        "of pickle; no bulk call",
+        settings="`taskiq worker --workers 1 --max-async-tasks {concurrency}`, RedisStreamBroker; results as JSON in "
+        "place of pickle",
         guarantee=Guarantee(
             "late, after the result (when_saved)", "at least once", _MEMORY, "idle timeout, by any reading worker"
         ),
-        worker=("taskiq", "worker", "programs.on_taskiq:broker", "--workers", "1")
-        + ("--max-async-tasks", "{concurrency}"),
+        worker="taskiq worker programs.on_taskiq:broker --workers 1 --max-async-tasks {concurrency}",
+        cannot={"bulk": _NO_BULK},
     ),
     Peer(
         key="arq",
@@ -141,11 +143,10 @@ QUEUES: Sequence[Peer] = (
         store="redis",
         environment="arq",
         distributions=("arq", "redis", "hiredis"),
-        settings="`arq`, max_jobs {concurrency}; JSON in place of pickle; no bulk call",
-        guarantee=Guarantee(
-            "late, with the result", "at least once", _MEMORY, "the job's time limit (300 s) and 10 s"
-        ),
-        worker=("arq", "programs.on_arq.WorkerSettings"),
+        settings="`arq`, max_jobs {concurrency}; JSON in place of pickle",
+        guarantee=Guarantee("late, with the result", "at least once", _MEMORY, "the job's time limit (300 s) and 10 s"),
+        worker="arq programs.on_arq.WorkerSettings",
+        cannot={"bulk": _NO_BULK},
     ),
     Peer(
         key="docket",
@@ -156,9 +157,8 @@ QUEUES: Sequence[Peer] = (
         distributions=("pydocket", "redis", "hiredis"),
         settings="`docket worker --concurrency {concurrency}`; cloudpickle, which is not a choice",
         guarantee=Guarantee("late, with the result", "at least once", _MEMORY, "redelivery timeout, by sweep"),
-        worker=("docket", "worker", "--docket", "bench", "--url", "{url}")
-        + ("--tasks", "programs.on_docket:tasks", "--concurrency", "{concurrency}"),
-        recovery=("--redelivery-timeout", "{seconds}s"),
+        worker="docket worker --docket bench --url {url} --tasks programs.on_docket:tasks --concurrency {concurrency}",
+        recovery="--redelivery-timeout {seconds}s",
     ),
     Peer(
         key="dramatiq",
@@ -167,11 +167,12 @@ QUEUES: Sequence[Peer] = (
         store="redis",
         environment="dramatiq",
         distributions=("dramatiq", "redis", "hiredis"),
-        settings="`dramatiq -p 1 -t {concurrency}`, Results middleware; JSON by default; no bulk call",
+        settings="`dramatiq -p 1 -t {concurrency}`, Results middleware; JSON by default",
         guarantee=Guarantee(
             "late, after the result", "at least once", _MEMORY, "worker's heartbeat; requeued by chance maintenance"
         ),
-        worker=("dramatiq", "programs.on_dramatiq", "-p", "1", "-t", "{concurrency}"),
+        worker="dramatiq programs.on_dramatiq -p 1 -t {concurrency}",
+        cannot={"bulk": _NO_BULK},
     ),
     Peer(
         key="celery",
@@ -180,10 +181,10 @@ QUEUES: Sequence[Peer] = (
         store="redis",
         environment="celery",
         distributions=("celery", "kombu", "redis", "hiredis"),
-        settings="`celery worker --pool threads -c {concurrency}`, Redis as broker and result backend; JSON by default; "
-        "no bulk call",
+        settings="`celery worker --pool threads -c {concurrency}`, Redis as broker and result backend; JSON by default",
         guarantee=Guarantee("early, before it runs", "at most once", _MEMORY, "none: lost with its worker"),
         worker=_CELERY_WORKER,
+        cannot={"bulk": _NO_BULK, "recovery_set": "lost with its worker: acknowledged before it runs"},
     ),
     Peer(
         key="celery-late",
@@ -197,9 +198,9 @@ QUEUES: Sequence[Peer] = (
         worker=_CELERY_WORKER,
         extra={"BENCH_ACKS_LATE": "1"},
         cannot={
-            "bulk": "as Celery",
-            "nap": "as Celery",
-            "spread": "as Celery",
+            "bulk": _NO_BULK,
+            "nap": "not measured: as Celery",
+            "spread": "not measured: as Celery",
         },
     ),
     Peer(
@@ -216,7 +217,8 @@ QUEUES: Sequence[Peer] = (
             _MEMORY,
             "maintenance every 600 s",
         ),
-        worker=("python", "-m", "programs.rq_worker"),
+        worker="python -m programs.rq_worker",
+        cannot={"recovery_set": "moved to the failed jobs, unless given retries"},
     ),
 )
 
@@ -271,7 +273,7 @@ STEPS: Sequence[Peer] = (
         store="sqlite",
         environment="langgraph",
         distributions=("langgraph", "langgraph-checkpoint-sqlite"),
-        settings='the same with AsyncSqliteSaver (write-ahead log, `synchronous` as SQLite has it by default)',
+        settings="the same with AsyncSqliteSaver (write-ahead log, `synchronous` as SQLite has it by default)",
         guarantee=Guarantee(
             "each node checkpointed before the next",
             "a checkpointed node once",

@@ -1,4 +1,4 @@
-"""Processes that are measured: started in a session of their own, heard line by line, and ended with all they started."""
+"""Processes that are measured: started in sessions of their own, heard line by line, ended with all they started."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +66,8 @@ class Session:
         """End it with SIGKILL, and all that it started; returns when."""
         now = time.monotonic()
         for process in (self._process.pid, *_of_session(self._process.pid)):
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self._process.wait(_GONE_WITHIN)
         return now
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 
 __all__ = ["AsyncClient", "BlockingClient", "Peer", "load"]
 
+
 class AsyncClient(Protocol):
     """A connected client; handles are the peer's own."""
 
@@ -53,4 +54,4 @@ class Peer(Protocol):
 
 def load(module: str) -> Peer:
     """The module of this package with that name."""
-    return cast(Peer, importlib.import_module(f".{module}", __package__))
+    return cast("Peer", importlib.import_module(f".{module}", __package__))

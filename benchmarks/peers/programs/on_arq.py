@@ -60,7 +60,7 @@ class WorkerSettings:
 
 
 if RECOVERY is not None:
-    WorkerSettings.job_timeout = max(1.0, RECOVERY - _EXTRA)
+    WorkerSettings.job_timeout = RECOVERY
 
 
 class Client:

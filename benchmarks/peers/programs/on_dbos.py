@@ -33,4 +33,3 @@ def walker() -> Iterator[Callable[[int], int]]:
         yield walk
     finally:
         DBOS.destroy()
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import TypedDict
 
 from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
@@ -32,7 +33,7 @@ def graph() -> StateGraph:
     names = [f"add_{at}" for at in range(10)]
     for name in names:
         built.add_node(name, add)
-    for before, after in zip([START, *names], [*names, END]):
+    for before, after in pairwise([START, *names, END]):
         built.add_edge(before, after)
     return built
 

@@ -60,11 +60,14 @@ async def walk(ctx: Context, number: int) -> int:
 
 class Client:
     async def enqueue(self, task: str, *arguments: Any) -> TaskHandle[Any]:
-        return await _TASKS[task].enqueue(*arguments)
+        handle: TaskHandle[Any] = await _TASKS[task].enqueue(*arguments)
+        return handle
 
     async def enqueue_many(self, task: str, arguments: Sequence[Sequence[Any]]) -> Sequence[TaskHandle[Any]]:
         names = ("number", "text")
-        return await _TASKS[task].enqueue_many(dict(zip(names, its, strict=False)) for its in arguments)
+        named = (dict(zip(names, its, strict=False)) for its in arguments)
+        handles: list[TaskHandle[Any]] = await _TASKS[task].enqueue_many(named)
+        return handles
 
     async def ready(self, handle: TaskHandle[Any]) -> bool:
         return (await handle.status()).terminal

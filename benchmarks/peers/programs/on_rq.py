@@ -65,4 +65,3 @@ def connect() -> Iterator[Client]:
 def recovery() -> tuple[float | None, str]:
     """None: with no retries given, a job of a dead worker is not run again."""
     return None, f"found by maintenance every {DEFAULT_MAINTENANCE_TASK_INTERVAL} s and moved to the failed jobs"
-

@@ -54,7 +54,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {"hang": _HANG, "spread": {"timeout": 0}}
 
 class Client:
     async def enqueue(self, task: str, *arguments: Any) -> Any:
-        return await queue.enqueue(task, **dict(zip(("number", "text"), arguments)), **_OPTIONS.get(task, {}))
+        named = dict(zip(("number", "text"), arguments, strict=False))
+        return await queue.enqueue(task, **named, **_OPTIONS.get(task, {}))
 
     async def ready(self, handle: Any) -> bool:
         job = await queue.job(handle.key)
@@ -69,9 +70,8 @@ class Client:
 async def connect() -> AsyncIterator[Client]:
     await queue.connect()
     # A starting worker sweeps at once, and takes jobs that it has just dequeued, and not yet marked, for stuck ones: it
-    # aborts them. A sweep made now keeps it from that for a minute.
-    if RECOVERY is None:
-        await queue.sweep()
+    # aborts them. A sweep made now keeps it from that until the next one is due.
+    await queue.sweep(lock=int(RECOVERY or 60))
     try:
         yield Client()
     finally:

@@ -1,7 +1,7 @@
 """The caller's side of the durable workload: `python -m programs.steps MODULE TASKS AT_ONCE LIMIT`.
 
-Durable tasks of ten steps, each from its call to its result, so many at once; it stops to begin new ones after TASKS, or
-after LIMIT seconds.
+Durable tasks of ten steps, each from its call to its result, so many at once; it begins no more after TASKS, or after
+LIMIT seconds.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ async def watch(
 
 async def _first(count: int) -> float:
     """When the first handler began. For ever, if none does: the harness has a limit of its own."""
-    while not any(TAPE.began(number) for number in range(count)):
+    while not any(TAPE.began(number) for number in range(count)):  # noqa: ASYNC110 - another process writes it
         await asyncio.sleep(_LOOK_FOR_THE_FIRST)
     # Others may have begun in the meantime, in any order.
     return min(TAPE.began(number) or _NEVER for number in range(count))
