@@ -44,7 +44,8 @@ def main(
     everyone = {each.key: each for each in (*QUEUES, *STEPS)}
     _check("peer", peer, list(everyone))
     chosen = [each for each in everyone.values() if not peer or each.key in peer or each.environment is None]
-    head = about(sys.argv[1:], note=note)
+    options = [f"--only {key}" for key in only or ()] + [f"--peer {key}" for key in peer or ()]
+    head = about(["--quick", *options] if quick else options, note=note)
     told = _prepared([each for each in chosen if any(each in what.peers for what in wanted)])
     _say(f"about {estimate(wanted, told, size) / 60:.0f} minutes for {len(told)} setups and {len(wanted)} measures")
     with ExitStack() as stack:

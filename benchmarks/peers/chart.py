@@ -55,11 +55,11 @@ def chart(title: str, subtitle: str, bars: Sequence[Bar]) -> str:
     height = _HEAD + _ROW * len(bars) + _FOOT
     longest = max((bar.high or 0.0 for bar in bars), default=0.0) or 1.0
     scale = (_WIDTH - _NAMES - _VALUES) / longest
-    label = quoteattr(title)
+    size = f'viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}"'
     rows = [_row(bar, _HEAD + _ROW * number, scale) for number, bar in enumerate(bars)]
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" aria-label={label}>',
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label={quoteattr(title)}>',
             f"<style>{_STYLE}</style>",
             f'<text class="title" x="8" y="20">{escape(title)}</text>',
             f'<text class="quiet" x="8" y="40">{escape(subtitle)}</text>',

@@ -70,8 +70,8 @@ def measures(amounts: Amounts) -> Sequence[Measure]:
                     "enqueue",
                     "Enqueue, one by one",
                     "tasks/s",
-                    f"the same {amounts.tasks:,} tasks, each call awaited by one of 32 coroutines, or threads where "
-                    "the client blocks",
+                    f"the same {amounts.tasks:,} tasks, each call awaited by one of 32 coroutines; in a plain loop "
+                    "where the client blocks, since its threads are no faster",
                 ),
             ],
             QUEUES,
@@ -229,7 +229,7 @@ def _steps_shared(peer: Peer, size: Amounts, facts: Facts, database: Postgres | 
 
 def _recovery(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:
     if not peer.worker:
-        raise Failed("no worker of its own: its caller's process is what is killed, and has to be started again")
+        raise Failed(f"no worker of its own to kill; taken up by {peer.guarantee.recovery}")
     if facts.recovery is None:
         raise Failed(facts.recovery_where)
     if facts.recovery > size.patience:

@@ -16,11 +16,11 @@ __all__ = ["about"]
 _ROOT = Path(__file__).parents[2]
 
 
-def about(command: Sequence[str], *, note: str) -> dict[str, object]:
-    """When, where and how: for the head of the page."""
+def about(options: Sequence[str], *, note: str) -> dict[str, object]:
+    """When, where and how: for the head of the page. options: of the command, those that change what is measured."""
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": list(command),
+        "command": list(options),
         "note": note,
         "revision": _revision(),
         "machine": {

@@ -12,7 +12,7 @@ from .chart import chart
 from .drawn import bars_of
 from .reached import reached
 from .results import Data
-from .tables import cell_table, guarantee_table, settings_table
+from .tables import cell_table, guarantee_table, overview, settings_table
 from .words import AT_REST, HOW_TO_READ, NOT_SAID, SECTIONS, head
 
 _DOCS = Path(__file__).parents[2] / "docs"
@@ -43,17 +43,17 @@ def _there(**files: Path) -> list[tuple[str, Path]]:
 def _page(data: Data, runs: dict[str, Data]) -> list[str]:
     parts = [head(data), HOW_TO_READ, "## What Perdure set out to reach\n", *reached(runs)]
     lines = {line["key"]: line for line in data["lines"]}
-    for title, keys, text in SECTIONS:
+    for title, keys, promises, text in SECTIONS:
         found = [lines[key] for key in keys if key in lines]
         if not found:
             continue
-        parts += [f"## {title}\n", text]
+        parts += [f"## {title}\n", text, *overview(found, data)]
         for line in found:
             parts += [
                 f"### {line['title']}\n",
                 f"![{line['title']}](benchmarks/{line['key']}.svg)\n",
                 f"Measured: {line['how']}.\n",
-                *cell_table(line, data),
+                *cell_table(line, data, promises),
             ]
     parts += ["## What each setup promises\n", AT_REST, *guarantee_table(data)]
     parts += ["## Settings and versions\n", *settings_table(data)]

@@ -64,7 +64,10 @@ PERDURE = Peer(
     distributions=("perdure", "redis", "hiredis", "uvloop"),
     settings="`perdure worker run` with its defaults; log level WARNING",
     guarantee=Guarantee(
-        "late, in the script that stores the result", "at least once; a recorded step once", _MEMORY, "lease, by sweep"
+        "late, in the script that stores the result",
+        "at least once; a recorded step once",
+        _MEMORY,
+        "its lease, by sweep",
     ),
     worker=_PERDURE_WORKER,
     recovery="--lease {seconds}",
@@ -100,7 +103,9 @@ QUEUES: Sequence[Peer] = (
         environment="streaq",
         distributions=("streaq", "coredis"),
         settings="`streaq run`, concurrency {concurrency}; JSON in place of pickle",
-        guarantee=Guarantee("late, with the result", "at least once", _MEMORY, "idle timeout, by any reading worker"),
+        guarantee=Guarantee(
+            "late, with the result", "at least once", _MEMORY, "its idle timeout, by any worker that reads"
+        ),
         worker="streaq run programs.on_streaq:worker",
     ),
     Peer(
@@ -116,7 +121,7 @@ QUEUES: Sequence[Peer] = (
             "late, with the result",
             "at most once by default (retries=1); else at least once",
             _MEMORY,
-            "sweep every 60 s for jobs over their time limit (10 s)",
+            "a sweep every 60 s for jobs over their time limit (10 s)",
         ),
         worker="saq programs.on_saq.settings",
         cannot={"bulk": _NO_BULK},
@@ -131,7 +136,10 @@ QUEUES: Sequence[Peer] = (
         settings="`taskiq worker --workers 1 --max-async-tasks {concurrency}`, RedisStreamBroker; results as JSON in "
         "place of pickle",
         guarantee=Guarantee(
-            "late, after the result (when_saved)", "at least once", _MEMORY, "idle timeout, by any reading worker"
+            "late, after the result (when_saved)",
+            "at least once",
+            _MEMORY,
+            "its idle timeout, by any worker that reads",
         ),
         worker="taskiq worker programs.on_taskiq:broker --workers 1 --max-async-tasks {concurrency}",
         cannot={"bulk": _NO_BULK},
@@ -156,7 +164,7 @@ QUEUES: Sequence[Peer] = (
         environment="docket",
         distributions=("pydocket", "redis", "hiredis"),
         settings="`docket worker --concurrency {concurrency}`; cloudpickle, which is not a choice",
-        guarantee=Guarantee("late, with the result", "at least once", _MEMORY, "redelivery timeout, by sweep"),
+        guarantee=Guarantee("late, with the result", "at least once", _MEMORY, "its redelivery timeout, by sweep"),
         worker="docket worker --docket bench --url {url} --tasks programs.on_docket:tasks --concurrency {concurrency}",
         recovery="--redelivery-timeout {seconds}s",
     ),
@@ -169,7 +177,10 @@ QUEUES: Sequence[Peer] = (
         distributions=("dramatiq", "redis", "hiredis"),
         settings="`dramatiq -p 1 -t {concurrency}`, Results middleware; JSON by default",
         guarantee=Guarantee(
-            "late, after the result", "at least once", _MEMORY, "worker's heartbeat; requeued by chance maintenance"
+            "late, after the result",
+            "at least once",
+            _MEMORY,
+            "the worker's heartbeat, by maintenance at random commands",
         ),
         worker="dramatiq programs.on_dramatiq -p 1 -t {concurrency}",
         cannot={"bulk": _NO_BULK},
@@ -182,7 +193,7 @@ QUEUES: Sequence[Peer] = (
         environment="celery",
         distributions=("celery", "kombu", "redis", "hiredis"),
         settings="`celery worker --pool threads -c {concurrency}`, Redis as broker and result backend; JSON by default",
-        guarantee=Guarantee("early, before it runs", "at most once", _MEMORY, "none: lost with its worker"),
+        guarantee=Guarantee("early, before it runs", "at most once", _MEMORY, "nobody: it is lost with its worker"),
         worker=_CELERY_WORKER,
         cannot={"bulk": _NO_BULK, "recovery_set": "lost with its worker: acknowledged before it runs"},
     ),
@@ -194,7 +205,7 @@ QUEUES: Sequence[Peer] = (
         environment="celery",
         distributions=("celery", "kombu", "redis", "hiredis"),
         settings="the same with `task_acks_late = True`",
-        guarantee=Guarantee("late, after the result", "at least once", _MEMORY, "visibility timeout"),
+        guarantee=Guarantee("late, after the result", "at least once", _MEMORY, "its visibility timeout"),
         worker=_CELERY_WORKER,
         extra={"BENCH_ACKS_LATE": "1"},
         cannot={
@@ -236,7 +247,7 @@ STEPS: Sequence[Peer] = (
         distributions=("dbos", "sqlalchemy", "psycopg"),
         settings="`DBOS.launch()` with its defaults, workflow and steps as plain functions; at once: as many threads",
         guarantee=Guarantee(
-            "each step committed before the next", "a recorded step once", "every commit", "at the next launch"
+            "each step committed before the next", "a recorded step once", "every commit", "the next launch"
         ),
     ),
     Peer(
@@ -245,10 +256,10 @@ STEPS: Sequence[Peer] = (
         module="on_dbos",
         store="sqlite",
         environment="dbos",
-        distributions=("dbos", "sqlalchemy"),
+        distributions=("dbos", "sqlalchemy", "SQLite"),
         settings="the same with its default SQLite database",
         guarantee=Guarantee(
-            "each step committed before the next", "a recorded step once", "every commit", "at the next launch"
+            "each step committed before the next", "a recorded step once", "every commit", "the next launch"
         ),
     ),
     Peer(
@@ -263,7 +274,7 @@ STEPS: Sequence[Peer] = (
             "each node checkpointed before the next",
             "a checkpointed node once",
             "every commit",
-            "none: the caller invokes the thread again",
+            "the caller, who invokes the thread again",
         ),
     ),
     Peer(
@@ -272,13 +283,13 @@ STEPS: Sequence[Peer] = (
         module="on_langgraph",
         store="sqlite",
         environment="langgraph",
-        distributions=("langgraph", "langgraph-checkpoint-sqlite"),
+        distributions=("langgraph", "langgraph-checkpoint-sqlite", "SQLite"),
         settings="the same with AsyncSqliteSaver (write-ahead log, `synchronous` as SQLite has it by default)",
         guarantee=Guarantee(
             "each node checkpointed before the next",
             "a checkpointed node once",
             "every commit",
-            "none: the caller invokes the thread again",
+            "the caller, who invokes the thread again",
         ),
     ),
 )

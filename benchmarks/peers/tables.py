@@ -8,9 +8,16 @@ from ..report import number
 from .drawn import short
 from .results import Data
 
-__all__ = ["cell_table", "guarantee_table", "row", "settings_table", "spread"]
+__all__ = ["cell_table", "guarantee_table", "overview", "row", "settings_table", "spread"]
 
 _REASON = 160
+_HEADS = {
+    "acknowledged": "acknowledged",
+    "delivery": "delivery",
+    "on_disk": "on disk",
+    "recovery": "a dead worker's task is found by",
+}
+"""What is promised, and the head of its column."""
 
 
 def row(*cells: str) -> str:
@@ -30,13 +37,25 @@ def spread(values: Sequence[float], median: float) -> str:
     return f"{number(median)} ({number(min(values))}-{number(max(values))})"
 
 
-def cell_table(line: Data, data: Data) -> list[str]:
-    """Every peer's figure with its guarantee beside it."""
+def overview(lines: Sequence[Data], data: Data) -> list[str]:
+    """Perdure's ratio to every peer in several lines."""
+    names = {peer["key"]: peer["name"] for peer in data["peers"]}
+    cells = {(line["key"], cell["peer"]): cell for line in lines for cell in line["cells"]}
+    keys = [key for key in names if any((line["key"], key) in cells for line in lines)]
+    found = [row("Perdure is", *(line["title"] for line in lines)), rule("l", *("r" for _ in lines))]
+    for key in keys:
+        ratios = [_times(cells[line["key"], key], names) if (line["key"], key) in cells else "-" for line in lines]
+        if any(ratio != "-" for ratio in ratios):
+            found.append(row(f"beside {names[key]}", *ratios))
+    return [*found, ""]
+
+
+def cell_table(line: Data, data: Data, promises: Sequence[str]) -> list[str]:
+    """Every peer's figure with some of its guarantee beside it. promises: which."""
     peers = {peer["key"]: peer for peer in data["peers"]}
     names = {key: peer["name"] for key, peer in peers.items()}
-    steps = any(peer["store"] not in ("redis",) for peer in peers.values() if _in(line, peer["key"]))
-    heads = ["", line["unit"], "Perdure is", "acknowledged", "on disk" if steps else "delivery"]
-    found = [row(*heads), rule("l", "r", "r", "l", "l")]
+    heads = ["", line["unit"], "Perdure is", *(_HEADS[promise] for promise in promises)]
+    found = [row(*heads), rule("l", "r", "r", *("l" for _ in promises))]
     for cell in line["cells"]:
         guarantee = peers[cell["peer"]]["guarantee"]
         figure = spread(cell["values"], cell["median"]) if cell["values"] else short(cell["reason"], _REASON)
@@ -47,15 +66,10 @@ def cell_table(line: Data, data: Data) -> list[str]:
                 names[cell["peer"]],
                 figure,
                 _times(cell, names),
-                guarantee["acknowledged"],
-                guarantee["on_disk" if steps else "delivery"],
+                *(guarantee[promise] for promise in promises),
             )
         )
     return [*found, ""]
-
-
-def _in(line: Data, key: str) -> bool:
-    return any(cell["peer"] == key for cell in line["cells"])
 
 
 def _times(cell: Data, names: dict[str, str]) -> str:
@@ -68,17 +82,14 @@ def _times(cell: Data, names: dict[str, str]) -> str:
 
 def guarantee_table(data: Data) -> list[str]:
     """What each setup promises, with the recovery timeout that its own code names."""
-    found = [row("", "acknowledged", "delivery", "on disk", "a dead worker's task", "after"), rule(*"lllllr")]
+    found = [row("", *_HEADS.values(), "after"), rule("l", *("l" for _ in _HEADS), "r")]
     for peer in data["peers"]:
         guarantee = peer["guarantee"]
         seconds = peer.get("recovery")
         found.append(
             row(
                 peer["name"],
-                guarantee["acknowledged"],
-                guarantee["delivery"],
-                guarantee["on_disk"],
-                guarantee["recovery"],
+                *(guarantee[promise] for promise in _HEADS),
                 "-" if seconds is None else f"{seconds:,.0f} s",
             )
         )

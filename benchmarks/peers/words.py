@@ -19,7 +19,7 @@ def head(data: Data) -> str:
     computer = f"{machine['cores']} cores, {machine['processor']}, {machine['memory_gb']:g} GB, {machine['system']}"
     facts = [
         f"Made {data['made']} at revision `{data['revision']}` in {data['seconds'] / 60:.0f} minutes by `{command}`",
-        f"{size['rounds']} rounds ({size['recoveries']} of recoveries); the raw data: {raw}",
+        f"Rounds: {size['rounds']}, of recoveries {size['recoveries']}; the raw data: {raw}",
         f"{computer}; load {machine['load_before']:g} before",
         f"Python {machine['python']}, Redis {machine['redis']}, Postgres {machine['postgres']}"
         + (f" ({settings})" if settings else ""),
@@ -57,12 +57,12 @@ the task's beginning and is not renewed, so it has to be longer than the longest
 after the kill.
 """
 
-SECTIONS: Sequence[tuple[str, Sequence[str], str]] = (
-    ("Queues", ("noop", "enqueue", "bulk", "echo", "nap", "spread"), _QUEUES),
-    ("Durable steps", ("steps", "steps_shared"), _STEPS),
-    ("Recovery", ("recovery", "recovery_set"), _RECOVERY),
+SECTIONS: Sequence[tuple[str, Sequence[str], Sequence[str], str]] = (
+    ("Queues", ("noop", "enqueue", "bulk", "echo", "nap", "spread"), ("acknowledged", "delivery"), _QUEUES),
+    ("Durable steps", ("steps", "steps_shared"), ("acknowledged", "on_disk"), _STEPS),
+    ("Recovery", ("recovery", "recovery_set"), ("delivery", "recovery"), _RECOVERY),
 )
-"""Title, lines and introduction of each section."""
+"""Title, lines, which promises stand beside their figures, and introduction of each section."""
 
 AT_REST = """What a peer does before it calls a task done, and what finds a dead worker's task. The last column is its
 default, read from its own code in the environment that was measured.

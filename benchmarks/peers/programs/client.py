@@ -27,7 +27,7 @@ class AsyncClient(Protocol):
 
 
 class BlockingClient(Protocol):
-    """The same of a peer whose client blocks; used from several threads at once."""
+    """The same of a peer whose client blocks."""
 
     def enqueue(self, task: str, *arguments: Any) -> Any:
         """Enqueue one task."""

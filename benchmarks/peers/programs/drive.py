@@ -4,9 +4,9 @@ It enqueues COUNT tasks, tells how long that took, and waits for the harness to 
 the tape until every task has run and the result of the last one can be read through the peer's own client; or, of a
 slow peer, until LIMIT seconds have passed since the first handler began.
 
-FILL is `singly` (each call awaited by one of 32 producers) or `bulk` (the peer's bulk call where it has one, else
-singly). With `-only` after it, nothing is watched. With `-trickle`, a no-op task follows every quarter of a second
-until the program is ended: some peers look for lost tasks only when others come.
+FILL is `singly` (each call awaited by one of 32 coroutines; a plain loop where the client blocks) or `bulk` (the peer's
+bulk call where it has one, else singly). With `-only` after it, nothing is watched. With `-trickle`, a no-op task
+follows every quarter of a second until the program is ended: some peers look for lost tasks only when others come.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, cast
 
 from .client import AsyncClient, BlockingClient, load
-from .fill import PRODUCERS, Filled, fill, fill_blocking
+from .fill import Filled, fill, fill_blocking
 from .told import tell, wait
 from .watch import Reader, watch
 
@@ -59,7 +59,7 @@ async def _drive(module: str, task: str, count: int, how: str, limit: float) -> 
 async def _after(
     filled: Filled, enqueue: Callable[..., Awaitable[Any]], reader: Reader, task: str, how: str, limit: float
 ) -> None:
-    tell(enqueued=len(filled.handles), seconds=filled.seconds, bulk=filled.bulk, producers=PRODUCERS)
+    tell(enqueued=len(filled.handles), seconds=filled.seconds, bulk=filled.bulk)
     if how.endswith("-only"):
         return
     while how.endswith("-trickle"):

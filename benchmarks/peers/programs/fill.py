@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from .client import AsyncClient, BlockingClient
 
-__all__ = ["PRODUCERS", "Filled", "fill", "fill_blocking"]
+__all__ = ["Filled", "fill", "fill_blocking"]
 
-PRODUCERS = 32
-"""Coroutines, or threads of a peer whose client blocks, that each await one call after the other."""
+_PRODUCERS = 32
+"""Coroutines that each await one call after the other."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ async def fill(client: AsyncClient, task: str, arguments: Sequence[Sequence[Any]
         for number, its in left:
             handles[number] = await client.enqueue(task, *its)
 
-    await asyncio.gather(*(produce() for _ in range(PRODUCERS)))
+    await asyncio.gather(*(produce() for _ in range(_PRODUCERS)))
     return Filled(handles, time.monotonic() - began, bulk)
 
 
@@ -49,6 +48,6 @@ def fill_blocking(client: BlockingClient, task: str, arguments: Sequence[Sequenc
     if bulk:
         many = client.enqueue_many(task, arguments)
         return Filled(many, time.monotonic() - began, bulk)
-    with ThreadPoolExecutor(PRODUCERS) as producers:
-        handles = list(producers.map(lambda its: client.enqueue(task, *its), arguments))
+    # One after the other: with these clients, threads that share an interpreter enqueue no more than one alone.
+    handles = [client.enqueue(task, *its) for its in arguments]
     return Filled(handles, time.monotonic() - began, bulk)
