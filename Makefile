@@ -20,7 +20,7 @@ help:
 	  'make check        ruff, mypy --strict, import layers' \
 	  'make format       rewrite the code in the house format' \
 	  'make bench        throughput, step rate, latency and recovery beside the raw limit' \
-	  'make bench-peers  the same beside eleven peers, into docs/benchmarks.md (about 40 minutes)' \
+	  'make bench-peers  the same beside ten peers, into docs/benchmarks.md (most of an hour)' \
 	  'make install      the virtual environment in .venv, with everything the above need' \
 	  'make clean        remove .venv and all build products'
 

@@ -217,6 +217,8 @@ def _spread(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) 
 
 
 _SPREAD_WITHIN = 60.0
+_MARGIN = 2.5
+"""How many times its default timeout a recovery is waited for."""
 
 
 def _steps(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:
@@ -234,7 +236,7 @@ def _recovery(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None
         raise Failed(facts.recovery_where)
     if facts.recovery > size.patience:
         raise Failed(f"default {facts.recovery:,.0f} s ({facts.recovery_where}), not waited for")
-    return {"recovery": cells.recovered(peer, None, 2 * facts.recovery)}
+    return {"recovery": cells.recovered(peer, None, _MARGIN * facts.recovery)}
 
 
 def _recovery_set(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,9 +17,10 @@ from .sessions import Failed
 __all__ = ["Cell", "estimate", "measure"]
 
 Say = Callable[[str], None]
+_Turn = tuple[Measure, int, Peer]
 
 _TOGETHER = 20
-"""Peers measured at the same time where they mostly wait."""
+"""Turns of the measures that mostly wait, at the same time."""
 
 
 @dataclass(slots=True)
@@ -39,34 +39,37 @@ def measure(
     say: Say,
 ) -> dict[tuple[str, str], Cell]:
     """Every cell, by line and peer. peers: what each said of itself, or why it cannot be measured."""
-    found: dict[tuple[str, str], Cell] = defaultdict(Cell)
-    for what in measures:
-        there = [peer for peer in what.peers if peer.key in peers]
-        for number in range(size.recoveries if what.at_once else size.rounds):
+    turns = [turn for what in measures if not what.at_once for turn in _turns(what, peers, size.rounds)]
+    together = [turn for what in measures if what.at_once for turn in _turns(what, peers, size.recoveries)]
+    found = {(line.key, peer.key): Cell() for what, _, peer in (*turns, *together) for line in what.lines}
 
-            def one(peer: Peer, what: Measure = what, number: int = number) -> None:
-                began = time.monotonic()
-                outcome = _round(what, peer, peers[peer.key], size, database, found)
-                if outcome is not None:
-                    say(f"{what.key}, round {number + 1}: {peer.name}: {outcome} [{time.monotonic() - began:.0f} s]")
+    def take(turn: _Turn) -> None:
+        what, number, peer = turn
+        began = time.monotonic()
+        outcome = _round(what, peer, peers[peer.key], size, database, found)
+        if outcome is not None:
+            say(f"{what.key}, round {number}: {peer.name}: {outcome} [{time.monotonic() - began:.0f} s]")
 
-            if what.at_once:
-                with ThreadPoolExecutor(_TOGETHER) as together:
-                    list(together.map(one, there))
-            else:
-                for peer in there:
-                    one(peer)
-    return dict(found)
+    for turn in turns:
+        take(turn)
+    with ThreadPoolExecutor(_TOGETHER) as pool:
+        list(pool.map(take, together))
+    return found
 
 
 def estimate(measures: Sequence[Measure], peers: Mapping[str, Facts | str], size: Amounts) -> float:
     """About how many seconds it will take."""
     total = 0.0
     for what in measures:
-        there = sum(1 for peer in what.peers if isinstance(peers.get(peer.key), Facts))
-        rounds = size.recoveries * bool(there) if what.at_once else size.rounds * there
-        total += rounds * what.seconds(size)
+        turns = _turns(what, peers, size.recoveries if what.at_once else size.rounds)
+        able = sum(1 for _, _, peer in turns if isinstance(peers[peer.key], Facts) and what.key not in peer.cannot)
+        total += what.seconds(size) * (max(1.0, able / _TOGETHER) if what.at_once else able)
     return total
+
+
+def _turns(what: Measure, peers: Mapping[str, Facts | str], rounds: int) -> list[_Turn]:
+    """Each peer once, then each again."""
+    return [(what, number, peer) for number in range(1, 1 + rounds) for peer in what.peers if peer.key in peers]
 
 
 def _round(
@@ -75,11 +78,11 @@ def _round(
     facts: Facts | str,
     size: Amounts,
     database: Postgres | None,
-    found: dict[tuple[str, str], Cell],
+    found: Mapping[tuple[str, str], Cell],
 ) -> str | None:
     """Measure and keep; returns what to say of it. A peer that failed once is not measured again."""
     cells = {line.key: found[line.key, peer.key] for line in what.lines}
-    if any(cell.reason for cell in cells.values()):
+    if any(cell.reason is not None for cell in cells.values()):
         return None
     try:
         if isinstance(facts, str):
