@@ -239,3 +239,19 @@ def test_a_peer_that_is_not_there_is_misuse() -> None:
 
     assert done.returncode == 2
     assert "nobody" in done.stderr
+
+
+@pytest.mark.processes
+def test_a_program_tells_why_there_is_no_figure_through_any_task_groups(tmp_path: Path) -> None:
+    program = (
+        "from benchmarks.peers.programs.told import Unfit, telling\n"
+        "with telling():\n"
+        "    raise ExceptionGroup('outer', [ExceptionGroup('inner', [Unfit('not ended within 5 s')])])\n"
+    )
+    with (
+        started(
+            [sys.executable, "-c", program], os.environ | {"PYTHONPATH": str(ROOT)}, tmp_path, tmp_path / "log"
+        ) as it,
+        pytest.raises(Failed, match="^not ended within 5 s$"),
+    ):
+        it.line(30)

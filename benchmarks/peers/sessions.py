@@ -49,6 +49,8 @@ class Session:
                     self._heard += part
         first, _, self._heard = self._heard.partition(b"\n")
         found: dict[str, Any] = json.loads(first)
+        if "failed" in found:
+            raise Failed(found["failed"])
         return found
 
     def go(self) -> None:

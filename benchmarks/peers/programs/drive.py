@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from .client import AsyncClient, BlockingClient, load
 from .fill import Filled, fill, fill_blocking
-from .told import tell, wait
+from .told import tell, telling, wait
 from .watch import Reader, watch
 
 _TEXT = "0123456789abcdef" * 64
@@ -73,4 +73,5 @@ async def _after(
 
 if __name__ == "__main__":
     _, module, task, count, how, limit = sys.argv
-    asyncio.run(_drive(module, task, int(count), how, float(limit)))
+    with telling():
+        asyncio.run(_drive(module, task, int(count), how, float(limit)))

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
-from .told import tell
+from .told import Unfit, tell, telling
 
 STEPS = 10
 
@@ -27,7 +27,7 @@ async def _measure(walk: Walk, tasks: int, at_once: int, limit: float) -> None:
     async def one() -> None:
         number = next(numbers)
         if (found := await walk(number)) != number + STEPS:
-            raise RuntimeError(f"a task of {STEPS} steps from {number} ended at {found}")
+            raise Unfit(f"a task of {STEPS} steps from {number} ended at {found}")
 
     # Connections are opened, and what is prepared once is prepared, before the clock runs.
     await asyncio.gather(*(one() for _ in range(at_once)))
@@ -58,4 +58,5 @@ async def _main(name: str, tasks: int, at_once: int, limit: float) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))
+    with telling():
+        asyncio.run(_main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))

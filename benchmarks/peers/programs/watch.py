@@ -10,6 +10,7 @@ from inspect import isawaitable
 from typing import Any
 
 from .setup import TAPE
+from .told import Unfit
 
 __all__ = ["Reader", "watch"]
 
@@ -34,7 +35,7 @@ class Reader:
         deadline = time.monotonic() + _READABLE_WITHIN
         while not await _done(self.ready(handle)):
             if time.monotonic() > deadline:
-                raise RuntimeError(f"a task ran and its result is not there after {_READABLE_WITHIN:g} s")
+                raise Unfit(f"a task ran and its result is not there after {_READABLE_WITHIN:g} s")
             await asyncio.sleep(_LOOK / 4)
 
     async def result(self, handle: Any) -> Any:
@@ -51,7 +52,7 @@ async def watch(
     whole: every handle is a task with a row of its own on the tape. Else the one handle is a parent, in the first row;
     its time is from its beginning to its end.
 
-    Returns how many ran and in how many seconds. Raises RuntimeError for a result that is missing or not the task's.
+    Returns how many ran and in how many seconds. Raises Unfit for a result that is missing or not the task's.
     """
     count = len(handles)
     first = await _first(count)
@@ -64,10 +65,10 @@ async def watch(
         over = first + limit
         ran = [number for number in range(count) if 0 < TAPE.ended(number) <= over]
         if not ran:
-            raise RuntimeError(f"no task ended within {limit:g} s")
+            raise Unfit(f"not ended within {limit:g} s")
     for number in ran[:: max(1, len(ran) // _SAMPLES)]:
         if (found := await reader.result(handles[number])) != expected(number):
-            raise RuntimeError(f"task {number} has a result that is not its own: {str(found)[:80]}")
+            raise Unfit(f"task {number} has a result that is not its own: {str(found)[:80]}")
     return {"ran": len(ran), "seconds": over - first, "limited": len(ran) < count}
 
 
