@@ -163,9 +163,11 @@ QUEUES: Sequence[Peer] = (
         store="redis",
         environment="docket",
         distributions=("pydocket", "redis", "hiredis"),
-        settings="`docket worker --concurrency {concurrency}`; cloudpickle, which is not a choice",
+        settings="`docket worker --concurrency {concurrency}`; cloudpickle, which is not a choice; up to 1,000 "
+        "connections, since its client's default of 100 stalls it for 5 s at a concurrency of 100",
         guarantee=Guarantee("late, with the result", "at least once", _MEMORY, "its redelivery timeout, by sweep"),
-        worker="docket worker --docket bench --url {url} --tasks programs.on_docket:tasks --concurrency {concurrency}",
+        worker="docket worker --docket bench --url {url}?max_connections=1000 --tasks programs.on_docket:tasks "
+        "--concurrency {concurrency}",
         recovery="--redelivery-timeout {seconds}s",
     ),
     Peer(
