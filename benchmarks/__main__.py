@@ -20,8 +20,11 @@ from perdure import PerdureError
 from perdure.worker.observe import configure_logging
 
 from . import report
+from .backlog import BACKLOG
+from .due import DUE
 from .enqueue import ENQUEUE
 from .figures import Figure, Measure, Row, rows_of
+from .footprint import FOOTPRINT
 from .hand_over import HAND_OVER
 from .latency import LATENCY
 from .machine import machine_line, run
@@ -29,6 +32,7 @@ from .place import Place
 from .recovery import recovery
 from .server import NoServer, given_server, own_server, server_line
 from .size import FULL, QUICK, Size
+from .startup import STARTUP
 from .steps import STEPS
 from .throughput import THROUGHPUT
 
@@ -40,6 +44,10 @@ def measures(size: Size) -> list[Measure]:
         ENQUEUE,
         STEPS,
         LATENCY,
+        DUE,
+        STARTUP,
+        FOOTPRINT,
+        BACKLOG,
         HAND_OVER,
         recovery("recovery_short_lease", size.short_lease, at_once=False),
         recovery("recovery", size.lease, at_once=True),
@@ -65,7 +73,8 @@ async def measure_all(
         if measure.at_once:
             rounds = await asyncio.gather(*(one_round(measure, number) for number in range(size.rounds)))
         else:
-            rounds = [await one_round(measure, number) for number in range(size.rounds)]
+            times = size.rounds if measure.repeated else 1
+            rounds = [await one_round(measure, number) for number in range(times)]
         rows += rows_of(measure, rounds)
     return rows
 
@@ -108,7 +117,7 @@ def _measure(
     progress = Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not console.is_terminal)
     with server as place, progress:
         conditions = [machine_line(), server_line(place)]
-        bar = progress.add_task("starting", total=size.rounds * len(wanted))
+        bar = progress.add_task("starting", total=sum(size.rounds if one.repeated else 1 for one in wanted))
 
         def advance(name: str, rounds: int) -> None:
             progress.update(bar, description=name, advance=rounds, refresh=True)

@@ -34,13 +34,15 @@ class Figure:
 class Measure:
     """A round measures some lines on a place of its own; it is repeated.
 
-    at_once: its rounds mostly wait, so all of them are run at the same time.
+    at_once: its rounds mostly wait, so all of them are run at the same time. repeated: False where one round takes
+    many samples by itself and long.
     """
 
     name: str
     lines: Sequence[Line]
     round: Callable[[Place, Size], Awaitable[Mapping[str, Figure]]]
     at_once: bool = False
+    repeated: bool = True
 
 
 @dataclass(frozen=True, slots=True)

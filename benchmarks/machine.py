@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import platform
 from collections.abc import Coroutine
@@ -22,7 +23,9 @@ except ImportError:
 
 
 def run(main: Coroutine[Any, Any, R]) -> R:
-    """Run on uvloop where it can be imported, else on asyncio's own loop."""
+    """Run as `perdure worker run` does: on uvloop where it can be imported, and what is loaded is not garbage."""
+    gc.collect()
+    gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop if uvloop else None) as runner:
         return runner.run(main)
 

@@ -11,12 +11,22 @@ __all__ = ["FULL", "QUICK", "Size"]
 
 
 @dataclass(frozen=True, slots=True)
+class Backlog:
+    """Tasks that wait: queued, due in an hour, dead letters."""
+
+    queued: int
+    due: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
 class Size:
     """Counts are per round, leases in seconds.
 
     tasks: no-op tasks run, and tasks enqueued one by one. bulk: tasks enqueued by one call. steps: durable steps of
     one task alone. shared_steps: durable steps of all concurrent tasks together. pick_ups: tasks sent to an idle
-    worker. lease, short_lease: of the workers that are killed.
+    worker. delays: delayed tasks. lease, short_lease: of the workers that are killed. backlog, small_backlog: what is
+    compared; backlog_samples: how often each act is measured.
     """
 
     rounds: int
@@ -25,8 +35,12 @@ class Size:
     steps: int
     shared_steps: int
     pick_ups: int
+    delays: int
     lease: float
     short_lease: float
+    backlog: Backlog
+    small_backlog: Backlog
+    backlog_samples: int
 
 
 FULL: Final = Size(
@@ -36,8 +50,12 @@ FULL: Final = Size(
     steps=5_000,
     shared_steps=16_000,
     pick_ups=1_000,
+    delays=100,
     lease=Settings.model_fields["lease"].default,
     short_lease=1.0,
+    backlog=Backlog(1_000_000, 100_000, 100_000),
+    small_backlog=Backlog(10_000, 1_000, 1_000),
+    backlog_samples=500,
 )
 
 QUICK: Final = Size(
@@ -47,7 +65,11 @@ QUICK: Final = Size(
     steps=100,
     shared_steps=320,
     pick_ups=300,
+    delays=8,
     lease=2.0,
     short_lease=1.0,
+    backlog=Backlog(2_000, 100, 100),
+    small_backlog=Backlog(200, 50, 50),
+    backlog_samples=20,
 )
 """To see that everything runs; its figures say nothing."""

@@ -59,6 +59,6 @@ async def bury(
 
 async def trim_letters(gateway: Gateway, partition: Partition, retention: float) -> int:
     """Drop dead letters past their retention (their records expire by themselves). Returns how many."""
-    seconds, _ = await gateway.command("TIME")
+    seconds, _ = await gateway.command("TIME", node_of=partition.dead)
     oldest = max(0, int(seconds) * 1000 - round(retention * 1000))
     return int(await gateway.command("XTRIM", partition.dead, "MINID", "=", oldest))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import heapq
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -74,11 +77,22 @@ class Filter:
 async def list_letters(
     gateway: Gateway, partitions: Sequence[Partition], wanted: Filter, *, oldest_first: bool = False
 ) -> AsyncIterator[DeadLetter]:
-    """Dead letters of the partitions that match, newest first by default, read page by page."""
-    for partition in partitions:
-        async for letter in _walk(gateway, partition, oldest_first):
-            if wanted.matches(letter):
-                yield letter
+    """Dead letters of the partitions that match, newest first by default, whatever partition they are in."""
+    pages = await asyncio.gather(*(_Pages.begin(gateway, partition, oldest_first) for partition in partitions))
+    heads = [(page.order, position) for position, page in enumerate(pages) if page.entries]
+    heapq.heapify(heads)
+    while heads:
+        _, position = heads[0]
+        page = pages[position]
+        letter = _letter(page.partition, *page.entries.popleft())
+        if not page.entries:
+            await page.turn()
+        if page.entries:
+            heapq.heapreplace(heads, (page.order, position))
+        else:
+            heapq.heappop(heads)
+        if wanted.matches(letter):
+            yield letter
 
 
 async def count_letters(gateway: Gateway, partitions: Sequence[Partition]) -> int:
@@ -96,21 +110,50 @@ async def find_letter(gateway: Gateway, partitions: Sequence[Partition], task_id
     return None
 
 
-async def _walk(gateway: Gateway, partition: Partition, oldest_first: bool) -> AsyncIterator[DeadLetter]:
-    newest = await gateway.command("XREVRANGE", partition.dead, "+", "-", "COUNT", 1)
-    end = newest[0][0] if newest else "+"  # what is buried from now on is not waited for: a replay may die again
-    last = ""
-    while True:
-        if oldest_first:
-            command = ("XRANGE", partition.dead, f"({last}" if last else "-", end, "COUNT", _PAGE)
-        else:
-            command = ("XREVRANGE", partition.dead, f"({last}" if last else end, "-", "COUNT", _PAGE)
-        page = await gateway.command(*command)
-        for entry, fields in page:
-            yield _letter(partition, entry, fields)
-        if len(page) < _PAGE:
+@dataclass(slots=True)
+class _Pages:
+    """The dead letters of one partition, page by page.
+
+    What is buried after the walk began is not waited for: a replayed task may die again.
+    """
+
+    gateway: Gateway
+    partition: Partition
+    oldest_first: bool
+    newest: bytes
+    entries: deque[tuple[bytes, list[bytes]]] = field(default_factory=deque)
+    last: bytes = b""
+    more: bool = True
+
+    @classmethod
+    async def begin(cls, gateway: Gateway, partition: Partition, oldest_first: bool) -> _Pages:
+        newest = await gateway.command("XREVRANGE", partition.dead, "+", "-", "COUNT", 1)
+        pages = cls(gateway, partition, oldest_first, newest[0][0] if newest else b"", more=bool(newest))
+        if newest and not oldest_first:
+            pages.entries.append(newest[0])
+            pages.last = pages.newest
+        await pages.turn()
+        return pages
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Where the next letter stands among those of other partitions: smaller comes first."""
+        milliseconds, _, number = self.entries[0][0].partition(b"-")
+        sign = 1 if self.oldest_first else -1
+        return sign * int(milliseconds), sign * int(number)
+
+    async def turn(self) -> None:
+        """Read the next page, where none is left."""
+        if self.entries or not self.more:
             return
-        last = page[-1][0].decode()
+        beyond = b"(" + self.last
+        start, end = (beyond if self.last else b"-", self.newest) if self.oldest_first else (beyond, b"-")
+        command = "XRANGE" if self.oldest_first else "XREVRANGE"
+        page = await self.gateway.command(command, self.partition.dead, start, end, "COUNT", _PAGE)
+        self.entries.extend(page)
+        self.more = len(page) == _PAGE
+        if page:
+            self.last = page[-1][0]
 
 
 def _letter(partition: Partition, entry: bytes, flat: list[bytes]) -> DeadLetter:

@@ -4,7 +4,8 @@ from .address import Address
 from .beat import Beat
 from .checkpoint import Entry, History, Kind, load_history, note_alive, recorded_steps, write_entries
 from .consumer import Consumer, Taken
-from .due import promote_due
+from .coverage import Coverage
+from .due import promote_due, watch_due
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
     FORMAT_VERSION,
@@ -34,36 +35,45 @@ from .errors import (
 from .events import TaskEvent, read_events
 from .gateway import Gateway, Reader
 from .handle import TaskHandle
-from .inspection import QueueStats, list_queues, list_tasks, queue_partitions
+from .inspection import QueueStats, find_task, list_queues, list_tasks, queue_partitions
 from .keys import Namespace, Partition, check_name
 from .leases import Delivery, Leases
 from .place import default_address, default_data_dir, default_namespace
 from .presence import WorkerInfo, announce, list_workers, withdraw
-from .producer import Message, Producer
-from .records import Record, State, find_task, pairs, read_record
+from .producer import Key, Message, Producer, as_async, key_of
+from .reading import OneConnection, Reading, read_partitions
+from .records import Record, State, pairs, read_record
+from .rerouting import close_former, load_route, load_routes, retire_generation, set_partitions
+from .routes import MOST_PARTITIONS, Generation, Route
 from .scripts import Script, load_script
 from .settlement import Counters, cancelled, release, reschedule, succeed
+from .turns import take_turns
 
 __all__ = [
     "DEFAULT_PAYLOAD_LIMIT",
     "FORMAT_VERSION",
+    "MOST_PARTITIONS",
     "Address",
     "BadAddress",
     "Beat",
     "CancelRequested",
     "Consumer",
     "Counters",
+    "Coverage",
     "Delivery",
     "EmbeddedServerError",
     "Entry",
     "Envelope",
     "Gateway",
+    "Generation",
     "History",
+    "Key",
     "Kind",
     "LeaseLost",
     "Leases",
     "Message",
     "Namespace",
+    "OneConnection",
     "Options",
     "Partition",
     "PayloadTooLarge",
@@ -72,8 +82,10 @@ __all__ = [
     "QueueError",
     "QueueStats",
     "Reader",
+    "Reading",
     "Record",
     "Refused",
+    "Route",
     "Script",
     "State",
     "Taken",
@@ -87,19 +99,24 @@ __all__ = [
     "UnreadableEnvelope",
     "WorkerInfo",
     "announce",
+    "as_async",
     "cancelled",
     "check_name",
     "check_size",
     "check_task_id",
+    "close_former",
     "default_address",
     "default_data_dir",
     "default_namespace",
     "encode_arguments",
     "find_task",
+    "key_of",
     "list_queues",
     "list_tasks",
     "list_workers",
     "load_history",
+    "load_route",
+    "load_routes",
     "load_script",
     "new_task_id",
     "note_alive",
@@ -107,11 +124,16 @@ __all__ = [
     "promote_due",
     "queue_partitions",
     "read_events",
+    "read_partitions",
     "read_record",
     "recorded_steps",
     "release",
     "reschedule",
+    "retire_generation",
+    "set_partitions",
     "succeed",
+    "take_turns",
+    "watch_due",
     "withdraw",
     "write_entries",
 ]

@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import redis
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, RedisError
 
 from .address import Address
-from .connection import sync_client, translated
+from .cluster import ClusterLine
+from .connection import is_read_only, sync_client, translated
 from .errors import QueueError
 from .keys import GROUP, Partition
 from .leases import Leases
 from .scripts import queue_script
+from .wire import Argument
 
 __all__ = ["Beat"]
 
@@ -37,7 +39,7 @@ class Beat:
         address: Address,
         socket: Path | None,
         worker: str,
-        leases: Leases,
+        leases: Leases[Any],
         lease: float,
         on_trouble: Callable[[QueueError | None], None],
     ) -> None:
@@ -59,12 +61,12 @@ class Beat:
         self._thread.join(timeout=self._interval + 1.0)
 
     def _run(self) -> None:
-        client = sync_client(self._address, self._socket, timeout=self._interval)
+        line = _open_line(self._address, self._socket, self._interval)
         troubled = False
         try:
             while not self._stop.wait(self._interval if not troubled else self._interval / 4):
                 try:
-                    self._renew_all(client)
+                    self._renew_all(line)
                 except QueueError as error:
                     troubled = True
                     self._on_trouble(error)
@@ -73,30 +75,84 @@ class Beat:
                         self._on_trouble(None)
                     troubled = False
         finally:
-            client.close()
+            line.close()
 
-    def _renew_all(self, client: redis.Redis) -> None:
-        for partition, held in self._leases.by_partition().items():
+    def _renew_all(self, line: _Line) -> None:
+        """One beat. A node of a cluster that does not answer keeps no lease on another one from being renewed."""
+        trouble: QueueError | None = None
+        by_partition = self._leases.by_partition()
+        # Who did not answer lately is asked last, and once only: its silence takes time.
+        for partition in sorted(by_partition, key=lambda partition: line.in_doubt(partition.ready)):
+            held = by_partition[partition]
             for start in range(0, len(held), _BATCH):
+                if trouble is not None and line.in_doubt(partition.ready):
+                    break
                 batch = held[start : start + _BATCH]
                 keys = [partition.ready, *(one.record for one in batch)]
                 args: list[Any] = [GROUP, self._worker]
                 for one in batch:
                     args += (one.delivery.entry, one.delivery.count)
-                lost, cancelled = self._call(client, partition, keys, args)
+                try:
+                    lost, cancelled = self._call(line, partition, keys, args)
+                except QueueError as error:
+                    trouble = error
+                    continue
                 for position in lost:
                     # Settled since the table was read? Then it is no longer held, and nothing is lost.
-                    if self._leases.holds(*batch[position].delivery.key):
+                    if self._leases.holds(partition, batch[position].delivery.entry):
                         batch[position].on_lost()
                 for position in cancelled:
                     batch[position].on_cancel()
+        line.refresh()
+        if trouble is not None:
+            raise trouble
 
-    def _call(
-        self, client: redis.Redis, partition: Partition, keys: list[str], args: list[Any]
-    ) -> tuple[list[int], list[int]]:
+    def _call(self, line: _Line, partition: Partition, keys: list[str], args: list[Any]) -> tuple[list[int], list[int]]:
         with translated(f"{self._address.shown} ({partition.queue})"):
             try:
-                reply: Any = client.execute_command("EVALSHA", _BEAT.sha, len(keys), *keys, *args)
+                reply: Any = line.execute(partition.ready, "EVALSHA", _BEAT.sha, len(keys), *keys, *args)
             except NoScriptError:
-                reply = client.execute_command("EVAL", _BEAT.source, len(keys), *keys, *args)
+                reply = line.execute(partition.ready, "EVAL", _BEAT.source, len(keys), *keys, *args)
         return reply[0], reply[1]
+
+
+class _Line(Protocol):
+    """A way to the server that holds a key."""
+
+    def execute(self, key: str, *command: Argument) -> Any: ...
+
+    def in_doubt(self, key: str) -> bool: ...
+
+    def refresh(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _ServerLine:
+    """One server, on one connection."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+
+    def execute(self, key: str, *command: Argument) -> Any:
+        try:
+            return self._client.execute_command(*command)
+        except RedisError as error:
+            if is_read_only(error):  # demoted: the next connection finds the one that was promoted
+                self._client.connection_pool.disconnect()
+            raise
+
+    def in_doubt(self, key: str) -> bool:
+        return False
+
+    def refresh(self) -> None:
+        """There is nothing to learn about one server."""
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _open_line(address: Address, socket: Path | None, interval: float) -> _Line:
+    if address.clustered:
+        return ClusterLine(address, timeout=interval / 2)
+    return _ServerLine(sync_client(address, socket, timeout=interval))

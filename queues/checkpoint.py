@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from .errors import LeaseLost
 from .gateway import Argument, Gateway
@@ -28,8 +29,7 @@ class Kind(StrEnum):
     SAVED = "saved"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One write into the checkpoint. log: JSON that goes to the event log with a DONE."""
 
     kind: Kind

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from .errors import Refused
-from .gateway import BLOCK, Gateway, Reader, is_missing_group
-from .keys import GROUP, RELEASED, Namespace, Partition
+import anyio
+
+from .errors import Refused, Unavailable
+from .gateway import BLOCK, Argument, Command, Gateway, is_missing_group
+from .keys import GROUP, RELEASED, Partition
 from .leases import Delivery, Leases
+from .reading import Reading, Stream
 from .records import pairs
 from .scripts import queue_script
 
@@ -17,6 +21,9 @@ __all__ = ["RELEASED_IDLE_MS", "Consumer", "Taken"]
 
 _LEAVE = queue_script("leave")
 _FORGET = queue_script("forget")
+
+_TURN: Final = 0.05
+"""Seconds that a read waits for some partitions while others, for which there was no slot, are not looked at."""
 
 RELEASED_IDLE_MS = 30 * 24 * 3600 * 1000
 """Idle time that a given-back message shows, so that every claim takes it whatever the lease."""
@@ -29,90 +36,160 @@ class Taken:
     deliveries: list[Delivery] = field(default_factory=list)
     claimable: bool = False
     due: bool = False
+    rerouted: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.deliveries) or self.claimable or self.due or self.rerouted
+
+    def hear(self, why: Sequence[bytes]) -> None:
+        """A nudge: what it is about."""
+        if list(why) == [b"due"]:
+            self.due = True
+        elif list(why) == [b"route"]:
+            self.rerouted = True
+        else:
+            self.claimable = True
 
 
 class Consumer:
-    """One worker's hands on the streams of its queues."""
+    """One worker's hands on the streams of its partitions. Which ones they are may change at any time: `assign`."""
 
     def __init__(
         self,
         gateway: Gateway,
-        reader: Reader,
+        reading: Reading,
         partitions: Sequence[Partition],
         worker: str,
         lease: float,
-        leases: Leases,
+        leases: Leases[Any],
     ) -> None:
+        """partitions: those it reads and serves, until `assign` says otherwise. lease: seconds."""
         self._gateway = gateway
-        self._reader = reader
+        self._reading = reading
         self._worker = worker
         self._lease_ms = round(lease * 1000)
         self._leases = leases
-        self.partitions = list(partitions)
+        self._joined: dict[Partition, None] = {}
+        self._taken_from = list(partitions)
+        self._woken = asyncio.Event()
+        self.partitions: Sequence[Partition] = list(partitions)
 
-    async def create_groups(self, namespace: Namespace) -> None:
-        """Make streams and groups where they are missing; a group starts at id 0, so nothing sent before is missed."""
-        for partition in self.partitions:
-            await self._gateway.command("HSETNX", namespace.queues, partition.queue, 1)
-            for stream in (partition.ready, partition.nudge):
-                try:
-                    await self._gateway.command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
-                except Refused as error:
-                    if "BUSYGROUP" not in str(error):
-                        raise
+    async def assign(self, taken_from: Sequence[Partition], served: Sequence[Partition]) -> None:
+        """From now on take new messages of some partitions, and claim in all that are served; groups are made where
+        there are none. A read that waits is ended where new messages are now to come from elsewhere.
+        """
+        await self.create_groups([partition for partition in served if partition not in self._joined])
+        self.partitions = list(served)
+        self._reading.keep(taken_from)
+        if set(taken_from) != set(self._taken_from):
+            self._taken_from = list(taken_from)
+            await self.interrupt()
+
+    async def create_groups(self, partitions: Sequence[Partition] | None = None) -> None:
+        """Make streams and groups where they are missing, in all partitions that are served where none are named; a
+        group starts at id 0, so nothing sent before is missed.
+        """
+        wanted = self.partitions if partitions is None else partitions
+        await asyncio.gather(*(self._create_group(one, stream) for one in wanted for stream in (one.ready, one.nudge)))
+        self._joined |= dict.fromkeys(wanted)
+
+    async def _create_group(self, partition: Partition, stream: str) -> None:
+        try:
+            await self._gateway.command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
+        except Refused as error:
+            if "BUSYGROUP" not in str(error):
+                raise
 
     async def read(self, free: int, *, block: float | None) -> Taken:
         """Read up to `free` new messages; wait up to `block` seconds for one, at most BLOCK.
 
-        COUNT holds per stream, so several queues are looked at in turn while they have messages, and while they
-        have none are waited on together, each with its share of the free slots.
+        One look at many partitions, each with its share of the free slots; then the room that is left goes to those
+        whose share was too small. Where there are more partitions than slots, they are looked at in turn.
         """
         taken = Taken()
-        if len(self.partitions) > 1:
-            for partition in self._in_turn():
-                room = free - len(taken.deliveries)
-                if room > 0:
-                    self._sort(await self._read([partition], room, None), taken)
-        if not taken.deliveries and not taken.claimable and not taken.due:
-            share = max(1, free // len(self.partitions))
-            self._sort(await self._read(self.partitions, share, None if block is None else min(block, BLOCK)), taken)
+        if not self._taken_from:
+            await self._be_idle(block)
+            return taken
+        turns = -(-len(self._taken_from) // free)
+        if turns > 1 or block is None:
+            for _ in range(turns):
+                if not taken:
+                    await self._look(self._next_window(free), free, None, taken)
+        if block is not None and not taken:
+            await self._look(self._next_window(free), free, min(block, BLOCK if turns == 1 else _TURN), taken)
         return taken
 
-    def _in_turn(self) -> list[Partition]:
-        """The partitions, each time beginning with another one, so that none starves."""
-        self.partitions.append(self.partitions.pop(0))
-        return list(self.partitions)
+    async def _be_idle(self, block: float | None) -> None:
+        """Others have all the partitions: wait until that changes."""
+        self._woken.clear()
+        with anyio.move_on_after(block or 0):
+            await self._woken.wait()
 
-    async def _read(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Any]:
-        waiting: tuple[str | int, ...] = () if block is None else ("BLOCK", max(1, round(block * 1000)))
-        streams = [stream for partition in partitions for stream in (partition.nudge, partition.ready)]
-        command = ("XREADGROUP", "GROUP", GROUP, self._worker, "COUNT", count, *waiting, "STREAMS")
+    def _next_window(self, free: int) -> list[Partition]:
+        """As many partitions as there are free slots, each time beginning with another one, so that none starves."""
+        most = min(free, len(self._taken_from))
+        step = most if most < len(self._taken_from) else 1
+        window = self._taken_from[:most]
+        self._taken_from = [*self._taken_from[step:], *self._taken_from[:step]]
+        return window
+
+    async def _look(self, window: Sequence[Partition], free: int, block: float | None, taken: Taken) -> None:
+        """One look at several partitions; then more from those that may have more, while there is room."""
+        share = free // len(window)
+        full = self._sort(window, await self._read(window, share, block), share, taken)
+        for partition in full if len(window) > 1 else ():
+            room = free - len(taken.deliveries)
+            if room > 0:
+                self._sort([partition], await self._read([partition], room, None), room, taken)
+
+    async def _read(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Stream]:
         try:
-            reply = await self._reader.read(*command, *streams, *(">" for _ in streams))
+            reply = await self._reading.read(partitions, count, block)
         except Refused as error:
             if not is_missing_group(error):
                 raise
-            await self.create_groups(Namespace(partitions[0].namespace))
+            await self.create_groups()
             return []
-        nudges = [
+        nudges: list[Command] = [
             ("XACK", stream, GROUP, *(entry for entry, _ in entries))
-            for stream, entries in reply or []
+            for stream, entries in reply
             if stream.endswith(b":nudge")
         ]
-        await self._gateway.pipeline(nudges)
-        return reply or []
+        if nudges:
+            await self._gateway.pipeline(nudges)
+        return reply
 
-    def _sort(self, reply: list[Any], taken: Taken) -> None:
-        by_stream = {partition.ready.encode(): partition for partition in self.partitions}
+    def _sort(self, window: Sequence[Partition], reply: Sequence[Stream], share: int, taken: Taken) -> list[Partition]:
+        """Add what came to what was taken; returns the partitions that gave their whole share, and may have more."""
+        by_stream = {partition.ready.encode(): partition for partition in window}
+        full: list[Partition] = []
         for stream, entries in reply:
             partition = by_stream.get(stream)
+            if partition is not None and len(entries) == share:
+                full.append(partition)
             for entry, fields in entries:
                 if partition is not None:
                     taken.deliveries.append(Delivery(partition, entry, self._worker, 1, pairs(fields or [])))
-                elif (fields or [])[1:2] == [b"due"]:
-                    taken.due = True
                 else:
-                    taken.claimable = True
+                    taken.hear((fields or [])[1:2])
+        return full
+
+    def is_away(self, partition: Partition) -> bool:
+        """Whether this one partition cannot be reached now, while others can."""
+        return self._reading.is_away(partition)
+
+    def leave_out(self, partition: Partition, error: Unavailable) -> bool:
+        """A partition could not be reached; whether it alone is left out for that, and the others go on."""
+        return self._reading.leave_out(partition, error)
+
+    def returned(self) -> list[Partition]:
+        """Partitions that were away, and can be reached again since this was asked last."""
+        return self._reading.returned()
+
+    async def may_sweep(self, partition: Partition, apart: float) -> bool:
+        """Whether it is this worker's turn to sweep a partition: one of all its workers each `apart` seconds."""
+        ask = ("SET", partition.sweep, self._worker, "NX", "PX", max(1, round(apart * 1000)))
+        return await self._gateway.command(*ask, repeatable=False) is not None
 
     async def claim(self, partition: Partition, cursor: str, most: int) -> tuple[str, list[Delivery]]:
         """Take over up to `most` messages whose lease has passed or that were given back, from `cursor` on.
@@ -185,11 +262,12 @@ class Consumer:
 
     async def interrupt(self) -> None:
         """End a blocking read that waits."""
-        await self._reader.interrupt()
+        self._woken.set()
+        await self._reading.interrupt()
 
     async def leave(self) -> None:
         """Give back what is still this worker's, and take its name off the groups."""
-        for partition in self.partitions:
-            await self._gateway.run(
-                _LEAVE, [partition.ready, partition.nudge], [GROUP, self._worker, RELEASED, RELEASED_IDLE_MS]
-            )
+        args: list[Argument] = [GROUP, self._worker, RELEASED, RELEASED_IDLE_MS]
+        await asyncio.gather(
+            *(self._gateway.run(_LEAVE, [one.ready, one.nudge, one.watch], args) for one in self._joined)
+        )

@@ -68,6 +68,9 @@ class Options(BaseModel):
     result_ttl: Seconds | None = None
 
 
+_NO_OPTIONS: Final = Options()
+
+
 class Envelope(BaseModel):
     """One task as it travels: identity, name, headers for tracing and routing, options."""
 
@@ -76,16 +79,22 @@ class Envelope(BaseModel):
     v: int = FORMAT_VERSION
     id: Annotated[str, Field(pattern=_TASK_ID)]
     task: Annotated[str, Field(min_length=1, max_length=256)]
-    headers: dict[str, str] = {}
-    options: Options = Options()
+    headers: dict[str, str] = Field(default_factory=dict)
+    options: Options = _NO_OPTIONS
+
+    @property
+    def plain(self) -> bool:
+        """Whether it says no more than the task's id and name."""
+        return not self.headers and (self.options is _NO_OPTIONS or self.options == _NO_OPTIONS)
 
     def encode(self) -> bytes:
         fields: dict[str, Any] = {"v": self.v, "id": self.id, "task": self.task}
         if self.headers:
             fields["headers"] = self.headers
-        options = self.options.model_dump(exclude_none=True)
-        if options:
-            fields["options"] = options
+        if self.options is not _NO_OPTIONS:
+            options = self.options.model_dump(exclude_none=True)
+            if options:
+                fields["options"] = options
         return orjson.dumps(fields)
 
     @classmethod

@@ -21,18 +21,27 @@ import anyio
 import anyio.to_thread
 import redis.asyncio
 from redis.asyncio.client import PubSub
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from .address import Address
-from .connection import COMMAND_TIMEOUT, async_client, translated, wire_connection
+from .address import Address, Node
+from .cluster import ClusterWire
+from .connection import (
+    COMMAND_TIMEOUT,
+    async_client,
+    is_read_only,
+    translated,
+    was_not_executed,
+    wire_connection,
+)
 from .embedded import EmbeddedServer
-from .errors import Refused, Unavailable
+from .errors import QueueError, Refused, Unavailable
+from .protocol import PlainWire
+from .reader import Reader
 from .scripts import Script, loaded_scripts
+from .server import check_server
 from .wire import Argument, ClientWire, Command, PipelinedWire, Wire
 
 __all__ = ["BLOCK", "Argument", "Command", "Gateway", "Reader"]
-
-OLDEST_SERVER: Final = (6, 2)
 
 BLOCK: Final = 5.0
 """Seconds for which a blocking read waits on the server before it asks again."""
@@ -43,9 +52,12 @@ _FIRST_DELAY: Final = 0.02
 _READ_MARGIN: Final = 10.0
 """Seconds a blocking read may take beyond BLOCK before its connection is taken for dead."""
 
+_TROUBLE: Final = (RedisError, OSError, Unavailable)
+"""What the client library raises, and what it is once translated."""
+
 
 class Gateway:
-    """Commands, scripts and pipelines on one server."""
+    """Commands, scripts and pipelines on one server, or on the nodes of a cluster."""
 
     def __init__(self, address: Address, *, patience: float = 3.0) -> None:
         """`patience`: seconds for which a repeatable command is asked again before `Unavailable` is raised."""
@@ -54,7 +66,13 @@ class Gateway:
         self._embedded = EmbeddedServer(address.directory) if address.directory is not None else None
         self._client: redis.asyncio.Redis | None = None
         self._open_wire: Wire | None = None
+        self._cluster: ClusterWire | None = None
         self._borrowed = False
+
+    @property
+    def clustered(self) -> bool:
+        """Whether the keys are spread over the nodes of a Redis Cluster."""
+        return self.address.clustered
 
     @classmethod
     def over(cls, client: redis.asyncio.Redis) -> Gateway:
@@ -68,11 +86,19 @@ class Gateway:
 
     async def open(self) -> None:
         """Connect and check the server; `Unavailable` or `Refused` says what is wrong."""
-        socket = await self._join()
-        self._client = async_client(self.address, socket)
-        self._open_wire = PipelinedWire(wire_connection(self.address, socket), COMMAND_TIMEOUT)
+        if self.clustered:
+            cluster = self._open_wire = self._cluster = ClusterWire(self.address, self._dial)
+            check: Callable[[], Awaitable[Any]] = cluster.open
+        else:
+            await self._join()
+            self._client = async_client(self.address, self.socket)
+            self._open_wire = self._dial(None)
+            check = self._check_server
         try:
-            await self._check_version()
+            try:
+                await check()
+            except _TROUBLE as error:
+                await self._again(error, check, True)
         except BaseException:
             await self.close()
             raise
@@ -80,6 +106,7 @@ class Gateway:
     async def close(self) -> None:
         client, self._client = self._client, None
         wire, self._open_wire = self._open_wire, None
+        self._cluster = None
         with anyio.CancelScope(shield=True):
             if wire is not None:
                 await wire.close()
@@ -87,6 +114,10 @@ class Gateway:
                 await client.aclose()
             if self._embedded is not None:
                 await anyio.to_thread.run_sync(self._embedded.leave)
+
+    def _dial(self, node: Node | None) -> Wire:
+        wire = PipelinedWire(wire_connection(self.address, self.socket, node), COMMAND_TIMEOUT)
+        return wire if self.address.protocol == 2 else PlainWire(wire)
 
     async def _join(self) -> Path | None:
         if self._embedded is None:
@@ -98,56 +129,75 @@ class Gateway:
         """The embedded server's socket; None for any other server."""
         return None if self._embedded is None else self._embedded.socket
 
-    async def _check_version(self) -> None:
+    async def _check_server(self) -> None:
         try:
             info: bytes = await self.command("INFO", "server")
         except Refused as error:
             if "permission" in str(error).lower():
                 return  # a managed server may hide INFO; what is too old will refuse its first command
             raise
-        found = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
-        version = found.get("redis_version", "")
-        numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-        if numbers < OLDEST_SERVER:
-            oldest = ".".join(map(str, OLDEST_SERVER))
-            raise Refused(f"{self.address.shown} is Redis {version or '?'}: Perdure needs {oldest} or newer")
+        check_server(self.address, info)
 
     # commands
 
-    async def command(self, *command: Argument, repeatable: bool = True) -> Any:
-        """Carry out one command; returns the raw reply."""
-        return await self._patiently(lambda: self._wire.submit(command), repeatable)
+    async def command(self, *command: Argument, repeatable: bool = True, node_of: str | None = None) -> Any:
+        """Carry out one command; returns the raw reply, in the shape of protocol 2.
+
+        node_of: in a cluster, a key; the command goes to the node that serves it. For commands that name no key.
+        """
+        try:
+            return await self._submit(command, node_of)
+        except _TROUBLE as error:
+            return await self._again(error, lambda: self._submit(command, node_of), repeatable)
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Carry out one script atomically; all of Perdure's are repeatable."""
+        try:
+            return await self._submit(("EVALSHA", script.sha, len(keys), *keys, *args))
+        except _TROUBLE as error:
+            return await self._again(error, lambda: self._evaluate(script, keys, args), True)
 
-        async def call() -> Any:
-            try:
-                return await self._wire.submit(("EVALSHA", script.sha, len(keys), *keys, *args))
-            except NoScriptError:
-                return await self._wire.submit(("EVAL", script.source, len(keys), *keys, *args))
-
-        return await self._patiently(call, True)
+    async def _evaluate(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        try:
+            return await self._submit(("EVALSHA", script.sha, len(keys), *keys, *args))
+        except NoScriptError:
+            return await self._submit(("EVAL", script.source, len(keys), *keys, *args))
 
     async def load_scripts(self) -> None:
-        """Make the server know every script of this process, in one round trip."""
-        await self.pipeline([("SCRIPT", "LOAD", script.source) for script in loaded_scripts()])
+        """Make the server, or every primary of a cluster, know every script of this process, in one round trip."""
+        commands = [("SCRIPT", "LOAD", script.source) for script in loaded_scripts()]
+        if self._cluster is None:
+            await self.pipeline(commands)
+            return
+        # A primary that cannot be reached now, or comes later, is sent the text when it asks for it (NOSCRIPT).
+        loading = [future for command in commands for future in self._cluster.submit_everywhere(command)]
+        await asyncio.gather(*loading, return_exceptions=True)
 
-    async def pipeline(self, commands: Sequence[Command]) -> list[Any]:
+    async def pipeline(self, commands: Sequence[Command], *, node_of: str | None = None) -> list[Any]:
         """Carry out commands in order and in one round trip, not atomically. All must be repeatable.
 
+        In a cluster each goes to the node that serves its key, or to that of `node_of`, and the order holds per node.
         A command that the server refused raises `Refused`, after all were carried out.
         """
 
-        async def call() -> list[Any]:
-            replies = await asyncio.gather(*map(self._wire.submit, commands), return_exceptions=True)
-            for reply in replies:
-                if isinstance(reply, BaseException):
-                    raise reply
+        try:
+            return await self._together(commands, node_of)
+        except _TROUBLE as error:
+            replies: list[Any] = await self._again(error, lambda: self._together(commands, node_of), True)
             return replies
 
-        done: list[Any] = await self._patiently(call, True)
-        return done
+    async def _together(self, commands: Sequence[Command], node_of: str | None) -> list[Any]:
+        sent = [self._submit(command, node_of) for command in commands]
+        replies = await asyncio.gather(*sent, return_exceptions=True)
+        for reply in replies:
+            if isinstance(reply, BaseException):
+                raise reply
+        return replies
+
+    def _submit(self, command: Command, node_of: str | None = None) -> asyncio.Future[Any]:
+        if self._cluster is not None:
+            return self._cluster.submit(command, node_of)
+        return self._wire.submit(command)
 
     @property
     def _wire(self) -> Wire:
@@ -157,32 +207,79 @@ class Gateway:
             )
         return self._open_wire
 
-    async def _patiently(self, call: Callable[[], Awaitable[Any]], repeatable: bool) -> Any:
-        """Carry out a call; when the connection is lost and it may be repeated, again, until patience ends."""
-        deadline, delay = 0.0, _FIRST_DELAY
+    async def _again(self, error: BaseException, call: Callable[[], Awaitable[Any]], repeatable: bool) -> Any:
+        """After a call failed: when it may be repeated and repeating may help, again, until patience ends.
+
+        What a server refused without doing anything may always be repeated.
+        """
+        deadline, delay = time.monotonic() + self.patience, _FIRST_DELAY
         while True:
+            if not isinstance(error, NoScriptError):
+                await self._be_patient(error, repeatable or was_not_executed(error), deadline, delay)
+                delay = min(delay * 2, 1.0)
             try:
-                with translated(self.address.shown):
-                    return await call()
-            except Unavailable:
-                deadline = deadline or time.monotonic() + self.patience
-                if not repeatable or time.monotonic() + delay > deadline or self._open_wire is None:
-                    raise
-            await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
-            delay = min(delay * 2, 1.0)
-            await self._join()
+                return await call()
+            except _TROUBLE as another:
+                error = another
+
+    async def _be_patient(self, error: BaseException, again: bool, deadline: float, delay: float) -> None:
+        """Wait before a call is made again; raise what its error means where it is not to be made again."""
+        try:
+            with translated(self.address.shown):
+                raise error
+        except Unavailable:
+            if is_read_only(error) and self._open_wire is not None:
+                self._open_wire.renew()
+            if not again or time.monotonic() + delay > deadline or self._open_wire is None:
+                raise
+        await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
+        await self._join()
 
     # connections of their own
 
-    def reader(self) -> Reader:
-        """A connection for blocking reads."""
-        if self._borrowed:
-            return Reader(self._client_or_fail(), self, borrowed=True)
-        return Reader(async_client(self.address, self.socket, timeout=BLOCK + _READ_MARGIN, connections=1), self)
+    def reader(self, key: str | None = None) -> Reader:
+        """A connection for blocking reads. key: in a cluster, what is read; the connection follows it."""
+        if self._cluster is not None and key is None:
+            raise ValueError("in a cluster, a reader needs the key of what it will read")
+        return Reader(
+            self.address.shown,
+            self._dial_reader,
+            self._unblock,
+            cluster=self._cluster,
+            key=key,
+            borrowed=self._borrowed,
+        )
 
-    def pubsub(self) -> PubSub:
-        """A connection for subscriptions."""
-        return self._client_or_fail().pubsub()
+    def _dial_reader(self, node: Node | None) -> redis.asyncio.Redis:
+        if self._borrowed:
+            return self._client_or_fail()
+        return async_client(self.address, self.socket, timeout=BLOCK + _READ_MARGIN, connections=1, node=node)
+
+    async def _unblock(self, client_id: int, node: Node | None) -> Any:
+        """Ids of clients are a node's own, so it is that node which must hear it."""
+        command = ("CLIENT", "UNBLOCK", client_id)
+        if self._cluster is None or node is None:
+            return await self.command(*command)
+        cluster = self._cluster
+        try:
+            return await cluster.submit_to(node, command)
+        except _TROUBLE as error:
+            return await self._again(error, lambda: cluster.submit_to(node, command), True)
+
+    async def subscription(self) -> PubSub:
+        """A connection for subscriptions, connected; in a cluster to any node, since news goes to all of them."""
+        if self._cluster is None:
+            with translated(self.address.shown):
+                return await _connected(self._client_or_fail().pubsub())
+        lost: QueueError = Unavailable(f"no node of {self.address.shown} is known")
+        for node in self._cluster.reachable():
+            try:
+                with translated(self.address.shown):
+                    return await _connected(async_client(self.address, None, connections=1, node=node).pubsub())
+            except Unavailable as error:
+                self._cluster.lost(node)
+                lost = error
+        raise lost
 
     def _client_or_fail(self) -> redis.asyncio.Redis:
         if self._client is None:
@@ -190,35 +287,13 @@ class Gateway:
         return self._client
 
 
-class Reader:
-    """One connection for reads that block, and the way to end such a read from outside."""
-
-    def __init__(self, client: redis.asyncio.Redis, gateway: Gateway, *, borrowed: bool = False) -> None:
-        self._client = client
-        self._borrowed = borrowed
-        self._gateway = gateway
-        self._client_id: int | None = None
-
-    async def read(self, *command: Argument) -> Any:
-        """Carry out one blocking read. Not repeatable: `Unavailable` means that the reply may be lost."""
-        try:
-            with translated(self._gateway.address.shown):
-                if self._client_id is None:
-                    self._client_id = int(await self._client.execute_command("CLIENT", "ID"))
-                return await self._client.execute_command(*command)
-        except BaseException:
-            self._client_id = None
-            raise
-
-    async def interrupt(self) -> None:
-        """End the read that is waiting, as if nothing had come; what has come is returned to its caller."""
-        if self._client_id is not None:
-            await self._gateway.command("CLIENT", "UNBLOCK", self._client_id)
-
-    async def close(self) -> None:
-        if not self._borrowed:
-            with anyio.CancelScope(shield=True):
-                await self._client.aclose()
+async def _connected(pubsub: PubSub) -> PubSub:
+    try:
+        await pubsub.connect()
+    except BaseException:
+        await pubsub.aclose()
+        raise
+    return pubsub
 
 
 def is_missing_group(error: Refused) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Generic, TypeVar
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
 
 import anyio
 from pydantic_core import from_json
 
-from .errors import TaskCancelled, TaskFailed, TaskNotFound
+from .errors import TaskCancelled, TaskFailed, TaskNotFound, Unavailable
 from .events import TaskEvent, read_events
 from .gateway import Gateway
 from .keys import GROUP, RELEASED, Partition
@@ -20,8 +22,13 @@ from .scripts import queue_script
 __all__ = ["TaskHandle"]
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 _CANCEL = queue_script("cancel")
+
+_FIRST_DELAY: Final = 0.05
+_LONGEST_DELAY: Final = 2.0
+"""Seconds before a waiter asks again after Redis was away, for the first time and after many."""
 
 _LOOK_AGAIN = 30.0
 """Seconds after which a waiter reads the record though it heard nothing."""
@@ -64,8 +71,9 @@ class TaskHandle(Generic[R]):
     async def result(self, timeout: float | None = None) -> R:
         """Wait for the outcome and return it. Woken by push, not by polling.
 
-        timeout: seconds to wait, None for ever. Raises `TimeoutError` when they have passed, `TaskFailed` when the
-        task is a dead letter, `TaskCancelled` when it was cancelled, `TaskNotFound` when nothing is known of it.
+        Once it waits, it outlives a server that goes away. timeout: seconds to wait, None for ever. Raises
+        `TimeoutError` when they have passed, `TaskFailed` when the task is a dead letter, `TaskCancelled` when it was
+        cancelled, `TaskNotFound` when nothing is known of it.
         """
         record = await self.record()
         if not record.state.terminal:
@@ -76,11 +84,24 @@ class TaskHandle(Generic[R]):
     async def _wait(self) -> Record:
         async with self._news.listen(self.partition.record(self.id)) as inbox:
             while True:
-                record = await self.record()
+                record = await self._outlive(self.record)
                 if record.state.terminal:
                     return record
                 with anyio.move_on_after(_LOOK_AGAIN):
                     await inbox.get()
+
+    async def _events_after(self, last: str) -> list[TaskEvent]:
+        return await read_events(self._gateway, self.partition, self.id, after=last)
+
+    async def _outlive(self, read: Callable[[], Awaitable[T]]) -> T:
+        """What `read` gives, once it can be read: who waits already goes on waiting while Redis is away."""
+        delay = _FIRST_DELAY
+        while True:
+            try:
+                return await read()
+            except Unavailable:
+                await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
+                delay = min(delay * 2, _LONGEST_DELAY)
 
     def _outcome(self, record: Record) -> R:
         if record.state is State.CANCELLED:
@@ -117,8 +138,8 @@ class TaskHandle(Generic[R]):
             return
         async with self._news.listen(self.partition.record(self.id)) as inbox:
             while True:
-                state = await self.status()
-                for event in await read_events(self._gateway, self.partition, self.id, after=last):
+                state = await self._outlive(self.status)
+                for event in await self._outlive(partial(self._events_after, last)):
                     last = event.id
                     yield event
                 if state.terminal:

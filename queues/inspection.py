@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from .envelope import check_task_id
 from .errors import Refused
-from .gateway import Gateway
+from .gateway import Command, Gateway
 from .keys import GROUP, RELEASED, Namespace, Partition
-from .records import Record, State, pairs, read_records
+from .presence import list_workers, total_rates
+from .records import Record, State, read_records
+from .rerouting import load_routes
 
-__all__ = ["QueueStats", "list_queues", "list_tasks", "queue_partitions"]
+__all__ = ["QueueStats", "find_task", "list_queues", "list_tasks", "queue_partitions"]
+
+_AT_ONCE = 64
+"""Partitions that are looked at together."""
+
+
+_OF_A_PARTITION = ("depth", "in_flight", "due", "dead", "oldest_age")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +30,9 @@ class QueueStats:
 
     depth: messages that no worker holds. in_flight: messages that one does. due: tasks that wait for their time.
     dead: dead letters. oldest_age: seconds that the oldest message of `depth` has waited, None where there is none.
-    consumers: workers by name, with the number of messages each holds.
+    consumers: workers by name, with the number of messages each holds. index: the partition, None for all of the
+    queue's together, which then stand in `partitions`. rate: deliveries that all workers settle per second at present;
+    it is kept by queue, so one partition alone has None.
     """
 
     queue: str
@@ -30,40 +42,85 @@ class QueueStats:
     dead: int
     oldest_age: float | None
     consumers: dict[str, int]
+    index: int | None = None
+    partitions: tuple[QueueStats, ...] = ()
+    rate: float | None = None
+
+    @property
+    def drain_time(self) -> float | None:
+        """Seconds until nothing waits or runs, at the present rate and if nothing is added.
+
+        0 where nothing waits or runs already; None where something does and nothing is being settled, so nobody knows.
+        """
+        left = self.depth + self.in_flight
+        if not left:
+            return 0.0
+        return left / self.rate if self.rate else None
 
     def summary(self) -> dict[str, Any]:
         """The numbers as plain data, for programs."""
-        return asdict(self)
+        shown = asdict(self) | {"drain_time": self.drain_time}
+        del shown["index"]
+        shown["partitions"] = [
+            {"index": one.index, **{name: value for name, value in asdict(one).items() if name in _OF_A_PARTITION}}
+            for one in self.partitions
+        ]
+        return shown
 
 
 async def queue_partitions(gateway: Gateway, namespace: Namespace, queue: str | None = None) -> list[Partition]:
-    """The partitions of one queue, or of every queue of the namespace, by name."""
-    known = pairs(await gateway.command("HGETALL", namespace.queues))
-    names = sorted(name.decode() for name in known)
-    if queue is not None:
-        names = [name for name in names if name == queue]
-    return [namespace.partition(name, index) for name in names for index in range(int(known[name.encode()]))]
+    """The partitions of one queue, or of every queue of the namespace, by name: all that may hold anything."""
+    routes = await load_routes(gateway, namespace)
+    return [
+        namespace.partition(name, index)
+        for name, route in routes.items()
+        if queue in (None, name)
+        for index in route.indexes
+    ]
 
 
-async def list_queues(gateway: Gateway, namespace: Namespace) -> list[QueueStats]:
-    """Every queue of the namespace, by name; a queue's partitions are added up."""
-    totals: dict[str, QueueStats] = {}
-    for partition in await queue_partitions(gateway, namespace):
-        stats = await partition_stats(gateway, partition)
-        before = totals.get(stats.queue)
-        totals[stats.queue] = stats if before is None else _sum(before, stats)
-    return list(totals.values())
+async def find_task(gateway: Gateway, namespace: Namespace, task_id: str) -> Partition | None:
+    """The partition that has the task, sought in every queue of the namespace. `ValueError` for what is no id."""
+    check_task_id(task_id)
+    candidates = await queue_partitions(gateway, namespace)
+    found = await gateway.pipeline([("EXISTS", candidate.record(task_id)) for candidate in candidates])
+    return next((candidate for candidate, exists in zip(candidates, found, strict=True) if exists), None)
+
+
+async def list_queues(gateway: Gateway, namespace: Namespace, queue: str | None = None) -> list[QueueStats]:
+    """One queue, or every queue of the namespace, by name; partitions are added up, and kept apart in `partitions`.
+
+    What it costs depends on the numbers of partitions and workers, not on how many messages wait or run.
+    """
+    found = await _all_stats(gateway, await queue_partitions(gateway, namespace, queue))
+    queues: dict[str, list[QueueStats]] = {}
+    for stats in found:
+        queues.setdefault(stats.queue, []).append(stats)
+    rates = total_rates(await list_workers(gateway, namespace))
+    return [replace(_sum(partitions), rate=rates.get(name, 0.0)) for name, partitions in queues.items()]
+
+
+async def _all_stats(gateway: Gateway, partitions: Sequence[Partition]) -> list[QueueStats]:
+    found: list[QueueStats] = []
+    for start in range(0, len(partitions), _AT_ONCE):
+        some = partitions[start : start + _AT_ONCE]
+        found += await asyncio.gather(*(partition_stats(gateway, partition) for partition in some))
+    return found
 
 
 async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
-    length, due, dead, time = await gateway.pipeline(
-        [("XLEN", partition.ready), ("ZCARD", partition.due), ("XLEN", partition.dead), ("TIME",)]
-    )
-    try:
-        groups, consumers = await gateway.pipeline(
-            [("XINFO", "GROUPS", partition.ready), ("XINFO", "CONSUMERS", partition.ready, GROUP)]
-        )
+    counts: list[Command] = [
+        ("XLEN", partition.ready),
+        ("ZCARD", partition.due),
+        ("XLEN", partition.dead),
+        ("TIME",),
+    ]
+    readers: list[Command] = [("XINFO", "GROUPS", partition.ready), ("XINFO", "CONSUMERS", partition.ready, GROUP)]
+    node = partition.ready
+    try:  # in one pipeline: what is read or settled in between would be counted twice or not at all
+        length, due, dead, time, groups, consumers = await gateway.pipeline([*counts, *readers], node_of=node)
     except Refused:  # no stream or no group yet: nothing was ever read
+        length, due, dead, time = await gateway.pipeline(counts, node_of=node)
         groups, consumers = [], []
     held = {consumer[b"name"].decode(): consumer[b"pending"] for consumer in map(_mapping, consumers)}
     released = held.pop(RELEASED, 0)
@@ -72,12 +129,13 @@ async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
     oldest = await _oldest_waiting(gateway, partition, groups, released)
     return QueueStats(
         queue=partition.queue,
-        depth=length - in_flight,
+        depth=max(0, length - in_flight),  # a message that somebody deleted by hand may still be held
         in_flight=in_flight,
         due=due,
         dead=dead,
         oldest_age=None if oldest is None else max(0.0, (now_ms - oldest) / 1000),
         consumers=held,
+        index=partition.index,
     )
 
 
@@ -98,19 +156,22 @@ def _mapping(flat: Sequence[Any]) -> dict[bytes, Any]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _sum(one: QueueStats, other: QueueStats) -> QueueStats:
-    ages = [age for age in (one.oldest_age, other.oldest_age) if age is not None]
-    consumers = dict(one.consumers)
-    for name, held in other.consumers.items():
-        consumers[name] = consumers.get(name, 0) + held
+def _sum(partitions: Sequence[QueueStats]) -> QueueStats:
+    """The numbers of a queue, from those of its partitions."""
+    consumers: dict[str, int] = {}
+    for one in partitions:
+        for name, held in one.consumers.items():
+            consumers[name] = consumers.get(name, 0) + held
     return replace(
-        one,
-        depth=one.depth + other.depth,
-        in_flight=one.in_flight + other.in_flight,
-        due=one.due + other.due,
-        dead=one.dead + other.dead,
-        oldest_age=max(ages, default=None),
+        partitions[0],
+        depth=sum(one.depth for one in partitions),
+        in_flight=sum(one.in_flight for one in partitions),
+        due=sum(one.due for one in partitions),
+        dead=sum(one.dead for one in partitions),
+        oldest_age=max((one.oldest_age for one in partitions if one.oldest_age is not None), default=None),
         consumers=consumers,
+        index=None,
+        partitions=tuple(partitions),
     )
 
 
@@ -123,15 +184,39 @@ async def list_tasks(
     task: str | None = None,
 ) -> AsyncIterator[Record]:
     """Tasks that have a record, in no particular order, found by SCAN: bounded work per step, no key is locked."""
-    for partition in await queue_partitions(gateway, namespace, queue):
+    partitions = await queue_partitions(gateway, namespace, queue)
+    for pattern, only, node in _walks(gateway, namespace, queue, partitions):
         cursor = "0"
         while True:
-            reply = await gateway.command("SCAN", cursor, "MATCH", partition.records, "COUNT", 500, "TYPE", "hash")
+            scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", 500, "TYPE", "hash")
+            reply = await gateway.command(*scan, node_of=node)
             cursor = reply[0].decode()
-            ids = [partition.task_id(key.decode()) for key in reply[1]]
-            ids = [task_id for task_id in ids if not task_id.endswith((":steps", ":log"))]
-            for record in await read_records(gateway, partition, ids):
-                if record is not None and (not states or record.state in states) and task in (None, record.task):
-                    yield record
+            for partition, ids in _by_partition(only, reply[1]).items():
+                for record in await read_records(gateway, partition, ids):
+                    if record is not None and (not states or record.state in states) and task in (None, record.task):
+                        yield record
             if cursor == "0":
                 break
+
+
+def _walks(
+    gateway: Gateway, namespace: Namespace, queue: str | None, partitions: Sequence[Partition]
+) -> list[tuple[str, Sequence[Partition], str | None]]:
+    """What to go through: pattern, the partitions meant, and a key of the node. One server is walked once; in a
+    cluster each partition is sought on its own node.
+    """
+    if not gateway.clustered:
+        return [(namespace.records(queue), partitions, None)] if partitions else []
+    return [(partition.records, [partition], partition.ready) for partition in partitions]
+
+
+def _by_partition(partitions: Sequence[Partition], keys: Sequence[bytes]) -> dict[Partition, list[str]]:
+    """The ids in keys of records, by the partition they are in; steps and what is in no such partition left out."""
+    known = {partition.records.removesuffix("*"): partition for partition in partitions}
+    found: dict[Partition, list[str]] = {}
+    for key in keys:
+        head, marker, task_id = key.decode().partition(":task:")
+        partition = known.get(head + marker)
+        if partition is not None and not task_id.endswith((":steps", ":log")):
+            found.setdefault(partition, []).append(task_id)
+    return found

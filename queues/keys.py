@@ -8,10 +8,15 @@ as on one server.
     {ns:queue:n}:nudge            stream  scripts, workers    as long as the queue; at most 16 entries, hints only
     {ns:queue:n}:due              zset    producers, workers  while anything is scheduled (score: ms of Redis' clock)
     {ns:queue:n}:dead             stream  deadletter          while it holds dead letters; trimmed past retention
+    {ns:queue:n}:watch            string  workers             TTL of a few seconds: who promotes what is due
+    {ns:queue:n}:cleaning         string  workers             TTL of half a minute: who cleaned up last
+    {ns:queue:n}:closed           hash    rerouting           from when the queue left the partition; TTL once retired
+    {ns:queue:n}:sweep            string  workers             TTL of half a sweep's interval
     {ns:queue:n}:task:ID          hash    all scripts         no TTL while the task is live, retention afterwards
     {ns:queue:n}:task:ID:steps    hash    record.lua          like its task
     {ns:queue:n}:task:ID:log      stream  scripts             like its task
-    {ns}:queues                   hash    producers, workers  for ever: one field per queue (number of partitions)
+    {ns}:queues                   hash    producers, workers  for ever: one field per queue (its route, routes.py)
+    {ns}:sharing:QUEUE            zset    workers             TTL of a few refreshes (score: ms), one member per sharer
     {ns}:workers                  zset    workers             one member per worker that beat lately (score: ms)
     {ns}:worker:ID                string  workers             TTL of a few announcements (JSON)
 
@@ -55,11 +60,15 @@ class Partition:
     nudge: str = field(init=False, compare=False, repr=False)
     due: str = field(init=False, compare=False, repr=False)
     dead: str = field(init=False, compare=False, repr=False)
+    watch: str = field(init=False, compare=False, repr=False)
+    cleaning: str = field(init=False, compare=False, repr=False)
+    closed: str = field(init=False, compare=False, repr=False)
+    sweep: str = field(init=False, compare=False, repr=False)
     _task: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         tag = f"{{{self.namespace}:{self.queue}:{self.index}}}"
-        for name in ("ready", "nudge", "due", "dead"):
+        for name in ("ready", "nudge", "due", "dead", "watch", "cleaning", "closed", "sweep"):
             object.__setattr__(self, name, f"{tag}:{name}")
         object.__setattr__(self, "_task", f"{tag}:task:")
 
@@ -97,6 +106,13 @@ class Namespace:
     @property
     def queues(self) -> str:
         return f"{{{self.name}}}:queues"
+
+    def records(self, queue: str | None = None) -> str:
+        """Pattern of the records, step hashes and logs of one queue, or of all, for SCAN."""
+        return f"{{{self.name}:{queue or '*'}:*}}:task:*"
+
+    def sharing(self, queue: str) -> str:
+        return f"{{{self.name}}}:sharing:{queue}"
 
     @property
     def workers(self) -> str:

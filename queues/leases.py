@@ -7,12 +7,15 @@ pending entry, and the fence that guards every write is read from that entry too
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Generic, Protocol
+
+from typing_extensions import TypeVar
 
 from .keys import GROUP, Partition
 
-__all__ = ["Delivery", "Leases"]
+__all__ = ["Delivery", "Holder", "Leases"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,50 +42,67 @@ class Delivery:
         return self.claimed or b"again" in self.fields
 
     @property
-    def key(self) -> tuple[Partition, bytes]:
-        return (self.partition, self.entry)
+    def key(self) -> tuple[str, bytes]:
+        """What names the message in all of Redis: its stream and its entry."""
+        return (self.partition.ready, self.entry)
 
 
-@dataclass(slots=True)
-class _Held:
-    delivery: Delivery
-    record: str
-    on_lost: Callable[[], None]
-    on_cancel: Callable[[], None]
+class Holder(Protocol):
+    """Whoever holds a delivery. The callbacks are called in the beat thread."""
+
+    @property
+    def delivery(self) -> Delivery: ...
+
+    @property
+    def record(self) -> str: ...
+
+    def on_lost(self) -> None:
+        """The lease has passed to another."""
+
+    def on_cancel(self) -> None:
+        """Somebody asked for the task's cancellation."""
 
 
-class Leases:
+H = TypeVar("H", bound=Holder, default=Holder)
+
+
+class Leases(Generic[H]):
     """The deliveries a worker holds. Shared between the event loop and the beat thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[tuple[Partition, bytes], _Held] = {}
+        self._held: dict[tuple[str, bytes], H] = {}
 
-    def hold(
-        self, delivery: Delivery, record: str, *, on_lost: Callable[[], None], on_cancel: Callable[[], None]
-    ) -> None:
-        """Have the delivery's lease renewed from now on. The callbacks are called in the beat thread."""
+    def hold(self, holder: H) -> H | None:
+        """Have the holder's lease renewed from now on. Returns who held the same message here before, if anybody."""
+        key = holder.delivery.key
         with self._lock:
-            self._held[delivery.key] = _Held(delivery, record, on_lost, on_cancel)
+            former = self._held.get(key)
+            self._held[key] = holder
+        return former
 
-    def drop(self, delivery: Delivery) -> None:
+    def drop(self, holder: H) -> None:
         """Stop renewing: the delivery was settled, given back or lost."""
+        key = holder.delivery.key
         with self._lock:
-            held = self._held.get(delivery.key)
-            if held is not None and held.delivery is delivery:
-                del self._held[delivery.key]
+            if self._held.get(key) is holder:
+                del self._held[key]
 
     def holds(self, partition: Partition, entry: bytes) -> bool:
         with self._lock:
-            return (partition, entry) in self._held
+            return (partition.ready, entry) in self._held
 
-    def by_partition(self) -> dict[Partition, list[_Held]]:
+    def by_partition(self) -> dict[Partition, list[H]]:
         """What is held now, for one beat."""
-        grouped: dict[Partition, list[_Held]] = {}
-        with self._lock:
-            for held in self._held.values():
-                grouped.setdefault(held.delivery.partition, []).append(held)
+        grouped: dict[Partition, list[H]] = {}
+        for holder in self.holders():
+            grouped.setdefault(holder.delivery.partition, []).append(holder)
         return grouped
+
+    def holders(self) -> list[H]:
+        """Who holds something now."""
+        with self._lock:
+            return list(self._held.values())
 
     def __len__(self) -> int:
         with self._lock:

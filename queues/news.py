@@ -128,7 +128,7 @@ class News:
     async def _begin_anew(self) -> None:
         """Subscribe to everything that is listened to, on a connection of its own."""
         await self._drop()
-        pubsub = self._gateway.pubsub()
+        pubsub = await self._gateway.subscription()
         try:
             with translated(self._gateway.address.shown):
                 await pubsub.subscribe(*self._listeners)

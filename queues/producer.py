@@ -1,8 +1,8 @@
-"""Enqueuing: one task, many, now or later."""
+"""Enqueuing: one task, many, any number, now or later."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -21,29 +21,34 @@ from .envelope import (
 )
 from .gateway import Gateway
 from .handle import TaskHandle
+from .inspection import find_task
 from .keys import Namespace, Partition
 from .news import News
 from .place import default_address, default_namespace
-from .records import find_task
-from .scripts import queue_script
+from .routes import spread
+from .sending import Entry, Sending
+from .way import Way
 
-__all__ = ["Message", "Producer"]
+__all__ = ["Key", "Message", "Producer", "as_async", "key_of"]
 
 R = TypeVar("R")
+T = TypeVar("T")
 
-_ENQUEUE = queue_script("enqueue")
-_SCHEDULE = queue_script("schedule")
-
-_CHUNK_TASKS = 500
-_CHUNK_BYTES = 4 * 1024 * 1024
+Key = str | Callable[[Mapping[str, Any]], str] | None
+"""What orders tasks: one key for all of a call, or a function of each task's arguments; None for no order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A task ready to be sent: its envelope and its arguments as a JSON object."""
+    """A task ready to be sent: its envelope and its arguments as a JSON object.
+
+    key: tasks of one key go to one partition. own_id: the id is the caller's own, so the task may be known already.
+    """
 
     envelope: Envelope
     arguments: bytes
+    key: str | None = None
+    own_id: bool = False
 
 
 class Producer:
@@ -73,7 +78,7 @@ class Producer:
         self.gateway = gateway or Gateway(self.address)
         self._owns_gateway = gateway is None
         self.news = News(self.gateway)
-        self._known_queues: set[str] = set()
+        self._ways: dict[str, Way] = {}
 
     async def __aenter__(self) -> Self:
         if self._owns_gateway:
@@ -94,6 +99,7 @@ class Producer:
         *,
         queue: str = "default",
         delay: float = 0.0,
+        key: str | None = None,
         task_id: str | None = None,
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
@@ -102,9 +108,11 @@ class Producer:
     ) -> TaskHandle[Any]:
         """Enqueue one task by name; once this returns, the task is never lost.
 
-        args: arguments by name, plain JSON data. delay: seconds until it may run. task_id: an id of the caller's own
-        makes enqueuing idempotent: a task that is known already is left alone. timeout, max_attempts, result_ttl:
-        see `Options`. Raises `PayloadTooLarge`, `TypeError` for arguments that are not JSON, `Unavailable`.
+        args: arguments by name, plain JSON data. delay: seconds until it may run. key: tasks of one key are taken up
+        in the order in which they were enqueued, see docs/partitions.md. task_id: an id of the caller's own makes
+        enqueuing idempotent: a task that is known already (under the same key) is left alone. timeout, max_attempts,
+        result_ttl: see `Options`. Raises `PayloadTooLarge`, `TypeError` for arguments that are not JSON,
+        `Unavailable`.
         """
         envelope = Envelope(
             id=new_task_id() if task_id is None else check_task_id(task_id),
@@ -112,15 +120,42 @@ class Producer:
             headers=dict(headers or {}),
             options=Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl),
         )
-        message = Message(envelope, encode_arguments(args or {}))
+        message = Message(envelope, encode_arguments(args or {}), key, task_id is not None)
         return (await self.send([message], queue=queue, delay=delay))[0]
 
     async def enqueue_many(
-        self, task: str, many: Iterable[Mapping[str, Any]], *, queue: str = "default", delay: float = 0.0
+        self,
+        task: str,
+        many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+        *,
+        queue: str = "default",
+        delay: float = 0.0,
+        key: Key = None,
     ) -> list[TaskHandle[Any]]:
         """Enqueue one task per set of arguments; all are checked before any is sent."""
-        messages = [Message(Envelope(id=new_task_id(), task=task), encode_arguments(args)) for args in many]
+        messages = [message async for message in self._messages(task, many, key)]
         return await self.send(messages, queue=queue, delay=delay)
+
+    def enqueue_stream(
+        self,
+        task: str,
+        many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]],
+        *,
+        queue: str = "default",
+        delay: float = 0.0,
+        key: Key = None,
+    ) -> AsyncIterator[TaskHandle[Any]]:
+        """Enqueue one task per set of arguments, as they come and in constant memory: `async for handle in ...`.
+
+        Each handle is of a task that is stored. Where a set of arguments is refused, those before it may be stored.
+        """
+        return self.send_stream(self._messages(task, many, key), queue=queue, delay=delay)
+
+    async def _messages(
+        self, task: str, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], key: Key
+    ) -> AsyncIterator[Message]:
+        async for args in as_async(many):
+            yield Message(Envelope(id=new_task_id(), task=task), encode_arguments(args), key_of(key, args))
 
     async def send(
         self,
@@ -131,48 +166,68 @@ class Producer:
         decode: Callable[[bytes], R] = from_json,
     ) -> list[TaskHandle[R]]:
         """Enqueue messages, in few round trips. Each is stored or not; together they are not one transaction."""
-        if delay < 0:
-            raise ValueError(f"delay must not be negative, not {delay}")
-        partition = self.namespace.partition(queue)
-        encoded = [(message.envelope.id, message.envelope.encode(), message.arguments) for message in messages]
-        for _, envelope, arguments in encoded:
-            check_size("the task's envelope and arguments", len(envelope) + len(arguments), self.payload_limit)
-        await self._announce(partition)
-        for chunk in _chunks(encoded):
-            await self._store(partition, chunk, delay)
-        return [TaskHandle(message.envelope.id, partition, self.gateway, self.news, decode) for message in messages]
+        sending = self._sending(queue, delay)
+        entries = [self._entry(message) for message in messages]
+        if len(entries) == 1:
+            return [self._handle(entries[0].id, await sending.one(entries[0]), decode)]
+        stored = sending.all(entries)
+        return [self._handle(*one, decode) async for batch in stored for one in batch]
+
+    async def send_stream(
+        self,
+        messages: Iterable[Message] | AsyncIterable[Message],
+        *,
+        queue: str,
+        delay: float = 0.0,
+        decode: Callable[[bytes], R] = from_json,
+    ) -> AsyncIterator[TaskHandle[R]]:
+        """Enqueue messages as they come, in constant memory; yields the handle of each that is stored."""
+        sending = self._sending(queue, delay)
+        stored = sending.all(self._entry(message) async for message in as_async(messages))
+        try:
+            async for batch in stored:
+                for task_id, partition in batch:
+                    yield self._handle(task_id, partition, decode)
+        finally:
+            await stored.aclose()
 
     async def find(self, task_id: str) -> TaskHandle[Any] | None:
         """The handle of a task known only by its id; None where no queue of the namespace has it."""
         partition = await find_task(self.gateway, self.namespace, task_id)
-        return None if partition is None else TaskHandle(task_id, partition, self.gateway, self.news)
+        return None if partition is None else self._handle(task_id, partition, from_json)
 
-    async def _announce(self, partition: Partition) -> None:
-        """Make the queue known to whoever lists queues, once per process."""
-        if partition.queue not in self._known_queues:
-            await self.gateway.command("HSETNX", self.namespace.queues, partition.queue, 1)
-            self._known_queues.add(partition.queue)
+    def _sending(self, queue: str, delay: float) -> Sending:
+        if delay < 0:
+            raise ValueError(f"delay must not be negative, not {delay}")
+        way = self._ways.get(queue)
+        if way is None:
+            way = self._ways[queue] = Way(self.gateway, self.namespace, queue)
+        return Sending(self.gateway, way, delay)
 
-    async def _store(self, partition: Partition, chunk: Sequence[tuple[str, bytes, bytes]], delay: float) -> None:
-        records = [partition.record(task_id) for task_id, _, _ in chunk]
-        if delay > 0:
-            args: list[str | bytes | int | float] = [round(delay * 1000)]
-            for task_id, envelope, arguments in chunk:
-                args += (task_id, envelope, arguments)
-            await self.gateway.run(_SCHEDULE, [partition.due, partition.nudge, *records], args)
-        else:
-            payload = [part for _, envelope, arguments in chunk for part in (envelope, arguments)]
-            await self.gateway.run(_ENQUEUE, [partition.ready, *records], payload)
+    def _entry(self, message: Message) -> Entry:
+        envelope, arguments = message.envelope.encode(), message.arguments
+        check_size("the task's envelope and arguments", len(envelope) + len(arguments), self.payload_limit)
+        task_id = message.envelope.id
+        key = task_id if message.key is None and message.own_id else message.key
+        return Entry(task_id, envelope, arguments, None if key is None else spread(key), message.own_id)
+
+    def _handle(self, task_id: str, partition: Partition, decode: Callable[[bytes], R]) -> TaskHandle[R]:
+        return TaskHandle(task_id, partition, self.gateway, self.news, decode)
 
 
-def _chunks(encoded: Sequence[tuple[str, bytes, bytes]]) -> Iterable[Sequence[tuple[str, bytes, bytes]]]:
-    """Slices small enough that no other client waits long for one script."""
-    start, size = 0, 0
-    for position, (_, envelope, arguments) in enumerate(encoded):
-        weight = len(envelope) + len(arguments)
-        if position > start and (position - start >= _CHUNK_TASKS or size + weight > _CHUNK_BYTES):
-            yield encoded[start:position]
-            start, size = position, 0
-        size += weight
-    if start < len(encoded):
-        yield encoded[start:]
+def key_of(key: Key, args: Mapping[str, Any]) -> str | None:
+    """The key of one task of a call. `TypeError` for a function that gives no text."""
+    found = key(args) if callable(key) else key
+    if not isinstance(found, str | None):
+        raise TypeError(f"a key is text, not {found!r}: key=lambda args: str(...)")
+    return found
+
+
+async def as_async(many: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
+    """Whatever kind of iterable it is, one after another."""
+    if isinstance(many, AsyncIterable):
+        async for one in many:
+            yield one
+    else:
+        for one in many:
+            yield one

@@ -9,12 +9,12 @@ from typing import Any
 
 import orjson
 
-from .envelope import Envelope, check_task_id
+from .envelope import Envelope
 from .errors import Refused, UnreadableEnvelope
 from .gateway import Command, Gateway, is_missing_group
-from .keys import GROUP, RELEASED, Namespace, Partition
+from .keys import GROUP, RELEASED, Partition
 
-__all__ = ["Record", "State", "find_task", "pairs", "read_record", "read_records"]
+__all__ = ["Record", "State", "pairs", "read_record", "read_records"]
 
 
 class State(StrEnum):
@@ -105,17 +105,6 @@ async def read_records(gateway: Gateway, partition: Partition, task_ids: Sequenc
     ]
 
 
-async def find_task(gateway: Gateway, namespace: Namespace, task_id: str) -> Partition | None:
-    """The partition that has the task, sought in every queue of the namespace. `ValueError` for what is no id."""
-    check_task_id(task_id)
-    queues = pairs(await gateway.command("HGETALL", namespace.queues))
-    candidates = [
-        namespace.partition(queue.decode(), index) for queue, count in queues.items() for index in range(int(count))
-    ]
-    found = await gateway.pipeline([("EXISTS", candidate.record(task_id)) for candidate in candidates])
-    return next((candidate for candidate, exists in zip(candidates, found, strict=True) if exists), None)
-
-
 @dataclass(frozen=True, slots=True)
 class _Message:
     fields: Mapping[bytes, bytes]
@@ -166,7 +155,7 @@ def _record(partition: Partition, task_id: str, fields: Mapping[bytes, bytes], m
         queue=partition.queue,
         partition=partition.index,
         state=state,
-        task=envelope.task if envelope else None,
+        task=envelope.task if envelope else _text(fields, b"task"),
         args=payload.get(b"args"),
         headers=envelope.headers if envelope else {},
         attempts=_number(fields, b"attempts") or 0,

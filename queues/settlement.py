@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import orjson
 
 from .consumer import RELEASED_IDLE_MS
+from .envelope import Envelope
 from .errors import LeaseLost
 from .gateway import Argument, Gateway
 from .keys import RELEASED
@@ -26,8 +28,7 @@ _RELEASE = queue_script("release")
 _NO_DATA = b"{}"
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
+class Counters(NamedTuple):
     """What has been tried. attempts: runs that ended by themselves. crashes: deliveries that ended without any
     outcome. returns: times the task was handed back because this worker does not know its name.
     """
@@ -35,6 +36,10 @@ class Counters:
     attempts: int = 0
     crashes: int = 0
     returns: int = 0
+
+    def attempted(self) -> Counters:
+        """With one attempt more."""
+        return Counters(self.attempts + 1, self.crashes, self.returns)
 
 
 async def succeed(
@@ -46,16 +51,30 @@ async def succeed(
     *,
     ran: float,
     ttl: float,
+    envelope: Envelope | None = None,
+    written: bool = True,
 ) -> None:
-    """Store the result and acknowledge. ran, ttl: seconds. Raises `LeaseLost`."""
-    await _finish(gateway, delivery, task_id, State.SUCCEEDED, result, counters, ran, ttl)
+    """Store the result and acknowledge. ran, ttl: seconds. Raises `LeaseLost`.
+
+    envelope: the message's, where the caller has read it, which saves the script reading the message once more.
+    written: False where this delivery has put nothing into the checkpoint.
+    """
+    await _finish(gateway, delivery, task_id, State.SUCCEEDED, result, counters, ran, ttl, envelope, written)
 
 
 async def cancelled(
-    gateway: Gateway, delivery: Delivery, task_id: str, counters: Counters, *, ran: float, ttl: float
+    gateway: Gateway,
+    delivery: Delivery,
+    task_id: str,
+    counters: Counters,
+    *,
+    ran: float,
+    ttl: float,
+    envelope: Envelope | None = None,
+    written: bool = True,
 ) -> None:
-    """Store that the task was cancelled and acknowledge. ran, ttl: seconds. Raises `LeaseLost`."""
-    await _finish(gateway, delivery, task_id, State.CANCELLED, b"null", counters, ran, ttl)
+    """Store that the task was cancelled and acknowledge; see `succeed`."""
+    await _finish(gateway, delivery, task_id, State.CANCELLED, b"null", counters, ran, ttl, envelope, written)
 
 
 async def _finish(
@@ -67,19 +86,44 @@ async def _finish(
     counters: Counters,
     ran: float,
     ttl: float,
+    envelope: Envelope | None,
+    written: bool,
 ) -> None:
     partition = delivery.partition
-    keys = [partition.ready, partition.record(task_id), partition.steps(task_id), partition.log(task_id)]
-    outcome = (
-        str(state),
+    keys = [partition.ready, partition.record(task_id)]
+    if written or delivery.history:
+        keys += (partition.steps(task_id), partition.log(task_id))
+    args: list[Argument] = [
+        *delivery.fence,
+        state.value,
         result,
         counters.attempts,
         counters.crashes,
         round(ran * 1000),
         max(1, round(ttl * 1000)),
-    )
-    if not await gateway.run(_FINISH, keys, [*delivery.fence, *outcome]):
+        *(() if envelope is None else _kept(delivery, envelope)),
+    ]
+    if not await gateway.run(_FINISH, keys, args):
         raise LeaseLost(task_id, "outcome")
+
+
+_SMALL: Final = 1024
+"""Bytes of arguments that are sent along rather than moved from the message by the script."""
+
+
+def _kept(delivery: Delivery, envelope: Envelope) -> Sequence[Argument]:
+    """What the record keeps of the message, where sending it is cheaper than having the script read it.
+
+    An envelope that says no more than id and name is kept as the name alone. The time of enqueuing is the message's
+    own, unless the task ran or waited before: then its record has it.
+    """
+    arguments = delivery.fields.get(b"args", b"")
+    if len(arguments) > _SMALL or b"again" in delivery.fields:
+        return ()
+    at = delivery.entry.partition(b"-")[0]
+    if envelope.plain:
+        return ("task", envelope.task, "args", arguments, "at", at)
+    return ("env", delivery.fields[b"env"], "args", arguments, "at", at)
 
 
 async def reschedule(

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fakeredis
 import pytest
 import redis.asyncio
+from clusters import Cluster, cluster_of_its_own
 from leaks import check_for_leaks
 from perdure.queues import Address, Gateway, Namespace, Partition, Producer
+from perdure.queues.scripts import loaded_scripts
+from perdure.queues.wire import ClientWire, Command, PipelinedWire
 from perdure.worker.settings import Settings
-from servers import BUNDLED, SYSTEM, RedisServer, find_program
+from servers import BUNDLED, SYSTEM, VALKEY, RedisServer, find_program
 
-SERVERS = [kind for kind in (BUNDLED, SYSTEM) if find_program(kind) is not None]
-BACKENDS = ["fake", *SERVERS]
+DEFAULT_KIND = os.environ.get("PERDURE_TEST_SERVER", BUNDLED)
+SERVERS = [kind for kind in ([VALKEY] if DEFAULT_KIND == VALKEY else [BUNDLED, SYSTEM]) if find_program(kind)]
+CLUSTER = "cluster"
+BACKENDS = ["fake", *SERVERS, pytest.param(CLUSTER, marks=pytest.mark.cluster)]
 
 
 def pytest_report_header() -> str:
@@ -25,8 +32,8 @@ def pytest_report_header() -> str:
 
 
 def default_kind() -> str:
-    """The server that integration tests use: the bundled 6.2, or the one on PATH when PERDURE_TEST_SERVER=system."""
-    return os.environ.get("PERDURE_TEST_SERVER", BUNDLED)
+    """The server that integration tests use: the bundled 6.2, or what PERDURE_TEST_SERVER names: system or valkey."""
+    return DEFAULT_KIND
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +43,29 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         if name.startswith("PERDURE_") and name != "PERDURE_TEST_SERVER":
             monkeypatch.delenv(name)
     monkeypatch.setenv("PERDURE_DATA_DIR", str(tmp_path / "data"))
+
+
+@pytest.fixture(autouse=True)
+def one_slot_per_script(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever script any test has carried out in this process: its keys lie in one hash slot, as a cluster asks."""
+    astray: list[str] = []
+    for wire in (PipelinedWire, ClientWire):
+        monkeypatch.setattr(wire, "submit", watched(wire.submit, astray))
+    yield
+    assert not astray, f"scripts across slots: {astray}"
+
+
+def watched(submit: Callable[[Any, Command], Any], astray: list[str]) -> Callable[[Any, Command], Any]:
+    def watching(wire: Any, command: Command) -> Any:
+        if command[0] == "EVALSHA":
+            keys = [str(key) for key in command[3 : 3 + int(command[2])]]
+            tags = {re.sub(r".*?\{([^}]+)\}.*", r"\1", key) for key in keys}
+            if len(tags) != 1:
+                names = {script.sha: script.name for script in loaded_scripts()}
+                astray.append(f"{names.get(str(command[1]))} touches {sorted(tags)}")
+        return submit(wire, command)
+
+    return watching
 
 
 @pytest.fixture(scope="session")
@@ -54,6 +84,16 @@ def shared_server(servers: dict[str, RedisServer], kind: str) -> RedisServer:
             pytest.skip(f"no {kind} redis-server here")
         servers[kind] = RedisServer(program).start()
     return servers[kind]
+
+
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[Cluster]:
+    """A cluster that tests use and leave as it is, started when first asked for."""
+    program = find_program(default_kind())
+    if program is None:
+        pytest.skip(f"no {default_kind()} redis-server here")
+    with cluster_of_its_own(program) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -83,20 +123,30 @@ def settings(redis_url: str, namespace_name: str) -> Settings:
 async def gateway(
     request: pytest.FixtureRequest, shared_servers: dict[str, RedisServer], namespace_name: str
 ) -> AsyncIterator[Gateway]:
-    """A gateway for the conformance set: over fakeredis, the bundled server and a system server where there is one."""
+    """A gateway for the conformance set: over fakeredis, the bundled server, a system server where there is one, and
+    a Redis Cluster.
+    """
+    clients: list[redis.asyncio.Redis]
     if request.param == "fake":
-        client: redis.asyncio.Redis = fakeredis.FakeAsyncRedis(version=(7,), protocol=2)
-        gateway = Gateway.over(client)
+        clients = [fakeredis.FakeAsyncRedis(version=(7,), protocol=2)]
+        gateway = Gateway.over(clients[0])
+    elif request.param == CLUSTER:
+        cluster: Cluster = request.getfixturevalue("shared_cluster")
+        gateway = Gateway(Address(cluster.url()))
+        clients = [redis.asyncio.Redis(host="127.0.0.1", port=node.port) for node in cluster.serving()]
     else:
         gateway = Gateway(Address(shared_server(shared_servers, request.param).url))
+        clients = [redis.asyncio.Redis.from_url(gateway.address.url)]
+    if request.param != "fake":
         await gateway.open()
-        client = redis.asyncio.Redis.from_url(gateway.address.url)
     yield gateway
     try:
-        await check_for_leaks(client, namespace_name)
+        for client in clients:  # all keys of a task are on one node
+            await check_for_leaks(client, namespace_name)
     finally:
         await gateway.close()
-        await client.aclose()
+        for client in clients:
+            await client.aclose()
 
 
 @pytest.fixture

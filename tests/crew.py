@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from perdure.queues import Consumer, Delivery, Envelope, Gateway, Leases, Namespace, Partition, Reader, promote_due
+from perdure.queues import (
+    Consumer,
+    Delivery,
+    Envelope,
+    Gateway,
+    Leases,
+    Namespace,
+    OneConnection,
+    Partition,
+    Reader,
+    promote_due,
+)
 from perdure.queues.gateway import Argument
 from perdure.queues.keys import GROUP
+from perdure.queues.reading import PerPartition
+from perdure.queues.rerouting import ensure_route
 
 LONG_AGO = 3_600_000
 """Milliseconds by which `age` lets a lease pass."""
@@ -23,19 +36,39 @@ class SharedReader(Reader):
     async def read(self, *command: Argument) -> Any:
         return await self._shared.command(*command, repeatable=False)
 
+    async def interrupt(self) -> None:
+        """No read waits."""
+
+
+class SharedReaders(PerPartition):
+    """The same for a cluster."""
+
+    def _reader(self, partition: Partition) -> Reader:
+        return SharedReader(self._gateway)
+
 
 def needs_server(gateway: Gateway, reason: str) -> None:
     """Skip on fakeredis, and say what it lacks."""
-    if not gateway.address.url.startswith("unix:"):
+    if gateway.address.url == "redis://borrowed":
         pytest.skip(f"fakeredis: {reason}")
+
+
+def needs_one_server(gateway: Gateway, reason: str) -> None:
+    """Skip on fakeredis and on a cluster, and say what they lack."""
+    if not gateway.address.url.startswith("unix:"):
+        pytest.skip(reason)
 
 
 async def worker(
     gateway: Gateway, *partitions: Partition, name: str = "a", lease: float = 60.0, leases: Leases | None = None
 ) -> Consumer:
     """A worker that reads without waiting. With `lease=0`, it claims whatever is pending."""
-    consumer = Consumer(gateway, SharedReader(gateway), partitions, name, lease, Leases() if leases is None else leases)
-    await consumer.create_groups(Namespace(partitions[0].namespace))
+    apart = gateway.clustered and len(partitions) > 1
+    reading = SharedReaders(gateway, name) if apart else OneConnection(gateway, SharedReader(gateway), name)
+    consumer = Consumer(gateway, reading, partitions, name, lease, Leases() if leases is None else leases)
+    await consumer.create_groups()
+    for partition in partitions:
+        await ensure_route(gateway, Namespace(partition.namespace), partition.queue)
     return consumer
 
 
@@ -116,3 +149,27 @@ async def consumers(gateway: Gateway, stream: str) -> set[str]:
 def ids(deliveries: Sequence[Delivery]) -> list[str]:
     """The ids of the tasks that were delivered."""
     return [Envelope.decode(delivery.fields[b"env"]).id for delivery in deliveries]
+
+
+class Held:
+    """Whoever holds a delivery."""
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        task_id: str,
+        lost: Callable[[], None] | None = None,
+        cancel: Callable[[], None] | None = None,
+    ) -> None:
+        self.delivery = delivery
+        self.record = delivery.partition.record(task_id)
+        self._lost = lost
+        self._cancel = cancel
+
+    def on_lost(self) -> None:
+        if self._lost is not None:
+            self._lost()
+
+    def on_cancel(self) -> None:
+        if self._cancel is not None:
+            self._cancel()

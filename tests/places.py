@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+from every_node import whereabouts
 from perdure.queues import Gateway, Namespace, Partition
 from perdure.queues.keys import GROUP
 
@@ -80,12 +81,13 @@ async def keys(gateway: Gateway, namespace: Namespace) -> list[bytes]:
     """Every key of the namespace."""
     found: list[bytes] = []
     for pattern in (f"{{{namespace.name}:*", f"{{{namespace.name}}}:*"):
-        cursor = b"0"
-        while True:
-            cursor, page = await gateway.command("SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
-            found += page
-            if int(cursor) == 0:
-                break
+        for node_of in whereabouts(gateway):
+            cursor = b"0"
+            while True:
+                cursor, page = await gateway.command("SCAN", cursor, "MATCH", pattern, "COUNT", 1000, node_of=node_of)
+                found += page
+                if int(cursor) == 0:
+                    break
     return sorted(set(found))
 
 

@@ -84,6 +84,9 @@ class Crew:
 
     settings: Settings
     journal: Path
+    program: Path = REPLICA
+    environment: dict[str, str] = field(default_factory=dict)
+    """What the replicas are told besides."""
     replicas: list[Replica] = field(default_factory=list)
     _lines: list[Line] = field(default_factory=list)
     _read: int = 0
@@ -97,9 +100,11 @@ class Crew:
             "PERDURE_NAMESPACE": changed.namespace,
             "PERDURE_LEASE": str(changed.lease),
             "PERDURE_GRACE": str(changed.grace),
+            "PERDURE_PARTITIONS": changed.partitions,
+            **self.environment,
         }
         process = subprocess.Popen(
-            [sys.executable, REPLICA, str(concurrency)],
+            [sys.executable, self.program, str(concurrency)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             env=environment,
@@ -135,9 +140,11 @@ class Crew:
 
 
 @contextmanager
-def hire(settings: Settings, folder: Path) -> Iterator[Crew]:
+def hire(
+    settings: Settings, folder: Path, program: Path = REPLICA, environment: dict[str, str] | None = None
+) -> Iterator[Crew]:
     """A crew for one test."""
-    crew = Crew(settings, folder / "journal")
+    crew = Crew(settings, folder / "journal", program, environment or {})
     crew.journal.touch()
     try:
         yield crew

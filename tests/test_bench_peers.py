@@ -149,6 +149,7 @@ def test_targets_stand_beside_what_was_reached(tmp_path: Path) -> None:
         "rows": [
             {"key": "throughput", "unit": "tasks/s", "value": reached, "limit": limit},
             {"key": "pick_up_p50", "unit": "ms", "value": slow, "limit": limit},
+            {"key": "backlog_read", "unit": "us", "value": slow, "limit": slow, "ratio": 1.25},
         ],
     }
     text = page(tmp_path, made_up({"perdure": [20.0] * 3, "other": [5.0] * 3}), own=own)
@@ -158,6 +159,7 @@ def test_targets_stand_beside_what_was_reached(tmp_path: Path) -> None:
     assert "≥ 20,000 | 25,000 (24,000-26,000) | met | 100,000" in throughput
     assert "≤ 1.00 | 2.00 (1.50-3.00) | missed" in rows["enqueue to handler start, idle worker, p50"]
     assert "≥ 10.0 | 4.00 x | missed" in rows["the same, as a multiple of the best peer"]
+    assert "≤ 1.10 | 1.25 x | missed" in rows["the same of a read"]
     assert "not measured" in rows["memory of an idle replica"]
     assert "- a machine" in text
 

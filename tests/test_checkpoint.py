@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from acts import SETTLING
-from crew import claim_one, needs_server, promote, read_one, take_over, worker
+from crew import claim_one, needs_one_server, promote, read_one, take_over, worker
 from lossy import lossy_gateway
 from perdure.queues import (
     Counters,
@@ -95,7 +95,7 @@ async def test_a_batch_is_written_in_its_order_and_logged_in_it(
 
 
 async def test_a_lost_reply_records_once(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
-    needs_server(gateway, "no connection whose reply could be lost")
+    needs_one_server(gateway, "the line that loses replies stands before one server")
     async with lossy_gateway(gateway) as (lossy, line):
         line.lose(queue_script("record").sha.encode())
         await write_entries(lossy, delivery, "x", [done("list"), done("sum")])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from crew import age, claim_one, ids, make_due, needs_server, promote, read, read_one, worker
+from crew import age, claim_one, ids, make_due, needs_one_server, promote, read, read_one, worker
 from lossy import lossy_gateway
 from perdure.queues import Gateway, Namespace, Partition, Producer, State, promote_due
 from perdure.queues.scripts import queue_script
@@ -147,7 +147,7 @@ async def test_an_id_without_a_record_leaves_the_due_set(
 
 
 async def test_a_lost_reply_moves_it_once(gateway: Gateway, partition: Partition, producer: Producer) -> None:
-    needs_server(gateway, "no connection whose reply could be lost")
+    needs_one_server(gateway, "the line that loses replies stands before one server")
     await producer.enqueue("t", task_id="x", delay=60)
     await make_due(gateway, partition, "x")
     async with lossy_gateway(gateway) as (lossy, line):

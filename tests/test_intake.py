@@ -16,6 +16,9 @@ async def test_a_nudge_that_reaches_a_stopping_worker_reaches_another(
 ) -> None:
     first, second = await worker(gateway, partition), await worker(gateway, partition, name="b")
 
+    def quiet() -> None:
+        """Nothing to do."""
+
     def never(delivery: Delivery) -> None:
         raise AssertionError(delivery)
 
@@ -24,7 +27,7 @@ async def test_a_nudge_that_reaches_a_stopping_worker_reaches_another(
 
     sweep = Sweep([partition], 60.0)
     sweep.reached(partition, "0-0")
-    intake = Intake(first, Slots(1), sweep, start=never, on_due=lambda: None, give_back=never_back)
+    intake = Intake(first, Slots(1), sweep, start=never, on_due=quiet, on_rerouted=quiet, give_back=never_back)
     await first.nudge(partition)
     if stopping:
         intake.stop()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import perdure
 import pytest
+from conftest import watched
 from hypothesis import given
 from hypothesis import strategies as st
 from perdure.queues import Namespace, Partition
@@ -20,16 +21,17 @@ NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 
 KEYLESS = {"TIME"}
 FIRST = {"XPENDING", "XCLAIM", "XACK", "XDEL", "XADD", "XRANGE", "XTRIM", "EXISTS", "DEL", "PEXPIRE", "PERSIST"}
-FIRST |= {"HGET", "HMGET", "HSET", "HSETNX", "HDEL", "HEXISTS", "HINCRBY", "PUBLISH"}
+FIRST |= {"GET", "HGET", "HMGET", "HSET", "HSETNX", "HDEL", "HEXISTS", "HINCRBY", "PUBLISH"}
 FIRST |= {"ZADD", "ZREM", "ZSCORE", "ZRANGE", "ZRANGEBYSCORE"}
-SECOND = {"XGROUP"}
+FIRST |= {"XLEN", "ZCARD", "ZREMRANGEBYSCORE"}
+SECOND = {"XGROUP", "XINFO"}
 EVERY = {"DEL"}
 """Where a command has its keys: nowhere, first, after a subcommand, everywhere."""
 
 
 def all_keys(partition: Partition) -> list[str]:
     return [
-        *(partition.ready, partition.nudge, partition.due, partition.dead),
+        *(partition.ready, partition.nudge, partition.due, partition.dead, partition.closed, partition.sweep),
         *(partition.record("x"), partition.steps("x"), partition.log("x")),
     ]
 
@@ -44,12 +46,15 @@ def test_the_names_are_those_of_the_table() -> None:
         "{perdure:mail:2}:nudge",
         "{perdure:mail:2}:due",
         "{perdure:mail:2}:dead",
+        "{perdure:mail:2}:closed",
+        "{perdure:mail:2}:sweep",
         "{perdure:mail:2}:task:x",
         "{perdure:mail:2}:task:x:steps",
         "{perdure:mail:2}:task:x:log",
     ]
     namespace = Namespace()
     assert (namespace.queues, namespace.workers) == ("{perdure}:queues", "{perdure}:workers")
+    assert namespace.sharing("mail") == "{perdure}:sharing:mail"
     assert namespace.worker("a") == "{perdure}:worker:a"
 
 
@@ -89,6 +94,15 @@ def test_a_partition_is_known_by_where_it_is() -> None:
 
 
 # the scripts
+
+
+def test_a_script_across_slots_is_noticed() -> None:
+    astray: list[str] = []
+    submit = watched(lambda wire, command: command, astray)
+    submit(None, ("EVALSHA", "x", 2, "{a:q:0}:ready", "{a:q:0}:due", "{b}"))
+    assert astray == []
+    submit(None, ("EVALSHA", "x", 2, "{a:q:0}:ready", "{a:q:1}:due"))
+    assert astray == ["None touches ['a:q:0', 'a:q:1']"]
 
 
 @dataclass(frozen=True)
@@ -171,7 +185,7 @@ def test_no_key_is_put_together(path: Path) -> None:
     for found in re.finditer(r"KEYS\[[^\]]*\]", source):
         around = source[max(0, found.start() - 4) : found.end() + 4]
         assert ".." not in around, f"{path.name}: {around}"
-    assert not re.search(r"[{}]:|:(ready|nudge|due|dead|task|steps|log)\b", source)
+    assert not re.search(r"[{}]:|:(ready|nudge|due|dead|closed|sweep|task|steps|log)\b", source)
 
 
 @pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem != "fence"], ids=lambda path: path.stem)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from acts import SETTLING
-from crew import LONG_AGO, age, claim_all, claim_one, needs_server, pending, read, read_one, take_over, worker
+from crew import LONG_AGO, Held, age, claim_all, claim_one, needs_server, pending, read, read_one, take_over, worker
 from perdure.queues import Address, Beat, Delivery, Gateway, Leases, Namespace, Partition, Producer, QueueError
 from perdure.queues.keys import GROUP
 from perdure.queues.scripts import queue_script
@@ -25,8 +25,10 @@ def delivery_of(partition: Partition, entry: bytes = b"1-1", count: int = 1) -> 
 
 def hold(
     leases: Leases, delivery: Delivery, task_id: str, lost: Callable[[], None], cancel: Callable[[], None] | None = None
-) -> None:
-    leases.hold(delivery, delivery.partition.record(task_id), on_lost=lost, on_cancel=cancel or (lambda: None))
+) -> Held:
+    held = Held(delivery, task_id, lost, cancel)
+    leases.hold(held)
+    return held
 
 
 class Heard:
@@ -55,8 +57,7 @@ def test_a_fence_is_group_worker_entry_and_count(partition: Partition) -> None:
 def test_what_is_held_is_known_until_it_is_dropped(partition: Partition, namespace: Namespace) -> None:
     leases, other = Leases(), namespace.partition("other")
     first, second = delivery_of(partition), delivery_of(other)
-    for one in (first, second):
-        hold(leases, one, "x", lambda: None)
+    held = [hold(leases, one, "x", lambda: None) for one in (first, second)]
     assert len(leases) == 2
     assert leases.holds(partition, b"1-1")
     assert leases.holds(other, b"1-1")
@@ -65,7 +66,7 @@ def test_what_is_held_is_known_until_it_is_dropped(partition: Partition, namespa
         partition: [first],
         other: [second],
     }
-    leases.drop(first)
+    leases.drop(held[0])
     assert not leases.holds(partition, b"1-1")
     assert leases.holds(other, b"1-1")
 
@@ -74,11 +75,10 @@ def test_an_old_delivery_does_not_drop_the_new_one_of_the_same_message(partition
     """The worker lost the message and claimed it again before the first run had ended."""
     leases = Leases()
     old, new = delivery_of(partition), delivery_of(partition, count=2)
-    hold(leases, old, "x", lambda: None)
-    hold(leases, new, "x", lambda: None)
-    leases.drop(old)
+    former, present = hold(leases, old, "x", lambda: None), hold(leases, new, "x", lambda: None)
+    leases.drop(former)
     assert leases.holds(partition, b"1-1")
-    leases.drop(new)
+    leases.drop(present)
     assert len(leases) == 0
 
 

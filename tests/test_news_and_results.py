@@ -12,7 +12,8 @@ from typing import Any
 import orjson
 import pytest
 from acts import SETTLING
-from crew import claim_one, needs_server, promote, read, read_one, take_over, worker
+from crew import claim_one, needs_one_server, needs_server, promote, read, read_one, take_over, worker
+from every_node import on_every_node
 from lossy import lossy_gateway
 from perdure.deadletter import Replay, find_letter, replay
 from perdure.queues import (
@@ -58,8 +59,8 @@ async def delivery(gateway: Gateway, partition: Partition, handle: TaskHandle[An
 
 async def channels(gateway: Gateway, namespace: Namespace) -> list[bytes]:
     """Channels of the namespace that somebody listens to."""
-    found: list[bytes] = await gateway.command("PUBSUB", "CHANNELS", f"{{{namespace.name}:*")
-    return found
+    found = await on_every_node(gateway, "PUBSUB", "CHANNELS", f"{{{namespace.name}:*")
+    return [name for names in found for name in names]
 
 
 async def listeners(gateway: Gateway, partition: Partition, *task_ids: str) -> None:
@@ -72,8 +73,8 @@ async def listeners(gateway: Gateway, partition: Partition, *task_ids: str) -> N
 
 
 async def connections(gateway: Gateway, kind: str) -> list[str]:
-    listed: bytes = await gateway.command("CLIENT", "LIST", "TYPE", kind)
-    return listed.decode().splitlines()
+    found = await on_every_node(gateway, "CLIENT", "LIST", "TYPE", kind)
+    return [line for listed in found for line in listed.decode().splitlines()]
 
 
 # results
@@ -95,6 +96,33 @@ async def test_a_result_that_comes_while_one_waits_is_pushed(
     assert not waiting.done()
     await SETTLING["succeed"](gateway, delivery, "x")
     assert await asyncio.wait_for(waiting, SOON) == {"ok": True}
+
+
+async def test_who_waits_already_goes_on_waiting_while_the_server_is_away(
+    gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cluster the subscription may stand again long before the node that has the record."""
+    away = asyncio.Event()
+    asked = 0
+    record = handle.record
+
+    async def absent() -> Any:
+        nonlocal asked
+        if away.is_set():
+            asked += 1
+            raise Unavailable("away")
+        return await record()
+
+    monkeypatch.setattr(handle, "record", absent)
+    waiting = asyncio.create_task(handle.result())
+    await listeners(gateway, partition, "x")
+    away.set()
+    await SETTLING["succeed"](gateway, delivery, "x")
+    while not asked and not waiting.done():  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(0.001)
+    away.clear()
+    assert await asyncio.wait_for(waiting, SOON) == {"ok": True}
+    assert asked
 
 
 class Meddling(News):
@@ -325,7 +353,7 @@ async def test_a_connection_that_is_killed_is_made_anew(
     names = [handle.id for handle in handles]
     for delivery, handle in zip(deliveries, handles, strict=True):
         await listeners(gateway, partition, *names)
-        await gateway.command("CLIENT", "KILL", "TYPE", "pubsub")
+        await on_every_node(gateway, "CLIENT", "KILL", "TYPE", "pubsub")
         await succeed(gateway, delivery, handle.id, b"1", Counters(1), ran=0, ttl=60)
         names.remove(handle.id)
     assert await asyncio.wait_for(asyncio.gather(*waiting), SOON) == [1] * 10
@@ -339,7 +367,7 @@ async def test_waiting_begins_on_a_connection_that_was_killed_unnoticed(
     deliveries = await read(await worker(gateway, partition), 10)
     async with producer.news.listen(partition.record("somebody else")):
         for handle, delivery in zip(handles, deliveries, strict=True):
-            await gateway.command("CLIENT", "KILL", "TYPE", "pubsub")
+            await on_every_node(gateway, "CLIENT", "KILL", "TYPE", "pubsub")
             waiting = asyncio.create_task(handle.result())
             await listeners(gateway, partition, handle.id)
             await succeed(gateway, delivery, handle.id, b"1", Counters(1), ran=0, ttl=60)
@@ -355,7 +383,7 @@ async def test_a_subscription_stands_again_after_its_connection_was_killed(
     async with AsyncExitStack() as stack:
         inboxes = [await stack.enter_async_context(producer.news.listen(name)) for name in names]
         for _ in range(3):
-            await gateway.command("CLIENT", "KILL", "TYPE", "pubsub")
+            await on_every_node(gateway, "CLIENT", "KILL", "TYPE", "pubsub")
             assert await channels(gateway, namespace) == []
             await listeners(gateway, partition, *(f"x{number}" for number in range(20)))
         for name, inbox in zip(names, inboxes, strict=True):
@@ -368,7 +396,7 @@ async def test_what_was_published_while_the_connection_was_away_is_not_missed(
     gateway: Gateway, partition: Partition, producer: Producer, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
     """All connections die, the outcome comes before any of them is back."""
-    needs_server(gateway, "there is no connection to kill")
+    needs_one_server(gateway, "the line that breaks stands before one server")
     async with lossy_gateway(gateway) as (lossy, line):
         news = News(lossy)
         watcher: TaskHandle[Any] = TaskHandle("x", partition, lossy, news)
@@ -386,7 +414,7 @@ async def test_what_was_published_while_the_subscription_was_being_renewed_is_no
     gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
     """The new connection is there, the subscription on its way: the outcome comes first."""
-    needs_server(gateway, "there is no connection to lose")
+    needs_one_server(gateway, "the line that breaks stands before one server")
     async with lossy_gateway(gateway) as (lossy, line):
         news = News(lossy)
         watcher: TaskHandle[Any] = TaskHandle("x", partition, gateway, news)
@@ -408,7 +436,7 @@ async def test_what_was_published_while_the_subscription_was_being_renewed_is_no
 async def test_a_subscription_that_failed_does_not_stand_in_the_way_of_the_next(
     gateway: Gateway, namespace: Namespace, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
-    needs_server(gateway, "there is no connection to lose")
+    needs_one_server(gateway, "the line that breaks stands before one server")
     async with lossy_gateway(gateway) as (lossy, line):
         news = News(lossy)
         watcher: TaskHandle[Any] = TaskHandle("x", partition, gateway, news)
@@ -433,7 +461,7 @@ async def test_a_subscription_that_failed_does_not_stand_in_the_way_of_the_next(
 async def test_waiting_begins_while_the_server_is_away(
     gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
-    needs_server(gateway, "there is no connection to lose")
+    needs_one_server(gateway, "the line that breaks stands before one server")
     async with lossy_gateway(gateway) as (lossy, line):
         news = News(lossy)
         watcher: TaskHandle[Any] = TaskHandle("x", partition, lossy, news)
@@ -554,7 +582,7 @@ async def test_cancelling_races_with_promoting(gateway: Gateway, partition: Part
 async def test_a_lost_reply_cancels_once(
     gateway: Gateway, partition: Partition, producer: Producer, handle: TaskHandle[Any]
 ) -> None:
-    needs_server(gateway, "no connection whose reply could be lost")
+    needs_one_server(gateway, "the line that loses replies stands before one server")
     async with lossy_gateway(gateway) as (lossy, line):
         far: TaskHandle[Any] = TaskHandle("x", partition, lossy, producer.news)
         line.lose(queue_script("cancel").sha.encode())

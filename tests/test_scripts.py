@@ -15,6 +15,7 @@ import perdure
 import pytest
 from acts import SETTLING, WRITING
 from crew import claim_one, consumers, make_due, needs_server, read_one, worker
+from every_node import on_every_node
 from perdure.deadletter import Filter, Replay, list_letters, purge, replay
 from perdure.queues import (
     Address,
@@ -28,10 +29,14 @@ from perdure.queues import (
     load_script,
     promote_due,
     release,
+    retire_generation,
+    set_partitions,
 )
 from perdure.queues.gateway import Argument
 from perdure.queues.keys import GROUP
+from perdure.queues.rerouting import Standing, standing
 from perdure.queues.scripts import loaded_scripts, queue_script
+from perdure.queues.sharing import share_queue
 from servers import BUNDLED, SYSTEM, RedisServer, find_program
 
 FOLDER = Path(perdure.__file__).parent
@@ -102,10 +107,11 @@ async def test_the_server_names_them_as_we_do(gateway: Gateway) -> None:
 
 
 async def test_all_are_loaded_in_one_go(gateway: Gateway) -> None:
-    await gateway.command("SCRIPT", "FLUSH")
+    await on_every_node(gateway, "SCRIPT", "FLUSH")
     await gateway.load_scripts()
-    scripts = loaded_scripts()
-    assert await gateway.command("SCRIPT", "EXISTS", *(script.sha for script in scripts)) == [1] * len(scripts)
+    shas = [script.sha for script in loaded_scripts()]
+    for known in await on_every_node(gateway, "SCRIPT", "EXISTS", *shas):
+        assert known == [1] * len(shas)
 
 
 class Forgetful(Gateway):
@@ -116,7 +122,7 @@ class Forgetful(Gateway):
         self.called: set[str] = set()
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        await self.command("SCRIPT", "FLUSH")
+        await on_every_node(self, "SCRIPT", "FLUSH")
         self.called.add(script.name)
         return await super().run(script, keys, args)
 
@@ -146,6 +152,10 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert await a.forget(partition, -1.0, present=["a"]) == 1
         await a.leave()
         assert "a" not in await consumers(gateway, partition.ready)
+    route = await set_partitions(gateway, namespace, "default", 2)
+    assert await standing(gateway, partition) is Standing.DRAINED
+    assert not await retire_generation(gateway, namespace, "default", route, route.former[0], kept=60)
+    assert await share_queue(gateway, namespace, "default", "a", ttl=60) == {"a"}
 
 
 async def test_each_survives_a_server_that_forgot_it(gateway: Gateway, namespace: Namespace) -> None:

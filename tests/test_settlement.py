@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from acts import FENCED, SETTLING
-from crew import age, claim_all, claim_one, needs_server, pending, promote, read, read_one, take_over, worker
+from crew import age, claim_all, claim_one, needs_one_server, pending, promote, read, read_one, take_over, worker
 from lossy import lossy_gateway
 from perdure.deadletter import Replay, find_letter, replay
 from perdure.queues import (
@@ -146,7 +146,7 @@ async def test_asked_again_it_answers_the_same_and_changes_nothing(
 async def test_a_lost_reply_settles_once(
     gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, act: str
 ) -> None:
-    needs_server(gateway, "no connection whose reply could be lost")
+    needs_one_server(gateway, "the line that loses replies stands before one server")
     async with lossy_gateway(gateway) as (lossy, line):
         line.lose(b"EVALSHA")
         await SETTLING[act](lossy, delivery, "x")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import anyio
@@ -291,13 +291,13 @@ async def test_a_task_that_is_taken_in_the_very_moment_of_the_stop_stops_too(
         await ctx.step("one", calls.append, "one")
 
     async with Worker(app) as worker:
-        take = Slots.take
+        fill = Slots.fill
 
-        def take_and_stop(slots: Slots) -> None:
-            take(slots)
+        def stop_and_fill(slots: Slots, work: Coroutine[Any, Any, Any]) -> None:
             worker.stop()
+            fill(slots, work)
 
-        monkeypatch.setattr(Slots, "take", take_and_stop)
+        monkeypatch.setattr(Slots, "fill", stop_and_fill)
         handle = await job.enqueue()
         await soon(worker.run())
     assert calls == []

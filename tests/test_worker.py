@@ -453,16 +453,16 @@ def test_what_is_given_back_behind_a_sweep_under_way_is_found_by_another_round()
 
 
 async def test_slots_are_counted_and_waited_for() -> None:
-    slots = Slots(2)
-    slots.take()
-    slots.take()
+    slots, ends = Slots(2), [asyncio.Event(), asyncio.Event()]
+    for end in ends:
+        slots.fill(end.wait())
     assert slots.free == 0
     waiting = asyncio.create_task(slots.wait_free())
     emptying = asyncio.create_task(slots.wait_empty())
     await asyncio.sleep(0)
-    slots.give()
+    ends[0].set()
     await soon(waiting)
     assert slots.free == 1
     assert not emptying.done()
-    slots.give()
+    ends[1].set()
     await soon(emptying)

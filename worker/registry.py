@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Generic, NotRequired, ParamSpec, Protocol, TypeVar, get_type_hints
 
@@ -12,7 +21,18 @@ from pydantic.errors import PydanticUserError
 from typing_extensions import TypedDict
 
 from ..deadletter import Retry
-from ..queues import Envelope, Message, Options, Producer, TaskHandle, check_task_id, new_task_id
+from ..queues import (
+    Envelope,
+    Key,
+    Message,
+    Options,
+    Producer,
+    TaskHandle,
+    as_async,
+    check_task_id,
+    key_of,
+    new_task_id,
+)
 from .durable import Codec, Context, Durability
 from .errors import InvalidArguments, TaskDefinitionError
 
@@ -57,15 +77,27 @@ class Task(Generic[P, R]):
         """
         return await TaskCall(self).enqueue(*args, **kwargs)
 
-    async def enqueue_many(self, many: Iterable[Mapping[str, Any]]) -> list[TaskHandle[R]]:
+    async def enqueue_many(
+        self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
+    ) -> list[TaskHandle[R]]:
         """Enqueue one task per set of arguments (by name); all are checked before any is sent."""
         return await TaskCall(self).enqueue_many(many)
+
+    def enqueue_stream(
+        self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
+    ) -> AsyncIterator[TaskHandle[R]]:
+        """Enqueue one task per set of arguments as they come, in constant memory: `async for handle in ...`.
+
+        Each handle is of a task that is stored. Where a set of arguments is refused, those before it may be stored.
+        """
+        return TaskCall(self).enqueue_stream(many)
 
     def options(
         self,
         *,
         delay: float = 0.0,
         queue: str | None = None,
+        key: Key = None,
         task_id: str | None = None,
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
@@ -74,11 +106,13 @@ class Task(Generic[P, R]):
     ) -> TaskCall[P, R]:
         """The task with options for one call: `await audit.options(delay=60).enqueue("src")`.
 
-        delay: seconds until it may run. task_id: an id of the caller's own, which makes enqueuing idempotent. The
-        others take the place of what the task was defined with.
+        delay: seconds until it may run. key: tasks of one key are taken up in the order in which they were enqueued,
+        see docs/partitions.md; where many are enqueued, it may be a function of each one's arguments. task_id: an id
+        of the caller's own, which makes enqueuing idempotent. The others take the place of what the task was defined
+        with.
         """
         wish = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
-        return TaskCall(self, delay, queue, task_id, dict(headers or {}), wish)
+        return TaskCall(self, delay, queue, key, task_id, dict(headers or {}), wish)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,34 +122,54 @@ class TaskCall(Generic[P, R]):
     task: Task[P, R]
     delay: float = 0.0
     queue: str | None = None
+    key: Key = None
     task_id: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     wish: Options = field(default_factory=Options)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """See `Task.enqueue`."""
-        message = self._message(self.task.arguments.encode_call(args, kwargs))
-        return (await self._send([message]))[0]
+        if callable(self.key):
+            raise ValueError("a key that is a function is for enqueue_many and enqueue_stream: give one task its text")
+        message = self._message(self.task.arguments.encode_call(args, kwargs), self.key)
+        producer, decode = self._way()
+        return (await producer.send([message], queue=self.queue or self.task.queue, delay=self.delay, decode=decode))[0]
 
-    async def enqueue_many(self, many: Iterable[Mapping[str, Any]]) -> list[TaskHandle[R]]:
+    async def enqueue_many(
+        self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
+    ) -> list[TaskHandle[R]]:
         """See `Task.enqueue_many`."""
+        messages = [message async for message in self._messages(many)]
+        producer, decode = self._way()
+        return await producer.send(messages, queue=self.queue or self.task.queue, delay=self.delay, decode=decode)
+
+    def enqueue_stream(
+        self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
+    ) -> AsyncIterator[TaskHandle[R]]:
+        """See `Task.enqueue_stream`."""
+        producer, decode = self._way()
+        queue = self.queue or self.task.queue
+        return producer.send_stream(self._messages(many), queue=queue, delay=self.delay, decode=decode)
+
+    async def _messages(
+        self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
+    ) -> AsyncIterator[Message]:
         if self.task_id is not None:
             raise ValueError("one task_id cannot name many tasks")
-        return await self._send([self._message(self.task.arguments.encode_call((), args)) for args in many])
+        async for args in as_async(many):
+            yield self._message(self.task.arguments.encode_call((), args), key_of(self.key, args))
 
-    def _message(self, arguments: bytes) -> Message:
+    def _message(self, arguments: bytes, key: str | None) -> Message:
         envelope = Envelope(
             id=new_task_id() if self.task_id is None else check_task_id(self.task_id),
             task=self.task.name,
             headers=dict(self.headers),
             options=self.wish,
         )
-        return Message(envelope, arguments)
+        return Message(envelope, arguments, key, self.task_id is not None)
 
-    async def _send(self, messages: Sequence[Message]) -> list[TaskHandle[R]]:
-        queue = self.queue or self.task.queue
-        decode: Callable[[bytes], R] = self.task.result.decode
-        return await self.task.app.producer.send(messages, queue=queue, delay=self.delay, decode=decode)
+    def _way(self) -> tuple[Producer, Callable[[bytes], R]]:
+        return self.task.app.producer, self.task.result.decode
 
 
 class Arguments:

@@ -23,8 +23,10 @@ class Settings(BaseSettings):
     redis_url: where the queues are; empty for the embedded server in data_dir. namespace: the deployment's keys.
     lease: seconds a delivery stays a silent worker's; all workers of a namespace must have the same. grace: seconds
     that running tasks have to reach a step boundary when the worker is stopped. note_interval: seconds between notes
-    that a long step lives. result_ttl, dead_letter_ttl: seconds that outcomes and dead letters are kept.
-    payload_limit: bytes. unknown_task: how often, and how long apart, a task of unknown name is handed to others.
+    that a long step lives. result_ttl, dead_letter_ttl: seconds that outcomes and dead letters are kept. partitions:
+    whether a worker takes from all partitions of its queues, or from its share of them, the rest being other workers'
+    who share. payload_limit: bytes. unknown_task: how often, and how long apart, a task of unknown name is handed to
+    others.
     """
 
     model_config = SettingsConfigDict(env_prefix="PERDURE_", frozen=True, extra="ignore", env_ignore_empty=True)
@@ -37,6 +39,7 @@ class Settings(BaseSettings):
     note_interval: Seconds = 60.0
     result_ttl: Seconds = 86_400.0
     dead_letter_ttl: Seconds = DEFAULT_RETENTION
+    partitions: Literal["all", "share"] = "all"
     payload_limit: Annotated[int, Field(ge=1024)] = DEFAULT_PAYLOAD_LIMIT
     log_level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_json: bool = False

@@ -36,6 +36,8 @@ def _figure(target: Target, run: Data | None) -> tuple[str, str, str]:
         return ("not measured", "-", "") if times is None else (f"{number(times)} x", "-", _met(target, times))
     for line in run["rows"]:
         if line["key"] == target.key:
+            if target.ratio:
+                return f"{number(line['ratio'])} x", "-", _met(target, line["ratio"])
             value, limit = line["value"], line["limit"]
             reached = spread([value["low"], value["high"]], value["median"])
             return reached, number(limit["median"]), _met(target, value["median"])

@@ -1,11 +1,12 @@
 -- Prelude of every act on a delivery (the loader puts it in front of scripts that say `-- include: fence`).
 -- A fence is (group, worker, entry, delivery count), the first four ARGV of such a script.
+-- fence_text(): the delivery as a record remembers it; the worker stands beside it in a field of its own
 -- owned():   is the entry still pending, on this worker, in this very delivery? (pcall: where the server was emptied
 --            there is no group, and nothing is anybody's)
 -- settled(): did this same delivery already settle (the reply was lost and the caller asks again)?
 -- close(): acknowledges and deletes the message, and remembers which delivery did so.
 local function fence_text()
-  return ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4]
+  return ARGV[3] .. ' ' .. ARGV[4]
 end
 
 local function owned(stream)
@@ -14,7 +15,8 @@ local function owned(stream)
 end
 
 local function settled(record)
-  return redis.call('HGET', record, 'settled') == fence_text()
+  local last = redis.call('HMGET', record, 'settled', 'worker')
+  return last[1] == fence_text() and last[2] == ARGV[2]
 end
 
 local function close(stream, record)

@@ -1,19 +1,25 @@
 -- include: fence
 -- Settles a delivery for good: the task succeeded, or was cancelled.
--- KEYS  ready stream, record, steps, log
+-- KEYS  ready stream, record, then steps and log where there may be any
 -- ARGV  fence (4), state, result (JSON), attempts, crashes, milliseconds the last run took,
---       retention of the record and the checkpoint in milliseconds
+--       retention of the record and the checkpoint in milliseconds,
+--       then what the record keeps of the message, names and values in turn; nothing: it is read from the message here
 -- returns  0 refused, the lease has passed; 1 settled
 -- Atomic: outcome stored, message acknowledged and deleted, retention set. No one sees one without the others.
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
 end
-keep_payload(KEYS[1], KEYS[2])
+if #ARGV == 10 then
+  keep_payload(KEYS[1], KEYS[2])
+end
 redis.call('HSET', KEYS[2], 'state', ARGV[5], 'result', ARGV[6], 'attempts', ARGV[7], 'crashes', ARGV[8],
-  'ran', ARGV[9], 'finished', now_ms(), 'worker', ARGV[2])
-close(KEYS[1], KEYS[2])
+  'ran', ARGV[9], 'finished', now_ms(), 'worker', ARGV[2], 'settled', fence_text(), unpack(ARGV, 11))
+redis.call('HDEL', KEYS[2], 'entry', 'step', 'alive')
+redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])
+redis.call('XDEL', KEYS[1], ARGV[3])
 redis.call('PEXPIRE', KEYS[2], ARGV[10])
-redis.call('PEXPIRE', KEYS[3], ARGV[10])
-redis.call('PEXPIRE', KEYS[4], ARGV[10])
+for i = 3, #KEYS do
+  redis.call('PEXPIRE', KEYS[i], ARGV[10])
+end
 redis.call('PUBLISH', KEYS[2], ARGV[5])
 return 1

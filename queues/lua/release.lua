@@ -10,7 +10,7 @@
 -- what it is remembered by is a field of its own: the other acts of that later delivery must not take it for theirs.
 local function given_back()
   if ARGV[7] ~= '' then
-    return redis.call('HGET', KEYS[2], 'released') == fence_text()
+    return redis.call('HGET', KEYS[2], 'released') == ARGV[2] .. ' ' .. fence_text()
   end
   local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)[1]
   return pending and pending[2] == ARGV[5]
@@ -21,7 +21,7 @@ if not owned(KEYS[1]) then
 end
 redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[5], 0, ARGV[3], 'IDLE', ARGV[6], 'RETRYCOUNT', ARGV[4] - 1, 'JUSTID')
 if ARGV[7] ~= '' then
-  redis.call('HSET', KEYS[2], 'released', fence_text())
+  redis.call('HSET', KEYS[2], 'released', ARGV[2] .. ' ' .. fence_text())
   redis.call('HDEL', KEYS[2], 'step', 'alive')
   redis.call('XADD', KEYS[3], '*', 'type', ARGV[7], 'data', ARGV[8])
   redis.call('PUBLISH', KEYS[2], ARGV[7])

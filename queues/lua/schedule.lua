@@ -1,22 +1,26 @@
 -- Puts tasks into the due set, each once; the payload waits in the record.
--- KEYS  due set, nudge stream, then one record per task
+-- KEYS  due set, nudge stream, mark of a closed partition, then one record per task
 -- ARGV  delay in milliseconds, then id, envelope and arguments of each task
--- returns  per task 1 where it was stored now, 0 where the id was already known
--- Atomic: record and due time appear together. Wakes a worker when the earliest due time has changed.
+-- returns  per task 1 where it was stored now, 0 where the id was already known, -1 where the partition is closed
+-- Atomic: record and due time appear together, and nothing is stored once the mark is there. Wakes a worker when the
+-- earliest due time has changed.
+local closed = redis.call('EXISTS', KEYS[3]) == 1
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local due = now + tonumber(ARGV[1])
 local first = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
 local stored, some = {}, false
-for i = 3, #KEYS do
-  local at = (i - 3) * 3 + 2
+for i = 4, #KEYS do
+  local at = (i - 4) * 3 + 2
   if redis.call('EXISTS', KEYS[i]) == 1 then
-    stored[i - 2] = 0
+    stored[i - 3] = 0
+  elseif closed then
+    stored[i - 3] = -1
   else
     redis.call('ZADD', KEYS[1], due, ARGV[at])
     redis.call('HSET', KEYS[i], 'state', 'scheduled', 'due', due, 'at', now,
       'env', ARGV[at + 1], 'args', ARGV[at + 2])
-    stored[i - 2], some = 1, true
+    stored[i - 3], some = 1, true
   end
 end
 if some and (not first[2] or due < tonumber(first[2])) then

@@ -16,6 +16,9 @@ from pathlib import Path
 import anyio
 import redis.asyncio
 from perdure import App, Context, Happened, Retry, Worker, current_step
+from perdure.queues import Partition
+from perdure.queues.rerouting import Standing, standing
+from perdure.worker.durable import CURRENT_RUN
 from perdure.worker.runtime import sweep
 
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
@@ -153,6 +156,33 @@ async def hasty(ctx: Context, gate: str) -> list[str]:
     note("steps done", ctx)
     found.append(await ctx.step("gated", token, gate))
     return found
+
+
+async def earlier_waits(partition: Partition) -> bool:
+    """Whether a message that producers put into a former partition has never been delivered."""
+    gateway = app.producer.gateway
+    for index in range(partition.index):
+        former = app.producer.namespace.partition(partition.queue, index)
+        if await standing(gateway, former) is Standing.CLOSED and former.index not in route_mates(partition.index):
+            return True
+    return False
+
+
+def route_mates(index: int) -> range:
+    """The partitions of the same generation, of a queue that went from 1 to 4 to 2 to 8."""
+    return next(mates for mates in (range(1), range(1, 5), range(5, 7), range(7, 15)) if index in mates)
+
+
+@app.task(retry=PATIENT)
+async def keyed(ctx: Context, key: str, number: int, pause: float) -> int:
+    """One of a key's tasks: tells of its start, and of its partition's former ones not being read to their end."""
+    os.write(JOURNAL, f"{os.getpid()} start {key}:{number}\n".encode())
+    run = CURRENT_RUN.get()
+    assert run is not None
+    if await earlier_waits(run.delivery.partition):
+        os.write(JOURNAL, f"{os.getpid()} early {key}:{number}\n".encode())
+    await anyio.sleep(pause)
+    return number
 
 
 async def main() -> None:

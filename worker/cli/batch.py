@@ -1,6 +1,7 @@
 """Tasks from a file of JSON lines: all lines are checked before the first task is sent.
 
-    {"task": "audit", "args": {"root": "src"}, "queue": "default", "delay": 60, "id": "audit-src", "headers": {}}
+    {"task": "audit", "args": {"root": "src"}, "queue": "default", "delay": 60, "id": "audit-src",
+     "key": "src", "headers": {}}
 
 `args` must be there; what else is missing is the command line's to say. The file is read twice, line by line, so its
 size does not matter.
@@ -36,6 +37,7 @@ class Defaults:
     task: str | None
     queue: str
     delay: float
+    key: str | None
     options: Options
     payload_limit: int
 
@@ -57,6 +59,7 @@ class _Line(BaseModel):
     queue: Annotated[str, AfterValidator(lambda name: check_name("queue", name))] | None = None
     delay: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     id: str | None = None
+    key: str | None = None
     headers: dict[str, str] = {}
 
 
@@ -106,13 +109,19 @@ def items(file: IO[bytes], defaults: Defaults) -> Iterator[Item]:
 
 
 def make_message(
-    task: str, args: dict[str, Any], defaults: Defaults, *, task_id: str | None, headers: dict[str, str] | None = None
+    task: str,
+    args: dict[str, Any],
+    defaults: Defaults,
+    *,
+    task_id: str | None,
+    key: str | None,
+    headers: dict[str, str] | None = None,
 ) -> Message:
     """A task ready to be sent. Raises `ValueError` of several kinds: `problem` has their text."""
     envelope = Envelope(
         id=new_task_id() if task_id is None else task_id, task=task, headers=headers or {}, options=defaults.options
     )
-    message = Message(envelope, to_json(args))
+    message = Message(envelope, to_json(args), key, task_id is not None)
     size = len(envelope.encode()) + len(message.arguments)
     check_size("the task's envelope and arguments", size, defaults.payload_limit)
     return message
@@ -140,6 +149,7 @@ def _item(text: bytes, defaults: Defaults) -> Item:
     task = defaults.task if line.task is None else line.task
     if task is None:
         raise ValueError("it names no task, and neither does the command line")
-    message = make_message(task, line.args, defaults, task_id=line.id, headers=line.headers)
+    key = defaults.key if line.key is None else line.key
+    message = make_message(task, line.args, defaults, task_id=line.id, key=key, headers=line.headers)
     queue = line.queue or defaults.queue
     return Item(queue, defaults.delay if line.delay is None else line.delay, message)

@@ -111,6 +111,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "id": letter.id,
             "task": letter.task,
             "queue": letter.partition.queue,
+            "partition": str(letter.partition.index),
             "reason": letter.reason,
             "error": f"{letter.error}: {letter.message}",
             "died": f"{timestamp(letter.died_at)} ({since(letter.died_at)})",

@@ -46,6 +46,12 @@ async def enqueue(
             show_default=False,
         ),
     ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", help="Tasks of one key are taken up in the order they came in.", show_default=False
+        ),
+    ] = None,
     timeout: Annotated[
         float | None,
         in_seconds("How long one run may take."),
@@ -64,7 +70,8 @@ async def enqueue(
     Example: perdure enqueue audit --args '{"root": "src"}' --delay 60
 
     With --file, every line is one task, and all are checked before any is
-    sent: {"args": {...}, "task"?, "queue"?, "delay"?, "id"?, "headers"?}
+    sent: {"args": {...}, "task"?, "queue"?, "delay"?, "id"?, "key"?,
+    "headers"?}
     What a line does not say, the command line says for all.
 
     Example: perdure enqueue audit --file tasks.jsonl
@@ -73,7 +80,7 @@ async def enqueue(
         options = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
     except ValueError as error:
         raise Misuse(problem(error)) from None
-    defaults = Defaults(task, queue, delay, options, producer.payload_limit)
+    defaults = Defaults(task, queue, delay, key, options, producer.payload_limit)
     if file is None:
         await _send_one(producer, defaults, args, task_id, json)
     elif args is not None or task_id is not None:
@@ -90,7 +97,7 @@ async def _send_one(producer: Producer, defaults: Defaults, args: str | None, ta
     except ValueError as error:
         raise Misuse(f"--args: {problem(error)}") from None
     try:
-        message = make_message(defaults.task, arguments, defaults, task_id=task_id)
+        message = make_message(defaults.task, arguments, defaults, task_id=task_id, key=defaults.key)
     except ValueError as error:
         raise Misuse(problem(error)) from None
     await producer.send([message], queue=defaults.queue, delay=defaults.delay)

@@ -110,6 +110,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "task": record.task,
             "state": state_text(record.state),
             "queue": record.queue,
+            "partition": str(record.partition),
             "arguments": None if record.args is None else record.args.decode("utf-8", "replace"),
             "headers": ", ".join(f"{name}: {value}" for name, value in record.headers.items()) or None,
             "attempts": f"{record.attempts}, crashes: {record.crashes}, replays: {record.replays}",

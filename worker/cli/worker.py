@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+from enum import StrEnum
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -21,6 +23,14 @@ from .parameters import in_seconds
 from .parting import end_despite_threads
 
 __all__ = ["app"]
+
+
+class Partitions(StrEnum):
+    """Which partitions a worker takes from."""
+
+    ALL = "all"
+    SHARE = "share"
+
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -51,6 +61,14 @@ def run(
         float | None,
         in_seconds("How long running steps may take to end at shutdown. Else PERDURE_GRACE, else 30."),
     ] = None,
+    partitions: Annotated[
+        Partitions | None,
+        typer.Option(
+            help="Of its queues' partitions: all, or its share among the workers who share. "
+            "Else PERDURE_PARTITIONS, else all.",
+            show_default=False,
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Begins the worker's id. Else the app's.")] = None,
 ) -> None:
     """Run a worker until it is told to stop.
@@ -62,8 +80,9 @@ def run(
     Example: perdure worker run tasks.py:app --concurrency 32
     """
     loaded = load_app(application)
-    loaded.configure(**place.overrides(), lease=lease, grace=grace)
+    loaded.configure(**place.overrides(), lease=lease, grace=grace, partitions=partitions)
     configure_logging(loaded.settings.log_level, json=loaded.settings.log_json)
+    _stay()
     anyio.run(
         _work,
         loaded,
@@ -73,6 +92,12 @@ def run(
         burst,
         backend_options={"use_uvloop": find_spec("uvloop") is not None},
     )
+
+
+def _stay() -> None:
+    """What is loaded by now stays to the end: the garbage collector need not go through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _read_queues(text: str | None) -> list[str] | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -20,7 +20,7 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from ..errors import UnserialisableResult
 
-__all__ = ["Codec", "codec_of", "fingerprint"]
+__all__ = ["Codec", "codec_of", "fingerprint", "is_async"]
 
 _PLAIN = (str, int, float, bool, type(None))
 _UNCHANGED = (str, int, bool, type(None))  # by their way through JSON; a float may be infinite, which becomes text
@@ -72,15 +72,27 @@ _by_code: dict[CodeType, Codec] = {}
 
 def codec_of(fn: Callable[..., Any]) -> Codec:
     """The codec for what a function returns; plain JSON where its annotation says nothing or cannot be resolved."""
-    plain = inspect.unwrap(getattr(fn, "func", fn))
-    plain = getattr(plain, "__func__", plain)
-    code = getattr(plain, "__code__", None)
+    code: CodeType | None
+    if type(fn) is FunctionType and not fn.__dict__:  # an ordinary function, which wraps nothing
+        plain: Any = fn
+        code = fn.__code__
+    else:
+        plain = inspect.unwrap(getattr(fn, "func", fn))
+        plain = getattr(plain, "__func__", plain)
+        code = getattr(plain, "__code__", None)
     if code is None:
         return _ANY
     codec = _by_code.get(code)
     if codec is None:
         codec = _by_code[code] = _declared(plain)
     return codec
+
+
+def is_async(fn: Callable[..., Any]) -> bool:
+    """Whether a call gives something to await, as far as can be told without calling."""
+    if type(fn) is FunctionType and not fn.__dict__:
+        return bool(fn.__code__.co_flags & inspect.CO_COROUTINE)
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 
 def _declared(fn: Callable[..., Any]) -> Codec:

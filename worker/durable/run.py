@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from enum import Enum
+from typing import Final
 
 import anyio
 
@@ -11,6 +13,9 @@ from ...queues import Delivery, Envelope, Gateway, History
 from .recorder import Recorder
 
 __all__ = ["Ending", "Run"]
+
+_INSIST: Final = 0.5
+"""Seconds after which a handler that goes on in spite of its cancellation is cancelled again."""
 
 
 class Ending(Enum):
@@ -22,10 +27,41 @@ class Ending(Enum):
     """Somebody asked for its cancellation."""
     HANDED_OFF = "handed_off"
     """The worker is stopping."""
+    TIMED_OUT = "timed_out"
+    """It took longer than it may."""
 
 
 class Run:
-    """One run. Belongs to the event loop it runs in; nothing here is called from another thread."""
+    """One run. Belongs to the event loop it runs in; only `on_lost` and `on_cancel` may be called from elsewhere.
+
+    The handler runs in the asyncio task that entered the run (`with run:`). Ending a run cancels that task, and
+    what was cancelled on the run's account is taken back when the block is left, so that the same task can go on to
+    store the outcome.
+    """
+
+    __slots__ = (
+        "_again",
+        "_cancels",
+        "_loop",
+        "_names",
+        "_quiet",
+        "_recorder",
+        "_task",
+        "closed",
+        "delivery",
+        "ending",
+        "envelope",
+        "gateway",
+        "history",
+        "payload_limit",
+        "record",
+        "result_ttl",
+        "started",
+        "steps_in_flight",
+        "steps_recorded",
+        "stopping",
+        "threads",
+    )
 
     def __init__(
         self,
@@ -43,7 +79,7 @@ class Run:
         self.history = history
         self.payload_limit = payload_limit
         self.threads = threads
-        self.scope = anyio.CancelScope()
+        self.record = delivery.partition.record(envelope.id)
         self.ending: Ending | None = None
         self.stopping = False
         self.closed = False
@@ -53,28 +89,109 @@ class Run:
         self.result_ttl: float | None = None
         self._names: dict[str, int] = {}
         self._quiet: anyio.Event | None = None
-        self.recorder = Recorder(
-            gateway,
-            delivery,
-            envelope.id,
-            on_lost=lambda: self.end(Ending.LOST),
-            on_cancel=lambda: self.end(Ending.CANCELLED),
-        )
+        self._recorder: Recorder | None = None
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[object] | None = None
+        self._again: asyncio.TimerHandle | None = None
+        self._cancels = 0
 
     @property
     def id(self) -> str:
         return self.envelope.id
 
-    def next_key(self, name: str) -> str:
-        """The key of the next step of this name: `read`, `read#2`, `read#3`, in the order of the calls."""
-        number = self._names[name] = self._names.get(name, 0) + 1
-        return name if number == 1 else f"{name}#{number}"
+    # the checkpoint
+
+    @property
+    def recorder(self) -> Recorder:
+        """The writer of the checkpoint: made when it is first needed, for many runs have no steps."""
+        if self._recorder is None:
+            self._recorder = Recorder(
+                self.gateway,
+                self.delivery,
+                self.envelope.id,
+                on_lost=lambda: self.end(Ending.LOST),
+                on_cancel=lambda: self.end(Ending.CANCELLED),
+            )
+        return self._recorder
+
+    @property
+    def has_written(self) -> bool:
+        """Whether anything was put into the checkpoint in this run."""
+        return self._recorder is not None
+
+    async def flush(self) -> None:
+        """Store what was put into the checkpoint. Raises `LeaseLost`."""
+        if self._recorder is not None:
+            await self._recorder.flush()
+
+    async def close(self) -> None:
+        """Nothing is written into the checkpoint from now on."""
+        self.closed = True
+        if self._recorder is not None:
+            await self._recorder.close()
+
+    # ending it
+
+    def __enter__(self) -> None:
+        """From here on the run can be cancelled: this asyncio task is its handler's."""
+        self._task = asyncio.current_task()
+        if self.ending is not None:  # before it began
+            self._cancel()
+
+    def __exit__(self, *raised: object) -> None:
+        self.closed = True
+        if self._again is not None:
+            self._again.cancel()
+        task, self._task = self._task, None
+        for _ in range(self._cancels if task is not None else 0):
+            task.uncancel()  # type: ignore[union-attr]
+
+    async def settled_down(self) -> None:
+        """Let a cancellation of the handler that came too late for it pass, so that it hits nothing else.
+
+        Raises `CancelledError` where it is the worker itself that is being cancelled.
+        """
+        task = asyncio.current_task()
+        if self._cancels:
+            try:
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                if task is not None and task.cancelling():
+                    raise
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
 
     def end(self, why: Ending) -> None:
         """Cancel the handler. The first reason counts, but a lost lease beats every other."""
         if self.ending is None or why is Ending.LOST:
             self.ending = why
-        self.scope.cancel()
+        if self._again is None:
+            self._cancel()
+
+    def limit(self, seconds: float) -> asyncio.TimerHandle:
+        """End the run as timed out after so many seconds; the handle takes that back."""
+        return self._loop.call_later(seconds, self.end, Ending.TIMED_OUT)
+
+    def on_lost(self) -> None:
+        """From the beat's thread: the lease has passed to another worker."""
+        self._loop.call_soon_threadsafe(self.end, Ending.LOST)
+
+    def on_cancel(self) -> None:
+        """From the beat's thread: somebody asked for the cancellation."""
+        self._loop.call_soon_threadsafe(self.end, Ending.CANCELLED)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._cancels += 1
+            self._task.cancel()
+            self._again = self._loop.call_later(_INSIST, self._cancel)
+
+    # its steps
+
+    def next_key(self, name: str) -> str:
+        """The key of the next step of this name: `read`, `read#2`, `read#3`, in the order of the calls."""
+        number = self._names[name] = self._names.get(name, 0) + 1
+        return name if number == 1 else f"{name}#{number}"
 
     def stop(self) -> None:
         """Have the run stop at its next step boundary."""
@@ -90,9 +207,7 @@ class Run:
             self._quiet = None
 
     async def boundary(self) -> None:
-        """Where a run may be stopped: between steps. Does not return when it is."""
-        if not self.stopping:
-            return
+        """Where a run may be stopped: between steps. Does not return when it is. Called when `stopping`."""
         while self.steps_in_flight:
             self._quiet = self._quiet or anyio.Event()
             await self._quiet.wait()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 from collections.abc import Awaitable, Callable
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -18,11 +16,8 @@ import orjson
 from ...deadletter import Retry, backoff
 from ...queues import Entry, Kind, check_size
 from ..errors import StepInDoubt, StepMismatch, StepOutsideTask, StepTimeout
-from .codec import Codec, codec_of, fingerprint
+from .codec import Codec, codec_of, fingerprint, is_async
 from .run import Run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["CURRENT_RUN", "Durability", "Happened", "Step", "StepOptions", "current_step", "perform"]
 
@@ -142,12 +137,16 @@ async def perform(
             return codec.decode(data)
         if options.on_mismatch == "error":
             raise StepMismatch(key, asked["a"], shown)
-    await run.boundary()
+    if run.stopping:
+        await run.boundary()
     step = Step(run, key)
+    token = _CURRENT_STEP.set(step)
     run.step_began(key)
     try:
-        with _inside(step):
+        try:
             value = await _reach(step, run, fn, args, kwargs, options, shown)
+        finally:
+            _CURRENT_STEP.reset(token)
         data, value = codec.encode(f"step {key!r}", value)
         entry = _done(key, digest, shown, data, step.attempt)
         check_size(f"the record of step {key!r}", len(entry.value), run.payload_limit)
@@ -161,7 +160,10 @@ async def perform(
 def _done(key: str, digest: str, shown: str, result: bytes, attempt: int) -> Entry:
     """A step's record: a line of JSON about the call, then the result as JSON (which has no line breaks)."""
     value = orjson.dumps({"h": digest, "a": shown}) + b"\n" + result
-    return Entry(Kind.DONE, key, value, orjson.dumps({"attempt": attempt}))
+    return Entry(Kind.DONE, key, value, _FIRST_ATTEMPT if attempt == 1 else orjson.dumps({"attempt": attempt}))
+
+
+_FIRST_ATTEMPT = orjson.dumps({"attempt": 1})
 
 
 def _check_place(run: Run, name: Any) -> None:
@@ -183,15 +185,6 @@ def _check_place(run: Run, name: Any) -> None:
         )
     if not isinstance(name, str) or not name or "#" in name or len(name) > 200:
         raise ValueError(f"a step's name is 1 to 200 characters without '#', not {name!r}")
-
-
-@contextmanager
-def _inside(step: Step) -> Iterator[None]:
-    token = _CURRENT_STEP.set(step)
-    try:
-        yield
-    finally:
-        _CURRENT_STEP.reset(token)
 
 
 async def _reach(
@@ -246,15 +239,14 @@ async def _call(
     timeout: float | None,
 ) -> Any:
     """Call an async function here, any other in a thread."""
-    deadline = anyio.CancelScope() if timeout is None else anyio.move_on_after(timeout)
-    with deadline:
-        if _is_async(fn):
-            return await fn(*args, **kwargs)
-        call = functools.partial(fn, *args, **kwargs)
-        value = await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=run.threads)
-        return await value if isinstance(value, Awaitable) else value
-    raise StepTimeout(step.key, timeout or 0.0)
+    if timeout is None:
+        return await (fn(*args, **kwargs) if is_async(fn) else _in_thread(run, fn, args, kwargs))
+    with anyio.move_on_after(timeout):
+        return await (fn(*args, **kwargs) if is_async(fn) else _in_thread(run, fn, args, kwargs))
+    raise StepTimeout(step.key, timeout)
 
 
-def _is_async(fn: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+async def _in_thread(run: Run, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    call = functools.partial(fn, *args, **kwargs)
+    value = await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=run.threads)
+    return await value if isinstance(value, Awaitable) else value

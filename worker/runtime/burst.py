@@ -8,7 +8,7 @@ from ...queues import Gateway
 from .execution import Executor
 from .intake import Intake
 from .slots import Slots
-from .sweep import Sweep
+from .territory import Territory
 
 __all__ = ["Burst"]
 
@@ -23,14 +23,14 @@ class Burst:
         self,
         gateway: Gateway,
         intake: Intake,
-        sweep: Sweep,
+        territory: Territory,
         slots: Slots,
         executor: Executor,
         stop: anyio.Event,
     ) -> None:
         self._gateway = gateway
         self._intake = intake
-        self._sweep = sweep
+        self._territory = territory
         self._slots = slots
         self._executor = executor
         self._stop = stop
@@ -39,6 +39,8 @@ class Burst:
         while not self._stop.is_set():
             await self._slots.wait_free()
             if await self._intake.take_once():
+                continue
+            if await self._territory.look():  # what was just read to its end may open the next generation
                 continue
             if self._slots.taken or await self._is_owed():
                 with anyio.move_on_after(_LOOK_AGAIN):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import ValuesView
-from dataclasses import replace
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -39,7 +38,9 @@ __all__ = ["Executor"]
 class Executor:
     """Runs deliveries. Each call of `execute` owns one delivery and settles it, or loses it."""
 
-    def __init__(self, gateway: Gateway, registry: Registry, settings: Settings, leases: Leases, threads: int) -> None:
+    def __init__(
+        self, gateway: Gateway, registry: Registry, settings: Settings, leases: Leases[Run], threads: int
+    ) -> None:
         """threads: how many sync steps may run at once."""
         self._gateway = gateway
         self._registry = registry
@@ -47,15 +48,14 @@ class Executor:
         self._leases = leases
         self._threads = anyio.CapacityLimiter(threads)
         self._settler = Settler(gateway, settings)
-        self._runs: dict[tuple[Partition, bytes], Run] = {}
         self._stopping = False
         self.owed: dict[str, Partition] = {}
-        self.settled = 0
+        self.settled: Counter[str] = Counter()
 
     @property
-    def runs(self) -> ValuesView[Run]:
+    def runs(self) -> list[Run]:
         """The runs that are going on."""
-        return self._runs.values()
+        return self._leases.holders()
 
     def stop(self) -> None:
         """Have every run stop at its next step boundary, those that are only about to begin as well."""
@@ -63,13 +63,16 @@ class Executor:
         for run in self.runs:
             run.stop()
 
-    async def execute(self, delivery: Delivery) -> None:
-        """Run one delivery to its outcome. Never raises for what the task or its message does."""
+    async def execute(self, delivery: Delivery) -> bool:
+        """Run one delivery to its outcome. Never raises for what the task or its message does.
+
+        Returns whether the task is to run again later, so that a due time has come up.
+        """
         try:
             envelope = Envelope.decode(delivery.fields.get(b"env", b""))
         except UnreadableEnvelope as error:
             await self._settle_unreadable(delivery, error)
-            return
+            return False
         run = Run(
             self._gateway,
             delivery,
@@ -79,10 +82,11 @@ class Executor:
             threads=self._threads,
         )
         self._hold(run)
+        outcome: Outcome | None = None
         try:
             outcome = await self._outcome(run)
             await self._settler.settle(run, outcome)
-            self.settled += 1
+            self.settled[delivery.partition.queue] += 1
             if isinstance(outcome, Rerun):
                 self.owed[run.id] = delivery.partition
         except LeaseLost as error:
@@ -90,35 +94,22 @@ class Executor:
         except Exception:  # noqa: BLE001 - whatever failed here, the worker goes on, and the lease brings the task back
             logger.bind(task=envelope.task, id=run.id).exception("the worker failed; the task is left for recovery")
         finally:
-            run.closed = True
-            self._leases.drop(delivery)
-            if self._runs.get(delivery.key) is run:
-                del self._runs[delivery.key]
-            await run.recorder.close()
+            self._leases.drop(run)
+            await run.close()
+        return isinstance(outcome, Rerun)
 
     def _hold(self, run: Run) -> None:
-        loop = asyncio.get_running_loop()
-
-        def end_soon(why: Ending) -> None:
-            loop.call_soon_threadsafe(run.end, why)
-
         if self._stopping:
             run.stop()
-        if (former := self._runs.get(run.delivery.key)) is not None:
-            former.end(Ending.LOST)  # its lease passed while Redis was away, to this very worker
-        self._runs[run.delivery.key] = run
         self.owed.pop(run.id, None)
-        self._leases.hold(
-            run.delivery,
-            run.delivery.partition.record(run.id),
-            on_lost=partial(end_soon, Ending.LOST),
-            on_cancel=partial(end_soon, Ending.CANCELLED),
-        )
+        former = self._leases.hold(run)
+        if former is not None:
+            former.end(Ending.LOST)  # its lease passed while Redis was away, to this very worker
 
     async def _settle_unreadable(self, delivery: Delivery, error: UnreadableEnvelope) -> None:
         try:
             await self._settler.bury_unreadable(delivery, error)
-            self.settled += 1
+            self.settled[delivery.partition.queue] += 1
         except LeaseLost as lost:
             logger.warning("{}; another worker goes on", lost)
         except Exception:  # noqa: BLE001 - the worker goes on, and the lease brings the message back
@@ -148,30 +139,26 @@ class Executor:
     def _unknown(self, run: Run) -> Outcome:
         """Hand it back for workers that may know it, a bounded number of times."""
         error = UnknownTask(run.envelope.task, sorted(self._registry))
-        counters = replace(run.history.counters, returns=run.history.counters.returns + 1)
+        counters = run.history.counters._replace(returns=run.history.counters.returns + 1)
         policy = self._settings.unknown_task
         if counters.returns >= policy.max_attempts:
             return Burial(Reason.UNKNOWN_TASK, counters, error)
         return Rerun(backoff(policy, counters.returns), "returned", counters, error)
 
     async def _call(self, run: Run, task: Task[Any, Any], arguments: dict[str, Any]) -> Outcome:
+        """Run the handler, in this asyncio task, so that ending the run is cancelling it."""
         timeout = run.envelope.options.timeout or task.timeout
+        limit = None if timeout is None else run.limit(timeout)
         token = CURRENT_RUN.set(run)
         error: BaseException | None = None
         result: bytes | None = None
         run.started = time.monotonic()
         try:
-            with run.scope:
-                if timeout is not None:
-                    run.scope.deadline = anyio.current_time() + timeout
+            with run:
                 value = await task.handler(Context(run, durability=task.durability), **arguments)
                 result = self._encode(task, value)
         except asyncio.CancelledError as cancelled:
-            current = asyncio.current_task()
-            if run.ending is None and (current is None or current.cancelling()):
-                raise  # the worker itself is being cancelled
-            error = TaskError(f"task {task.name!r} was cancelled from within its own handler")
-            error.__cause__ = cancelled
+            error = cancelled
         except LeaseLost as lost:
             if lost.task_id == run.id:
                 raise
@@ -180,7 +167,10 @@ class Executor:
             error = raised
         finally:
             CURRENT_RUN.reset(token)
-            run.closed = True
+            if limit is not None:
+                limit.cancel()
+        if run.ending is not None or isinstance(error, asyncio.CancelledError):
+            await run.settled_down()
         return await self._judge(run, task, result, error, timeout)
 
     async def _judge(
@@ -194,15 +184,20 @@ class Executor:
         counters = run.history.counters
         if run.ending is Ending.LOST:
             raise LeaseLost(run.id, "outcome")
-        await run.recorder.flush()
+        await run.flush()
         if result is not None:
-            return Success(result, replace(counters, attempts=counters.attempts + 1))
+            return Success(result, counters.attempted())
         if run.ending is Ending.CANCELLED:
             return Cancelled(counters)
         if run.ending is Ending.HANDED_OFF:
             return HandOff(counters)
-        if error is None or (run.scope.cancelled_caught and timeout is not None):
-            error = TaskTimeout(task.name, timeout or 0.0)
+        if error is None or isinstance(error, asyncio.CancelledError):
+            if run.ending is Ending.TIMED_OUT:
+                error = TaskTimeout(task.name, timeout or 0.0)
+            else:
+                cause = error
+                error = TaskError(f"task {task.name!r} was cancelled from within its own handler")
+                error.__cause__ = cause
         return after_error(error, task.retry, counters, run.envelope.options.max_attempts)
 
     def _encode(self, task: Task[Any, Any], value: Any) -> bytes:

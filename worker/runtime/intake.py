@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
-from ...queues import Consumer, Delivery, Namespace, QueueError
+from ...queues import Consumer, Delivery, Partition, QueueError, Unavailable
 from ..observe import logger
 from .slots import Slots
-from .sweep import Sweep
+from .sweep import START, Sweep
 
 __all__ = ["Intake"]
 
@@ -26,18 +26,21 @@ class Intake:
         *,
         start: Callable[[Delivery], None],
         on_due: Callable[[], None],
+        on_rerouted: Callable[[], None],
         give_back: Callable[[Delivery], Awaitable[None]],
     ) -> None:
-        """start: begins an execution, which gives its slot back. on_due: due times have changed. give_back: returns a
-        delivery that came beyond the free slots.
+        """start: begins an execution, which gives its slot back. on_due: due times have changed. on_rerouted: a
+        partition was closed. give_back: returns a delivery that came beyond the free slots.
         """
         self._consumer = consumer
         self._slots = slots
         self._sweep = sweep
         self._start = start
         self._on_due = on_due
+        self._on_rerouted = on_rerouted
         self._give_back = give_back
         self._stopping = False
+        self._plenty = False
         self.reading = False
 
     async def run(self) -> None:
@@ -54,7 +57,7 @@ class Intake:
                 logger.warning("cannot take work: {}; trying again", error)
                 await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
                 delay = min(delay * 2, 5.0)
-                await self._adopt_when_back()
+                await self._adopt_when_back(list(self._consumer.partitions))
 
     async def take_once(self) -> bool:
         """Claim and read without waiting for new messages; whether there was anything."""
@@ -72,6 +75,10 @@ class Intake:
         await self._slots.wait_free()
         if self._stopping:
             return
+        if returned := self._consumer.returned():
+            logger.info("{} of {} partitions are back", len(returned), len(self._consumer.partitions))
+            await self._adopt_when_back(returned)
+            self._sweep.ask()
         await self._claim()
         if self._slots.free and not self._stopping:
             await self._read(self._sweep.until_next())
@@ -80,16 +87,36 @@ class Intake:
         """Claim what is due to be claimed, while there is room."""
         while self._slots.free and not self._stopping and (turn := self._sweep.turn()) is not None:
             partition, cursor = turn
-            reached, claimed = await self._consumer.claim(partition, cursor, self._slots.free)
-            self._sweep.reached(partition, reached)
-            for delivery in claimed:
-                self._begin(delivery)
-            if claimed and not self._slots.free:
-                await self._consumer.nudge(partition)
+            if self._consumer.is_away(partition):  # it is swept when it has returned
+                self._sweep.reached(partition, START)
+                continue
+            try:
+                await self._claim_from(partition, cursor)
+            except Unavailable as error:
+                if not self._consumer.leave_out(partition, error):
+                    raise
+                logger.warning("queue {}, partition {} is away: {}", partition.queue, partition.index, error)
+
+    async def _claim_from(self, partition: Partition, cursor: str) -> None:
+        if self._sweep.is_shared(partition) and not await self._consumer.may_sweep(partition, self._sweep.apart):
+            self._sweep.reached(partition, START)
+            return
+        reached, claimed = await self._consumer.claim(partition, cursor, self._slots.free)
+        self._sweep.reached(partition, reached)
+        for delivery in claimed:
+            self._begin(delivery)
+        if claimed and not self._slots.free:
+            await self._consumer.nudge(partition)
 
     async def _read(self, block: float | None) -> None:
+        """Read for half of the slots at most, so that one half's outcomes travel while the other half runs.
+
+        While there is plenty, the read does not wait: it goes out with the outcomes, on their connection.
+        """
         self.reading = True
-        taken = await self._consumer.read(self._slots.free, block=block)
+        most = min(self._slots.free, (self._slots.capacity + 1) // 2)
+        taken = await self._consumer.read(most, block=None if self._plenty else block)
+        self._plenty = len(taken.deliveries) >= most
         for delivery in taken.deliveries:
             if self._slots.free and not self._stopping:
                 self._begin(delivery)
@@ -97,6 +124,8 @@ class Intake:
                 await self._give_back(delivery)
         if taken.due:
             self._on_due()
+        if taken.rerouted:
+            self._on_rerouted()
         if taken.claimable and self._stopping:
             await self._pass_on()
         elif taken.claimable:
@@ -108,17 +137,15 @@ class Intake:
             await self._consumer.nudge(partition)
 
     def _begin(self, delivery: Delivery) -> None:
-        self._slots.take()
         self._start(delivery)
 
-    async def _adopt_when_back(self) -> None:
+    async def _adopt_when_back(self, partitions: Sequence[Partition]) -> None:
         """What Redis handed over while the connection broke is this worker's, though it never heard of it.
 
         A server that came back empty, or whose streams somebody deleted, has no groups any more.
         """
-        partitions = list(self._consumer.partitions)
         try:
-            await self._consumer.create_groups(Namespace(partitions[0].namespace))
+            await self._consumer.create_groups(partitions)
             for partition in partitions:
                 for delivery in await self._consumer.adopt(partition):
                     if self._slots.free and not self._stopping:

@@ -1,38 +1,59 @@
-"""Keeping Redis bounded: dead letters past their retention, and names of workers that are gone."""
+"""Keeping Redis bounded: dead letters past their retention, names of workers that are gone, partitions long left."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 import anyio
 
 from ...deadletter import trim_letters
-from ...queues import Consumer, Gateway, Namespace, Partition, QueueError, list_workers
+from ...queues import (
+    Consumer,
+    Coverage,
+    Gateway,
+    Namespace,
+    QueueError,
+    Route,
+    list_workers,
+    retire_generation,
+    take_turns,
+)
 from ..observe import logger
 
 __all__ = ["Janitor"]
 
 _INTERVAL = 60.0
+_SHORTEST = 25.0
+"""Seconds between two rounds of whatever workers: less than the shortest sleep of one alone."""
+
 _GONE_FOR = 60.0
 
 
 class Janitor:
-    """Cleans up once a minute."""
+    """Sees once a minute whether another worker cleaned up lately, and does so where none did.
+
+    A round costs as much as there are workers, so if each of them made rounds their cost would grow with the square.
+    """
 
     def __init__(
         self,
         gateway: Gateway,
         namespace: Namespace,
-        partitions: Sequence[Partition],
+        coverage: Coverage,
         consumer: Consumer,
+        *,
         dead_letter_ttl: float,
+        result_ttl: float,
+        worker: str,
     ) -> None:
+        """dead_letter_ttl, result_ttl: seconds. worker: its id."""
         self._gateway = gateway
         self._namespace = namespace
-        self._partitions = list(partitions)
+        self._coverage = coverage
         self._consumer = consumer
         self._dead_letter_ttl = dead_letter_ttl
+        self._longest = max(dead_letter_ttl, result_ttl)
+        self._worker = worker
 
     async def run(self) -> None:
         while True:
@@ -43,8 +64,21 @@ class Janitor:
                 logger.debug("cannot clean up: {}", error)
 
     async def clean(self) -> None:
-        """One round."""
+        """One round, over the partitions whose turn it is."""
+        turns = {partition: partition.cleaning for partition in self._coverage.served}
+        mine = await take_turns(self._gateway, turns, self._worker, _SHORTEST)
+        if not mine:
+            return
         present = {worker.id for worker in await list_workers(self._gateway, self._namespace)}
-        for partition in self._partitions:
+        for partition in mine:
             await trim_letters(self._gateway, partition, self._dead_letter_ttl)
             await self._consumer.forget(partition, _GONE_FOR, present)
+        for queue, route in self._coverage.routes.items():
+            await self._retire(queue, route)
+
+    async def _retire(self, queue: str, route: Route) -> None:
+        """Generations that have held nothing for longer than anything is kept are taken off the route."""
+        for generation in route.former:
+            if await retire_generation(self._gateway, self._namespace, queue, route, generation, self._longest):
+                logger.info("queue {} has left its partitions {}", queue, list(generation.indexes))
+                return  # the route is another one now: the rest is for the next round

@@ -79,7 +79,7 @@ def after_error(error: BaseException, retry: Retry, counters: Counters, max_atte
     error = _told(error)
     if isinstance(error, Snooze):
         return Rerun(error.after, "snoozed", counters, error)
-    counted = replace(counters, attempts=counters.attempts + 1)
+    counted = counters.attempted()
     for kind, reason in _PERMANENT.items():
         if isinstance(error, kind):
             return Burial(reason, counted, error)

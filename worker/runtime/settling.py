@@ -46,7 +46,18 @@ class Settler:
         match outcome:
             case Success(result, counters):
                 ttl = self._result_ttl(run)
-                return lambda: succeed(gateway, delivery, task_id, result, counters, ran=ran, ttl=ttl)
+                written = run.has_written
+                return lambda: succeed(
+                    gateway,
+                    delivery,
+                    task_id,
+                    result,
+                    counters,
+                    ran=ran,
+                    ttl=ttl,
+                    envelope=run.envelope,
+                    written=written,
+                )
             case Cancelled(counters):
                 ttl = self._result_ttl(run)
                 return lambda: cancelled(gateway, delivery, task_id, counters, ran=ran, ttl=ttl)

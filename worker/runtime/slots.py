@@ -1,45 +1,65 @@
-"""The bound on what runs at once."""
+"""The bound on what runs at once, and what runs."""
 
 from __future__ import annotations
 
-import anyio
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from ..observe import logger
 
 __all__ = ["Slots"]
 
 
 class Slots:
-    """As many slots as the worker's concurrency. Only the intake takes them; every execution gives its own back."""
+    """As many slots as the worker's concurrency. Only the intake fills them; each is free again when its work ends."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self.taken = 0
-        self._changed = anyio.Event()
+        self._running: set[asyncio.Task[Any]] = set()
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @property
+    def taken(self) -> int:
+        return len(self._running)
 
     @property
     def free(self) -> int:
-        return max(0, self.capacity - self.taken)
+        return max(0, self.capacity - len(self._running))
 
-    def take(self) -> None:
-        self.taken += 1
-
-    def give(self) -> None:
-        self.taken -= 1
-        self._announce()
+    def fill(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run some work in a slot: in an asyncio task of its own, so with context variables of its own."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
 
     async def wait_free(self) -> None:
         """Return when a slot is free."""
         while not self.free:
-            await self._changed.wait()
+            await self.wait_change()
 
     async def wait_empty(self) -> None:
         """Return when nothing runs."""
-        while self.taken:
-            await self._changed.wait()
+        while self._running:
+            await self.wait_change()
 
     async def wait_change(self) -> None:
         """Return when a slot is given back."""
-        await self._changed.wait()
+        change = asyncio.get_running_loop().create_future()
+        self._waiting.append(change)
+        await change
 
-    def _announce(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+    async def cancel(self) -> None:
+        """Cancel what runs, and return when all of it has ended."""
+        for task in list(self._running):
+            task.cancel()
+        await self.wait_empty()
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.opt(exception=error).error("the worker failed; the task is left for recovery")
+        waiting, self._waiting = self._waiting, []
+        for change in waiting:
+            if not change.done():
+                change.set_result(None)

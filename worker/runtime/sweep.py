@@ -30,14 +30,29 @@ class Sweep:
         self._cursors = dict.fromkeys(partitions, START)
         self._unfinished: list[Partition] = list(partitions)
         self._again: set[Partition] = set()
+        self._asked: set[Partition] = set(partitions)
         self._next = 0.0
         self._schedule()
 
+    @property
+    def apart(self) -> float:
+        """Seconds between two sweeps of one partition by whichever worker: fewer than between two of one worker's,
+        so that one whose turn it was and who died holds nobody up for long.
+        """
+        return self._interval / 2
+
+    def change(self, partitions: Sequence[Partition]) -> None:
+        """From now on sweep these; those that are new at the next opportunity."""
+        new = [partition for partition in partitions if partition not in self._cursors]
+        self._cursors = {partition: self._cursors.get(partition, START) for partition in partitions}
+        self._unfinished = [*(one for one in self._unfinished if one in self._cursors), *new]
+        self._asked = {partition for partition in self._asked if partition in self._cursors} | set(new)
+        self._again &= self._cursors.keys()
+
     def ask(self) -> None:
         """Claim everywhere at the next opportunity: something was given back, or may have been left."""
-        # A round that is under way may have passed the place: then another one, from the start, follows it.
-        self._again = {partition for partition, cursor in self._cursors.items() if cursor != START}
-        self._unfinished = list(self._cursors)
+        self._begin()
+        self._asked = set(self._cursors)
 
     def until_next(self) -> float:
         """Seconds until there is something to claim; 0 for now."""
@@ -48,20 +63,34 @@ class Sweep:
     def turn(self) -> tuple[Partition, str] | None:
         """The partition to claim from now and the cursor to go on from; None when nothing is to be done yet."""
         if not self._unfinished and time.monotonic() >= self._next:
-            self.ask()
+            self._begin()
             self._schedule()
         if not self._unfinished:
             return None
         partition = self._unfinished[0]
         return partition, self._cursors[partition]
 
+    def is_shared(self, partition: Partition) -> bool:
+        """Whether this sweep is one that any worker may make, and only one has to: nobody asked for it, and it is
+        about to begin.
+        """
+        return partition not in self._asked and self._cursors[partition] == START
+
     def reached(self, partition: Partition, cursor: str) -> None:
         """A claim from the partition got as far as `cursor`; '0-0' is the end of its pending list."""
+        if partition not in self._cursors:
+            return
         self._cursors[partition] = cursor
         if cursor == START and partition in self._again:
             self._again.discard(partition)
         elif cursor == START:
             self._unfinished = [other for other in self._unfinished if other != partition]
+            self._asked.discard(partition)
+
+    def _begin(self) -> None:
+        # A round that is under way may have passed the place: then another one, from the start, follows it.
+        self._again = {partition for partition, cursor in self._cursors.items() if cursor != START}
+        self._unfinished = list(self._cursors)
 
     def _schedule(self) -> None:
         self._next = time.monotonic() + self._interval * random.uniform(0.75, 1.25)  # noqa: S311 - jitter

@@ -9,23 +9,26 @@ import socket
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import anyio
 
 from ...queues import (
     Beat,
     Consumer,
+    Coverage,
     Delivery,
     Gateway,
     LeaseLost,
     Leases,
     Namespace,
+    Partition,
     QueueError,
+    read_partitions,
     release,
 )
 from ..app import App
-from ..durable import Ending
+from ..durable import Ending, Run
 from ..errors import ConfigurationError
 from ..observe import logger
 from .burst import Burst
@@ -37,6 +40,7 @@ from .promoter import Promoter
 from .registration import Registration, describe
 from .slots import Slots
 from .sweep import Sweep
+from .territory import Territory
 
 __all__ = ["Worker"]
 
@@ -52,9 +56,17 @@ class Worker:
     """
 
     def __init__(
-        self, app: App, *, concurrency: int = 16, queues: Sequence[str] | None = None, name: str | None = None
+        self,
+        app: App,
+        *,
+        concurrency: int = 16,
+        queues: Sequence[str] | None = None,
+        partitions: Literal["all", "share"] | None = None,
+        name: str | None = None,
     ) -> None:
-        """concurrency: runs at once. queues: else those of the app's tasks. name: begins the worker's id."""
+        """concurrency: runs at once. queues: else those of the app's tasks. partitions: take from all of the queues'
+        partitions, or from this worker's share among those who share; else the setting. name: begins the worker's id.
+        """
         if concurrency < 1:
             raise ConfigurationError(f"concurrency must be 1 or more, not {concurrency}")
         self.app = app
@@ -64,12 +76,12 @@ class Worker:
             raise ConfigurationError(f"app {app.name!r} has no tasks, so there is no queue to work on")
         self.id = f"{name or app.name}-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self.concurrency = concurrency
+        self._partitions = partitions or self.settings.partitions
         namespace = Namespace(self.settings.namespace)
         self._namespace = namespace
-        self._partitions = [namespace.partition(queue) for queue in self.queues]
         self._gateway = Gateway(self.settings.address)
         self._slots = Slots(concurrency)
-        self._leases = Leases()
+        self._leases: Leases[Run] = Leases()
         self._executor = Executor(self._gateway, app.tasks, self.settings, self._leases, threads=max(40, concurrency))
         self._stop = anyio.Event()
         self._hurry = anyio.Event()
@@ -83,7 +95,7 @@ class Worker:
     @property
     def settled(self) -> int:
         """How many deliveries this worker has settled."""
-        return self._executor.settled
+        return self._executor.settled.total()
 
     async def __aenter__(self) -> Self:
         """Connect and check the server, load the scripts, join the groups, register, begin to beat."""
@@ -97,13 +109,19 @@ class Worker:
         return self
 
     async def _join(self) -> None:
-        reader = self._gateway.reader()
-        self._stack.push_async_callback(reader.close)
-        self._consumer = Consumer(self._gateway, reader, self._partitions, self.id, self.settings.lease, self._leases)
+        reading = read_partitions(self._gateway, self.id)
+        self._stack.push_async_callback(reading.close)
+        self._consumer = Consumer(self._gateway, reading, [], self.id, self.settings.lease, self._leases)
+        self._coverage = Coverage(
+            self._gateway, self._namespace, self.queues, self.id, share=self._partitions == "share"
+        )
+        self._sweep = Sweep([], self.settings.lease)
+        self._promoter = Promoter(self._gateway, [], self.id)
+        self._territory = Territory(self._coverage, self._consumer, self._serve)
         await self._gateway.load_scripts()
-        await self._consumer.create_groups(self._namespace)
+        await self._territory.look()
         info = describe(self.id, self.app.name, self.queues, self.concurrency)
-        self._registration = Registration(self._gateway, self._namespace, info, self._slots)
+        self._registration = Registration(self._gateway, self._namespace, info, self._slots, self._executor.settled)
         await self._registration.announce()
         beat = Beat(
             self.settings.address,
@@ -123,6 +141,7 @@ class Worker:
         """Leave the groups and disconnect."""
         with anyio.CancelScope(shield=True):
             try:
+                await self._coverage.leave()
                 await self._consumer.leave()
                 await self._registration.withdraw()
             except QueueError as failed:
@@ -141,49 +160,57 @@ class Worker:
         Claims what is pending before it takes anything new. Empty means: nothing is queued, nothing is running here,
         and no task that failed here waits for its next attempt.
         """
-        async with anyio.create_task_group() as background, anyio.create_task_group() as executions:
-            sweep = Sweep(self._partitions, self.settings.lease)
-            promoter = Promoter(self._gateway, self._partitions)
+        async with anyio.create_task_group() as background, anyio.create_task_group() as reading:
 
             def start(delivery: Delivery) -> None:
-                executions.start_soon(self._execute, delivery, promoter)
+                self._slots.fill(self._execute(delivery))
 
             intake = Intake(
                 self._consumer,
                 self._slots,
-                sweep,
+                self._sweep,
                 start=start,
-                on_due=promoter.poke,
+                on_due=self._promoter.hear,
+                on_rerouted=self._territory.poke,
                 give_back=self._give_back,
             )
             janitor = Janitor(
                 self._gateway,
                 self._namespace,
-                self._partitions,
+                self._coverage,
                 self._consumer,
-                self.settings.dead_letter_ttl,
+                dead_letter_ttl=self.settings.dead_letter_ttl,
+                result_ttl=self.settings.result_ttl,
+                worker=self.id,
             )
             notes = Notes(lambda: self._executor.runs, self.settings.note_interval)
-            for part in (promoter, janitor, notes, self._registration):
+            for part in (self._territory, self._promoter, janitor, notes, self._registration):
                 background.start_soon(part.run)
             try:
                 if burst:
-                    await Burst(self._gateway, intake, sweep, self._slots, self._executor, self._stop).run()
+                    await Burst(self._gateway, intake, self._territory, self._slots, self._executor, self._stop).run()
                 else:
-                    executions.start_soon(intake.run)
+                    reading.start_soon(intake.run)
                     await self._stop.wait()
+            except BaseException:  # cancelled from outside: what runs is cancelled as well, at once
+                with anyio.CancelScope(shield=True):
+                    await self._slots.cancel()
+                raise
             finally:
                 with anyio.CancelScope(shield=True):
                     await self._drain(intake)
-                executions.cancel_scope.cancel()
+                    await self._slots.cancel()
+                reading.cancel_scope.cancel()
                 background.cancel_scope.cancel()
 
-    async def _execute(self, delivery: Delivery, promoter: Promoter) -> None:
-        try:
-            await self._executor.execute(delivery)
-        finally:
-            self._slots.give()
-            promoter.poke()
+    def _serve(self, partitions: Sequence[Partition]) -> None:
+        """The worker's partitions are these now."""
+        self._sweep.change(partitions)
+        self._promoter.change(partitions)
+
+    async def _execute(self, delivery: Delivery) -> None:
+        if await self._executor.execute(delivery):
+            self._promoter.poke(delivery.partition)
 
     async def _give_back(self, delivery: Delivery) -> None:
         try:

@@ -114,7 +114,8 @@ async def _remove_keys(gateway: Gateway, namespace: Namespace, partition: Partit
     keys += [partition.ready, partition.nudge, partition.due, partition.dead]
     cursor = b"0"
     while True:
-        cursor, page = await gateway.command("SCAN", cursor, "MATCH", partition.records, "COUNT", 1000)
+        scan = ("SCAN", cursor, "MATCH", partition.records, "COUNT", 1000)
+        cursor, page = await gateway.command(*scan, node_of=partition.ready)
         keys += [key.decode() for key in page]
         if cursor == b"0":
             break

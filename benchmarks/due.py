@@ -1,0 +1,75 @@
+"""How late a delayed task begins: from its due time to the first line of its handler, in an idle worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from statistics import quantiles
+
+from perdure import Producer
+
+from . import limits
+from .figures import Figure, Line, Measure
+from .place import Place
+from .processes import Child, started
+from .raw import RawClient
+from .size import Size
+
+__all__ = ["DUE"]
+
+_DELAYS = (0.05, 0.11, 0.23, 0.37)
+"""Seconds, none a multiple of another."""
+
+_TOLD_WITHIN = 10.0
+
+
+async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
+    late, raw = await _perdure(place, size.delays), await _raw(place, size.delays)
+    return {"due_p50": Figure(late[49], raw[49]), "due_p99": Figure(late[98], raw[98])}
+
+
+async def _perdure(place: Place, count: int) -> list[float]:
+    async with Producer(place.url, namespace=place.namespace) as producer, started("replica", place) as worker:
+
+        async def after(delay: float) -> float:
+            asked = time.monotonic()
+            await producer.enqueue("pick_up", delay=delay)
+            return asked + delay
+
+        return await _percentiles(worker, after, count)
+
+
+async def _raw(place: Place, count: int) -> list[float]:
+    limits.make_group(place)
+    async with started("raw_reader", place) as reader:
+        with RawClient(place.url) as client:
+
+            async def after(delay: float) -> float:
+                due = time.monotonic() + delay
+                await asyncio.sleep(delay)
+                limits.add_message(client, place)
+                return due
+
+            return await _percentiles(reader, after, count)
+
+
+async def _percentiles(child: Child, after: Callable[[float], Awaitable[float]], count: int) -> list[float]:
+    """Milliseconds from the due time, counted from before the task was sent, to when the child tells that it begins."""
+    late = []
+    for number in range(count):
+        due = await after(_DELAYS[number % len(_DELAYS)])
+        late.append((await child.told(_TOLD_WITHIN) - due) * 1000)
+    return quantiles(late, n=100, method="inclusive")
+
+
+_LIMIT = "a timer, then XADD to a blocked XREADGROUP"
+
+DUE = Measure(
+    "due",
+    [
+        Line("due_p50", "due time to handler start, p50", "ms", _LIMIT),
+        Line("due_p99", "due time to handler start, p99", "ms", _LIMIT),
+    ],
+    _round,
+)

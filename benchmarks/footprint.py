@@ -1,0 +1,68 @@
+"""What a task takes of the server's memory: queued, running, and when its result is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perdure import Context, Worker
+from perdure.queues import Partition
+from perdure.queues.keys import GROUP
+
+from . import limits
+from .figures import Figure, Line, Measure
+from .place import Place
+from .raw import RawClient
+from .size import Size
+
+__all__ = ["FOOTPRINT"]
+
+
+async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
+    with RawClient(place.url) as client:
+        limits.make_group(place)
+        before = _used(client)
+        limits.add(place, size.tasks)
+        raw = (_used(client) - before) / size.tasks
+        app = place.app()
+
+        @app.task
+        async def noop(ctx: Context, number: int) -> int:
+            return number
+
+        async with app:
+            before = _used(client)
+            for start in range(0, size.tasks, 1000):
+                await noop.enqueue_many({"number": number} for number in range(start, min(start + 1000, size.tasks)))
+            queued = (_used(client) - before) / size.tasks
+            ready = Partition(place.namespace, noop.queue, 0).ready
+            client.call("XGROUP", "CREATE", ready, GROUP, "0")
+            client.call("XREADGROUP", "GROUP", GROUP, "taker", "COUNT", size.tasks, "STREAMS", ready, ">")
+            running = (_used(client) - before) / size.tasks
+            client.call("XGROUP", "SETID", ready, GROUP, "0")
+            client.call("XGROUP", "DELCONSUMER", ready, GROUP, "taker")
+            async with Worker(app, concurrency=32) as worker:
+                await worker.run(burst=True)
+            finished = (_used(client) - before) / size.tasks
+    return {
+        "bytes_queued": Figure(queued, raw),
+        "bytes_running": Figure(running, raw),
+        "bytes_finished": Figure(finished, raw),
+    }
+
+
+def _used(client: RawClient) -> int:
+    info: bytes = client.call("INFO", "memory")
+    return int(dict(line.split(b":", 1) for line in info.split(b"\r\n") if b":" in line)[b"used_memory"])
+
+
+_LIMIT = "one stream entry with the same payload"
+
+FOOTPRINT = Measure(
+    "footprint",
+    [
+        Line("bytes_queued", "server's memory per queued task", "bytes", _LIMIT),
+        Line("bytes_running", "server's memory per task taken by a worker", "bytes", _LIMIT),
+        Line("bytes_finished", "server's memory per finished task, result kept", "bytes", _LIMIT),
+    ],
+    _round,
+)

@@ -1,0 +1,54 @@
+"""From the start of a process to the moment at which it is of use."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from asyncio.subprocess import DEVNULL
+from collections.abc import Mapping
+
+from .figures import Figure, Line, Measure
+from .place import Place
+from .processes import started
+from .size import Size
+
+__all__ = ["STARTUP"]
+
+
+async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
+    bare = await _milliseconds("-c", "pass")
+    return {
+        "import": Figure(await _milliseconds("-c", "import perdure"), bare),
+        "help": Figure(await _milliseconds("-m", "perdure.worker.cli", "--help"), bare),
+        "ready": Figure(await _ready(place), bare),
+    }
+
+
+async def _milliseconds(*command: str) -> float:
+    """Until the process has ended."""
+    began = time.perf_counter()
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=DEVNULL)
+    if await process.wait() != 0:
+        raise RuntimeError(f"{' '.join(command)} failed")
+    return (time.perf_counter() - began) * 1000
+
+
+async def _ready(place: Place) -> float:
+    """Until a worker has joined its groups and begins to read."""
+    began = time.perf_counter()
+    async with started("replica", place):
+        return (time.perf_counter() - began) * 1000
+
+
+_LIMIT = "an interpreter that does nothing"
+
+STARTUP = Measure(
+    "startup",
+    [
+        Line("import", "import perdure", "ms", _LIMIT),
+        Line("help", "perdure --help", "ms", _LIMIT),
+        Line("ready", "start of a process to a worker that reads", "ms", _LIMIT),
+    ],
+    _round,
+)

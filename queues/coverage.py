@@ -1,0 +1,148 @@
+"""Which partitions a worker takes new messages of, and in which it serves what is already there.
+
+It serves (claims, moves what is due, hears nudges) in all partitions of a queue's route. It takes new messages of the
+generations up to the first that is not drained: of the next ones only when every message of the former was delivered
+once. That is what keeps the order of a key across a change, and all workers do it by themselves: a generation that is
+drained stays so. A former partition where nothing is and nothing can come is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .gateway import Gateway
+from .keys import Namespace, Partition
+from .rerouting import Standing, close_former, ensure_route, standing
+from .routes import SINGLE, Generation, Route
+from .sharing import share_of, share_queue, unshare_queue
+
+__all__ = ["Coverage"]
+
+_PRESENCE = 15.0
+"""Seconds after which a silent worker's share is the others'."""
+
+_SOME = 16
+"""Former partitions that are reviewed at one look."""
+
+
+@dataclass(slots=True)
+class _Queue:
+    name: str
+    route: Route = SINGLE
+    closed: set[int] = field(default_factory=set)
+    drained: set[int] = field(default_factory=set)
+    empty: set[int] = field(default_factory=set)
+    reviewed: int = 0
+    sharers: set[str] = field(default_factory=set)
+    taken_from: list[Partition] = field(default_factory=list)
+    served: list[Partition] = field(default_factory=list)
+
+
+class Coverage:
+    """One worker's partitions, as of the last look."""
+
+    def __init__(
+        self, gateway: Gateway, namespace: Namespace, queues: Sequence[str], worker: str, *, share: bool
+    ) -> None:
+        """share: only its part of each queue's partitions, the rest being others' who share."""
+        self._gateway = gateway
+        self._namespace = namespace
+        self._worker = worker
+        self._share = share
+        self._queues = [_Queue(name) for name in queues]
+
+    @property
+    def taken_from(self) -> list[Partition]:
+        """Where new messages are taken from."""
+        return [partition for queue in self._queues for partition in queue.taken_from]
+
+    @property
+    def served(self) -> list[Partition]:
+        """Where claims are made, due tasks are moved, and what was given back is taken up."""
+        return [partition for queue in self._queues for partition in queue.served]
+
+    @property
+    def changing(self) -> bool:
+        """Whether a generation has still to be drained: look again soon."""
+        return any(
+            index not in queue.drained
+            for queue in self._queues
+            for generation in queue.route.former
+            for index in generation.indexes
+        )
+
+    @property
+    def routes(self) -> dict[str, Route]:
+        return {queue.name: queue.route for queue in self._queues}
+
+    async def look(self) -> None:
+        """Hear of routes, complete changes that were begun, see what is drained and who shares."""
+        for queue in self._queues:
+            queue.route = await ensure_route(self._gateway, self._namespace, queue.name, queue.route)
+            former = [index for generation in queue.route.former for index in generation.indexes]
+            await self._review(queue, former)
+            await self._close(queue, [index for index in former if index not in queue.closed])
+            await self._follow(queue)
+            if self._share:
+                queue.sharers = await share_queue(self._gateway, self._namespace, queue.name, self._worker, _PRESENCE)
+                queue.served = share_of(self._worker, queue.sharers, queue.served)
+                queue.taken_from = [one for one in queue.taken_from if one in set(queue.served)]
+
+    async def leave(self) -> None:
+        """Leave its share to the others."""
+        for queue in self._queues if self._share else ():
+            await unshare_queue(self._gateway, self._namespace, queue.name, self._worker)
+
+    async def _close(self, queue: _Queue, indexes: Sequence[int]) -> None:
+        """Whoever began the change may have died before all was closed."""
+        await close_former(self._gateway, self._namespace, queue.name, queue.route, indexes)
+        queue.closed.update(indexes)
+
+    async def _follow(self, queue: _Queue) -> None:
+        """See how far the queue is drained."""
+        reached: list[Generation] = []
+        for generation in queue.route.generations:
+            reached.append(generation)
+            if generation != queue.route.last and not await self._is_drained(queue, generation):
+                break
+        queue.taken_from = self._partitions(queue, reached)
+        queue.served = self._partitions(queue, queue.route.generations)
+
+    def _partitions(self, queue: _Queue, generations: Sequence[Generation]) -> list[Partition]:
+        return [
+            self._namespace.partition(queue.name, index)
+            for generation in generations
+            for index in generation.indexes
+            if index not in queue.empty
+        ]
+
+    async def _is_drained(self, queue: _Queue, generation: Generation) -> bool:
+        """Asks of one partition after another, until one is not drained: a deep backlog costs one question a look."""
+        for index in generation.indexes:
+            if index not in queue.drained and not await self._ask(queue, index):
+                return False
+        return True
+
+    async def _review(self, queue: _Queue, former: Sequence[int]) -> None:
+        """Look whether some former partitions are still as they were, another part of them each time.
+
+        They may have become empty. And a server that came back with less than it had may have lost the mark: then
+        producers may use them again, and they are to be closed again.
+        """
+        start = queue.reviewed if queue.reviewed < len(former) else 0
+        some = [index for index in former[start : start + _SOME] if index in queue.drained]
+        queue.reviewed = start + _SOME
+        await asyncio.gather(*(self._ask(queue, index) for index in some))
+
+    async def _ask(self, queue: _Queue, index: int) -> bool:
+        found = await standing(self._gateway, self._namespace.partition(queue.name, index))
+        if found is Standing.OPEN:
+            for known in (queue.closed, queue.drained, queue.empty):
+                known.discard(index)
+        if found >= Standing.DRAINED:
+            queue.drained.add(index)
+        if found is Standing.EMPTY:
+            queue.empty.add(index)
+        return found >= Standing.DRAINED

@@ -1,0 +1,53 @@
+"""Certificates for tests: an authority, what it signs for servers and clients, and strangers."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+_SUBJECT = "subjectAltName=DNS:localhost,IP:127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Authority:
+    """An authority of the test's own, in a folder of its own."""
+
+    folder: Path
+
+    @classmethod
+    def found(cls, folder: Path) -> Authority:
+        _openssl(folder, "req", "-x509", *_new_key("ca"), "-subj", "/CN=authority", "-days", "2", "-out", "ca.crt")
+        return cls(folder)
+
+    @property
+    def certificate(self) -> Path:
+        return self.folder / "ca.crt"
+
+    def sign(self, name: str) -> tuple[Path, Path]:
+        """Certificate and key of somebody on this machine."""
+        folder = self.folder
+        (folder / "names.cnf").write_text(_SUBJECT)
+        _openssl(folder, "req", *_new_key(name), "-subj", f"/CN={name}", "-out", f"{name}.csr")
+        authority = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names.cnf")
+        _openssl(folder, "x509", "-req", "-in", f"{name}.csr", *authority, "-days", "2", "-out", f"{name}.crt")
+        return folder / f"{name}.crt", folder / f"{name}.key"
+
+    def server_options(self) -> tuple[str, ...]:
+        """Options of a server that shows a certificate of this authority, and wants one of every client."""
+        certificate, key = self.sign("server")
+        own = ("--tls-cert-file", str(certificate), "--tls-key-file", str(key))
+        return (*own, "--tls-ca-cert-file", str(self.certificate), "--tls-auth-clients", "yes")
+
+    def query(self) -> str:
+        """What a URL must say: whom to trust, and who this client is."""
+        certificate, key = self.sign("client")
+        return f"ssl_ca_certs={self.certificate}&ssl_certfile={certificate}&ssl_keyfile={key}"
+
+
+def _new_key(name: str) -> tuple[str, ...]:
+    return ("-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key")
+
+
+def _openssl(folder: Path, *arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)

@@ -1,0 +1,27 @@
+"""Commands that look at a whole server, on every node of a cluster too."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from typing import Any
+
+from perdure.queues import Gateway
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+
+_PRIMARIES = 3
+_KEYS = [
+    next(key for key in map(str, count()) if key_slot(key.encode()) * _PRIMARIES // REDIS_CLUSTER_HASH_SLOTS == share)
+    for share in range(_PRIMARIES)
+]
+"""A key of each primary of the tests' shared cluster."""
+
+
+def whereabouts(gateway: Gateway) -> list[str | None]:
+    """What to give as `node_of`, one after the other, so that a command reaches every primary."""
+    return [*_KEYS] if gateway.address.clustered else [None]
+
+
+async def on_every_node(gateway: Gateway, *command: str | int | bytes) -> list[Any]:
+    """The reply of each primary; of a server alone its one reply."""
+    return await asyncio.gather(*(gateway.command(*command, node_of=key) for key in whereabouts(gateway)))

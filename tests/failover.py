@@ -1,0 +1,202 @@
+"""Servers that are lost or moved under load: three scenes, and the figures of each.
+
+`python tests/failover.py` (`make failover`) plays them at length and prints the figures. The short versions are in
+test_failover.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+from anyio.to_thread import run_sync
+from clusters import Cluster, cluster_of_its_own, slot_of
+from load import Fault, Figures, Journal, Load, Replication, redirections
+from nodes import Node
+from perdure import Producer, Settings
+from perdure.queues import Namespace, Partition
+from processes import Crew, hire
+from rich.console import Console
+from rich.table import Table
+from sentinels import sentinels_of_its_own
+from servers import BUNDLED, SYSTEM, find_program
+
+CARRIER = Path(__file__).parent / "programs" / "carrier.py"
+NAMESPACE = Namespace("load")
+LEASE = 8.0
+"""Seconds: more than a failover with these servers takes, and a beat besides."""
+WORKERS = 3
+
+
+def queues_on_every_node(cluster: Cluster, each: int = 2) -> list[str]:
+    """Names of queues, so many for each primary."""
+    found: dict[int, list[str]] = {node.port: [] for node in cluster.serving()}
+    number = 0
+    while any(len(names) < each for names in found.values()):
+        name = f"q{number}"
+        names = found[cluster.owner(slot_of(NAMESPACE.partition(name).ready)).port]
+        if len(names) < each:
+            names.append(name)
+        number += 1
+    return [name for names in zip(*found.values(), strict=True) for name in names]
+
+
+@asynccontextmanager
+async def under_load(
+    url: str, queues: Sequence[str], replication: Replication, folder: Path
+) -> AsyncIterator[tuple[Load, Crew]]:
+    """Workers and producers at work while the block runs; afterwards the producers have stopped."""
+    settings = Settings(redis_url=url, namespace=NAMESPACE.name, lease=LEASE)
+    with hire(settings, folder, CARRIER, {"QUEUES": ",".join(queues)}) as crew:
+        for _ in range(WORKERS):
+            crew.start(concurrency=8)
+        for replica in crew.replicas:
+            await replica.ready()
+        async with Producer(url, namespace=NAMESPACE.name) as producer:
+            load = Load(producer, queues, replication, Journal(crew.journal))
+            running = asyncio.create_task(load.run())
+            try:
+                yield load, crew
+            finally:
+                load.stop()
+                await asyncio.gather(running, return_exceptions=True)
+                await replication.close()
+
+
+async def ended_well(crew: Crew) -> bool:
+    """Whether every worker is still there, and ends when it is asked to."""
+    for replica in crew.replicas:
+        if replica.process.poll() is not None:
+            return False
+        replica.stop()
+    return [await replica.ended() for replica in crew.replicas] == [0] * len(crew.replicas)
+
+
+async def acknowledged(load: Load, more: int) -> None:
+    """Wait until so many more tasks are acknowledged."""
+    wanted = len(load.acknowledged) + more
+    with anyio.fail_after(60):
+        while len(load.acknowledged) < wanted:  # noqa: ASYNC110 - a set tells nobody that it grows
+            await anyio.sleep(0.02)
+
+
+async def resharding(program: Path, folder: Path, rounds: int) -> Figures:
+    """Slots go from primary to primary, and back, key by key, while their queues are used."""
+    with cluster_of_its_own(program) as cluster:
+        queues = queues_on_every_node(cluster)
+
+        def primary(partition: Partition) -> Node:
+            return cluster.owner(slot_of(partition.ready))
+
+        async with under_load(cluster.url(), queues, Replication(primary), folder) as (load, crew):
+            await acknowledged(load, 50)
+            for _ in range(rounds):
+                for queue in queues:
+                    await _move(cluster, slot_of(NAMESPACE.partition(queue).ready))
+            await acknowledged(load, 50)
+            load.stop()
+            figures = await load.figures(redirections(cluster.nodes))
+            assert await ended_well(crew)
+            return figures
+
+
+async def _move(cluster: Cluster, slot: int) -> None:
+    """Move a slot to the next primary, slowly enough that it is used while it is in two places."""
+    serving = cluster.serving()
+    source = cluster.owner(slot)
+    move = cluster.migrate(slot, serving[(serving.index(source) + 1) % len(serving)])
+    await run_sync(move.begin)
+    for _ in range(10):
+        await run_sync(move.keys, 5)
+        await anyio.sleep(0.01)
+    await run_sync(move.keys)
+    await run_sync(move.finish)
+    await anyio.sleep(0.1)
+
+
+async def primary_killed(program: Path, folder: Path, rounds: int) -> Figures:
+    """A primary of the cluster is killed, its replica takes over, it comes back as a replica; then the next one."""
+    with cluster_of_its_own(program) as cluster:
+        queues = queues_on_every_node(cluster)
+
+        def primary(partition: Partition) -> Node:
+            return cluster.owner(slot_of(partition.ready))
+
+        async with under_load(cluster.url(), queues, Replication(primary), folder) as (load, crew):
+            for number in range(rounds):
+                await acknowledged(load, 200)
+                slot = slot_of(NAMESPACE.partition(queues[number % len(queues)]).ready)
+                owner = cluster.owner(slot)
+                hit = {queue for queue in queues if primary(NAMESPACE.partition(queue)) is owner}
+                begun = time.monotonic()
+                victim = await run_sync(cluster.kill_primary, slot)
+                await run_sync(cluster.failed_over, slot, victim)
+                load.faults.append(Fault(begun, time.monotonic(), frozenset(hit)))
+                await acknowledged(load, 200)
+                await run_sync(cluster.restart, victim)
+            await acknowledged(load, 100)
+            load.stop()
+            figures = await load.figures(redirections(cluster.nodes))
+            assert await ended_well(crew)
+            return figures
+
+
+async def sentinel_primary_killed(program: Path, folder: Path, rounds: int) -> Figures:
+    """The one primary is killed, the sentinels make a replica the primary; then, when it has come back, that one."""
+    with sentinels_of_its_own(program) as sentinels:
+        async with under_load(sentinels.url(), ["q0", "q1"], Replication(lambda _: sentinels.primary), folder) as (
+            load,
+            crew,
+        ):
+            for number in range(rounds):
+                await acknowledged(load, 200)
+                victim = await run_sync(sentinels.kill_primary)
+                await run_sync(sentinels.failed_over, victim)
+                await acknowledged(load, 200)
+                if number + 1 < rounds:
+                    await run_sync(sentinels.restart, victim)
+            load.stop()
+            figures = await load.figures()
+            assert await ended_well(crew)
+            return figures
+
+
+Scene = Callable[[Path, Path, int], Awaitable[Figures]]
+
+SCENES: dict[str, tuple[Scene, int]] = {
+    "cluster: slots moved": (resharding, 10),
+    "cluster: primaries killed": (primary_killed, 5),
+    "sentinel: primaries killed": (sentinel_primary_killed, 5),
+}
+"""By name: the scene, and how often it is played over at length."""
+
+
+async def main() -> int:
+    """Play every scene on the system's server, else the bundled one. Returns how many acknowledged tasks were lost."""
+    program = find_program(os.environ.get("PERDURE_TEST_SERVER", SYSTEM)) or find_program(BUNDLED)
+    assert program is not None, "no redis-server here"
+    table = Table(title="Failover under load")
+    table.add_column("")
+    columns: list[dict[str, str]] = []
+    lost = 0
+    for name, (scene, rounds) in SCENES.items():
+        with tempfile.TemporaryDirectory(prefix="perdure-failover-") as folder:
+            figures = await scene(program, Path(folder), rounds)
+        table.add_column(f"{name}, {rounds} x", justify="right")
+        columns.append(dict(figures.rows()))
+        lost += figures.lost
+    for row in columns[0]:
+        table.add_row(row, *(column.get(row, "-") for column in columns))
+    Console().print(table)
+    return lost
+
+
+if __name__ == "__main__":
+    sys.exit(1 if anyio.run(main) else 0)
