@@ -13,11 +13,10 @@ from typing import Annotated
 import hiredis
 import redis
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from perdure import PerdureError
 from perdure.worker.observe import configure_logging
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from . import report
 from .backlog import BACKLOG

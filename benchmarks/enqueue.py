@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 
 import anyio
-
 from perdure import Context
 
 from . import limits
