@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -105,4 +106,6 @@ def _say(what: str) -> None:
 
 
 if __name__ == "__main__":
+    # As on Ctrl-C: whatever was started is ended on the way out.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     typer.run(main)

@@ -53,7 +53,11 @@ def measure(
     for turn in turns:
         take(turn)
     with ThreadPoolExecutor(_TOGETHER) as pool:
-        list(pool.map(take, together))
+        try:
+            list(pool.map(take, together))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # what has begun ends by itself, with its processes
+            raise
     return found
 
 
