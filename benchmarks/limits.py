@@ -5,11 +5,9 @@ Rates are per second. A message carries what a no-op task of Perdure carries.
 
 from __future__ import annotations
 
-import time
-from pathlib import Path
-from typing import Final
-
 from perdure.queues import Envelope, new_task_id
+from perdure.worker.cli.bench import limits
+from perdure.worker.cli.bench.limits import GROUP, READ_BATCH, READER, WRITE_BATCH, make_groups
 
 from .place import Place
 from .raw import RawClient
@@ -27,68 +25,32 @@ __all__ = [
     "wait_for_message",
 ]
 
-READ_BATCH: Final = 100
-WRITE_BATCH: Final = 500
-
-_GROUP = "limit"
-_READER = "reader"
 _GIVEN_BACK_IDLE = 60_000  # milliseconds; by this idle time a given-back message is known
-_STEP = Path(__file__).with_name("step.lua").read_text("utf-8")
 _FIELDS = ("env", Envelope(id=new_task_id(), task="noop").encode(), "args", b'{"number":12345}')
-_STEP_VALUE = b'{"h":"0123456789abcdef01234567","a":"12345"}\n12345'
 
 
 def make_group(place: Place) -> None:
     """Make the streams that the raw client reads."""
     with RawClient(place.url) as client:
-        for stream in (place.raw.ready, place.raw.nudge):
-            client.call("XGROUP", "CREATE", stream, _GROUP, "0", "MKSTREAM")
+        make_groups(client, place.raw.ready, place.raw.nudge)
 
 
 def add(place: Place, count: int) -> float:
     """Messages added per second, many XADD to a round trip."""
-    command = ("XADD", place.raw.ready, "*", *_FIELDS)
     with RawClient(place.url) as client:
-        began = time.perf_counter()
-        for start in range(0, count, WRITE_BATCH):
-            client.pipeline([command] * min(WRITE_BATCH, count - start))
-        return count / (time.perf_counter() - began)
+        return limits.add(client, place.raw.ready, _FIELDS, count)
 
 
 def read_and_delete(place: Place, count: int) -> float:
     """Messages read, acknowledged and deleted per second; a batch is settled in the round trip that reads the next."""
-    ready = place.raw.ready
-    read = ("XREADGROUP", "GROUP", _GROUP, _READER, "COUNT", READ_BATCH, "STREAMS", ready, ">")
-    done = 0
     with RawClient(place.url) as client:
-        began = time.perf_counter()
-        reply = client.call(*read)
-        while reply:
-            entries = [entry for entry, _ in reply[0][1]]
-            done += len(entries)
-            _, _, reply = client.pipeline([("XACK", ready, _GROUP, *entries), ("XDEL", ready, *entries), read])
-        took = time.perf_counter() - began
-    if done != count:
-        raise RuntimeError(f"the raw client read {done} of {count} messages")
-    return count / took
+        return limits.read_and_delete(client, place.raw.ready, count)
 
 
 def steps(place: Place, count: int, *, at_once: int) -> float:
     """Steps recorded per second (check the owner, HSET, XADD in one script), of `at_once` tasks in one round trip."""
-    raw = place.raw
     with RawClient(place.url) as client:
-        for _ in range(at_once):
-            add_message(client, place)
-        entries = [take_message(client, place).decode() for _ in range(at_once)]
-        script = client.call("SCRIPT", "LOAD", _STEP)
-        fences = [
-            ("EVALSHA", script, 3, raw.ready, raw.steps(entry), raw.log(entry), _GROUP, _READER, entry)
-            for entry in entries
-        ]
-        began = time.perf_counter()
-        for number in range(count // at_once):
-            client.pipeline([(*fence, f"step#{number}", _STEP_VALUE) for fence in fences])
-        return count // at_once * at_once / (time.perf_counter() - began)
+        return limits.steps(client, place.raw, _FIELDS, count, at_once=at_once)
 
 
 def add_message(client: RawClient, place: Place) -> None:
@@ -98,9 +60,7 @@ def add_message(client: RawClient, place: Place) -> None:
 
 def take_message(client: RawClient, place: Place) -> bytes:
     """Become the owner of one message; returns its entry id."""
-    reply = client.call("XREADGROUP", "GROUP", _GROUP, _READER, "COUNT", 1, "STREAMS", place.raw.ready, ">")
-    entry: bytes = reply[0][1][0][0]
-    return entry
+    return limits.take(client, place.raw.ready)
 
 
 def hand_over(client: RawClient, place: Place, entry: bytes) -> None:
@@ -108,7 +68,7 @@ def hand_over(client: RawClient, place: Place, entry: bytes) -> None:
     ready, nudge = place.raw.ready, place.raw.nudge
     client.pipeline(
         [
-            ("XCLAIM", ready, _GROUP, "nobody", 0, entry, "IDLE", _GIVEN_BACK_IDLE, "JUSTID"),
+            ("XCLAIM", ready, GROUP, "nobody", 0, entry, "IDLE", _GIVEN_BACK_IDLE, "JUSTID"),
             ("XADD", nudge, "*", "why", "released"),
         ]
     )
@@ -117,6 +77,6 @@ def hand_over(client: RawClient, place: Place, entry: bytes) -> None:
 def wait_for_message(client: RawClient, place: Place) -> None:
     """Wait until a message comes or one is given back, and take it."""
     ready, nudge = place.raw.ready, place.raw.nudge
-    reply = client.call("XREADGROUP", "GROUP", _GROUP, _READER, "BLOCK", 0, "STREAMS", nudge, ready, ">", ">")
+    reply = client.call("XREADGROUP", "GROUP", GROUP, READER, "BLOCK", 0, "STREAMS", nudge, ready, ">", ">")
     if reply[0][0] == nudge.encode():
-        client.call("XAUTOCLAIM", ready, _GROUP, _READER, _GIVEN_BACK_IDLE, "0-0", "COUNT", 1)
+        client.call("XAUTOCLAIM", ready, GROUP, READER, _GIVEN_BACK_IDLE, "0-0", "COUNT", 1)

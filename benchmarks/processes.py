@@ -36,12 +36,16 @@ class Child:
 
     async def told(self, within: float) -> float:
         """The next time it tells; waits for it up to `within` seconds."""
+        return float(await self.line(within))
+
+    async def line(self, within: float) -> str:
+        """The next line it writes, for processes that tell of more than times."""
         assert self._process.stdout is not None
         async with asyncio.timeout(within):
             line = await self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"a measured process ended too early, with exit code {await self._process.wait()}")
-        return float(line)
+        return line.decode()
 
     def send(self, number: signal.Signals) -> float:
         """Send it a signal; returns when that was."""
@@ -57,10 +61,10 @@ class Child:
 
 
 @asynccontextmanager
-async def started(module: str, place: Place) -> AsyncIterator[Child]:
+async def started(module: str, place: Place, *arguments: str) -> AsyncIterator[Child]:
     """A module of this package, run as a process at a place; ready on entry, dead on exit."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", f"{__package__}.{module}", stdout=PIPE, env=place.environment, cwd=_ROOT
+        sys.executable, "-m", f"{__package__}.{module}", *arguments, stdout=PIPE, env=place.environment, cwd=_ROOT
     )
     child = Child(process)
     try:

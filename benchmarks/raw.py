@@ -1,59 +1,15 @@
-"""The raw client: hiredis on one connection, and nothing in between."""
+"""The raw client of `perdure bench`, on the URL of a server."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
-
-import hiredis
 import redis
+from perdure.worker.cli.bench import raw
 
 __all__ = ["RawClient"]
 
-Command = tuple[str | bytes | int, ...]
 
-_CHUNK = 65_536
-
-
-class RawClient:
-    """Commands and their replies as they are. redis-py only connects: it knows URLs, TLS and passwords."""
+class RawClient(raw.RawClient):
+    """One connection; a reply is waited for as long as it takes."""
 
     def __init__(self, url: str) -> None:
-        self._client = redis.Redis.from_url(url, protocol=2, socket_timeout=None)
-        self._connection = self._client.connection_pool.get_connection()
-        self._socket: Any = self._connection._sock  # it has no public name; all else in redis-py costs time
-        self._reader = hiredis.Reader()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._connection.disconnect()
-        self._client.close()
-
-    def call(self, *command: str | bytes | int) -> Any:
-        """Carry out one command. Raises `hiredis.ReplyError`."""
-        return self.pipeline([command])[0]
-
-    def pipeline(self, commands: Sequence[Command]) -> list[Any]:
-        """Carry out commands in one round trip. Raises `hiredis.ReplyError` where one was refused."""
-        self._socket.sendall(b"".join([_pack(command) for command in commands]))
-        replies: list[Any] = []
-        while len(replies) < len(commands):
-            received = self._socket.recv(_CHUNK)
-            if not received:
-                raise ConnectionError("the server has closed the connection")
-            self._reader.feed(received)
-            while (reply := self._reader.gets()) is not False:
-                if isinstance(reply, hiredis.ReplyError):
-                    raise reply
-                replies.append(reply)
-        return replies
-
-
-def _pack(command: Command) -> bytes:
-    packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]  # its stub says: a tuple of one
-    return packed
+        super().__init__(redis.Redis.from_url(url, protocol=2, socket_timeout=None))

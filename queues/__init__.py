@@ -5,7 +5,7 @@ from .beat import Beat
 from .checkpoint import Entry, History, Kind, load_history, note_alive, recorded_steps, write_entries
 from .consumer import Consumer, Taken
 from .coverage import Coverage
-from .due import promote_due
+from .due import promote_due, watch_due
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
     FORMAT_VERSION,
@@ -49,6 +49,7 @@ from .routes import MOST_PARTITIONS, Generation, Route
 from .scripts import Script, load_script
 from .sending import Message
 from .settlement import Counters, cancelled, release, reschedule, succeed
+from .turns import take_turns
 
 __all__ = [
     "DEFAULT_PAYLOAD_LIMIT",
@@ -134,6 +135,8 @@ __all__ = [
     "retire_generation",
     "set_partitions",
     "succeed",
+    "take_turns",
+    "watch_due",
     "withdraw",
     "write_entries",
 ]

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from .gateway import Gateway
 from .keys import Partition
 from .scripts import queue_script
 
-__all__ = ["promote_due"]
+__all__ = ["promote_due", "watch_due"]
 
 _DUE = queue_script("due")
 _PROMOTE = queue_script("promote")
 
 _BATCH = 200
+
+_WATCH_FOR: Final = 2.5
+"""Seconds that a worker watches a due set for without saying so again: how late a due task may come where it died."""
+
+
+async def watch_due(gateway: Gateway, partition: Partition, worker: str, *, take_over: bool = False) -> float:
+    """Be the one worker that promotes what is due on a partition: 500 that wake for the same task are a herd.
+
+    Returns 0 where it is, for now; else the seconds for which another one is. take_over: be it in any case: this worker
+    was told of an earlier due time, which the other one does not know. Two that watch for a moment do no harm, so plain
+    commands will do, and whoever only sees that another one watches costs next to nothing.
+    """
+    vacant: tuple[str, ...] = ()
+    if not take_over:
+        watcher, left_ms = await gateway.pipeline([("GET", partition.watch), ("PTTL", partition.watch)])
+        if watcher not in (None, worker.encode()):
+            return float(max(1, left_ms)) / 1000
+        vacant = ("NX",) if watcher is None else ()
+    taken = await gateway.command("SET", partition.watch, worker, "PX", round(_WATCH_FOR * 1000), *vacant)
+    return 0.0 if taken is not None else _WATCH_FOR
 
 
 async def promote_due(gateway: Gateway, partition: Partition) -> tuple[int, float | None]:

@@ -9,8 +9,9 @@ from typing import Any
 
 from .envelope import check_task_id
 from .errors import Refused
-from .gateway import Gateway
+from .gateway import Command, Gateway
 from .keys import GROUP, RELEASED, Namespace, Partition
+from .presence import list_workers, total_rates
 from .records import Record, State, read_records
 from .rerouting import load_routes
 
@@ -30,7 +31,8 @@ class QueueStats:
     depth: messages that no worker holds. in_flight: messages that one does. due: tasks that wait for their time.
     dead: dead letters. oldest_age: seconds that the oldest message of `depth` has waited, None where there is none.
     consumers: workers by name, with the number of messages each holds. index: the partition, None for all of the
-    queue's together, which then stand in `partitions`.
+    queue's together, which then stand in `partitions`. rate: deliveries that all workers settle per second at present;
+    it is kept by queue, so one partition alone has None.
     """
 
     queue: str
@@ -42,10 +44,22 @@ class QueueStats:
     consumers: dict[str, int]
     index: int | None = None
     partitions: tuple[QueueStats, ...] = ()
+    rate: float | None = None
+
+    @property
+    def drain_time(self) -> float | None:
+        """Seconds until nothing waits or runs, at the present rate and if nothing is added.
+
+        0 where nothing waits or runs already; None where something does and nothing is being settled, so nobody knows.
+        """
+        left = self.depth + self.in_flight
+        if not left:
+            return 0.0
+        return left / self.rate if self.rate else None
 
     def summary(self) -> dict[str, Any]:
         """The numbers as plain data, for programs."""
-        shown = asdict(self)
+        shown = asdict(self) | {"drain_time": self.drain_time}
         del shown["index"]
         shown["partitions"] = [
             {"index": one.index, **{name: value for name, value in asdict(one).items() if name in _OF_A_PARTITION}}
@@ -74,12 +88,16 @@ async def find_task(gateway: Gateway, namespace: Namespace, task_id: str) -> Par
 
 
 async def list_queues(gateway: Gateway, namespace: Namespace, queue: str | None = None) -> list[QueueStats]:
-    """One queue, or every queue of the namespace, by name; partitions are added up, and kept apart in `partitions`."""
+    """One queue, or every queue of the namespace, by name; partitions are added up, and kept apart in `partitions`.
+
+    What it costs depends on the numbers of partitions and workers, not on how many messages wait or run.
+    """
     found = await _all_stats(gateway, await queue_partitions(gateway, namespace, queue))
     queues: dict[str, list[QueueStats]] = {}
     for stats in found:
         queues.setdefault(stats.queue, []).append(stats)
-    return [_sum(partitions) for partitions in queues.values()]
+    rates = total_rates(await list_workers(gateway, namespace))
+    return [replace(_sum(partitions), rate=rates.get(name, 0.0)) for name, partitions in queues.items()]
 
 
 async def _all_stats(gateway: Gateway, partitions: Sequence[Partition]) -> list[QueueStats]:
@@ -91,15 +109,18 @@ async def _all_stats(gateway: Gateway, partitions: Sequence[Partition]) -> list[
 
 
 async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
-    length, due, dead, time = await gateway.pipeline(
-        [("XLEN", partition.ready), ("ZCARD", partition.due), ("XLEN", partition.dead), ("TIME",)],
-        node_of=partition.ready,
-    )
-    try:
-        groups, consumers = await gateway.pipeline(
-            [("XINFO", "GROUPS", partition.ready), ("XINFO", "CONSUMERS", partition.ready, GROUP)]
-        )
+    counts: list[Command] = [
+        ("XLEN", partition.ready),
+        ("ZCARD", partition.due),
+        ("XLEN", partition.dead),
+        ("TIME",),
+    ]
+    readers: list[Command] = [("XINFO", "GROUPS", partition.ready), ("XINFO", "CONSUMERS", partition.ready, GROUP)]
+    node = partition.ready
+    try:  # in one pipeline: what is read or settled in between would be counted twice or not at all
+        length, due, dead, time, groups, consumers = await gateway.pipeline([*counts, *readers], node_of=node)
     except Refused:  # no stream or no group yet: nothing was ever read
+        length, due, dead, time = await gateway.pipeline(counts, node_of=node)
         groups, consumers = [], []
     held = {consumer[b"name"].decode(): consumer[b"pending"] for consumer in map(_mapping, consumers)}
     released = held.pop(RELEASED, 0)
@@ -108,7 +129,7 @@ async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
     oldest = await _oldest_waiting(gateway, partition, groups, released)
     return QueueStats(
         queue=partition.queue,
-        depth=length - in_flight,
+        depth=max(0, length - in_flight),  # a message that somebody deleted by hand may still be held
         in_flight=in_flight,
         due=due,
         dead=dead,

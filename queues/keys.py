@@ -8,6 +8,8 @@ as on one server.
     {ns:queue:n}:nudge            stream  scripts, workers    as long as the queue; at most 16 entries, hints only
     {ns:queue:n}:due              zset    producers, workers  while anything is scheduled (score: ms of Redis' clock)
     {ns:queue:n}:dead             stream  deadletter          while it holds dead letters; trimmed past retention
+    {ns:queue:n}:watch            string  workers             TTL of a few seconds: who promotes what is due
+    {ns:queue:n}:cleaning         string  workers             TTL of half a minute: who cleaned up last
     {ns:queue:n}:closed           hash    rerouting           from when the queue left the partition; TTL once retired
     {ns:queue:n}:sweep            string  workers             TTL of half a sweep's interval
     {ns:queue:n}:task:ID          hash    all scripts         no TTL while the task is live, retention afterwards
@@ -58,13 +60,15 @@ class Partition:
     nudge: str = field(init=False, compare=False, repr=False)
     due: str = field(init=False, compare=False, repr=False)
     dead: str = field(init=False, compare=False, repr=False)
+    watch: str = field(init=False, compare=False, repr=False)
+    cleaning: str = field(init=False, compare=False, repr=False)
     closed: str = field(init=False, compare=False, repr=False)
     sweep: str = field(init=False, compare=False, repr=False)
     _task: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         tag = f"{{{self.namespace}:{self.queue}:{self.index}}}"
-        for name in ("ready", "nudge", "due", "dead", "closed", "sweep"):
+        for name in ("ready", "nudge", "due", "dead", "watch", "cleaning", "closed", "sweep"):
             object.__setattr__(self, name, f"{tag}:{name}")
         object.__setattr__(self, "_task", f"{tag}:task:")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import orjson
@@ -10,12 +12,16 @@ import orjson
 from .gateway import Gateway
 from .keys import Namespace
 
-__all__ = ["WorkerInfo", "announce", "list_workers", "withdraw"]
+__all__ = ["WorkerInfo", "announce", "list_workers", "total_rates", "withdraw"]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """One worker. started: milliseconds of Redis' clock. seen: seconds since its last sign of life."""
+    """One worker. started: milliseconds of Redis' clock. seen: seconds since its last sign of life. rates: by queue,
+    deliveries it settles per second at present.
+
+    Workers of several versions read each other's announcements: a field that is added here needs a default.
+    """
 
     id: str
     app: str
@@ -27,6 +33,7 @@ class WorkerInfo:
     in_flight: int
     started: int
     seen: float = 0.0
+    rates: Mapping[str, float] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
         """The worker as plain data, for programs."""
@@ -41,10 +48,10 @@ async def announce(gateway: Gateway, namespace: Namespace, info: WorkerInfo, ttl
     key = namespace.worker(info.id)
     now = await _now_ms(gateway, namespace)
     started = info.started or now
-    fields = asdict(info) | {"queues": list(info.queues), "started": started, "seen": now}
+    told = asdict(info) | {"queues": list(info.queues), "started": started, "seen": now}
     await gateway.pipeline(
         [
-            ("SET", key, orjson.dumps(fields), "PX", round(ttl * 1000)),
+            ("SET", key, orjson.dumps(told), "PX", round(ttl * 1000)),
             ("ZADD", namespace.workers, now, info.id),
             ("ZREMRANGEBYSCORE", namespace.workers, "-inf", now - round(ttl * 1000)),
         ]
@@ -67,10 +74,21 @@ async def list_workers(gateway: Gateway, namespace: Namespace) -> list[WorkerInf
     workers = []
     for data in found:
         if data is not None:
-            fields = orjson.loads(data)
-            seen = (now - fields.pop("seen")) / 1000
-            workers.append(WorkerInfo(**fields | {"queues": tuple(fields["queues"]), "seen": max(0.0, seen)}))
+            told = {name: value for name, value in orjson.loads(data).items() if name in _KNOWN}
+            seen = (now - told["seen"]) / 1000
+            workers.append(WorkerInfo(**told | {"queues": tuple(told["queues"]), "seen": max(0.0, seen)}))
     return sorted(workers, key=lambda worker: worker.started)
+
+
+def total_rates(workers: Iterable[WorkerInfo]) -> dict[str, float]:
+    """By queue, what all of them settle per second. Queues on which nobody settles anything are left out."""
+    rates: Counter[str] = Counter()
+    for worker in workers:
+        rates.update(worker.rates)
+    return dict(rates)
+
+
+_KNOWN = {one.name for one in fields(WorkerInfo)}
 
 
 async def _now_ms(gateway: Gateway, namespace: Namespace) -> int:

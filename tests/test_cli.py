@@ -64,10 +64,10 @@ def test_the_commands_are_these() -> None:
         "worker list",
         "enqueue",
         *(f"task {name}" for name in ("list", "show", "result", "watch", "cancel", "events")),
-        "queue list",
-        "queue partitions",
+        *(f"queue {name}" for name in ("list", "metrics", "partitions")),
         *(f"dlq {name}" for name in ("list", "show", "replay", "purge", "export")),
         *(f"server {name}" for name in ("start", "stop", "status")),
+        "bench",
     }
 
 
@@ -92,7 +92,12 @@ def test_every_command_says_where_the_queues_are_in_the_same_options(path: tuple
 
 def test_every_command_that_prints_data_prints_json() -> None:
     without = {path for path, command in LEAVES.items() if "--json" not in {o for p in command.params for o in p.opts}}
-    assert without == {("worker", "run"), ("dlq", "export"), ("server", "stop")}  # export is JSON already
+    assert without == {
+        ("worker", "run"),
+        ("dlq", "export"),  # is JSON already
+        ("queue", "metrics"),  # is text of Prometheus'
+        ("server", "stop"),
+    }
 
 
 @pytest.mark.parametrize("group", ["worker", "task", "queue", "dlq", "server"])

@@ -548,6 +548,16 @@ async def test_what_is_in_one_of_many_partitions_is_found_at_once(
         assert ids(await read(a, 1)) == [handle.id]
 
 
+async def test_a_nudge_hides_no_message(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+    """A burst ends when a read brings none."""
+    await set_partitions(gateway, namespace, "default", 7)
+    a = await worker(gateway, *(at(namespace, index) for index in range(7)))
+    for partition in a.partitions:
+        await a.nudge(partition)
+    handle = await producer.enqueue("t")
+    assert ids(await read(a, 1)) == [handle.id]
+
+
 async def test_messages_that_were_on_their_way_when_the_partitions_changed_are_kept(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:

@@ -1,5 +1,5 @@
 -- A worker's last act on a partition: what is still pending on it goes back, and its name goes away.
--- KEYS  ready stream, nudge stream
+-- KEYS  ready stream, nudge stream, watch
 -- ARGV  group, worker, consumer that holds what was given back, idle time in milliseconds
 -- returns  how many messages were given back
 -- Atomic: the name is deleted only when nothing is pending on it, since deleting a consumer drops its pending list.
@@ -14,6 +14,11 @@ if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[3]) > 0 then
 end
 if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) == 0 then
   redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
+end
+-- Somebody else must watch the due set now, and not only when this worker's time is over.
+if redis.call('GET', KEYS[3]) == ARGV[2] then
+  redis.call('DEL', KEYS[3])
+  redis.call('XADD', KEYS[2], 'MAXLEN', 16, '*', 'why', 'due')
 end
 redis.call('XGROUP', 'DELCONSUMER', KEYS[2], ARGV[1], ARGV[2])
 return #pending

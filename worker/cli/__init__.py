@@ -19,6 +19,7 @@ COMMANDS = (
     Promise("queue", ".queue:app", "See queues in numbers."),
     Promise("dlq", ".dlq:app", "See, replay, purge and export dead letters."),
     Promise("server", ".server:app", "Start and stop the embedded server."),
+    Promise("bench", ".bench.command:bench", "Measure Perdure on your server, beside a raw client."),
 )
 
 # The base of all of typer's usage errors; typer exports this one alone.

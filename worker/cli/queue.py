@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import AsyncIterator
+from importlib.util import find_spec
 from typing import Annotated
 
+import anyio
+import anyio.to_thread
 import typer
+from anyio.from_thread import BlockingPortal
 
-from ...queues import MOST_PARTITIONS, Producer, Route, close_former, list_queues, load_route, set_partitions
+from ...queues import (
+    MOST_PARTITIONS,
+    Producer,
+    QueueStats,
+    Route,
+    close_former,
+    list_queues,
+    load_route,
+    set_partitions,
+)
 from .connection import connected
+from .failures import Failed
+from .lazy import load
 from .lookup import known_partitions
-from .output import AsJson, duration, print_json, print_table, tell
+from .output import AsJson, duration, print_data, print_json, print_table, tell
 from .parameters import read_queue
 
 __all__ = ["app"]
@@ -34,7 +51,18 @@ async def list_(producer: Producer, *, json: AsJson = False) -> None:
         print_json([stats.summary() for stats in queues])
     elif queues:
         print_table(
-            ("queue", "partitions#", "waiting#", "running#", "due later#", "dead#", "oldest waits#", "workers#"),
+            (
+                "queue",
+                "partitions#",
+                "waiting#",
+                "running#",
+                "due later#",
+                "dead#",
+                "oldest waits#",
+                "settled#",
+                "drained in#",
+                "workers#",
+            ),
             [
                 (
                     stats.queue,
@@ -44,6 +72,8 @@ async def list_(producer: Producer, *, json: AsJson = False) -> None:
                     str(stats.due),
                     str(stats.dead),
                     "-" if stats.oldest_age is None else duration(stats.oldest_age),
+                    f"{stats.rate or 0:.1f}/s",
+                    _drained_in(stats),
                     str(len(stats.consumers)),
                 )
                 for stats in queues
@@ -51,6 +81,72 @@ async def list_(producer: Producer, *, json: AsJson = False) -> None:
         )
     else:
         tell(f"no queues in namespace {producer.namespace.name!r} on {producer.address.shown}")
+
+
+def _drained_in(stats: QueueStats) -> str:
+    match stats.drain_time:
+        case None:
+            return "?"  # nothing is settled at present
+        case 0:
+            return "-"
+        case seconds:
+            return duration(seconds)
+
+
+@app.command()
+@connected
+async def metrics(
+    producer: Producer,
+    *,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, metavar="N", help="Serve them over HTTP on this port; 0 for a free one."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Where to listen; 0.0.0.0 or :: for everywhere.")
+    ] = "127.0.0.1",
+) -> None:
+    """Tell Prometheus of the queues: once, or with --port whenever it asks.
+
+    Prints gauges in Prometheus' text format: depth, in flight, due, dead
+    letters, oldest age, settled tasks per second, drain time, workers.
+    Needs the extra "metrics" of the package perdure.
+
+    Example: perdure queue metrics --port 9464
+    """
+    if find_spec("prometheus_client") is None:
+        raise Failed("metrics need a package that is not installed: pip install 'perdure[metrics]'")
+    if port is None:
+        found = await list_queues(producer.gateway, producer.namespace)
+        registry = load(".metrics:queue_registry")(producer.namespace.name, lambda: found)
+        print_data(load(".metrics:exposition")(registry).rstrip())
+        return
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as stops:
+        await _serve(producer, host, port, stops)
+
+
+async def _serve(producer: Producer, host: str, port: int, stops: AsyncIterator[signal.Signals]) -> None:
+    """Answer scrapers until the first of `stops`. Each scrape has a thread of its own, which asks the event loop."""
+    serve, queue_registry = load("prometheus_client:start_http_server"), load(".metrics:queue_registry")
+    async with BlockingPortal() as portal:
+
+        def look() -> list[QueueStats]:
+            return portal.call(list_queues, producer.gateway, producer.namespace)
+
+        try:
+            server, _ = serve(port, host, queue_registry(producer.namespace.name, look))
+        except (OSError, OverflowError) as error:
+            raise Failed(f"cannot listen on {host}, port {port}: {error}") from error
+        print_data(f"http://{_in_url(host)}:{server.server_port}/metrics")
+        try:
+            await anext(stops)
+        finally:
+            await anyio.to_thread.run_sync(server.shutdown)
+            server.server_close()
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 @app.command()

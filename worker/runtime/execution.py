@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -49,7 +50,7 @@ class Executor:
         self._settler = Settler(gateway, settings)
         self._stopping = False
         self.owed: dict[str, Partition] = {}
-        self.settled = 0
+        self.settled: Counter[str] = Counter()
 
     @property
     def runs(self) -> list[Run]:
@@ -85,7 +86,7 @@ class Executor:
         try:
             outcome = await self._outcome(run)
             await self._settler.settle(run, outcome)
-            self.settled += 1
+            self.settled[delivery.partition.queue] += 1
             if isinstance(outcome, Rerun):
                 self.owed[run.id] = delivery.partition
         except LeaseLost as error:
@@ -108,7 +109,7 @@ class Executor:
     async def _settle_unreadable(self, delivery: Delivery, error: UnreadableEnvelope) -> None:
         try:
             await self._settler.bury_unreadable(delivery, error)
-            self.settled += 1
+            self.settled[delivery.partition.queue] += 1
         except LeaseLost as lost:
             logger.warning("{}; another worker goes on", lost)
         except Exception:  # noqa: BLE001 - the worker goes on, and the lease brings the message back

@@ -7,17 +7,33 @@ import random
 import anyio
 
 from ...deadletter import trim_letters
-from ...queues import Consumer, Coverage, Gateway, Namespace, QueueError, Route, list_workers, retire_generation
+from ...queues import (
+    Consumer,
+    Coverage,
+    Gateway,
+    Namespace,
+    QueueError,
+    Route,
+    list_workers,
+    retire_generation,
+    take_turns,
+)
 from ..observe import logger
 
 __all__ = ["Janitor"]
 
 _INTERVAL = 60.0
+_SHORTEST = 25.0
+"""Seconds between two rounds of whatever workers: less than the shortest sleep of one alone."""
+
 _GONE_FOR = 60.0
 
 
 class Janitor:
-    """Cleans up once a minute."""
+    """Sees once a minute whether another worker cleaned up lately, and does so where none did.
+
+    A round costs as much as there are workers, so if each of them made rounds their cost would grow with the square.
+    """
 
     def __init__(
         self,
@@ -28,14 +44,16 @@ class Janitor:
         *,
         dead_letter_ttl: float,
         result_ttl: float,
+        worker: str,
     ) -> None:
-        """dead_letter_ttl, result_ttl: seconds."""
+        """dead_letter_ttl, result_ttl: seconds. worker: its id."""
         self._gateway = gateway
         self._namespace = namespace
         self._coverage = coverage
         self._consumer = consumer
         self._dead_letter_ttl = dead_letter_ttl
         self._longest = max(dead_letter_ttl, result_ttl)
+        self._worker = worker
 
     async def run(self) -> None:
         while True:
@@ -46,9 +64,13 @@ class Janitor:
                 logger.debug("cannot clean up: {}", error)
 
     async def clean(self) -> None:
-        """One round."""
+        """One round, over the partitions whose turn it is."""
+        turns = {partition: partition.cleaning for partition in self._coverage.served}
+        mine = await take_turns(self._gateway, turns, self._worker, _SHORTEST)
+        if not mine:
+            return
         present = {worker.id for worker in await list_workers(self._gateway, self._namespace)}
-        for partition in self._coverage.served:
+        for partition in mine:
             await trim_letters(self._gateway, partition, self._dead_letter_ttl)
             await self._consumer.forget(partition, _GONE_FOR, present)
         for queue, route in self._coverage.routes.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 
@@ -11,6 +12,7 @@ import anyio
 
 from ...queues import Gateway, Namespace, QueueError, WorkerInfo, announce, withdraw
 from ..observe import logger
+from .rates import Rates
 from .slots import Slots
 
 __all__ = ["Registration", "describe"]
@@ -37,11 +39,15 @@ def describe(worker_id: str, app: str, queues: tuple[str, ...], concurrency: int
 class Registration:
     """Announces the worker every few seconds, and withdraws it at the end."""
 
-    def __init__(self, gateway: Gateway, namespace: Namespace, info: WorkerInfo, slots: Slots) -> None:
+    def __init__(
+        self, gateway: Gateway, namespace: Namespace, info: WorkerInfo, slots: Slots, settled: Mapping[str, int]
+    ) -> None:
+        """settled: by queue, how many deliveries the worker has settled."""
         self._gateway = gateway
         self._namespace = namespace
         self._info = info
         self._slots = slots
+        self._rates = Rates(settled)
 
     async def announce(self) -> None:
         started = await announce(self._gateway, self._namespace, self._current(), _TTL)
@@ -59,4 +65,4 @@ class Registration:
         await withdraw(self._gateway, self._namespace, self._info.id)
 
     def _current(self) -> WorkerInfo:
-        return replace(self._info, in_flight=self._slots.taken)
+        return replace(self._info, in_flight=self._slots.taken, rates=self._rates.look())

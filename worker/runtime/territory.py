@@ -32,22 +32,27 @@ class Territory:
         self._taken_from: list[Partition] = []
         self._served: list[Partition] = []
         self._poked = anyio.Event()
+        self._turn = anyio.Lock()
+        self.moves = 0
 
     def poke(self) -> None:
         """Look again now: a partition was closed."""
         self._poked.set()
 
-    async def look(self) -> bool:
-        """One look; whether new messages are taken from elsewhere since."""
+    async def look(self) -> None:
+        """One look. `moves` counts how often new messages came to be taken from elsewhere."""
+        async with self._turn:
+            await self._look()
+
+    async def _look(self) -> None:
         await self._coverage.look()
         taken_from, served = self._coverage.taken_from, self._coverage.served
         if (taken_from, served) == (self._taken_from, self._served):
-            return False
+            return
         await self._consumer.assign(taken_from, served)
         self._on_change(served)
-        moved = self._taken_from != taken_from
+        self.moves += self._taken_from != taken_from
         self._taken_from, self._served = taken_from, served
-        return moved
 
     async def run(self) -> None:
         while True:

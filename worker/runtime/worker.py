@@ -95,7 +95,7 @@ class Worker:
     @property
     def settled(self) -> int:
         """How many deliveries this worker has settled."""
-        return self._executor.settled
+        return self._executor.settled.total()
 
     async def __aenter__(self) -> Self:
         """Connect and check the server, load the scripts, join the groups, register, begin to beat."""
@@ -116,12 +116,12 @@ class Worker:
             self._gateway, self._namespace, self.queues, self.id, share=self._partitions == "share"
         )
         self._sweep = Sweep([], self.settings.lease)
-        self._promoter = Promoter(self._gateway, [])
+        self._promoter = Promoter(self._gateway, [], self.id)
         self._territory = Territory(self._coverage, self._consumer, self._serve)
         await self._gateway.load_scripts()
         await self._territory.look()
         info = describe(self.id, self.app.name, self.queues, self.concurrency)
-        self._registration = Registration(self._gateway, self._namespace, info, self._slots)
+        self._registration = Registration(self._gateway, self._namespace, info, self._slots, self._executor.settled)
         await self._registration.announce()
         beat = Beat(
             self.settings.address,
@@ -170,7 +170,7 @@ class Worker:
                 self._slots,
                 self._sweep,
                 start=start,
-                on_due=self._promoter.poke,
+                on_due=self._promoter.hear,
                 on_rerouted=self._territory.poke,
                 give_back=self._give_back,
             )
@@ -181,6 +181,7 @@ class Worker:
                 self._consumer,
                 dead_letter_ttl=self.settings.dead_letter_ttl,
                 result_ttl=self.settings.result_ttl,
+                worker=self.id,
             )
             notes = Notes(lambda: self._executor.runs, self.settings.note_interval)
             for part in (self._territory, self._promoter, janitor, notes, self._registration):

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import platform
 import secrets
-import signal
 import sysconfig
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import anyio
 import typer
 from rich.console import Console
 
 from ..connection import Place
 from ..failures import Failed, Misuse
+from ..interruption import run_interruptible
 from ..output import AsJson, print_json
 from .app import MOST_KILLS
 from .folder import list_files
@@ -133,30 +133,8 @@ def _output(wanted: Path | None) -> Path:
 
 def _perform(plan: Plan) -> Ending:
     """Carry the plan out, and clean up also when interrupted."""
-    signals: list[int] = []
-
-    async def until_interrupted() -> Ending | None:
-        ending = None
-        async with anyio.create_task_group() as group:
-            work = anyio.CancelScope()
-            group.start_soon(_cancel_on_signal, work, signals)
-            with work:
-                ending = await perform(plan, Progress(Console(stderr=True, markup=False, highlight=False)))
-            group.cancel_scope.cancel()
-        return ending
-
-    ending = anyio.run(until_interrupted)
-    if ending is None:
-        raise typer.Exit(128 + signals[0])
-    return ending
-
-
-async def _cancel_on_signal(scope: anyio.CancelScope, signals: list[int]) -> None:
-    """Listens until the cleaning up is done, so that an impatient second Ctrl-C does not cut it short."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
-        async for number in received:
-            signals.append(number)
-            scope.cancel()
+    progress = Progress(Console(stderr=True, markup=False, highlight=False))
+    return run_interruptible(partial(perform, plan, progress))
 
 
 def _summary(ending: Ending) -> dict[str, Any]:
