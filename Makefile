@@ -9,7 +9,7 @@ PACKAGES := . queues queues/cluster queues/embedded queues/lua deadletter deadle
 SOURCES := $(wildcard $(addsuffix /*.py,$(PACKAGES)) $(addsuffix /*.lua,$(PACKAGES)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-system test-cluster test-valkey failover check format bench clean
+.PHONY: help install demo test test-fast test-system test-cluster test-valkey failover check format bench bench-scale clean
 
 help:
 	@printf '%s\n' \
@@ -23,6 +23,7 @@ help:
 	  'make format       rewrite the code in the house format' \
 	  'make failover     primaries killed and slots moved under load, and what became of the tasks' \
 	  'make bench        throughput, step rate, latency and recovery beside the raw limit' \
+	  'make bench-scale  what tasks and idle workers cost Redis, with 1, 16 and 500 workers; writes docs/scaling.md' \
 	  'make install      the virtual environment in .venv, with everything the above need' \
 	  'make clean        remove .venv and all build products'
 
@@ -79,6 +80,9 @@ failover: install
 
 bench: install
 	$(BIN)/python -m benchmarks
+
+bench-scale: install
+	$(BIN)/python -m benchmarks.scale --write docs/scaling.md
 
 clean:
 	rm -rf $(VENV) build perdure.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

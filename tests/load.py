@@ -27,6 +27,9 @@ from perdure.queues import Partition, QueueError
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+_LONG: Final = "long"
+"""What the ids of long runs begin with."""
+
 _SEEN: Final = """
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return 0
@@ -135,6 +138,10 @@ class Figures:
     """Seconds between two starts of tasks, at most."""
     pause_elsewhere: float | None
     """The same during faults, of queues on servers that had none; None where there are no others."""
+    long_runs: int
+    """Runs that were begun before a fault and take longer than a lease."""
+    long_run_twice: int
+    """Of those: begun again, because their lease was not renewed in time."""
     redirections: dict[str, int] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[str, str]]:
@@ -149,6 +156,8 @@ class Figures:
             ("waiters answered", f"{self.waiters:,} of {self.waited:,}"),
             ("run twice", f"{self.run_twice:,}"),
             ("run twice without a crash", f"{self.unexplained:,}"),
+            ("runs longer than a lease", f"{self.long_runs:,}"),
+            ("of them run twice", f"{self.long_run_twice:,}"),
             ("longest pause of enqueue", f"{self.enqueue_pause:.2f} s"),
             ("longest pause of work", f"{self.work_pause:.2f} s"),
         ]
@@ -197,13 +206,19 @@ class Load:
             left = 2 * len(self.queues) / self.rate - (time.monotonic() - begun)
             await asyncio.sleep(max(0.0, left))
 
-    async def _one(self, task_id: str, queue: str) -> None:
-        """Enqueue one task, as a caller who may not lose it does: the same id again until it is known to be safe."""
+    async def begin_long(self, pause: float) -> None:
+        """Enqueue a task of that many seconds on each queue."""
+        for queue in self.queues:
+            await self._one(f"{_LONG}-{self.enqueued}", queue, pause)
+
+    async def _one(self, task_id: str, queue: str, pause: float | None = None) -> None:
+        """Enqueue one task, as a caller does who may not lose it: the same id again until it is stored."""
         self.enqueued += 1
+        args = {"pause": self.pause if pause is None else pause}
         begun = time.monotonic()
         while True:
             try:
-                handle = await self.producer.enqueue("carry", {"pause": self.pause}, queue=queue, task_id=task_id)
+                handle = await self.producer.enqueue("carry", args, queue=queue, task_id=task_id)
             except QueueError:
                 if time.monotonic() - begun > BOUND:
                     raise
@@ -239,6 +254,8 @@ class Load:
             enqueue_pause=self.slowest,
             work_pause=longest_gap([run.started for found in runs.values() for run in found]),
             pause_elsewhere=self._pause_elsewhere(runs),
+            long_runs=sum(task_id.startswith(_LONG) for task_id in runs),
+            long_run_twice=sum(task_id.startswith(_LONG) for task_id in twice),
             redirections=redirections or {},
         )
 
