@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from acts import SETTLING
 from crew import ids, make_due, needs_one_server, needs_server, read, read_one, worker
 from lossy import LossyLine, lossy_gateway
+from perdure.deadletter import Filter, Replay, list_letters, replay
 from perdure.queues import (
     Counters,
     Coverage,
@@ -486,14 +488,22 @@ async def test_a_generation_is_not_retired_from_a_route_that_has_changed(
     assert await load_route(gateway, namespace, "default") == longer
 
 
-async def test_what_is_dead_in_a_partition_keeps_it(gateway: Gateway, namespace: Namespace) -> None:
-    await ensure_route(gateway, namespace, "default")
-    await gateway.command("XADD", at(namespace, 0).dead, "*", "id", "x")
+async def test_a_dead_letter_keeps_its_partition_and_is_taken_up_when_it_is_replayed(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    handle = await producer.enqueue("t")
+    await SETTLING["bury"](gateway, await read_one(await worker(gateway, handle.partition)), handle.id)
     route = await set_partitions(gateway, namespace, "default", 2)
+    coverage = await known_by(gateway, namespace)
+    assert indexes(coverage.taken_from) == [1, 2]
+    assert indexes(coverage.known) == [0, 1, 2]
     assert not await retire_generation(gateway, namespace, "default", route, route.former[0], 0)
-    assert await standing(gateway, at(namespace, 0)) is Standing.DRAINED
-    await gateway.command("DEL", at(namespace, 0).dead)
-    assert await standing(gateway, at(namespace, 0)) is Standing.EMPTY
+    (letter,) = [one async for one in list_letters(gateway, coverage.known, Filter())]
+    assert await replay(gateway, letter, Replay())
+    await coverage.look()
+    assert indexes(coverage.taken_from) == [0, 1, 2]
+    a = await worker(gateway, *coverage.taken_from, name="b")
+    assert ids(await read(a)) == [handle.id]
 
 
 # shares
