@@ -132,7 +132,7 @@ def _plan(found: Found) -> list[str]:
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     lines += [
-        f"| {one.steps} steps | {_number(one.micros)} µs | {_number(one.per_node)} tasks/s | "
+        f"| {one.steps} step{'' if one.steps == 1 else 's'} | {_number(one.micros)} µs | {_number(one.per_node)} tasks/s | "
         f"{one.received / 1e6:.0f} MB/s | {one.nodes} | {one.partitions} |"
         for one in capacities(figures for _, figures in found)
     ]
