@@ -127,8 +127,9 @@ class Run:
     async def close(self) -> None:
         """Nothing is written into the checkpoint from now on."""
         self.closed = True
-        if self._recorder is not None:
-            await self._recorder.close()
+        recorder, self._recorder = self._recorder, None  # they know each other: no cycle outlives the run
+        if recorder is not None:
+            await recorder.close()
 
     # ending it
 

@@ -22,7 +22,7 @@ def dial(gateway: Gateway, key: str) -> RawClient:
     for asked in address.nodes:
         try:
             with sync_client(address, None, node=asked) as client:
-                topology = Topology.read(client.execute_command("CLUSTER SLOTS"), asked)
+                topology = Topology.read(client.execute_command("CLUSTER", "SLOTS"), asked)
         except redis.ConnectionError as error:
             trouble = error
             continue

@@ -1,0 +1,146 @@
+"""Ending a run: the handler is cancelled, and whatever comes after it in the same task is not."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from typing import Any
+
+import anyio
+import pytest
+from perdure.queues import Address, Delivery, Envelope, Gateway, History, Namespace
+from perdure.worker.durable import Ending, Run
+from perdure.worker.durable import run as runs
+
+BOUND = 10.0
+
+
+def make_run() -> Run:
+    delivery = Delivery(Namespace("ns").partition("default"), b"1-1", "a", 1, {})
+    envelope = Envelope(id="x", task="t")
+    limiter = anyio.CapacityLimiter(1)
+    return Run(Gateway(Address("redis://nowhere")), delivery, envelope, History(), payload_limit=1, threads=limiter)
+
+
+async def perform(run: Run, handler: Any) -> str:
+    """What the executor does: the handler within the run, then something that must not be cancelled with it."""
+    try:
+        with run:
+            await handler()
+        ended = "returned"
+    except asyncio.CancelledError:
+        ended = "cancelled"
+    await run.settled_down()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return ended
+
+
+async def begun(handler: Any) -> tuple[Run, asyncio.Task[str]]:
+    run = make_run()
+    started = asyncio.Event()
+
+    async def begin() -> None:
+        started.set()
+        await handler(run)
+
+    task = asyncio.create_task(perform(run, begin))
+    await asyncio.wait_for(started.wait(), BOUND)
+    return run, task
+
+
+class Kept(dict[str, bytes]):
+    """A mapping that can be watched going away."""
+
+
+async def for_ever(run: Run) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("why", list(Ending))
+async def test_the_handler_is_cancelled_and_what_follows_it_is_not(why: Ending) -> None:
+    run, task = await begun(for_ever)
+    run.end(why)
+    assert await asyncio.wait_for(task, BOUND) == "cancelled"
+    assert run.ending is why
+    assert task.cancelling() == 0
+
+
+async def test_ended_before_it_began_the_handler_gets_no_further_than_its_first_wait() -> None:
+    run = make_run()
+    run.end(Ending.CANCELLED)
+    assert await asyncio.wait_for(perform(run, lambda: for_ever(run)), BOUND) == "cancelled"
+
+
+async def test_a_handler_that_goes_on_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "_INSIST", 0.01)
+    cancelled = 0
+
+    async def stubborn(run: Run) -> None:
+        nonlocal cancelled
+        while cancelled < 3:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled += 1
+
+    run, task = await begun(stubborn)
+    run.end(Ending.CANCELLED)
+    assert await asyncio.wait_for(task, BOUND) == "returned"
+    assert cancelled == 3
+    assert task.cancelling() == 0
+
+
+async def test_an_end_that_comes_with_the_handlers_own_last_line_hits_nothing_else() -> None:
+    async def ends_itself(run: Run) -> None:
+        run.end(Ending.CANCELLED)  # and there is no await left that could be cancelled
+
+    _, task = await begun(ends_itself)
+    assert await asyncio.wait_for(task, BOUND) == "returned"
+
+
+async def test_after_the_handler_nothing_is_cancelled() -> None:
+    run, task = await begun(lambda run: asyncio.sleep(0))
+    assert await asyncio.wait_for(task, BOUND) == "returned"
+    run.end(Ending.LOST)
+    assert run.ending is Ending.LOST
+
+
+async def test_a_lost_lease_beats_every_other_end() -> None:
+    run = make_run()
+    for why in (Ending.CANCELLED, Ending.TIMED_OUT, Ending.LOST, Ending.HANDED_OFF):
+        run.end(why)
+    assert run.ending is Ending.LOST
+
+
+async def test_the_time_limit_ends_it() -> None:
+    run, task = await begun(for_ever)
+    run.limit(0.01)
+    assert await asyncio.wait_for(task, BOUND) == "cancelled"
+    assert run.ending is Ending.TIMED_OUT
+
+
+async def test_who_cancels_the_worker_cancels_what_follows_too() -> None:
+    run, task = await begun(for_ever)
+    run.end(Ending.CANCELLED)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, BOUND)
+
+
+async def test_a_run_is_gone_when_it_is_over_without_a_collector() -> None:
+    """No cycle is left behind: memory is given back at once, whatever the pace."""
+    gc.collect()
+    gc.disable()
+    try:
+        run, task = await begun(lambda run: asyncio.sleep(0))
+        await task
+        _ = run.recorder
+        await run.close()
+        run.history.done = kept = Kept()
+        gone = weakref.ref(kept)
+        del run, task, kept
+        assert gone() is None
+    finally:
+        gc.enable()
