@@ -9,7 +9,8 @@ PACKAGES := . queues queues/cluster queues/embedded queues/lua deadletter deadle
 SOURCES := $(wildcard $(addsuffix /*.py,$(PACKAGES)) $(addsuffix /*.lua,$(PACKAGES)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-system test-cluster test-valkey failover check format bench clean
+.PHONY: help install demo test test-fast test-system test-cluster test-valkey failover check format
+.PHONY: bench bench-scale bench-peers clean
 
 help:
 	@printf '%s\n' \
@@ -23,6 +24,8 @@ help:
 	  'make format       rewrite the code in the house format' \
 	  'make failover     primaries killed and slots moved under load, and what became of the tasks' \
 	  'make bench        throughput, step rate, latency and recovery beside the raw limit' \
+	  'make bench-scale  what tasks and idle workers cost Redis, with 1, 16 and 500 workers; writes docs/scaling.md' \
+	  'make bench-peers  the same beside ten peers, into docs/benchmarks.md (most of an hour)' \
 	  'make install      the virtual environment in .venv, with everything the above need' \
 	  'make clean        remove .venv and all build products'
 
@@ -79,6 +82,19 @@ failover: install
 
 bench: install
 	$(BIN)/python -m benchmarks
+
+bench-scale: install
+	$(BIN)/python -m benchmarks.scale --write docs/scaling.md
+
+# Into build/ first: what was measured before stays until the new figures are complete.
+# BENCH_PEERS: options of `python -m benchmarks.peers`; --quick is for all three runs.
+bench-peers: install
+	@mkdir -p docs/benchmarks build
+	$(BIN)/python -m benchmarks --json $(filter --quick,$(BENCH_PEERS)) > build/perdure.json
+	$(BIN)/python -m benchmarks --json --fsync --only steps $(filter --quick,$(BENCH_PEERS)) > build/perdure-fsync.json
+	$(BIN)/python -m benchmarks.peers --output build/results.json $(BENCH_PEERS)
+	@mv build/perdure.json build/perdure-fsync.json build/results.json docs/benchmarks/
+	$(BIN)/python -m benchmarks.peers.page
 
 clean:
 	rm -rf $(VENV) build perdure.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

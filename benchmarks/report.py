@@ -12,7 +12,7 @@ from rich.table import Table
 
 from .figures import Row, Spread
 
-__all__ = ["as_data", "show"]
+__all__ = ["as_data", "number", "show"]
 
 _WIDTH = 148
 """Columns to write into a file or a pipe."""
@@ -31,7 +31,7 @@ def show(conditions: Sequence[str], rounds: int, rows: Sequence[Row]) -> None:
     table.add_column("ratio", justify="right", no_wrap=True)
     table.add_column("what the raw client does")
     for row in rows:
-        cells = (_spread(row.value), _spread(row.limit), _number(row.ratio))
+        cells = (_spread(row.value), _spread(row.limit), number(row.ratio))
         table.add_row(row.line.what, row.line.unit, *cells, row.line.limit)
     console.print(*conditions, sep="\n", markup=False, highlight=False)
     console.print(table)
@@ -66,11 +66,11 @@ def _legend(rounds: int) -> list[str]:
 
 def _spread(spread: Spread) -> str:
     if spread.low == spread.high:
-        return _number(spread.median)
-    return f"{_number(spread.median)} ({_number(spread.low)}-{_number(spread.high)})"
+        return number(spread.median)
+    return f"{number(spread.median)} ({number(spread.low)}-{number(spread.high)})"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Three significant digits, and thousands in groups."""
     if value >= 100:
         return f"{value:,.0f}"

@@ -45,7 +45,7 @@ from .producer import Key, Producer, key_of, map_each
 from .reading import OneConnection, Reading, read_partitions
 from .records import Record, State, pairs, read_record
 from .rerouting import close_former, load_route, load_routes, retire_generation, set_partitions
-from .routes import MOST_PARTITIONS, Generation, Route
+from .routes import MOST_PARTITIONS, Generation, Route, spread
 from .scripts import Script, load_script
 from .sending import Message
 from .settlement import Counters, cancelled, release, reschedule, succeed
@@ -134,6 +134,7 @@ __all__ = [
     "reschedule",
     "retire_generation",
     "set_partitions",
+    "spread",
     "succeed",
     "take_turns",
     "watch_due",

@@ -197,13 +197,19 @@ class Consumer:
         Returns the next cursor ('0-0' at the end of the pending list) and the deliveries. Of entries that somebody
         deleted from the stream by hand, nothing is left to run: they are acknowledged.
         """
+        # Asked first, for XAUTOCLAIM looks at ten entries for each that it may claim: with little room, it would take a
+        # thousand round trips through what thousands of healthy workers hold, and here it is one, a tenth as dear.
+        look = ("XPENDING", partition.ready, GROUP, "IDLE", self._lease_ms, cursor, "+", 1)
+        expired = await self._gateway.command(*look)
+        if not expired:
+            return "0-0", []
         reply = await self._gateway.command(
             "XAUTOCLAIM",
             partition.ready,
             GROUP,
             self._worker,
             self._lease_ms,
-            cursor,
+            expired[0][0],
             "COUNT",
             most,
             repeatable=False,

@@ -105,6 +105,7 @@ class Sending:
 
     async def _batch(self, batch: Sequence[Message]) -> list[tuple[str, Partition]]:
         """Store messages, each partition's in their order; returns their ids and where they are."""
+        await self._way.look()
         if (only := self._way.only) is not None and min(await self._store(only, batch)) >= 0:
             return [(message.id, only) for message in batch]
         numbers = self._numbers(batch)

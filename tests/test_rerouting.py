@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from acts import SETTLING
 from crew import ids, make_due, needs_one_server, needs_server, read, read_one, worker
 from lossy import LossyLine, lossy_gateway
+from perdure.deadletter import Filter, Replay, list_letters, replay
 from perdure.queues import (
     Counters,
     Coverage,
@@ -202,7 +204,9 @@ async def test_an_id_that_is_known_from_before_the_change_is_left_alone(
     await producer.enqueue("t", {"n": 1}, task_id="order-8", key="k")
     await set_partitions(gateway, namespace, "default", 4)
     async with Producer(namespace=namespace_name, gateway=gateway) as fresh:
-        for one in (producer, fresh):
+        for one, learns in ((producer, False), (fresh, False), (producer, True)):
+            if learns:  # by a refusal that the partition is closed; until then it asks there, and is told 'known'
+                await one.enqueue("t", key="k")
             found = await one.enqueue("t", {"n": 2}, task_id="order-7")
             assert (found.partition.index, (await found.record()).args) == (0, b'{"n":1}')
             found = await one.enqueue("t", {"n": 2}, task_id="order-8", key="k", delay=60)
@@ -211,7 +215,7 @@ async def test_an_id_that_is_known_from_before_the_change_is_left_alone(
             other = Form("t").message(b"{}", task_id="order-9")
             handles: list[TaskHandle[Any]] = await one.send([named, other], queue="default")
             assert [handle.partition.index for handle in handles] == [0, home("order-9", FOUR.last)]
-    assert sum(await lengths(gateway, namespace)) == 3
+    assert sum(await lengths(gateway, namespace)) == 2 + 1 + 1
 
 
 async def test_a_lost_reply_is_not_answered_by_a_second_task(
@@ -484,14 +488,22 @@ async def test_a_generation_is_not_retired_from_a_route_that_has_changed(
     assert await load_route(gateway, namespace, "default") == longer
 
 
-async def test_what_is_dead_in_a_partition_keeps_it(gateway: Gateway, namespace: Namespace) -> None:
-    await ensure_route(gateway, namespace, "default")
-    await gateway.command("XADD", at(namespace, 0).dead, "*", "id", "x")
+async def test_a_dead_letter_keeps_its_partition_and_is_taken_up_when_it_is_replayed(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    handle = await producer.enqueue("t")
+    await SETTLING["bury"](gateway, await read_one(await worker(gateway, handle.partition)), handle.id)
     route = await set_partitions(gateway, namespace, "default", 2)
+    coverage = await known_by(gateway, namespace)
+    assert indexes(coverage.taken_from) == [1, 2]
+    assert indexes(coverage.known) == [0, 1, 2]
     assert not await retire_generation(gateway, namespace, "default", route, route.former[0], 0)
-    assert await standing(gateway, at(namespace, 0)) is Standing.DRAINED
-    await gateway.command("DEL", at(namespace, 0).dead)
-    assert await standing(gateway, at(namespace, 0)) is Standing.EMPTY
+    (letter,) = [one async for one in list_letters(gateway, coverage.known, Filter())]
+    assert await replay(gateway, letter, Replay())
+    await coverage.look()
+    assert indexes(coverage.taken_from) == [0, 1, 2]
+    a = await worker(gateway, *coverage.taken_from, name="b")
+    assert ids(await read(a)) == [handle.id]
 
 
 # shares

@@ -183,6 +183,7 @@ class Arguments:
                     f"task {name!r}: parameter {str(parameter)!r} cannot travel by name; give every argument a name"
                 )
         self._signature = inspect.Signature(parameters[1:])
+        self._in_order = [one.name for one in parameters[1:] if one.kind is not inspect.Parameter.KEYWORD_ONLY]
         self._adapter = _argument_adapter(name, handler, parameters[1:])
         self._validate = self._adapter.validator.validate_python
         self._to_json = self._adapter.serializer.to_json
@@ -190,12 +191,19 @@ class Arguments:
     def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         """Arguments of a call as a JSON object. Raises `InvalidArguments`."""
         try:
-            bound = self._signature.bind(*args, **kwargs).arguments if args else dict(kwargs)
-            return self._to_json(self._validate(bound))
+            return self._to_json(self._validate(self._named(args, kwargs)))
         except ValidationError as error:
             raise InvalidArguments(self._name, self._misfit(args, kwargs) or _problem(error)) from None
         except (TypeError, ValueError) as error:
             raise InvalidArguments(self._name, str(error)) from None
+
+    def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments by name. `TypeError` for too many, or one given twice."""
+        named = dict(zip(self._in_order, args, strict=False))
+        if len(args) > len(self._in_order) or not named.keys().isdisjoint(kwargs):
+            self._signature.bind(*args, **kwargs)
+        named.update(kwargs)
+        return named
 
     def _misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
         """What Python says of a call whose arguments are too many, too few, or of other names."""

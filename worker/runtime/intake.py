@@ -15,6 +15,10 @@ from .sweep import START, Sweep
 __all__ = ["Intake"]
 
 
+_FEW = 8
+"""Slots that are read for at once, be it all of them."""
+
+
 class Intake:
     """The one loop that takes messages and gives each a slot."""
 
@@ -110,12 +114,12 @@ class Intake:
             await self._consumer.nudge(partition)
 
     async def _read(self, block: float | None) -> None:
-        """Read for half of the slots at most, so that one half's outcomes travel while the other half runs.
+        """Read for half of many slots at most, so that one half's outcomes travel while the other half runs.
 
         While there is plenty, the read does not wait: it goes out with the outcomes, on their connection.
         """
         self.reading = True
-        most = min(self._slots.free, (self._slots.capacity + 1) // 2)
+        most = min(self._slots.free, max(_FEW, (self._slots.capacity + 1) // 2))
         taken = await self._consumer.read(most, block=None if self._plenty else block)
         self._plenty = len(taken.deliveries) >= most
         for delivery in taken.deliveries:

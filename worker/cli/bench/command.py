@@ -83,9 +83,9 @@ async def _server_line(ground: Ground) -> str:
     gateway = ground.gateway
     info, setting = b"", dict[bytes, bytes]()
     with suppress(Refused):  # a managed server may hide them
-        info = await gateway.command("INFO", "server")
+        info = await gateway.command("INFO", "server", node_of=ground.partition.ready)
         for name in ("appendonly", "appendfsync"):
-            setting |= pairs(await gateway.command("CONFIG", "GET", name))
+            setting |= pairs(await gateway.command("CONFIG", "GET", name, node_of=ground.partition.ready))
     told = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
     mode = setting.get(b"appendfsync", b"?").decode()
     kept = {b"yes": f"append-only file, fsync {mode}", b"no": "no append-only file"}

@@ -1,0 +1,1 @@
+"""Perdure beside its peers, each run as its own documentation tells: `make bench-peers`."""

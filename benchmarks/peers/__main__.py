@@ -1,0 +1,111 @@
+"""`python -m benchmarks.peers`: measure, and write the results as data. The page is drawn by `.page`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import results
+from .amounts import FULL, QUICK
+from .cells import Facts, facts
+from .environments import install
+from .lines import Measure, measures
+from .machine import about
+from .measuring import estimate, measure
+from .roster import QUEUES, STEPS, Peer
+from .servers import Postgres, postgres
+from .sessions import Failed
+
+_RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks" / "results.json"
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="Only see that it runs; the figures say nothing.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="Only the measure of this name; may be repeated.")] = None,
+    peer: Annotated[list[str] | None, typer.Option(help="Only Perdure and this peer; may be repeated.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="How often each measure is repeated.")] = None,
+    output: Annotated[Path, typer.Option(help="Where the results go, as JSON.")] = _RESULTS,
+    note: Annotated[str, typer.Option(help="How it was run; stands in the head of the page.")] = "",
+) -> None:
+    """Measure Perdure and its peers, each in an environment of its own, on private servers."""
+    size = QUICK if quick else FULL
+    if rounds is not None:
+        size = replace(size, rounds=rounds, recoveries=min(rounds, size.recoveries))
+    began = time.monotonic()
+    wanted = [what for what in measures(size) if not only or what.key in only]
+    _check("measure", only, [what.key for what in measures(size)])
+    everyone = {each.key: each for each in (*QUEUES, *STEPS)}
+    _check("peer", peer, list(everyone))
+    chosen = [each for each in everyone.values() if not peer or each.key in peer or each.environment is None]
+    options = [f"--only {key}" for key in only or ()] + [f"--peer {key}" for key in peer or ()]
+    head = about(["--quick", *options] if quick else options, note=note)
+    told = _prepared([each for each in chosen if any(each in what.peers for what in wanted)])
+    _say(f"about {estimate(wanted, told, size) / 60:.0f} minutes for {len(told)} setups and {len(wanted)} measures")
+    with ExitStack() as stack:
+        database = _database(stack, wanted, told)
+        found = measure(wanted, told, size, database, _say)
+        if database is not None:
+            head["postgres_settings"] = {
+                name: database.setting(name) for name in ("fsync", "synchronous_commit", "wal_sync_method")
+            }
+    data = results.as_data(
+        {**head, "quick": quick, "seconds": round(time.monotonic() - began)}, size, wanted, told, found
+    )
+    results.write(data, output)
+    _say(f"written to {output} after {(time.monotonic() - began) / 60:.1f} minutes")
+
+
+def _prepared(peers: Sequence[Peer]) -> dict[str, Facts | str]:
+    """Install what is missing; what each peer says of itself, or why it cannot be measured."""
+    told: dict[str, Facts | str] = {}
+    failed: dict[str, str] = {}
+    for environment in {peer.environment: None for peer in peers if peer.environment is not None}:
+        try:
+            install(environment)
+        except Failed as error:
+            failed[environment] = str(error)
+            _say(f"{environment}: {error}")
+    for peer in peers:
+        if peer.environment in failed:
+            told[peer.key] = failed[peer.environment]
+            continue
+        try:
+            told[peer.key] = facts(peer)
+        except Failed as error:
+            told[peer.key] = str(error)
+            _say(f"{peer.name}: {error}")
+    return told
+
+
+def _database(stack: ExitStack, wanted: Sequence[Measure], told: dict[str, Facts | str]) -> Postgres | None:
+    """A private Postgres, where one is needed; without one, its peers have no figures."""
+    if not any(peer.store == "postgres" and peer.key in told for what in wanted for peer in what.peers):
+        return None
+    try:
+        return stack.enter_context(postgres())
+    except Failed as error:
+        _say(f"no Postgres: {error}")
+        return None
+
+
+def _check(kind: str, asked: Sequence[str] | None, known: Sequence[str]) -> None:
+    if unknown := sorted(set(asked or ()) - set(known)):
+        raise typer.BadParameter(f"no {kind} is called {', '.join(unknown)}; there are {', '.join(known)}")
+
+
+def _say(what: str) -> None:
+    print(what, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    # As on Ctrl-C: whatever was started is ended on the way out.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    typer.run(main)

@@ -1,0 +1,190 @@
+"""One cell of a table, measured once: a fresh server, the peer's client, its worker, and what the tape says."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from .environments import bin_folder, environment_of
+from .programs.tape import Tape
+from .roster import Peer
+from .servers import Postgres, redis_server
+from .sessions import Failed, Session, started
+
+__all__ = ["Bench", "Facts", "drained", "enqueued", "facts", "recovered", "walked"]
+
+CONCURRENCY = 32
+STARTED_WITHIN = 60.0
+_FILLED_WITHIN = 60.0
+_RESULTS_WITHIN = 30.0
+_SETTLED = (5.0, 7.0)
+"""Seconds after the second worker was started until the first one is killed: it is ready, and beats fall anywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a peer's environment says of itself: its default recovery timeout in seconds (None: there is none)."""
+
+    python: str
+    versions: Mapping[str, str]
+    recovery: float | None
+    recovery_where: str
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One measuring of one peer: a folder, its processes' variables, its server."""
+
+    peer: Peer
+    folder: Path
+    told: Mapping[str, str]
+    number: Iterator[int] = field(default_factory=lambda: iter(range(1_000)))
+
+    @classmethod
+    @contextmanager
+    def of(cls, peer: Peer, tasks: int, database: Postgres | None = None, **told: object) -> Iterator[Bench]:
+        """Its server started, a tape for so many tasks made; all gone on exit. told: variables, without BENCH_."""
+        with TemporaryDirectory(prefix="perdure-peers-") as name:
+            folder = Path(name)
+            Tape.make(folder / "tape", tasks)
+            variables = {f"BENCH_{key.upper()}": str(value) for key, value in told.items() if value is not None}
+            variables |= {"BENCH_TAPE": str(folder / "tape"), **peer.extra}
+            with _store(peer, folder, database) as store:
+                yield cls(peer, folder, environment_of(peer.environment, variables | store))
+
+    @property
+    def tape(self) -> Tape:
+        """What the handlers write to."""
+        return Tape(str(self.folder / "tape"))
+
+    @contextmanager
+    def program(self, *arguments: object) -> Iterator[Session]:
+        """A module of `programs`, run in the peer's environment."""
+        python = bin_folder(self.peer.environment) / "python"
+        command: list[str | Path] = [python, "-m", *(str(argument) for argument in arguments)]
+        with started(command, self.told, self.folder, self._log("program")) as session:
+            yield session
+
+    @contextmanager
+    def worker(self, concurrency: int, silence: float | None = None) -> Iterator[Session]:
+        """A worker as the peer's documentation starts it. silence: its recovery timeout, None for the default."""
+        words = f"{self.peer.worker} {self.peer.recovery if silence is not None else ''}".split()
+        values = {"concurrency": concurrency, "seconds": f"{silence or 0:g}", "url": self.told["BENCH_REDIS_URL"]}
+        filled = [word.format_map(values) for word in words]
+        command: list[str | Path] = [bin_folder(self.peer.environment) / filled[0], *filled[1:]]
+        told = {**self.told, "BENCH_CONCURRENCY": str(concurrency)}
+        with started(command, told, self.folder, self._log("worker")) as session:
+            yield session
+
+    def _log(self, of: str) -> Path:
+        return self.folder / f"{of}-{next(self.number)}.log"
+
+
+@contextmanager
+def _store(peer: Peer, folder: Path, database: Postgres | None) -> Iterator[dict[str, str]]:
+    """The variables that tell where a peer keeps its data."""
+    if peer.store == "sqlite":
+        data = Path(__file__).parents[2] / ".perdure"
+        data.mkdir(exist_ok=True)
+        with TemporaryDirectory(prefix="bench-", dir=data) as beside:
+            yield {"BENCH_DATABASE_URL": f"sqlite:///{beside}/bench.sqlite"}
+    elif peer.store == "postgres":
+        if database is None:
+            raise Failed("no Postgres")
+        name = f"bench_{random.getrandbits(48):012x}"
+        try:
+            yield {"BENCH_DATABASE_URL": database.create(name)}
+        finally:
+            database.drop(name)
+    else:
+        with redis_server(fsync=peer.store == "redis-fsync") as url:
+            # Nobody is to pay for a log line per task; see programs/setup.py.
+            yield {"BENCH_REDIS_URL": url, "PERDURE_REDIS_URL": url, "PERDURE_LOG_LEVEL": "WARNING"}
+
+
+def facts(peer: Peer) -> Facts:
+    """Ask a peer's environment."""
+    with TemporaryDirectory(prefix="perdure-peers-") as name:
+        Tape.make(Path(name, "tape"), 1)
+        told = environment_of(peer.environment, {"BENCH_TAPE": str(Path(name, "tape")), **peer.extra})
+        bench = Bench(peer, Path(name), told)
+        with bench.program("programs.facts", peer.module, *peer.distributions) as program:
+            said = program.line(STARTED_WITHIN)
+    return Facts(said["python"], said["versions"], said["recovery"]["seconds"], said["recovery"]["where"])
+
+
+def enqueued(peer: Peer, tasks: int) -> float:
+    """Tasks per second that one bulk call enqueues."""
+    with (
+        Bench.of(peer, tasks) as bench,
+        bench.program("programs.drive", peer.module, "noop", tasks, "bulk-only", 0) as client,
+    ):
+        filled = client.line(STARTED_WITHIN + _FILLED_WITHIN)
+    if not filled["bulk"]:
+        raise Failed("no bulk call")
+    return float(filled["enqueued"] / filled["seconds"])
+
+
+def drained(
+    peer: Peer, task: str, tasks: int, how: str, limit: float, concurrency: int, children: int = 0
+) -> dict[str, float]:
+    """Tasks enqueued first, then run by one worker: tasks per second of both, `enqueue` and `run`.
+
+    children: that each of the tasks enqueues and waits for; then `run` counts those.
+    """
+    with (
+        Bench.of(peer, tasks + children, children=children) as bench,
+        bench.program("programs.drive", peer.module, task, tasks, how, limit) as client,
+    ):
+        filled = client.line(STARTED_WITHIN + _FILLED_WITHIN)
+        with bench.worker(concurrency) as worker:
+            client.go()
+            seen = client.line(STARTED_WITHIN + limit + _RESULTS_WITHIN, beside=[worker])
+    ran = children or seen["ran"]
+    return {"enqueue": filled["enqueued"] / filled["seconds"], "run": ran / seen["seconds"]}
+
+
+def recovered(peer: Peer, silence: float | None, within: float) -> float:
+    """Seconds from kill -9 of the worker that runs a task until another worker, ready by then, runs the task again."""
+    with (
+        Bench.of(peer, 2, recovery=silence) as bench,
+        bench.program("programs.drive", peer.module, "hang", 1, "singly-trickle", 0) as client,
+    ):
+        client.line(STARTED_WITHIN)
+        with bench.worker(CONCURRENCY, silence) as victim:
+            _until(lambda: bench.tape.began(0) > 0, STARTED_WITHIN, "the task was not begun", [victim])
+            with bench.worker(CONCURRENCY, silence) as rescuer:
+                time.sleep(random.uniform(*_SETTLED))
+                if bench.tape.ended(0):
+                    raise Failed("the task was run again while its worker lived")
+                killed = victim.kill()
+                _until(lambda: bench.tape.ended(0) > 0, within, "not run again", [rescuer])
+                return bench.tape.ended(0) - killed
+
+
+def walked(peer: Peer, walks: int, at_once: int, limit: float, database: Postgres | None) -> float:
+    """Durable steps per second, of tasks from their call to their result."""
+    with Bench.of(peer, 1, database, concurrency=at_once) as bench:
+        program = ("programs.steps", peer.module, walks, at_once, limit)
+        if not peer.worker:
+            with bench.program(*program) as caller:
+                seen = caller.line(STARTED_WITHIN + limit + _RESULTS_WITHIN)
+        else:
+            with bench.worker(CONCURRENCY) as worker, bench.program(*program) as caller:
+                seen = caller.line(STARTED_WITHIN + limit + _RESULTS_WITHIN, beside=[worker])
+    return float(seen["ran"] / seen["seconds"])
+
+
+def _until(done: Callable[[], bool], within: float, otherwise: str, beside: Sequence[Session]) -> None:
+    deadline = time.monotonic() + within
+    while not done():
+        for session in beside:
+            session.check()
+        if time.monotonic() > deadline:
+            raise Failed(f"{otherwise} within {within:g} s")
+        time.sleep(0.005)

@@ -1,0 +1,32 @@
+"""A line of the results as bars."""
+
+from __future__ import annotations
+
+from ..report import number
+from .chart import Bar
+from .results import Data
+
+__all__ = ["bars_of", "short"]
+
+_REASON = 74
+"""Characters of a reason that fit beside the names."""
+
+
+def bars_of(line: Data, data: Data) -> list[Bar]:
+    """One bar per peer, in the order of the roster."""
+    names = {peer["key"]: peer["name"] for peer in data["peers"]}
+    return [_bar(cell, names[cell["peer"]]) for cell in line["cells"]]
+
+
+def short(reason: str | None, length: int) -> str:
+    """A reason's first line, cut to so many characters."""
+    first = (reason or "not measured").strip().splitlines()[0]
+    return first if len(first) <= length else f"{first[: length - 1]}…"
+
+
+def _bar(cell: Data, name: str) -> Bar:
+    own = cell["peer"].startswith("perdure")
+    values = cell["values"]
+    if not values:
+        return Bar(name, None, None, None, short(cell["reason"], _REASON), own)
+    return Bar(name, cell["median"], min(values), max(values), number(cell["median"]), own)

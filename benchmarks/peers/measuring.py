@@ -1,0 +1,103 @@
+"""The rounds: interleaved, so that what the machine does meanwhile meets every peer alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from .amounts import Amounts
+from .cells import Facts
+from .lines import Measure
+from .roster import Peer
+from .servers import Postgres
+from .sessions import Failed
+
+__all__ = ["Cell", "estimate", "measure"]
+
+Say = Callable[[str], None]
+_Turn = tuple[Measure, int, Peer]
+
+_TOGETHER = 20
+"""Turns of the measures that mostly wait, at the same time."""
+
+
+@dataclass(slots=True)
+class Cell:
+    """What was found for a line and a peer: a value per round, or why there is none (any more)."""
+
+    values: list[float] = field(default_factory=list)
+    reason: str | None = None
+
+
+def measure(
+    measures: Sequence[Measure],
+    peers: Mapping[str, Facts | str],
+    size: Amounts,
+    database: Postgres | None,
+    say: Say,
+) -> dict[tuple[str, str], Cell]:
+    """Every cell, by line and peer. peers: what each said of itself, or why it cannot be measured."""
+    turns = [turn for what in measures if not what.at_once for turn in _turns(what, peers, size.rounds)]
+    together = [turn for what in measures if what.at_once for turn in _turns(what, peers, size.recoveries)]
+    found = {(line.key, peer.key): Cell() for what, _, peer in (*turns, *together) for line in what.lines}
+
+    def take(turn: _Turn) -> None:
+        what, number, peer = turn
+        began = time.monotonic()
+        outcome = _round(what, peer, peers[peer.key], size, database, found)
+        if outcome is not None:
+            say(f"{what.key}, round {number}: {peer.name}: {outcome} [{time.monotonic() - began:.0f} s]")
+
+    for turn in turns:
+        take(turn)
+    with ThreadPoolExecutor(_TOGETHER) as pool:
+        try:
+            list(pool.map(take, together))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # what has begun ends by itself, with its processes
+            raise
+    return found
+
+
+def estimate(measures: Sequence[Measure], peers: Mapping[str, Facts | str], size: Amounts) -> float:
+    """About how many seconds it will take."""
+    total = 0.0
+    for what in measures:
+        turns = _turns(what, peers, size.recoveries if what.at_once else size.rounds)
+        able = sum(1 for _, _, peer in turns if isinstance(peers[peer.key], Facts) and what.key not in peer.cannot)
+        total += what.seconds(size) * (max(1.0, able / _TOGETHER) if what.at_once else able)
+    return total
+
+
+def _turns(what: Measure, peers: Mapping[str, Facts | str], rounds: int) -> list[_Turn]:
+    """Each peer once, then each again."""
+    return [(what, number, peer) for number in range(1, 1 + rounds) for peer in what.peers if peer.key in peers]
+
+
+def _round(
+    what: Measure,
+    peer: Peer,
+    facts: Facts | str,
+    size: Amounts,
+    database: Postgres | None,
+    found: Mapping[tuple[str, str], Cell],
+) -> str | None:
+    """Measure and keep; returns what to say of it. A peer that failed once is not measured again."""
+    cells = {line.key: found[line.key, peer.key] for line in what.lines}
+    if any(cell.reason is not None for cell in cells.values()):
+        return None
+    try:
+        if isinstance(facts, str):
+            raise Failed(facts)
+        if what.key in peer.cannot:
+            raise Failed(peer.cannot[what.key])
+        values = what.round(peer, size, facts, database)
+    except (Failed, OSError, ValueError) as error:
+        for cell in cells.values():
+            cell.reason = str(error)
+        return f"no figure: {error}"
+    for key, cell in cells.items():
+        cell.values.append(values[key])
+    return ", ".join(f"{values[line.key]:,.1f} {line.unit}" for line in what.lines)

@@ -1,0 +1,65 @@
+"""`python -m benchmarks.peers.page`: docs/benchmarks.md and its charts, drawn from the data of earlier runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import results
+from .chart import chart
+from .drawn import bars_of
+from .reached import reached
+from .results import Data
+from .tables import cell_table, guarantee_table, overview, settings_table
+from .words import AT_REST, HOW_TO_READ, NOT_SAID, SECTIONS, head
+
+_DOCS = Path(__file__).parents[2] / "docs"
+_DATA = _DOCS / "benchmarks"
+
+
+def main(
+    peers: Annotated[Path, typer.Option(help="What `python -m benchmarks.peers` wrote.")] = _DATA / "results.json",
+    own: Annotated[Path, typer.Option(help="What `python -m benchmarks --json` printed.")] = _DATA / "perdure.json",
+    fsync: Annotated[Path, typer.Option(help="The same with --fsync.")] = _DATA / "perdure-fsync.json",
+    page: Annotated[Path, typer.Option(help="Where the page goes; its charts go beside it.")] = _DOCS / "benchmarks.md",
+) -> None:
+    """Draw the page. A file that is not there leaves its rows without figures."""
+    data = results.read(peers)
+    runs = {"peers": data} | {name: results.read(path) for name, path in _there(own=own, fsync=fsync)}
+    charts = page.parent / "benchmarks"
+    charts.mkdir(parents=True, exist_ok=True)
+    for line in data["lines"]:
+        subtitle = f"{line['unit']}; {'shorter' if line['less'] else 'longer'} is better"
+        (charts / f"{line['key']}.svg").write_text(chart(line["title"], subtitle, bars_of(line, data)))
+    page.write_text("\n".join(_page(data, runs)))
+
+
+def _there(**files: Path) -> list[tuple[str, Path]]:
+    return [(name, path) for name, path in files.items() if path.exists()]
+
+
+def _page(data: Data, runs: dict[str, Data]) -> list[str]:
+    parts = [head(data), HOW_TO_READ, "## What Perdure set out to reach\n", *reached(runs)]
+    lines = {line["key"]: line for line in data["lines"]}
+    for title, keys, promises, text in SECTIONS:
+        found = [lines[key] for key in keys if key in lines]
+        if not found:
+            continue
+        parts += [f"## {title}\n", text, *overview(found, data)]
+        for line in found:
+            parts += [
+                f"### {line['title']}\n",
+                f"![{line['title']}](benchmarks/{line['key']}.svg)\n",
+                f"Measured: {line['how']}.\n",
+                *cell_table(line, data, promises),
+            ]
+    parts += ["## What each setup promises\n", AT_REST, *guarantee_table(data)]
+    parts += ["## Settings and versions\n", *settings_table(data)]
+    parts += ["## What this does not say\n", NOT_SAID]
+    return parts
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,77 @@
+"""The client's side of a queue workload: `python -m programs.drive MODULE TASK COUNT FILL LIMIT`.
+
+It enqueues COUNT tasks, tells how long that took, and waits for the harness to have started the worker. Then it watches
+the tape until every task has run and the result of the last one can be read through the peer's own client; or, of a
+slow peer, until LIMIT seconds have passed since the first handler began.
+
+FILL is `singly` (each call awaited by one of 32 coroutines; a plain loop where the client blocks) or `bulk` (the peer's
+bulk call where it has one, else singly). With `-only` after it, nothing is watched. With `-trickle`, a no-op task
+follows every quarter of a second until the program is ended: some peers look for lost tasks only when others come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, cast
+
+from .client import AsyncClient, BlockingClient, load
+from .fill import Filled, fill, fill_blocking
+from .told import tell, telling, wait
+from .watch import Reader, watch
+
+_TEXT = "0123456789abcdef" * 64
+"""1,024 bytes."""
+
+_TRICKLE = 0.25
+
+
+def arguments(task: str, count: int) -> list[tuple[Any, ...]]:
+    """Of every task; the first is always its number."""
+    return [(number, _TEXT) for number in range(count)] if task == "echo" else [(number,) for number in range(count)]
+
+
+def expected(task: str, number: int) -> object:
+    """What the handler of this task returns."""
+    return _TEXT if task == "echo" else number + 1
+
+
+async def _drive(module: str, task: str, count: int, how: str, limit: float) -> None:
+    peer = load(module)
+    bulk = how.startswith("bulk") and peer.BULK
+    if peer.BLOCKING:
+        with cast("AbstractContextManager[BlockingClient]", peer.connect()) as blocking:
+            filled = fill_blocking(blocking, task, arguments(task, count), bulk=bulk)
+
+            async def enqueue(task: str, *arguments: Any) -> Any:
+                return blocking.enqueue(task, *arguments)
+
+            await _after(filled, enqueue, Reader(blocking.ready, blocking.read), task, how, limit)
+    else:
+        async with cast("AbstractAsyncContextManager[AsyncClient]", peer.connect()) as client:
+            filled = await fill(client, task, arguments(task, count), bulk=bulk)
+            await _after(filled, client.enqueue, Reader(client.ready, client.read), task, how, limit)
+
+
+async def _after(
+    filled: Filled, enqueue: Callable[..., Awaitable[Any]], reader: Reader, task: str, how: str, limit: float
+) -> None:
+    tell(enqueued=len(filled.handles), seconds=filled.seconds, bulk=filled.bulk)
+    if how.endswith("-only"):
+        return
+    while how.endswith("-trickle"):
+        await enqueue("noop", len(filled.handles))
+        await asyncio.sleep(_TRICKLE)
+    await asyncio.to_thread(wait)
+    began = time.monotonic()
+    seen = await watch(filled.handles, reader, lambda number: expected(task, number), limit, whole=task != "spread")
+    tell(**seen, waited=time.monotonic() - began)
+
+
+if __name__ == "__main__":
+    _, module, task, count, how, limit = sys.argv
+    with telling():
+        asyncio.run(_drive(module, task, int(count), how, float(limit)))

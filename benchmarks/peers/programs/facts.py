@@ -1,0 +1,33 @@
+"""What a peer's environment says of itself: `python -m programs.facts MODULE DISTRIBUTION...`."""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import sqlite3
+import sys
+from contextlib import closing
+from importlib.metadata import version
+
+from .told import tell
+
+SQLITE = "SQLite"
+"""Not a distribution: part of Python. Its default tells what a commit waits for; 2 is FULL, an fsync."""
+
+
+def _version(name: str) -> str:
+    if name != SQLITE:
+        return version(name)
+    with closing(sqlite3.connect(":memory:")) as database:
+        (synchronous,) = database.execute("PRAGMA synchronous").fetchone()
+    return f"{sqlite3.sqlite_version} (synchronous = {synchronous})"
+
+
+if __name__ == "__main__":
+    found = importlib.import_module(f".{sys.argv[1]}", __package__)
+    seconds, where = found.recovery() if hasattr(found, "recovery") else (None, "")
+    tell(
+        python=platform.python_version(),
+        versions={name: _version(name) for name in sys.argv[2:]},
+        recovery={"seconds": seconds, "where": where},
+    )

@@ -1,0 +1,62 @@
+"""The caller's side of the durable workload: `python -m programs.steps MODULE TASKS AT_ONCE LIMIT`.
+
+Durable tasks of ten steps, each from its call to its result, so many at once; it begins no more after TASKS, or after
+LIMIT seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+
+from .told import Unfit, tell, telling
+
+STEPS = 10
+
+Walk = Callable[[int], Awaitable[int]]
+
+
+async def _measure(walk: Walk, tasks: int, at_once: int, limit: float) -> None:
+    numbers = count()
+
+    async def one() -> None:
+        number = next(numbers)
+        if (found := await walk(number)) != number + STEPS:
+            raise Unfit(f"a task of {STEPS} steps from {number} ended at {found}")
+
+    # Connections are opened, and what is prepared once is prepared, before the clock runs.
+    await asyncio.gather(*(one() for _ in range(at_once)))
+    left = iter(range(tasks))
+    began = time.monotonic()
+
+    async def repeat() -> int:
+        """How many this one ran."""
+        ran = 0
+        while time.monotonic() - began < limit and next(left, None) is not None:
+            await one()
+            ran += 1
+        return ran
+
+    ran = sum(await asyncio.gather(*(repeat() for _ in range(at_once))))
+    tell(ran=ran * STEPS, seconds=time.monotonic() - began, limited=ran < tasks)
+
+
+async def _main(name: str, tasks: int, at_once: int, limit: float) -> None:
+    module = importlib.import_module(f".{name}", __package__)
+    if module.BLOCKING:
+        with module.walker() as walk, ThreadPoolExecutor(at_once) as threads:
+            loop = asyncio.get_running_loop()
+            await _measure(lambda number: loop.run_in_executor(threads, walk, number), tasks, at_once, limit)
+    else:
+        async with module.walker() as walk:
+            await _measure(walk, tasks, at_once, limit)
+
+
+if __name__ == "__main__":
+    with telling():
+        asyncio.run(_main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))
