@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -98,7 +99,10 @@ class Producer:
         result_ttl: see `Options`. Raises `PayloadTooLarge`, `TypeError` for arguments that are not JSON,
         `Unavailable`.
         """
-        form = Form(task, headers, Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl))
+        if headers or (timeout, max_attempts, result_ttl) != (None, None, None):
+            form = Form(task, headers, Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl))
+        else:
+            form = _plain(task)
         message = form.message(encode_arguments(args or {}), key=key, task_id=task_id)
         return await self.send_one(message, queue=queue, delay=delay)
 
@@ -112,7 +116,7 @@ class Producer:
         key: Key = None,
     ) -> list[TaskHandle[Any]]:
         """Enqueue one task per set of arguments; all are checked before any is sent."""
-        return await self.send(_messages(Form(task), many, key), queue=queue, delay=delay)
+        return await self.send(_messages(_plain(task), many, key), queue=queue, delay=delay)
 
     def enqueue_stream(
         self,
@@ -127,7 +131,7 @@ class Producer:
 
         Each handle is of a task that is stored. Where a set of arguments is refused, those before it may be stored.
         """
-        return self.send_stream(_messages(Form(task), many, key), queue=queue, delay=delay)
+        return self.send_stream(_messages(_plain(task), many, key), queue=queue, delay=delay)
 
     async def send_one(
         self, message: Message, *, queue: str, delay: float = 0.0, decode: Callable[[bytes], R] = from_json
@@ -202,6 +206,11 @@ def key_of(key: Key, args: Mapping[str, Any]) -> str | None:
     if not isinstance(found, str):
         raise TypeError(f"a key is text, not {found!r}: key=lambda args: str(...)")
     return found
+
+
+@lru_cache(maxsize=256)
+def _plain(task: str) -> Form:
+    return Form(task)
 
 
 def _messages(
