@@ -132,3 +132,12 @@ async def test_one_that_could_not_be_reached_otherwise_is_left_out_too(
     assert reading.leave_out(PARTITIONS[0], Unavailable("gone"))
     await read(reading, None)
     assert [node.asked for node in nodes] == [0, 1]
+
+
+async def test_where_only_those_asked_are_away_it_is_others_turn(reading: PerPartition, nodes: list[Node]) -> None:
+    reading.keep(PARTITIONS)
+    nodes[0].away = True
+    assert await reading.read(PARTITIONS[:1], 1, None) == []
+    assert await reading.read(PARTITIONS[:1], 1, BOUND) == []
+    assert reading.rests(PARTITIONS[0])
+    assert not reading.rests(PARTITIONS[1])
