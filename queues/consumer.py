@@ -136,11 +136,14 @@ class Consumer:
             await self._woken.wait()
 
     def _next_window(self, free: int) -> list[Partition]:
-        """As many partitions as there are free slots, each time beginning with another one, so that none starves."""
-        most = min(free, len(self._taken_from))
-        step = most if most < len(self._taken_from) else 1
-        window = self._taken_from[:most]
-        self._taken_from = [*self._taken_from[step:], *self._taken_from[:step]]
+        """As many partitions as there are free slots, each time beginning with another one, so that none starves.
+        Those that are away stand back until it is time to try them again.
+        """
+        here = [partition for partition in self._taken_from if not self._reading.rests(partition)] or self._taken_from
+        window = here[: min(free, len(here))]
+        step = len(window) if len(window) < len(here) else 1
+        passed = here[:step]
+        self._taken_from = [*(one for one in self._taken_from if one not in passed), *passed]
         return window
 
     async def _look(self, window: Sequence[Partition], free: int, block: float | None, taken: Taken) -> None:

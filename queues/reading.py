@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -31,6 +31,9 @@ _INSIST: Final = 0.02
 _FIRST_ABSENCE: Final = 0.1
 _LONGEST_ABSENCE: Final = 1.0
 """Seconds for which a partition that could not be read is left out, the first time and after many."""
+
+_LATE: Final = 0.05
+"""Seconds that the others have to answer once one has."""
 
 _SHORTEST: Final = 0.001
 """Seconds that a read waits at least: 0 would mean without end."""
@@ -63,6 +66,9 @@ class Reading(Protocol):
 
     def is_away(self, partition: Partition) -> bool:
         """Whether the partition could not be reached when it was tried last, while others are."""
+
+    def rests(self, partition: Partition) -> bool:
+        """Whether it is away, and not to be tried again yet."""
 
     def leave_out(self, partition: Partition, error: Unavailable) -> bool:
         """The partition could not be reached; whether it is left out for that, and the others go on."""
@@ -114,6 +120,9 @@ class OneConnection:
         """All are, or none is; then the read says so."""
         return False
 
+    def rests(self, partition: Partition) -> bool:
+        return False
+
     def leave_out(self, partition: Partition, error: Unavailable) -> bool:
         return False
 
@@ -135,26 +144,33 @@ class PerPartition:
         self._waiting: dict[asyncio.Task[Any], Reader] = {}
         self._absences: dict[Partition, _Absence] = {}
         self._returned: list[Partition] = []
+        self._late: dict[Partition, asyncio.Future[Any]] = {}
 
     async def read(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Stream]:
         await self._close_others()
-        found = await self._look(self._here(partitions), count)
+        here = self._here(partitions)
+        found = await self._look(here, count) if here else []
         if found or block is None:
             return found
         here = self._here(partitions)
+        if not here:
+            return []
         soonest = min((absence.left for absence in self._absences.values()), default=block)
         return await self._wait(here, count, max(_SHORTEST, min(block, soonest)))
 
     def _here(self, partitions: Sequence[Partition]) -> list[Partition]:
-        """Those that may be asked now. Raises the last error where that is none."""
-        absences = {one: absence for one, absence in self._absences.items() if absence.left > 0}
-        here = [partition for partition in partitions if partition not in absences]
-        if not here:
-            raise absences[partitions[0]].error
+        """Those that may be asked now. Raises the last error where all that are read are away."""
+        here = [partition for partition in partitions if not self.rests(partition)]
+        if not here and self._absences.keys() >= self._kept:
+            raise self._absences[partitions[0]].error
         return here
 
     def is_away(self, partition: Partition) -> bool:
         return partition in self._absences
+
+    def rests(self, partition: Partition) -> bool:
+        absence = self._absences.get(partition)
+        return absence is not None and absence.left > 0
 
     def leave_out(self, partition: Partition, error: Unavailable) -> bool:
         self._note(partition, error)
@@ -165,7 +181,7 @@ class PerPartition:
         return returned
 
     def _note(self, partition: Partition, error: Unavailable | None) -> None:
-        """Remember that a partition could not be read, or that it could."""
+        """Remember that a partition could not be read, or that it could. (A read that was interrupted says neither.)"""
         before = self._absences.pop(partition, None)
         if error is not None:
             delay = _FIRST_ABSENCE if before is None else min(before.delay * 2, _LONGEST_ABSENCE)
@@ -174,11 +190,29 @@ class PerPartition:
             self._returned.append(partition)
 
     async def _look(self, partitions: Sequence[Partition], count: int) -> list[Stream]:
-        commands = [_command(self._worker, [partition], count, None) for partition in partitions]
-        replies = await asyncio.gather(
-            *(self._gateway.command(*command, repeatable=False) for command in commands), return_exceptions=True
-        )
-        return self._streams(partitions, replies)
+        """Ask all at once. Who does not answer soon, because its slot is sought, counts as away, and is heard later."""
+        looks = {
+            partition: self._late.pop(partition) if partition in self._late else self._ask(partition, count)
+            for partition in partitions
+        }
+        try:
+            await asyncio.wait(looks.values(), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(looks.values(), timeout=_LATE)
+        except BaseException:
+            await _cancel(looks.values())
+            raise
+        done = {partition: look for partition, look in looks.items() if look.done()}
+        for partition in looks.keys() - done.keys():
+            self._late[partition] = looks[partition]
+            self._note(partition, Unavailable(f"queue {partition.queue}, partition {partition.index} does not answer"))
+        replies = await asyncio.gather(*done.values(), return_exceptions=True)
+        for partition, reply in zip(done, replies, strict=True):
+            self._note(partition, reply if isinstance(reply, Unavailable) else None)
+        return self._streams(replies)
+
+    def _ask(self, partition: Partition, count: int) -> asyncio.Future[Any]:
+        command = _command(self._worker, [partition], count, None)
+        return asyncio.ensure_future(self._gateway.command(*command, repeatable=False))
 
     async def _wait(self, partitions: Sequence[Partition], count: int, block: float) -> list[Stream]:
         """Wait on all at once. However this ends, no read is left behind that could take a message unheard."""
@@ -198,17 +232,18 @@ class PerPartition:
                 read.cancel()
             replies = await asyncio.gather(*reads, return_exceptions=True)
             self._waiting = {}
-        return self._streams(partitions, replies)
-
-    def _streams(self, partitions: Sequence[Partition], replies: Sequence[Any]) -> list[Stream]:
-        """What the reads brought; who is away is noted. Raises the error where they brought nothing else."""
         for partition, reply in zip(partitions, replies, strict=True):
-            self._note(partition, reply if isinstance(reply, Unavailable) else None)
+            if isinstance(reply, Unavailable):
+                self._note(partition, reply)
+        return self._streams(replies)
+
+    def _streams(self, replies: Sequence[Any]) -> list[Stream]:
+        """What the reads brought. Raises their error where they brought nothing, and not only because some are away."""
         found = [stream for reply in replies if not isinstance(reply, BaseException) for stream in reply or []]
         away = [reply for reply in replies if isinstance(reply, Unavailable)]
         errors = [reply for reply in replies if isinstance(reply, Exception) and not isinstance(reply, Unavailable)]
-        if len(away) == len(partitions):
-            raise away[0]
+        if away and len(away) == len(replies) and self._absences.keys() >= self._kept:
+            raise away[0]  # else it is others' turn
         if errors and not found:
             raise errors[0]  # with something found, the next read meets the same trouble again
         return found
@@ -231,9 +266,16 @@ class PerPartition:
         await asyncio.gather(*(reader.interrupt() for reader in readers))
 
     async def close(self) -> None:
+        await _cancel(self._late.values())
         for reader in self._readers.values():
             await reader.close()
         self._readers.clear()
+
+
+async def _cancel(futures: Collection[asyncio.Future[Any]]) -> None:
+    for future in futures:
+        future.cancel()
+    await asyncio.gather(*futures, return_exceptions=True)
 
 
 def read_partitions(gateway: Gateway, worker: str) -> Reading:

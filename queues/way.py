@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Sequence
 from typing import Final
 
+from .errors import Unavailable
 from .gateway import Gateway
 from .keys import Namespace, Partition
 from .rerouting import ensure_route, successors
@@ -33,7 +35,7 @@ class Way:
         self._partitions: dict[int, Partition] = {0: namespace.partition(queue)}
         self._follow(SINGLE)
         self._turn = random.getrandbits(32)
-        self._loaded = -_BELIEVED
+        self._loaded = -math.inf
 
     @property
     def width(self) -> int:
@@ -43,7 +45,12 @@ class Way:
     async def look(self) -> None:
         """Hear of the route, if it is some time ago."""
         if time.monotonic() - self._loaded > _BELIEVED:
-            self._follow(await ensure_route(self._gateway, self._namespace, self._queue, self._route))
+            try:
+                self._follow(await ensure_route(self._gateway, self._namespace, self._queue, self._route))
+            except Unavailable:
+                if self._loaded == -math.inf:
+                    raise
+                # Routes are on one node of a cluster, partitions on others: those say themselves when one has changed.
             self._loaded = time.monotonic()
 
     def turn(self) -> int:

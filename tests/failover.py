@@ -23,8 +23,6 @@ from nodes import Node
 from perdure import Producer, Settings
 from perdure.queues import Namespace, Partition
 from processes import Crew, hire
-from rich.console import Console
-from rich.table import Table
 from sentinels import sentinels_of_its_own
 from servers import BUNDLED, SYSTEM, find_program
 
@@ -232,20 +230,23 @@ async def main() -> int:
     """Play every scene on the system's server, else the bundled one. Returns how many acknowledged tasks were lost."""
     program = find_program(os.environ.get("PERDURE_TEST_SERVER", SYSTEM)) or find_program(BUNDLED)
     assert program is not None, "no redis-server here"
-    table = Table(title=f"Failover under load, each scene {AT_LENGTH} times over")
-    table.add_column("")
-    columns: list[dict[str, str]] = []
+    columns: dict[str, dict[str, str]] = {}
     lost = 0
     for name, scene in SCENES.items():
         with tempfile.TemporaryDirectory(prefix="perdure-failover-") as folder:
             figures = await scene(program, Path(folder), AT_LENGTH)
-        table.add_column(name, justify="right")
-        columns.append(dict(figures.rows()))
+        columns[name] = dict(figures.rows())
         lost += figures.lost
-    for row in max(columns, key=len):
-        table.add_row(row, *(column.get(row, "-") for column in columns))
-    Console().print(table)
+    sys.stdout.write(table(columns))
     return lost
+
+
+def table(columns: dict[str, dict[str, str]]) -> str:
+    """A table in Markdown: a column per scene, a row per figure."""
+    names = list(dict.fromkeys(row for column in columns.values() for row in column))
+    rows = [["", *columns], ["---", *("---:" for _ in columns)]]
+    rows += [[name, *(column.get(name, "-") for column in columns.values())] for name in names]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import redis.asyncio
 from nodes import BOUND, Node
-from perdure import Producer, State, TaskHandle, TaskNotFound
+from perdure import Producer, State, TaskHandle, TaskNotFound, Unavailable
 from perdure.queues import Partition, QueueError
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -208,6 +208,14 @@ class Load:
             left = 2 * len(self.queues) / self.rate - (time.monotonic() - begun)
             await asyncio.sleep(max(0.0, left))
 
+    async def _result(self, handle: TaskHandle[Any]) -> Any:
+        """Wait for it; where the server is away just when the waiting would begin, begin again."""
+        while True:
+            try:
+                return await handle.result()
+            except Unavailable:
+                await asyncio.sleep(0.1)
+
     async def begin_long(self, pause: float) -> None:
         """Enqueue a task of that many seconds on each queue."""
         for queue in self.queues:
@@ -232,7 +240,7 @@ class Load:
         if await self.replication.has(handle):
             self.acknowledged.add(task_id)
             if len(self.acknowledged) % self.waited_for == 0:
-                self._waiters[task_id] = asyncio.create_task(handle.result())
+                self._waiters[task_id] = asyncio.create_task(self._result(handle))
 
     async def figures(self, redirections: dict[str, int] | None = None) -> Figures:
         """Wait until all that was acknowledged is finished, and count."""

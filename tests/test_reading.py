@@ -23,9 +23,12 @@ class Node:
         self.entries: list[tuple[bytes, list[bytes] | None]] = []
         self._stream = partition.ready.encode()
         self._interrupted = asyncio.Event()
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def read(self, *command: str | int) -> list[Stream] | None:
         self.asked += 1
+        await self.answers.wait()
         if self.away:
             raise Unavailable("the node is away")
         if not self.entries and "BLOCK" in command:
@@ -132,3 +135,32 @@ async def test_one_that_could_not_be_reached_otherwise_is_left_out_too(
     assert reading.leave_out(PARTITIONS[0], Unavailable("gone"))
     await read(reading, None)
     assert [node.asked for node in nodes] == [0, 1]
+
+
+async def test_where_only_those_asked_are_away_it_is_others_turn(reading: PerPartition, nodes: list[Node]) -> None:
+    reading.keep(PARTITIONS)
+    nodes[0].away = True
+    assert await reading.read(PARTITIONS[:1], 1, None) == []
+    assert await reading.read(PARTITIONS[:1], 1, BOUND) == []
+    assert reading.rests(PARTITIONS[0])
+    assert not reading.rests(PARTITIONS[1])
+
+
+async def test_an_answer_that_comes_late_holds_up_nobody_and_is_not_lost(
+    reading: PerPartition, nodes: list[Node]
+) -> None:
+    """A slot is being sought: the command may yet be carried out, and bring messages."""
+    nodes[0].answers.clear()
+    nodes[0].entries = [ENTRY]
+    nodes[1].entries = [ENTRY]
+    assert await read(reading, None) == [(PARTITIONS[1].ready.encode(), [ENTRY])]
+    assert reading.is_away(PARTITIONS[0])
+    nodes[0].answers.set()
+    found: list[Stream] = []
+    while not found:
+        await asyncio.sleep(0.01)
+        found = await read(reading, None)
+    assert found == [(PARTITIONS[0].ready.encode(), [ENTRY])]
+    assert nodes[0].asked == 1  # it was not asked again in the meantime
+    assert reading.returned() == [PARTITIONS[0]]
+    await reading.close()
