@@ -167,18 +167,18 @@ async def primary_killed(program: Path, folder: Path, rounds: int, *, full_cover
 async def sentinel_primary_killed(program: Path, folder: Path, rounds: int) -> Figures:
     """The one primary is killed, the sentinels make a replica the primary; then, when it has come back, that one."""
     with sentinels_of_its_own(program, options=CAREFUL) as sentinels:
-        async with under_load(sentinels.url(), ["q0", "q1"], Replication(lambda _: sentinels.primary), folder) as (
+        replication = Replication(lambda _: sentinels.primary, sentinels.replicas)
+        async with under_load(sentinels.url(), ["q0", "q1"], replication, folder) as (
             load,
             crew,
         ):
-            for number in range(rounds):
+            for _ in range(rounds):
                 await _begin_long(load, rounds)
                 await acknowledged(load, 200)
                 victim = await run_sync(sentinels.kill_primary)
                 await run_sync(sentinels.failed_over, victim)
-                await acknowledged(load, 200)
-                if number + 1 < rounds:
-                    await run_sync(sentinels.restart, victim)
+                await run_sync(sentinels.restart, victim)
+            await acknowledged(load, 200)
             load.stop()
             figures = await load.figures()
             assert await ended_well(crew)
@@ -190,7 +190,8 @@ async def sentinel_primary_replaced(
 ) -> Figures:
     """A replica is made the primary while the primary lives, and goes on taking writes until it hears of it."""
     with sentinels_of_its_own(program, options=options) as sentinels:
-        async with under_load(sentinels.url(), ["q0", "q1"], Replication(lambda _: sentinels.primary), folder) as (
+        replication = Replication(lambda _: sentinels.primary, sentinels.replicas)
+        async with under_load(sentinels.url(), ["q0", "q1"], replication, folder) as (
             load,
             crew,
         ):

@@ -2,11 +2,12 @@
 
 What is counted lives outside of Redis: ids are noted before they are enqueued, handlers write theirs into a file.
 
-A task counts as acknowledged when its handle was returned *and* a replica is known to have it. Replication is
+A task counts as acknowledged when its handle was returned *and* the replicas are known to have it. Replication is
 asynchronous: a primary that dies may take with it what it alone had, whoever was told of it. So after each `enqueue`
-its record is looked up on the primary, a marker is written behind it, and `WAIT 1` on the same connection waits until
-a replica has the marker, and with it, since replication keeps the order, the record. All three are one pipeline on one
-connection: when the primary changes in between, none of them counts.
+its record is looked up on the primary, a marker is written behind it, and `WAIT` on the same connection waits until
+the replicas have the marker, and with it, since replication keeps the order, the record. All three are one pipeline on
+one connection: when the primary changes in between, none of them counts. It has to be every replica that may be
+promoted: of two, the one that is not goes on acknowledging for the former primary while the other has taken its place.
 """
 
 from __future__ import annotations
@@ -42,24 +43,25 @@ return 1
 class Replication:
     """Asks the primary of a partition whether a replica has a task's record."""
 
-    def __init__(self, primary: Callable[[Partition], Node]) -> None:
-        """primary: who serves a partition now; may raise while nobody does."""
+    def __init__(self, primary: Callable[[Partition], Node], copies: int = 1) -> None:
+        """primary: who serves a partition now; may raise while nobody does. copies: replicas that must have it."""
         self._primary = primary
+        self._copies = copies
         self._clients: dict[int, redis.asyncio.Redis] = {}
 
     async def has(self, handle: TaskHandle[Any], *, within: float = 0.5) -> bool:
-        """Whether a replica has it; False where that is not known."""
+        """Whether so many replicas have it; False where that is not known."""
         partition = handle.partition
         record = partition.record(handle.id)
         try:
             client = self._client(self._primary(partition))
             pipe = client.pipeline(transaction=False)
             pipe.execute_command("EVAL", _SEEN, 2, record, f"{partition.ready}:marker")
-            pipe.execute_command("WAIT", 1, round(within * 1000))
+            pipe.execute_command("WAIT", self._copies, round(within * 1000))
             seen, replicas = await pipe.execute()
         except (redis.RedisError, OSError, LookupError, AssertionError, StopIteration):
             return False
-        return bool(seen == 1 and replicas >= 1)
+        return bool(seen == 1 and replicas >= self._copies)
 
     def _client(self, node: Node) -> redis.asyncio.Redis:
         if node.port not in self._clients:
@@ -123,7 +125,7 @@ class Figures:
     lost: int
     """Acknowledged, and not finished."""
     vanished: int
-    """The handle was returned, no replica was known to have it, and it is gone: what WAIT is for."""
+    """The handle was returned, the replicas were not known to have it, and it is gone: what WAIT is for."""
     waiters: int
     """Calls of `result()` that began at once and got their answer."""
     waited: int
@@ -149,7 +151,7 @@ class Figures:
         rows = [
             ("enqueued", f"{self.enqueued:,}"),
             ("handle returned", f"{self.returned:,}"),
-            ("acknowledged (WAIT 1)", f"{self.acknowledged:,}"),
+            ("acknowledged", f"{self.acknowledged:,}"),
             ("finished", f"{self.finished:,}"),
             ("acknowledged and lost", f"{self.lost:,}"),
             ("not acknowledged and lost", f"{self.vanished:,}"),

@@ -15,8 +15,8 @@ from redis.crc import key_slot
 PACKAGE = Path(perdure.__file__).parent
 ROOMS = ("queues", "deadletter", "worker")
 SENDERS = {"command", "pipeline", "submit", "read", "execute", "execute_command", "call"}
-ELSEWHERE = {"SENTINEL", "ROLE", "CLUSTER", "ASKING", "SCAN", "CLIENT"}
-"""Sent to one server that is chosen before, never by key."""
+ELSEWHERE = {"SENTINEL", "ROLE", "CLUSTER", "ASKING", "SCAN", "CLIENT", "CONFIG"}
+"""Sent to one server that is chosen before, or named by `node_of`."""
 OPTIONS = {"BLOCK", "COUNT", "MATCH"}
 """Parts of commands, kept in tuples of their own."""
 

@@ -114,7 +114,7 @@ async def test_a_read_on_a_frozen_server_can_be_ended_too(server: RedisServer, g
     os.kill(server.pid, signal.SIGSTOP)
     try:
         await soon(reader.interrupt())
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable, match="closed"):
             await soon(read)
     finally:
         os.kill(server.pid, signal.SIGCONT)

@@ -55,16 +55,17 @@ async def test_a_sentinel_that_names_a_replica_is_not_believed(sentinels: Sentin
     """One that was cut off from the others and has not heard of a failover."""
     replica = next(node for node in sentinels.servers if node is not sentinels.primary)
     asked = 0
+    open_ones: list[asyncio.StreamWriter] = []
 
     async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal asked
+        open_ones.append(writer)
         while data := await reader.read(4096):
             if b"SENTINEL" in data:
                 asked += 1
                 writer.write(f"*2\r\n$9\r\n127.0.0.1\r\n${len(str(replica.port))}\r\n{replica.port}\r\n".encode())
             else:
                 writer.write(b"+OK\r\n" * data.count(b"*"))
-        writer.close()
 
     liar = await asyncio.start_server(lie, "127.0.0.1", 0)
     port = liar.sockets[0].getsockname()[1]
@@ -78,6 +79,9 @@ async def test_a_sentinel_that_names_a_replica_is_not_believed(sentinels: Sentin
     finally:
         await gateway.close()
         liar.close()
+        for writer in open_ones:
+            writer.close()
+            await writer.wait_closed()
 
 
 async def test_everything_finds_the_new_primary(

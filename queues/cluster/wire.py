@@ -44,6 +44,9 @@ _FAREWELL: Final = 1.0
 _SILENCE: Final = 2.0
 """Seconds without an answer after which a node with commands under way is looked after: it may have been replaced."""
 
+_DOUBT: Final = 10.0
+"""Seconds for which a node that was lost is asked after the others."""
+
 _LOST = (ConnectionLost, ReplyTimeout, OSError)
 
 
@@ -86,7 +89,7 @@ class ClusterWire:
         self._topology = Topology.unknown()
         self._lines: dict[Node, _Line] = {}
         self._leaving: set[_Line] = set()
-        self._doubtful: set[Node] = set()
+        self._losses: dict[Node, float] = {}
         self._looking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
@@ -228,8 +231,15 @@ class ClusterWire:
 
     def lost(self, node: Node) -> None:
         """A connection to the node broke: somebody else may have taken its place."""
-        self._doubtful.add(node)
+        self._losses[node] = time.monotonic()
         _ = self._look_soon()
+
+    @property
+    def _doubtful(self) -> set[Node]:
+        """Nodes that were lost lately: others are asked before them."""
+        since = time.monotonic() - _DOUBT
+        self._losses = {node: when for node, when in self._losses.items() if when > since}
+        return set(self._losses)
 
     async def look(self) -> None:
         """Learn anew who serves what; keeps what is known where no node answers."""
@@ -267,7 +277,6 @@ class ClusterWire:
 
     def _take(self, topology: Topology) -> None:
         self._topology = topology
-        self._doubtful &= topology.primaries
         for node in self._lines.keys() - topology.primaries:
             line = self._lines.pop(node)
             self._leaving.add(line)
