@@ -15,7 +15,7 @@ from redis.crc import key_slot
 PACKAGE = Path(perdure.__file__).parent
 ROOMS = ("queues", "deadletter", "worker")
 SENDERS = {"command", "pipeline", "submit", "read", "execute", "execute_command", "call"}
-ELSEWHERE = {"SENTINEL", "ROLE", "CLUSTER", "ASKING", "SCAN", "CLIENT"}
+ELSEWHERE = {"SENTINEL", "ROLE", "CLUSTER", "ASKING", "SCAN", "CLIENT", "CONFIG"}
 """Sent to one server that is chosen before, never by key."""
 OPTIONS = {"BLOCK", "COUNT", "MATCH"}
 """Parts of commands, kept in tuples of their own."""
