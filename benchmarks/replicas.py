@@ -124,7 +124,8 @@ async def _singles(bench: _Bench) -> None:
     for number in range(count):
         await bench.producer.enqueue("noop", {"number": number})
         await bench.until_done()
-    bench.found["wake_ups"] = bench.worked(meter.read()).calls["xreadgroup"] / count
+    spent = bench.worked(meter.read())
+    bench.found |= {"wake_ups": spent.calls["xreadgroup"] / count, "single_micros": spent.cpu * 1e6 / count}
 
 
 async def _due(bench: _Bench) -> None:

@@ -48,6 +48,7 @@ LINES: Final[Mapping[str, tuple[str, str]]] = {
     "beats": ("beats (scripts) of all while as many tasks are held as there are workers", "per s"),
     "renewed": ("  leases renewed by them", "per s"),
     "wake_ups": ("reads that an arriving task ends", "per task"),
+    "single_micros": ("Redis CPU of a task sent alone to idle workers, and of asking whether it is done", "µs/task"),
     "promotions": ("times that a due task is looked at", "per task"),
     "least": ("tasks of the worker with the fewest", "tasks"),
     "median": ("tasks of the median worker", "tasks"),
