@@ -9,7 +9,8 @@ PACKAGES := . queues queues/cluster queues/embedded queues/lua deadletter deadle
 SOURCES := $(wildcard $(addsuffix /*.py,$(PACKAGES)) $(addsuffix /*.lua,$(PACKAGES)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-system test-cluster test-valkey failover check format bench bench-peers clean
+.PHONY: help install demo test test-fast test-system test-cluster test-valkey failover check format
+.PHONY: bench bench-scale bench-peers clean
 
 help:
 	@printf '%s\n' \
@@ -23,6 +24,7 @@ help:
 	  'make format       rewrite the code in the house format' \
 	  'make failover     primaries killed and slots moved under load, and what became of the tasks' \
 	  'make bench        throughput, step rate, latency and recovery beside the raw limit' \
+	  'make bench-scale  what tasks and idle workers cost Redis, with 1, 16 and 500 workers; writes docs/scaling.md' \
 	  'make bench-peers  the same beside ten peers, into docs/benchmarks.md (most of an hour)' \
 	  'make install      the virtual environment in .venv, with everything the above need' \
 	  'make clean        remove .venv and all build products'
@@ -80,6 +82,9 @@ failover: install
 
 bench: install
 	$(BIN)/python -m benchmarks
+
+bench-scale: install
+	$(BIN)/python -m benchmarks.scale --write docs/scaling.md
 
 # Into build/ first: what was measured before stays until the new figures are complete.
 # BENCH_PEERS: options of `python -m benchmarks.peers`; --quick is for all three runs.

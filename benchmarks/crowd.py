@@ -12,6 +12,7 @@ import resource
 import signal
 import sys
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from perdure import App, Context, Worker
 from perdure.worker.observe import configure_logging
@@ -26,6 +27,22 @@ app = App("crowd")
 
 @app.task
 async def noop(ctx: Context, number: int) -> int:
+    return number
+
+
+@app.task
+async def hold(ctx: Context, seconds: float) -> None:
+    """Keeps its lease for a while."""
+    await asyncio.sleep(seconds)
+
+
+@app.task(durability="sync")
+async def walk(ctx: Context, steps: int) -> None:
+    for number in range(steps):
+        await ctx.step("step", _echo, number)
+
+
+async def _echo(number: int) -> int:
     return number
 
 
@@ -47,9 +64,12 @@ async def _work(count: int, concurrency: int) -> None:
 
 
 def _memory() -> int:
-    """The most that this process ever had resident, in bytes. Linux tells it in KiB, macOS in bytes."""
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+    """The most that this process ever had resident, in bytes. (On Linux, getrusage counts its parent's, too.)"""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    kibibytes = next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(kibibytes) * 1024
 
 
 if __name__ == "__main__":

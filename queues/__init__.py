@@ -33,6 +33,7 @@ from .errors import (
     UnreadableEnvelope,
 )
 from .events import TaskEvent, read_events
+from .form import Form
 from .gateway import Gateway, Reader
 from .handle import TaskHandle
 from .inspection import QueueStats, find_task, list_queues, list_tasks, queue_partitions
@@ -40,12 +41,13 @@ from .keys import Namespace, Partition, check_name
 from .leases import Delivery, Leases
 from .place import default_address, default_data_dir, default_namespace
 from .presence import WorkerInfo, announce, list_workers, withdraw
-from .producer import Key, Message, Producer, as_async, key_of
+from .producer import Key, Producer, key_of, map_each
 from .reading import OneConnection, Reading, read_partitions
 from .records import Record, State, pairs, read_record
 from .rerouting import close_former, load_route, load_routes, retire_generation, set_partitions
-from .routes import MOST_PARTITIONS, Generation, Route
+from .routes import MOST_PARTITIONS, Generation, Route, spread
 from .scripts import Script, load_script
+from .sending import Message
 from .settlement import Counters, cancelled, release, reschedule, succeed
 from .turns import take_turns
 
@@ -64,6 +66,7 @@ __all__ = [
     "EmbeddedServerError",
     "Entry",
     "Envelope",
+    "Form",
     "Gateway",
     "Generation",
     "History",
@@ -99,7 +102,6 @@ __all__ = [
     "UnreadableEnvelope",
     "WorkerInfo",
     "announce",
-    "as_async",
     "cancelled",
     "check_name",
     "check_size",
@@ -118,6 +120,7 @@ __all__ = [
     "load_route",
     "load_routes",
     "load_script",
+    "map_each",
     "new_task_id",
     "note_alive",
     "pairs",
@@ -131,6 +134,7 @@ __all__ = [
     "reschedule",
     "retire_generation",
     "set_partitions",
+    "spread",
     "succeed",
     "take_turns",
     "watch_due",

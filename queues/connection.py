@@ -19,6 +19,7 @@ from redis.exceptions import (
     AskError,
     AuthenticationError,
     AuthorizationError,
+    BusyLoadingError,
     ClusterDownError,
     NoPermissionError,
     OutOfMemoryError,
@@ -177,7 +178,7 @@ def is_read_only(error: BaseException | None) -> bool:
 
 def was_not_executed(error: BaseException | None) -> bool:
     """Whether the reply says that nothing was done, so that even what is not repeatable may be asked again."""
-    return is_read_only(error) or isinstance(error, (TryAgainError, ClusterDownError))
+    return is_read_only(error) or isinstance(error, (BusyLoadingError, TryAgainError, ClusterDownError))
 
 
 def _reason(error: BaseException) -> str:

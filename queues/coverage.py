@@ -3,7 +3,7 @@
 It serves (claims, moves what is due, hears nudges) in all partitions of a queue's route. It takes new messages of the
 generations up to the first that is not drained: of the next ones only when every message of the former was delivered
 once. That is what keeps the order of a key across a change, and all workers do it by themselves: a generation that is
-drained stays so. A former partition where nothing is and nothing can come is left alone.
+drained stays so. A former partition where nothing is that a worker could do is left alone, and looked at now and then.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class Coverage:
     @property
     def changing(self) -> bool:
         """Whether a generation has still to be drained: look again soon."""
-        return any(
-            index not in queue.drained
-            for queue in self._queues
-            for generation in queue.route.former
-            for index in generation.indexes
-        )
+        return any(_undrained(queue) for queue in self._queues)
+
+    @property
+    def known(self) -> list[Partition]:
+        """All partitions of the routes, whoever reads them: those as well where nothing is but dead letters."""
+        return [self._namespace.partition(queue.name, index) for queue in self._queues for index in queue.route.indexes]
 
     @property
     def routes(self) -> dict[str, Route]:
@@ -84,11 +84,15 @@ class Coverage:
             former = [index for generation in queue.route.former for index in generation.indexes]
             await self._review(queue, former)
             await self._close(queue, [index for index in former if index not in queue.closed])
-            await self._follow(queue)
             if self._share:
                 queue.sharers = await share_queue(self._gateway, self._namespace, queue.name, self._worker, _PRESENCE)
-                queue.served = share_of(self._worker, queue.sharers, queue.served)
-                queue.taken_from = [one for one in queue.taken_from if one in set(queue.served)]
+            await self._follow(queue)
+
+    async def look_on(self) -> None:
+        """See only whether what was to be drained is drained by now: one question for each queue that changes."""
+        for queue in self._queues:
+            if _undrained(queue):
+                await self._follow(queue)
 
     async def leave(self) -> None:
         """Leave its share to the others."""
@@ -107,8 +111,10 @@ class Coverage:
             reached.append(generation)
             if generation != queue.route.last and not await self._is_drained(queue, generation):
                 break
-        queue.taken_from = self._partitions(queue, reached)
-        queue.served = self._partitions(queue, queue.route.generations)
+        served = self._partitions(queue, queue.route.generations)
+        queue.served = share_of(self._worker, queue.sharers, served) if self._share else served
+        mine = set(queue.served)
+        queue.taken_from = [partition for partition in self._partitions(queue, reached) if partition in mine]
 
     def _partitions(self, queue: _Queue, generations: Sequence[Generation]) -> list[Partition]:
         return [
@@ -128,8 +134,8 @@ class Coverage:
     async def _review(self, queue: _Queue, former: Sequence[int]) -> None:
         """Look whether some former partitions are still as they were, another part of them each time.
 
-        They may have become empty. And a server that came back with less than it had may have lost the mark: then
-        producers may use them again, and they are to be closed again.
+        They may have become empty, or hold something again that was replayed. And a server that came back with less
+        than it had may have lost the mark: then producers may use them again, and they are to be closed again.
         """
         start = queue.reviewed if queue.reviewed < len(former) else 0
         some = [index for index in former[start : start + _SOME] if index in queue.drained]
@@ -145,4 +151,10 @@ class Coverage:
             queue.drained.add(index)
         if found is Standing.EMPTY:
             queue.empty.add(index)
+        else:
+            queue.empty.discard(index)
         return found >= Standing.DRAINED
+
+
+def _undrained(queue: _Queue) -> bool:
+    return any(index not in queue.drained for generation in queue.route.former for index in generation.indexes)

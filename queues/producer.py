@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -12,43 +12,28 @@ from pydantic_core import from_json
 from .address import Address
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
-    Envelope,
     Options,
     check_size,
-    check_task_id,
     encode_arguments,
-    new_task_id,
 )
+from .form import Form
 from .gateway import Gateway
 from .handle import TaskHandle
 from .inspection import find_task
 from .keys import Namespace, Partition
 from .news import News
 from .place import default_address, default_namespace
-from .routes import spread
-from .sending import Entry, Sending
+from .sending import Message, Sending
 from .way import Way
 
-__all__ = ["Key", "Message", "Producer", "as_async", "key_of"]
+__all__ = ["Key", "Producer", "key_of", "map_each"]
 
 R = TypeVar("R")
 T = TypeVar("T")
+U = TypeVar("U")
 
 Key = str | Callable[[Mapping[str, Any]], str] | None
 """What orders tasks: one key for all of a call, or a function of each task's arguments; None for no order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A task ready to be sent: its envelope and its arguments as a JSON object.
-
-    key: tasks of one key go to one partition. own_id: the id is the caller's own, so the task may be known already.
-    """
-
-    envelope: Envelope
-    arguments: bytes
-    key: str | None = None
-    own_id: bool = False
 
 
 class Producer:
@@ -114,14 +99,12 @@ class Producer:
         result_ttl: see `Options`. Raises `PayloadTooLarge`, `TypeError` for arguments that are not JSON,
         `Unavailable`.
         """
-        envelope = Envelope(
-            id=new_task_id() if task_id is None else check_task_id(task_id),
-            task=task,
-            headers=dict(headers or {}),
-            options=Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl),
-        )
-        message = Message(envelope, encode_arguments(args or {}), key, task_id is not None)
-        return (await self.send([message], queue=queue, delay=delay))[0]
+        if headers or (timeout, max_attempts, result_ttl) != (None, None, None):
+            form = Form(task, headers, Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl))
+        else:
+            form = _plain(task)
+        message = form.message(encode_arguments(args or {}), key=key, task_id=task_id)
+        return await self.send_one(message, queue=queue, delay=delay)
 
     async def enqueue_many(
         self,
@@ -133,8 +116,7 @@ class Producer:
         key: Key = None,
     ) -> list[TaskHandle[Any]]:
         """Enqueue one task per set of arguments; all are checked before any is sent."""
-        messages = [message async for message in self._messages(task, many, key)]
-        return await self.send(messages, queue=queue, delay=delay)
+        return await self.send(_messages(_plain(task), many, key), queue=queue, delay=delay)
 
     def enqueue_stream(
         self,
@@ -149,29 +131,32 @@ class Producer:
 
         Each handle is of a task that is stored. Where a set of arguments is refused, those before it may be stored.
         """
-        return self.send_stream(self._messages(task, many, key), queue=queue, delay=delay)
+        return self.send_stream(_messages(_plain(task), many, key), queue=queue, delay=delay)
 
-    async def _messages(
-        self, task: str, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], key: Key
-    ) -> AsyncIterator[Message]:
-        async for args in as_async(many):
-            yield Message(Envelope(id=new_task_id(), task=task), encode_arguments(args), key_of(key, args))
+    async def send_one(
+        self, message: Message, *, queue: str, delay: float = 0.0, decode: Callable[[bytes], R] = from_json
+    ) -> TaskHandle[R]:
+        """Enqueue one task that is encoded already."""
+        self._check(message)
+        return self._handle(message.id, await self._sending(queue, delay).one(message), decode)
 
     async def send(
         self,
-        messages: Sequence[Message],
+        messages: Iterable[Message] | AsyncIterable[Message],
         *,
         queue: str,
         delay: float = 0.0,
         decode: Callable[[bytes], R] = from_json,
     ) -> list[TaskHandle[R]]:
-        """Enqueue messages, in few round trips. Each is stored or not; together they are not one transaction."""
+        """Enqueue tasks that are encoded already, in few round trips; all are checked before any is sent.
+
+        Each is stored or not; together they are not one transaction.
+        """
         sending = self._sending(queue, delay)
-        entries = [self._entry(message) for message in messages]
-        if len(entries) == 1:
-            return [self._handle(entries[0].id, await sending.one(entries[0]), decode)]
-        stored = sending.all(entries)
-        return [self._handle(*one, decode) async for batch in stored for one in batch]
+        listed = [message async for message in messages] if isinstance(messages, AsyncIterable) else list(messages)
+        for message in listed:
+            self._check(message)
+        return [self._handle(*one, decode) async for batch in sending.all(listed) for one in batch]
 
     async def send_stream(
         self,
@@ -181,9 +166,8 @@ class Producer:
         delay: float = 0.0,
         decode: Callable[[bytes], R] = from_json,
     ) -> AsyncIterator[TaskHandle[R]]:
-        """Enqueue messages as they come, in constant memory; yields the handle of each that is stored."""
-        sending = self._sending(queue, delay)
-        stored = sending.all(self._entry(message) async for message in as_async(messages))
+        """Enqueue tasks that are encoded already as they come, in constant memory; yields the handle of each."""
+        stored = self._sending(queue, delay).all(map_each(self._check, messages))
         try:
             async for batch in stored:
                 for task_id, partition in batch:
@@ -204,12 +188,11 @@ class Producer:
             way = self._ways[queue] = Way(self.gateway, self.namespace, queue)
         return Sending(self.gateway, way, delay)
 
-    def _entry(self, message: Message) -> Entry:
-        envelope, arguments = message.envelope.encode(), message.arguments
-        check_size("the task's envelope and arguments", len(envelope) + len(arguments), self.payload_limit)
-        task_id = message.envelope.id
-        key = task_id if message.key is None and message.own_id else message.key
-        return Entry(task_id, envelope, arguments, None if key is None else spread(key), message.own_id)
+    def _check(self, message: Message) -> Message:
+        size = len(message.envelope) + len(message.arguments)
+        if size > self.payload_limit:
+            check_size("the task's envelope and arguments", size, self.payload_limit)
+        return message
 
     def _handle(self, task_id: str, partition: Partition, decode: Callable[[bytes], R]) -> TaskHandle[R]:
         return TaskHandle(task_id, partition, self.gateway, self.news, decode)
@@ -217,17 +200,27 @@ class Producer:
 
 def key_of(key: Key, args: Mapping[str, Any]) -> str | None:
     """The key of one task of a call. `TypeError` for a function that gives no text."""
+    if key is None:
+        return None
     found = key(args) if callable(key) else key
-    if not isinstance(found, str | None):
+    if not isinstance(found, str):
         raise TypeError(f"a key is text, not {found!r}: key=lambda args: str(...)")
     return found
 
 
-async def as_async(many: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
-    """Whatever kind of iterable it is, one after another."""
+@lru_cache(maxsize=256)
+def _plain(task: str) -> Form:
+    return Form(task)
+
+
+def _messages(
+    form: Form, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], key: Key
+) -> Iterable[Message] | AsyncIterable[Message]:
+    return map_each(lambda args: form.message(encode_arguments(args), key=key_of(key, args)), many)
+
+
+def map_each(make: Callable[[T], U], many: Iterable[T] | AsyncIterable[T]) -> Iterable[U] | AsyncIterable[U]:
+    """What `make` makes of each, as they come; asynchronous where they are."""
     if isinstance(many, AsyncIterable):
-        async for one in many:
-            yield one
-    else:
-        for one in many:
-            yield one
+        return (make(one) async for one in many)
+    return map(make, many)

@@ -20,8 +20,8 @@ from .wire import Argument
 
 __all__ = ["Reader"]
 
-_INSISTING: Final = 10
-"""Times that a read which is not yet waiting is told to wait no longer."""
+_PATIENCE: Final = 1.0
+"""Seconds that a server has to end a read; then the connection is broken off, so that it holds up no other read."""
 
 Dial = Callable[[Node | None], redis.asyncio.Redis]
 Unblock = Callable[[int, Node | None], Awaitable[Any]]
@@ -119,18 +119,21 @@ class Reader:
     async def interrupt(self) -> None:
         """End the read under way, as if nothing had come; what has come is returned to its caller.
 
-        A read that is still being sent is told again until it has ended or waits, so that none is missed.
+        A read that is still being sent is told again until it has ended or waits, so that none is missed. Where the
+        server does not answer, the read ends with `Unavailable`.
         """
         self._interrupted.set()
-        pause = 0.001
-        for _ in range(_INSISTING):
-            if self._over.is_set() or (
-                self._client_id is not None and await self._unblock(self._client_id, self._node)
-            ):
-                return
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._over.wait(), pause)
-            pause *= 2
+        with anyio.move_on_after(_PATIENCE):
+            pause = 0.001
+            while not self._over.is_set():
+                if self._client_id is not None and await self._unblock(self._client_id, self._node):
+                    return
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._over.wait(), pause)
+                pause *= 2
+        if not self._over.is_set() and self._client is not None:
+            # The server does not answer. What it may have sent is found again among what is pending.
+            await self._client.connection_pool.disconnect()
 
     async def close(self) -> None:
         await self._disconnect()

@@ -112,12 +112,12 @@ class Standing(IntEnum):
     DRAINED = 1
     """And all that they put there has been delivered once."""
     EMPTY = 2
-    """And nothing is in it, neither pending nor due nor dead, so that nothing can come any more."""
+    """And nothing waits, runs or is due in it: only the replay of a dead letter brings something."""
 
 
 async def standing(gateway: Gateway, partition: Partition) -> Standing:
-    """How far a partition has been left. It only ever goes on."""
-    keys = [partition.ready, partition.dead, partition.due, partition.closed]
+    """How far a partition has been left."""
+    keys = [partition.ready, partition.due, partition.closed]
     return Standing(await gateway.run(_DRAINED, keys, [GROUP]))
 
 

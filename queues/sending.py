@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from .gateway import Argument, Gateway
@@ -17,7 +17,7 @@ from .keys import Partition
 from .scripts import queue_script
 from .way import Way
 
-__all__ = ["Entry", "Sending"]
+__all__ = ["Message", "Sending"]
 
 _ENQUEUE = queue_script("enqueue")
 _SCHEDULE = queue_script("schedule")
@@ -33,7 +33,7 @@ _SLICE: Final = 50
 """Tasks without a key that stay together, so that a script still carries many."""
 
 
-class Entry(NamedTuple):
+class Message(NamedTuple):
     """A task as it is stored. number: what its key stands for; None where it has no key. own_id: its id is the
     caller's, so it may be known from before.
     """
@@ -46,31 +46,33 @@ class Entry(NamedTuple):
 
 
 class Sending:
-    """Stores entries on one queue. delay: seconds until they may run."""
+    """Stores messages on one queue. delay: seconds until they may run."""
 
     def __init__(self, gateway: Gateway, way: Way, delay: float) -> None:
         self._gateway = gateway
         self._way = way
         self._delay_ms = round(delay * 1000)
 
-    async def one(self, entry: Entry) -> Partition:
+    async def one(self, message: Message) -> Partition:
         """Store one task; returns where it is."""
         await self._way.look()
-        number = self._way.turn() if entry.number is None else entry.number
+        number = self._way.turn() if message.number is None else message.number
         while True:
             partition = self._way.partition(number)
-            if entry.own_id and (known := await self._known(entry.id, self._way.former(number))) is not None:
-                return known
-            if (await self._store(partition, [entry]))[0] >= 0:
+            if message.own_id and (known := await self._known({0: (message.id, number)})):
+                return known[0]
+            if (await self._store(partition, [message]))[0] >= 0:
                 return partition
             await self._way.refused([partition])
 
-    async def all(self, entries: Iterable[Entry] | AsyncIterable[Entry]) -> AsyncGenerator[list[tuple[str, Partition]]]:
+    async def all(
+        self, messages: Iterable[Message] | AsyncIterable[Message]
+    ) -> AsyncGenerator[list[tuple[str, Partition]]]:
         """Store tasks batch by batch; yields the ids of each that is stored, with where they are, in their order."""
         await self._way.look()
         under_way: asyncio.Task[list[tuple[str, Partition]]] | None = None
         try:
-            async for batch in self._batches(entries):
+            async for batch in self._batches(messages):
                 if under_way is not None:
                     yield await under_way
                 under_way = asyncio.create_task(self._batch(batch))
@@ -82,35 +84,39 @@ class Sending:
                 under_way.cancel()
                 await asyncio.gather(under_way, return_exceptions=True)
 
-    async def _batches(self, entries: Iterable[Entry] | AsyncIterable[Entry]) -> AsyncIterator[list[Entry]]:
-        batch: list[Entry] = []
-        size = 0
-        async for entry in _each(entries):
-            weight = len(entry.envelope) + len(entry.arguments)
-            if batch and (size + weight > _SCRIPT_BYTES or len(batch) >= self._most):
-                yield batch
-                batch, size = [], 0
-            batch.append(entry)
-            size += weight
-        if batch:
-            yield batch
+    async def _batches(self, messages: Iterable[Message] | AsyncIterable[Message]) -> AsyncIterator[list[Message]]:
+        batch = _Batch()
+        if isinstance(messages, AsyncIterable):
+            async for message in messages:
+                if full := batch.add(message, self._most):
+                    yield full
+        else:
+            most = self._most
+            for message in messages:
+                if full := batch.add(message, most):
+                    yield full
+                    most = self._most
+        if batch.messages:
+            yield batch.messages
 
     @property
     def _most(self) -> int:
         return _SCRIPT_TASKS * min(self._way.width, _SCRIPTS)
 
-    async def _batch(self, batch: Sequence[Entry]) -> list[tuple[str, Partition]]:
+    async def _batch(self, batch: Sequence[Message]) -> list[tuple[str, Partition]]:
+        """Store messages, each partition's in their order; returns their ids and where they are."""
+        await self._way.look()
+        if (only := self._way.only) is not None and min(await self._store(only, batch)) >= 0:
+            return [(message.id, only) for message in batch]
         numbers = self._numbers(batch)
         found: dict[int, Partition] = {}
         left: Sequence[int] = range(len(batch))
         while left:
+            found |= await self._known({one: (batch[one].id, numbers[one]) for one in left if batch[one].own_id})
             groups: dict[Partition, list[int]] = defaultdict(list)
             for position in left:
-                entry, number = batch[position], numbers[position]
-                if entry.own_id and (known := await self._known(entry.id, self._way.former(number))) is not None:
-                    found[position] = known
-                else:
-                    groups[self._way.partition(number)].append(position)
+                if position not in found:
+                    groups[self._way.partition(numbers[position])].append(position)
             stored = await asyncio.gather(
                 *(self._group(where, [batch[position] for position in group]) for where, group in groups.items())
             )
@@ -120,18 +126,18 @@ class Sending:
                     (refused if answer < 0 else found)[position] = where
             await self._way.refused(list(dict.fromkeys(refused.values())))
             left = sorted(refused)
-        return [(entry.id, found[position]) for position, entry in enumerate(batch)]
+        return [(message.id, found[position]) for position, message in enumerate(batch)]
 
-    def _numbers(self, batch: Sequence[Entry]) -> list[int]:
-        """Each entry's number; those without a key take turns, slice by slice."""
-        keyless = sum(entry.number is None for entry in batch)
+    def _numbers(self, batch: Sequence[Message]) -> list[int]:
+        """Each message's number; those without a key take turns, slice by slice."""
+        keyless = sum(message.number is None for message in batch)
         slices = min(self._way.width, max(1, keyless // _SLICE))
         length = max(1, -(-keyless // slices))
         turn, used = self._way.turn(), 0
         numbers: list[int] = []
-        for entry in batch:
-            if entry.number is not None:
-                numbers.append(entry.number)
+        for message in batch:
+            if message.number is not None:
+                numbers.append(message.number)
                 continue
             if used == length:
                 turn, used = self._way.turn(), 0
@@ -139,38 +145,57 @@ class Sending:
             numbers.append(turn)
         return numbers
 
-    async def _group(self, partition: Partition, entries: Sequence[Entry]) -> list[int]:
-        """Store entries of one partition, script after script."""
+    async def _group(self, partition: Partition, messages: Sequence[Message]) -> list[int]:
+        """Store messages of one partition, script after script."""
         answers: list[int] = []
-        for start in range(0, len(entries), _SCRIPT_TASKS):
-            answers += await self._store(partition, entries[start : start + _SCRIPT_TASKS])
+        for start in range(0, len(messages), _SCRIPT_TASKS):
+            answers += await self._store(partition, messages[start : start + _SCRIPT_TASKS])
         return answers
 
-    async def _store(self, partition: Partition, entries: Sequence[Entry]) -> list[int]:
-        records = [partition.record(entry.id) for entry in entries]
+    async def _store(self, partition: Partition, messages: Sequence[Message]) -> list[int]:
+        records = [partition.record(message.id) for message in messages]
         args: list[Argument] = []
         if self._delay_ms > 0:
             args.append(self._delay_ms)
-            for entry in entries:
-                args += (entry.id, entry.envelope, entry.arguments)
+            for message in messages:
+                args += (message.id, message.envelope, message.arguments)
             keys = [partition.due, partition.nudge, partition.closed, *records]
             answers: list[int] = await self._gateway.run(_SCHEDULE, keys, args)
         else:
-            for entry in entries:
-                args += (entry.envelope, entry.arguments)
+            for message in messages:
+                args += (message.envelope, message.arguments)
             answers = await self._gateway.run(_ENQUEUE, [partition.ready, partition.closed, *records], args)
         return answers
 
-    async def _known(self, task_id: str, former: Sequence[Partition]) -> Partition | None:
-        """Where the task is already. Nothing comes into these partitions any more, so looking is enough."""
-        found = await self._gateway.pipeline([("EXISTS", partition.record(task_id)) for partition in former])
-        return next((partition for partition, exists in zip(former, found, strict=True) if exists), None)
+    async def _known(self, named: Mapping[int, tuple[str, int]]) -> dict[int, Partition]:
+        """Of tasks whose ids are the caller's own (id and number, by position): where they are already.
+
+        Nothing new comes into the closed partitions where it looks, so looking is enough.
+        """
+        places = [
+            (position, partition, task_id)
+            for position, (task_id, number) in named.items()
+            for partition in self._way.former(number)
+        ]
+        found = await self._gateway.pipeline([("EXISTS", where.record(task_id)) for _, where, task_id in places])
+        return {position: where for (position, where, _), exists in zip(places, found, strict=True) if exists}
 
 
-async def _each(entries: Iterable[Entry] | AsyncIterable[Entry]) -> AsyncIterator[Entry]:
-    if isinstance(entries, AsyncIterable):
-        async for entry in entries:
-            yield entry
-    else:
-        for entry in entries:
-            yield entry
+class _Batch:
+    """Entries that are gathered until there are enough of them."""
+
+    __slots__ = ("messages", "size")
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.size = 0
+
+    def add(self, message: Message, most: int) -> list[Message] | None:
+        """Add an message; returns those before it where it is one too many, or too large to go with them."""
+        weight = len(message.envelope) + len(message.arguments)
+        self.size += weight
+        if self.messages and (self.size > _SCRIPT_BYTES or len(self.messages) >= most):
+            full, self.messages, self.size = self.messages, [message], weight
+            return full
+        self.messages.append(message)
+        return None

@@ -2,11 +2,13 @@
 
 Follows the Sentinel client specification of Redis: ask the sentinels in turn, the first answer counts, the one that
 answered is asked first from then on; whoever is reached that way says by ROLE whether it is a primary, and if it is
-not, the connection fails, and the next one looks again.
+not, the connection fails, and the next one looks again. When the sentinels tell that the primary was replaced, the
+connections to the former one are cut (replaced.py).
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final
 
 import anyio.to_thread
@@ -19,6 +21,7 @@ from redis.retry import Retry
 
 from .address import Node
 from .errors import Refused
+from .replaced import cut_from, cut_socket, replaced
 
 __all__ = ["Sentinels", "followed_async", "followed_sync"]
 
@@ -32,6 +35,7 @@ class Sentinels:
     def __init__(self, service: str, sentinels: list[tuple[Node, str]]) -> None:
         """sentinels: each with its plain URL."""
         self.service = service
+        self.replaced = replaced(service, [url for _, url in sentinels])
         self._sentinels = sentinels
 
     def locate(self) -> Node:
@@ -57,7 +61,9 @@ class Sentinels:
                     "redis+cluster:// for a Redis Cluster"
                 ) from error
             else:
-                if found is not None:
+                if found is not None and self.replaced.was(found):
+                    silent.append(f"{node}: it has not heard that {found} was replaced")
+                elif found is not None:
                     self._prefer(sentinel)
                     return found
         if silent:
@@ -98,6 +104,8 @@ class _Followed(redis.asyncio.Connection):
         await super()._connect()  # type: ignore[no-untyped-call]
 
     async def _greet(self, _: Any) -> None:
+        if self._writer is not None:
+            self._primary.replaced.follow(self, cut_from(asyncio.get_running_loop(), self._writer.transport))
         await self.on_connect()
         await self.send_command("ROLE", check_health=False)
         try:
@@ -123,6 +131,8 @@ class _SyncFollowed(redis.Connection):
         return super()._connect()  # type: ignore[no-untyped-call]
 
     def _greet(self, _: Any) -> None:
+        found: Any = self._sock
+        self._primary.replaced.follow(self, cut_socket(found))
         self.on_connect()  # type: ignore[no-untyped-call]
         self.send_command("ROLE", check_health=False)  # type: ignore[no-untyped-call]
         try:

@@ -24,8 +24,6 @@ def check_server(address: Address, info: bytes) -> None:
         raise Refused(f"{address.shown} is a sentinel: write redis{secure}+sentinel://host:port/service")
     if mode == "cluster" and not address.clustered:
         raise Refused(f"{address.shown} is a node of a Redis Cluster: write redis{secure}+cluster://host:port")
-    if mode == "standalone" and address.clustered:
-        raise Refused(f"{address.shown} is one server and not a Redis Cluster: write redis{secure}://host:port")
     version = found.get("redis_version", "")
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if numbers < OLDEST_SERVER:

@@ -10,7 +10,7 @@ from typing import Final
 from .gateway import Gateway
 from .keys import Namespace, Partition
 from .rerouting import ensure_route, successors
-from .routes import SINGLE
+from .routes import SINGLE, Route
 
 __all__ = ["Way"]
 
@@ -29,9 +29,9 @@ class Way:
         self._gateway = gateway
         self._namespace = namespace
         self._queue = queue
-        self._route = SINGLE
         self._closed: set[int] = set()
         self._partitions: dict[int, Partition] = {0: namespace.partition(queue)}
+        self._follow(SINGLE)
         self._turn = random.getrandbits(32)
         self._loaded = -_BELIEVED
 
@@ -43,7 +43,7 @@ class Way:
     async def look(self) -> None:
         """Hear of the route, if it is some time ago."""
         if time.monotonic() - self._loaded > _BELIEVED:
-            self._route = await ensure_route(self._gateway, self._namespace, self._queue, self._route)
+            self._follow(await ensure_route(self._gateway, self._namespace, self._queue, self._route))
             self._loaded = time.monotonic()
 
     def turn(self) -> int:
@@ -53,7 +53,7 @@ class Way:
 
     def partition(self, number: int) -> Partition:
         """Where a task of this number goes now."""
-        return self._at(next(index for index in self._indexes(number) if index not in self._closed))
+        return self.only or self._at(next(index for index in self._indexes(number) if index not in self._closed))
 
     def former(self, number: int) -> Sequence[Partition]:
         """The closed partitions where tasks of this number went before."""
@@ -66,8 +66,14 @@ class Way:
         for partition in partitions:
             self._closed.add(partition.index)
             if partition.index in self._route.last.indexes:
-                self._route = await successors(self._gateway, self._namespace, partition, self._route)
+                self._follow(await successors(self._gateway, self._namespace, partition, self._route))
                 self._loaded = time.monotonic()
+
+    def _follow(self, route: Route) -> None:
+        """The route is this one now. only: where every task goes in a queue that is not spread."""
+        self._route = route
+        single = len(route.generations) == 1 and route.last.count == 1
+        self.only: Partition | None = self._at(route.last.first) if single else None
 
     def _indexes(self, number: int) -> Sequence[int]:
         return [generation.index_of(number) for generation in self._route.generations]

@@ -177,7 +177,7 @@ class _Line(asyncio.Protocol):
                 packed.append(command)
                 self._unanswered.append(future)
         if packed:
-            self._transport.write(b"".join(packed))
+            self._transport.write(packed[0] if len(packed) == 1 else b"".join(packed))
             if self._watch is None:
                 self._watch = self._loop.call_later(self._timeout, self._look)
 

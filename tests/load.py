@@ -2,11 +2,12 @@
 
 What is counted lives outside of Redis: ids are noted before they are enqueued, handlers write theirs into a file.
 
-A task counts as acknowledged when its handle was returned *and* a replica is known to have it. Replication is
+A task counts as acknowledged when its handle was returned *and* the replicas are known to have it. Replication is
 asynchronous: a primary that dies may take with it what it alone had, whoever was told of it. So after each `enqueue`
-its record is looked up on the primary, a marker is written behind it, and `WAIT 1` on the same connection waits until
-a replica has the marker, and with it, since replication keeps the order, the record. All three are one pipeline on one
-connection: when the primary changes in between, none of them counts.
+its record is looked up on the primary, a marker is written behind it, and `WAIT` on the same connection waits until
+the replicas have the marker, and with it, since replication keeps the order, the record. All three are one pipeline on
+one connection: when the primary changes in between, none of them counts. It has to be every replica that may be
+promoted: of two, the one that is not goes on acknowledging for the former primary while the other has taken its place.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from perdure.queues import Partition, QueueError
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+_LONG: Final = "long"
+"""What the ids of long runs begin with."""
+
 _SEEN: Final = """
 if redis.call('EXISTS', KEYS[1]) == 0 then
   return 0
@@ -39,24 +43,25 @@ return 1
 class Replication:
     """Asks the primary of a partition whether a replica has a task's record."""
 
-    def __init__(self, primary: Callable[[Partition], Node]) -> None:
-        """primary: who serves a partition now; may raise while nobody does."""
+    def __init__(self, primary: Callable[[Partition], Node], copies: int = 1) -> None:
+        """primary: who serves a partition now; may raise while nobody does. copies: replicas that must have it."""
         self._primary = primary
+        self._copies = copies
         self._clients: dict[int, redis.asyncio.Redis] = {}
 
     async def has(self, handle: TaskHandle[Any], *, within: float = 0.5) -> bool:
-        """Whether a replica has it; False where that is not known."""
+        """Whether so many replicas have it; False where that is not known."""
         partition = handle.partition
         record = partition.record(handle.id)
         try:
             client = self._client(self._primary(partition))
             pipe = client.pipeline(transaction=False)
             pipe.execute_command("EVAL", _SEEN, 2, record, f"{partition.ready}:marker")
-            pipe.execute_command("WAIT", 1, round(within * 1000))
+            pipe.execute_command("WAIT", self._copies, round(within * 1000))
             seen, replicas = await pipe.execute()
         except (redis.RedisError, OSError, LookupError, AssertionError, StopIteration):
             return False
-        return bool(seen == 1 and replicas >= 1)
+        return bool(seen == 1 and replicas >= self._copies)
 
     def _client(self, node: Node) -> redis.asyncio.Redis:
         if node.port not in self._clients:
@@ -120,7 +125,7 @@ class Figures:
     lost: int
     """Acknowledged, and not finished."""
     vanished: int
-    """The handle was returned, no replica was known to have it, and it is gone: what WAIT is for."""
+    """The handle was returned, the replicas were not known to have it, and it is gone: what WAIT is for."""
     waiters: int
     """Calls of `result()` that began at once and got their answer."""
     waited: int
@@ -135,6 +140,10 @@ class Figures:
     """Seconds between two starts of tasks, at most."""
     pause_elsewhere: float | None
     """The same during faults, of queues on servers that had none; None where there are no others."""
+    long_runs: int
+    """Runs that were begun before a fault and take longer than a lease."""
+    long_run_twice: int
+    """Of those: begun again, because their lease was not renewed in time."""
     redirections: dict[str, int] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[str, str]]:
@@ -142,13 +151,15 @@ class Figures:
         rows = [
             ("enqueued", f"{self.enqueued:,}"),
             ("handle returned", f"{self.returned:,}"),
-            ("acknowledged (WAIT 1)", f"{self.acknowledged:,}"),
+            ("acknowledged", f"{self.acknowledged:,}"),
             ("finished", f"{self.finished:,}"),
             ("acknowledged and lost", f"{self.lost:,}"),
             ("not acknowledged and lost", f"{self.vanished:,}"),
             ("waiters answered", f"{self.waiters:,} of {self.waited:,}"),
             ("run twice", f"{self.run_twice:,}"),
             ("run twice without a crash", f"{self.unexplained:,}"),
+            ("runs longer than a lease", f"{self.long_runs:,}"),
+            ("of them run twice", f"{self.long_run_twice:,}"),
             ("longest pause of enqueue", f"{self.enqueue_pause:.2f} s"),
             ("longest pause of work", f"{self.work_pause:.2f} s"),
         ]
@@ -197,13 +208,19 @@ class Load:
             left = 2 * len(self.queues) / self.rate - (time.monotonic() - begun)
             await asyncio.sleep(max(0.0, left))
 
-    async def _one(self, task_id: str, queue: str) -> None:
-        """Enqueue one task, as a caller who may not lose it does: the same id again until it is known to be safe."""
+    async def begin_long(self, pause: float) -> None:
+        """Enqueue a task of that many seconds on each queue."""
+        for queue in self.queues:
+            await self._one(f"{_LONG}-{self.enqueued}", queue, pause)
+
+    async def _one(self, task_id: str, queue: str, pause: float | None = None) -> None:
+        """Enqueue one task, as a caller does who may not lose it: the same id again until it is stored."""
         self.enqueued += 1
+        args = {"pause": self.pause if pause is None else pause}
         begun = time.monotonic()
         while True:
             try:
-                handle = await self.producer.enqueue("carry", {"pause": self.pause}, queue=queue, task_id=task_id)
+                handle = await self.producer.enqueue("carry", args, queue=queue, task_id=task_id)
             except QueueError:
                 if time.monotonic() - begun > BOUND:
                     raise
@@ -239,6 +256,8 @@ class Load:
             enqueue_pause=self.slowest,
             work_pause=longest_gap([run.started for found in runs.values() for run in found]),
             pause_elsewhere=self._pause_elsewhere(runs),
+            long_runs=sum(task_id.startswith(_LONG) for task_id in runs),
+            long_run_twice=sum(task_id.startswith(_LONG) for task_id in twice),
             redirections=redirections or {},
         )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -54,7 +56,16 @@ class Node:
     def stop(self) -> None:
         if self._client is not None:
             self._client.close()
+        if self.alive:
+            self.thaw()  # one that stands still would not hear that it is to end
         self.server.stop()
+
+    def freeze(self) -> None:
+        """SIGSTOP: it holds its connections, and does nothing."""
+        os.kill(self.server.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.server.pid, signal.SIGCONT)
 
     def command(self, *command: str | int | bytes) -> Any:
         """Carry out one command on this very node; errors are raised as they come, no redirection is followed."""

@@ -67,6 +67,16 @@ class Sentinels:
         victim.server.kill()
         return victim
 
+    def replace_primary(self) -> Node:
+        """Have a replica made the primary while the primary lives, as for maintenance; returns the one that was."""
+        former = self.primary
+        self.watchers[0].command("SENTINEL", "FAILOVER", SERVICE)
+        return former
+
+    def demoted(self, node: Node) -> None:
+        """Wait until a former primary that lives has heard that it is a replica now: sentinels take their time."""
+        wait_for(lambda: node.info("replication")["role"] == "slave" and _follows(node), "the former primary to hear")
+
     def failed_over(self, victim: Node) -> Node:
         """Wait until every living sentinel names another primary, and that one takes itself for it; returns it."""
 

@@ -17,6 +17,7 @@ from perdure.queues import (
     default_data_dir,
     default_namespace,
 )
+from perdure.queues.address import Node
 
 DATA = Path("/data")
 
@@ -35,6 +36,13 @@ def parse(text: str) -> Address:
         "redis://[::1]:6379",
         "unix:///run/redis.sock",
         "unix://user:secret@/run/redis.sock?db=1",
+        "redis://host?protocol=3",
+        "rediss://host?ssl_ca_certs=/ca.pem&ssl_cert_reqs=required",
+        "redis+cluster://user:secret@one:7000,two,[::1]:7001",
+        "redis+cluster://one/0",
+        "rediss+cluster://one?ssl_certfile=/c.pem&ssl_keyfile=/k.pem",
+        "redis+sentinel://one,two:26380/jobs",
+        "rediss+sentinel://user:secret@one/jobs/2?sentinel_username=u&sentinel_password=p",
     ],
 )
 def test_a_url_of_a_server_is_taken_as_it_is(url: str) -> None:
@@ -89,6 +97,23 @@ def test_a_relative_directory_is_of_where_one_stands(tmp_path: Path, monkeypatch
         ("redis://host/zero", "database must be a number"),
         ("redis://host/0?db=x", "database must be a number"),
         ("unix://", "names no socket"),
+        ("redis://a:1,b:2", r"write redis\+cluster:// for a Redis Cluster, or redis\+sentinel://.*/service"),
+        ("redis://host?protocol=4", "the protocol is 2 or 3, not '4'"),
+        ("redis://host?ssl_ca_certs=/ca.pem", "ssl_ca_certs needs TLS, so the scheme must begin with rediss"),
+        ("rediss://host?ssl_cert_reqs=maybe", "none, optional or required, not 'maybe'"),
+        ("redis+cluster://host?sentinel_password=x", r"sentinel_password is for redis\+sentinel://"),
+        ("redis+cluster://", r"names no host: write redis\+cluster://host:6379"),
+        ("redis+cluster:host", "names no host"),
+        ("redis+cluster://host:1,,host:2", "one of the hosts is empty"),
+        ("redis+cluster://host:port", "one of the hosts is not host:port"),
+        ("redis+cluster://host:99999", "Port out of range"),
+        ("redis+cluster://::1:6379", "an IPv6 address stands in brackets"),
+        ("redis+cluster://host/1", "a Redis Cluster has database 0 only, so leave out '1'"),
+        ("redis+cluster://host?db=2", "database 0 only"),
+        ("redis+sentinel://host", r"names no service: write redis\+sentinel://host:26379/service"),
+        ("redis+sentinel://host/", "names no service"),
+        ("redis+sentinel:///service", r"names no host: write redis\+sentinel://host:26379/service"),
+        ("redis+sentinel://host/service/zero", "database must be a number"),
     ],
 )
 def test_what_cannot_be_used_says_why(text: str, why: str) -> None:
@@ -104,7 +129,7 @@ def test_it_is_an_error_of_the_queues_and_of_the_value() -> None:
 PASSWORDS = st.from_regex(r"S3cret[A-Za-z0-9%._:@-]{0,20}!", fullmatch=True)
 
 
-@given(PASSWORDS, st.sampled_from(["redis", "rediss", "unix"]))
+@given(PASSWORDS, st.sampled_from(["redis", "rediss", "unix", "redis+cluster", "rediss+sentinel"]))
 def test_a_password_is_never_shown(password: str, scheme: str) -> None:
     shown = Address(f"{scheme}://user:{password}@host/0").shown
     assert "S3cret" not in shown
@@ -119,12 +144,45 @@ def test_a_password_is_never_shown(password: str, scheme: str) -> None:
         "http://u:s3cret@host",
         "redis://:s3cret@host:99999",
         "unix://u:s3cret@",
+        "redis://u:s3cret/x@host",
+        "redis+cluster://u:s3cret/x@host",
+        "redis+cluster://u:s3cret@",
+        "redis+cluster://u:s3cret@host:port",
+        "redis+sentinel://u:s3cret@host",
+        "redis+sentinel://host?sentinel_password=s3cret",
+        "redis://host/x?password=s3cret",
+        "rediss://host/x?a=b&ssl_password=s3cret@y&c=d",
     ],
 )
 def test_a_password_is_not_shown_in_an_error_either(text: str) -> None:
     with pytest.raises(BadAddress) as refused:
         parse(text)
     assert "s3cret" not in str(refused.value)
+
+
+def test_a_cluster_is_known_by_its_nodes() -> None:
+    address = parse("rediss+cluster://user:s3%40cret@one:7000,two,[::1]:7001?ssl_ca_certs=/a%20b.pem&protocol=3")
+    assert (address.clustered, address.encrypted, address.protocol, address.service) == (True, True, 3, None)
+    assert address.nodes == (Node("one", 7000), Node("two", 6379), Node("::1", 7001))
+    url = address.url_of(Node("::1", 7001))
+    assert url == "rediss://user:s3%40cret@[::1]:7001/?ssl_ca_certs=%2Fa+b.pem&protocol=3"
+    assert address.shown == ("rediss+cluster://user:***@one:7000,two,[::1]:7001?ssl_ca_certs=/a%20b.pem&protocol=3")
+
+
+def test_sentinels_have_credentials_of_their_own() -> None:
+    address = parse("redis+sentinel://user:data@one,two:26380/jobs/2?sentinel_username=u&sentinel_password=watch&db=2")
+    assert (address.clustered, address.encrypted, address.service) == (False, False, "jobs")
+    assert address.nodes == (Node("one", 26379), Node("two", 26380))
+    assert address.url_of(Node("primary", 6379)) == "redis://user:data@primary:6379/2?db=2"
+    assert address.url_of_sentinel(Node("one", 26379)) == "redis://one:26379/?username=u&password=watch"
+    assert "data" not in address.shown
+    assert "watch" not in address.shown
+
+
+def test_one_server_is_not_several() -> None:
+    for url in ("redis://host", "unix:///run/redis.sock", "embedded:/data"):
+        address = parse(url)
+        assert (address.nodes, address.service, address.clustered, address.protocol) == ((), None, False, 2)
 
 
 def test_the_environment_decides_where_nobody_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_queue_is_spread_and_shown() -> None:
 
 
 def test_as_many_as_there_are_changes_nothing() -> None:
-    call("queue", "partitions", "default", "3")
+    assert "queue default is new: nobody has used it yet" in call("queue", "partitions", "default", "3").err
     again = call("queue", "partitions", "default", "3")
     assert again.code == 0
     assert "queue default has 3 partitions already: nothing was changed" in again.err

@@ -285,7 +285,7 @@ def test_queues_in_numbers(work: Any) -> None:
     assert (stats["queue"], stats["depth"], stats["in_flight"], stats["due"], stats["dead"]) == ("default", 1, 0, 1, 1)
     assert stats["oldest_age"] >= 0
     row = call("queue", "list").out.splitlines()[-1].split()
-    assert row[:5] == ["default", "1", "0", "1", "1"]
+    assert row[:6] == ["default", "1", "1", "0", "1", "1"]
 
 
 def test_no_queues_is_said_on_stderr() -> None:

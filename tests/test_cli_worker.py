@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from commands import BOUND, Running, call, process
+from perdure.queues import spread
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
@@ -80,6 +81,25 @@ def cancel(url: tuple[str, str], *ids: str) -> None:
 
 def events(url: tuple[str, str], task_id: str) -> list[str]:
     return [event["type"] for event in call("task", "events", task_id, "--json", *url).lines]
+
+
+@pytest.mark.parametrize("options", [(), ("--partitions", "all"), ("--partitions", "share")])
+def test_a_worker_reads_all_partitions_or_shares_them(url: tuple[str, str], options: tuple[str, ...]) -> None:
+    assert call("queue", "partitions", "default", "3", *url).code == 0
+    keys = [next(key for key in map(str, range(100)) if spread(key) % 3 == index) for index in range(3)]
+    ids = [call("enqueue", "add", "--args", '{"a": 1, "b": 2}', "--key", key, *url).ids[0] for key in keys]
+    assert process("worker", "run", "tasks:app", "--burst", *options, *url).code == 0
+    assert {task_state(url, task_id)["state"] for task_id in ids} == {"succeeded"}
+    assert [task_state(url, task_id)["partition"] for task_id in ids] == [0, 1, 2]
+
+
+def test_how_partitions_are_read_is_one_of_two(url: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert process("worker", "run", "tasks:app", "--partitions", "some", *url).code == 2
+    monkeypatch.setenv("PERDURE_PARTITIONS", "some")
+    refused = process("worker", "run", "tasks:app", *url)
+    assert refused.code != 0
+    assert "PERDURE_PARTITIONS" in refused.err
+    assert "Traceback" not in refused.err
 
 
 def test_burst_runs_what_is_queued_and_ends(url: tuple[str, str], redis_url: str, namespace_name: str) -> None:

@@ -12,6 +12,7 @@ from lossy import lossy_gateway
 from perdure.queues import (
     Counters,
     Envelope,
+    Form,
     Gateway,
     Message,
     Namespace,
@@ -22,7 +23,6 @@ from perdure.queues import (
     State,
     TaskHandle,
     TaskNotFound,
-    new_task_id,
     succeed,
 )
 from perdure.queues.scripts import queue_script
@@ -30,7 +30,7 @@ from places import DUE, PENDING, READY, dump, places
 
 
 def message(task_id: str, arguments: bytes = b"{}") -> Message:
-    return Message(Envelope(id=task_id, task="t"), arguments)
+    return Form("t").message(arguments, task_id=task_id)
 
 
 async def script_calls(gateway: Gateway) -> int:
@@ -178,13 +178,13 @@ async def test_what_is_too_large_keeps_the_whole_batch_back(
 
 
 async def test_the_limit_itself_is_allowed(gateway: Gateway, namespace_name: str) -> None:
-    envelope = Envelope(id=new_task_id(), task="t")
-    size = len(envelope.encode()) + len(b"{}")
+    exactly = Form("t").message(b"{}")
+    size = len(exactly.envelope) + len(b"{}")
     async with Producer(namespace=namespace_name, gateway=gateway, payload_limit=size) as exact:
-        await exact.send([Message(envelope, b"{}")], queue="default")
+        await exact.send([exactly], queue="default")
     async with Producer(namespace=namespace_name, gateway=gateway, payload_limit=size - 1) as short:
         with pytest.raises(PayloadTooLarge):
-            await short.send([Message(envelope, b"{}")], queue="default")
+            await short.send([exactly], queue="default")
 
 
 @pytest.mark.parametrize(

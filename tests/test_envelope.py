@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from perdure.queues import (
     FORMAT_VERSION,
     Envelope,
+    Form,
     Options,
     PayloadTooLarge,
     UnreadableEnvelope,
@@ -19,6 +20,7 @@ from perdure.queues import (
     encode_arguments,
     new_task_id,
 )
+from perdure.queues.routes import spread
 
 IDS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", fullmatch=True)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -139,3 +141,32 @@ def test_a_size_is_refused_above_the_limit_only(size: int, limit: int) -> None:
         with pytest.raises(PayloadTooLarge) as refused:
             check_size("it", size, limit)
         assert (refused.value.what, refused.value.size, refused.value.limit) == ("it", size, limit)
+
+
+@given(
+    st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
+    st.dictionaries(TEXT, TEXT, max_size=3),
+    st.none() | OPTIONS,
+)
+def test_a_form_makes_the_envelopes_that_it_stands_for(
+    task: str, headers: dict[str, str], options: Options | None
+) -> None:
+    message = Form(task, headers, options).message(b"{}", task_id="order-7")
+    envelope = Envelope(id="order-7", task=task, headers=headers, options=options or Options())
+    assert message.envelope == envelope.encode()
+    assert Envelope.decode(message.envelope) == envelope
+
+
+def test_the_number_of_a_task_is_that_of_its_key_or_of_its_own_id() -> None:
+    form = Form("t")
+    assert form.message(b"{}").number is None
+    assert form.message(b"{}", key="k").number == spread("k")
+    assert form.message(b"{}", task_id="x").number == spread("x")
+    assert form.message(b"{}", key="k", task_id="x").number == spread("k")
+    assert [form.message(b"{}", task_id=one).own_id for one in (None, "x")] == [False, True]
+
+
+@pytest.mark.parametrize(("task", "headers"), [("", {}), ("t" * 257, {}), ("t", {"n": 1})])
+def test_what_no_envelope_can_have_makes_no_form(task: str, headers: Any) -> None:
+    with pytest.raises(ValueError, match=r"task|headers"):
+        Form(task, headers)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from anyio.to_thread import run_sync
+from clusters import Cluster, cluster_of_its_own, slot_of
 from conftest import default_kind
-from failover import primary_killed, resharding, sentinel_primary_killed
-from load import Figures
+from failover import primary_killed, resharding, sentinel_primary_killed, sentinel_primary_replaced
+from load import Figures, Replication
+from nodes import wait_for
+from perdure import Producer, State, TaskNotFound, Unavailable
 from servers import find_program
 
 pytestmark = [pytest.mark.cluster, pytest.mark.integration, pytest.mark.processes]
@@ -26,7 +31,6 @@ def check(figures: Figures) -> None:
     assert figures.lost == 0
     assert figures.acknowledged >= 200
     assert figures.waiters == figures.waited
-    assert figures.unexplained == 0
 
 
 async def test_slots_are_moved_under_load(program: Path, tmp_path: Path) -> None:
@@ -43,3 +47,67 @@ async def test_a_primary_of_a_cluster_is_killed_under_load(program: Path, tmp_pa
 
 async def test_the_primary_of_sentinels_is_killed_under_load(program: Path, tmp_path: Path) -> None:
     check(await sentinel_primary_killed(program, tmp_path, rounds=1))
+
+
+async def test_the_primary_of_sentinels_is_replaced_under_load(program: Path, tmp_path: Path) -> None:
+    check(await sentinel_primary_replaced(program, tmp_path, rounds=1))
+
+
+@pytest.fixture
+async def cluster(program: Path) -> AsyncIterator[Cluster]:
+    """A cluster of the test's own."""
+    with cluster_of_its_own(program) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+async def producer(cluster: Cluster, namespace_name: str) -> AsyncIterator[Producer]:
+    async with Producer(cluster.url(), namespace=namespace_name) as producer:
+        yield producer
+
+
+async def test_what_only_a_killed_primary_had_is_gone_and_was_never_called_acknowledged(
+    cluster: Cluster, producer: Producer
+) -> None:
+    """Replication is asynchronous: `enqueue` returns when the primary has the task. WAIT tells the difference."""
+    slot = slot_of(producer.namespace.partition("default").ready)
+    replication = Replication(lambda _: cluster.owner(slot))
+    try:
+        kept = await producer.enqueue("task")
+        assert await replication.has(kept, within=20)
+        (replica,) = cluster.replicas_of(cluster.owner(slot))
+        replica.freeze()
+        cluster.owner(slot).command("CLIENT", "KILL", "TYPE", "replica")  # so that nothing waits for it in its socket
+        gone = await producer.enqueue("task")
+        assert await gone.status() is State.QUEUED
+        assert not await replication.has(gone)
+        victim = await run_sync(cluster.kill_primary, slot)
+        replica.thaw()
+        await run_sync(cluster.failed_over, slot, victim)
+        assert await kept.status() is State.QUEUED
+        with pytest.raises(TaskNotFound):
+            await gone.status()
+    finally:
+        await replication.close()
+
+
+async def test_a_primary_that_must_have_replicas_refuses_what_they_would_not_hear_of(
+    cluster: Cluster, producer: Producer
+) -> None:
+    """`min-replicas-to-write`: then a producer hears of it, and nothing is stored."""
+    owner = cluster.owner(slot_of(producer.namespace.partition("default").ready))
+    (replica,) = cluster.replicas_of(owner)
+    owner.command("CONFIG", "SET", "min-replicas-to-write", 1)
+    owner.command("CONFIG", "SET", "min-replicas-max-lag", 1)
+    assert await (await producer.enqueue("task")).status() is State.QUEUED
+    replica.freeze()
+    await run_sync(
+        wait_for, lambda: owner.info("replication")["min_slaves_good_slaves"] == "0", "the lag to be noticed"
+    )
+    producer.gateway.patience = 0.0
+    with pytest.raises(Unavailable, match="NOREPLICAS"):
+        await producer.enqueue("task", task_id="refused")
+    replica.thaw()
+    await run_sync(wait_for, lambda: owner.info("replication")["min_slaves_good_slaves"] == "1", "the replica's return")
+    assert await producer.find("refused") is None
+    assert await (await producer.enqueue("task", task_id="refused")).status() is State.QUEUED

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +13,13 @@ from life import live
 from nodes import Node, free_ports
 from perdure import Producer, Settings, Unavailable
 from perdure.queues import Refused
+from rights import documented_rights
 from servers import SYSTEM, find_program
 
 pytestmark = pytest.mark.integration
 
 PASSWORD = "p/ss#w?rd"
 QUOTED = "p%2Fss%23w%3Frd"
-DOCUMENT = Path(__file__).parent.parent / "docs" / "cluster.md"
 
 
 @dataclass
@@ -34,13 +32,6 @@ class Managed:
 
     def url(self, *, user: str = f"worker:{QUOTED}@", database: int = 0, more: str = "") -> str:
         return f"rediss://{user}localhost:{self.node.port}/{database}?{self.query}{more}"
-
-
-def documented_rights(namespace: str) -> list[str]:
-    """The rights that the documentation gives to Perdure's user, in this namespace, as arguments of ACL SETUSER."""
-    found = re.search(r"^    ACL SETUSER worker on >PASSWORD (.*?)\n\n", DOCUMENT.read_text("utf-8"), re.DOTALL | re.M)
-    assert found is not None
-    return found[1].replace("\\\n", " ").replace("perdure", namespace).split()
 
 
 @pytest.fixture(scope="module")

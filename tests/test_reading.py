@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from perdure.queues import Gateway, Namespace, Partition, Reader, Unavailable
+from perdure.queues.gateway import Argument
 from perdure.queues.reading import PerPartition, Stream
 
 BOUND = 10.0
@@ -49,6 +50,10 @@ class Cluster(Gateway):
     def reader(self, key: str | None = None) -> Reader:
         reader: Reader = self._nodes[key]
         return reader
+
+    async def command(self, *command: Argument, repeatable: bool = True, node_of: str | None = None) -> Any:
+        (node,) = (self._nodes[part] for part in command if part in self._nodes)
+        return await node.read(*command)
 
 
 PARTITIONS = [Namespace("ns").partition("default", index) for index in range(2)]

@@ -8,15 +8,17 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from crew import ids, make_due, needs_server, read, read_one, worker
+from acts import SETTLING
+from crew import ids, make_due, needs_one_server, needs_server, read, read_one, worker
 from lossy import LossyLine, lossy_gateway
+from perdure.deadletter import Filter, Replay, list_letters, replay
 from perdure.queues import (
     Counters,
     Coverage,
     Envelope,
+    Form,
     Gateway,
     Generation,
-    Message,
     Namespace,
     Partition,
     Producer,
@@ -202,23 +204,25 @@ async def test_an_id_that_is_known_from_before_the_change_is_left_alone(
     await producer.enqueue("t", {"n": 1}, task_id="order-8", key="k")
     await set_partitions(gateway, namespace, "default", 4)
     async with Producer(namespace=namespace_name, gateway=gateway) as fresh:
-        for one in (producer, fresh):
+        for one, learns in ((producer, False), (fresh, False), (producer, True)):
+            if learns:  # by a refusal that the partition is closed; until then it asks there, and is told 'known'
+                await one.enqueue("t", key="k")
             found = await one.enqueue("t", {"n": 2}, task_id="order-7")
             assert (found.partition.index, (await found.record()).args) == (0, b'{"n":1}')
             found = await one.enqueue("t", {"n": 2}, task_id="order-8", key="k", delay=60)
             assert (found.partition.index, (await found.record()).args) == (0, b'{"n":1}')
-            named = Message(Envelope(id="order-7", task="t"), b"{}", own_id=True)
-            other = Message(Envelope(id="order-9", task="t"), b"{}", own_id=True)
+            named = Form("t").message(b"{}", task_id="order-7")
+            other = Form("t").message(b"{}", task_id="order-9")
             handles: list[TaskHandle[Any]] = await one.send([named, other], queue="default")
             assert [handle.partition.index for handle in handles] == [0, home("order-9", FOUR.last)]
-    assert sum(await lengths(gateway, namespace)) == 3
+    assert sum(await lengths(gateway, namespace)) == 2 + 1 + 1
 
 
 async def test_a_lost_reply_is_not_answered_by_a_second_task(
     gateway: Gateway, namespace: Namespace, namespace_name: str
 ) -> None:
     """The task is stored, the reply is lost, the partition is closed, and only then is the script asked again."""
-    needs_server(gateway, "no connection whose reply could be lost")
+    needs_one_server(gateway, "the line that loses replies stands before one server")
     async with (
         lossy_gateway(gateway) as (lossy, line),
         Producer(namespace=namespace_name, gateway=lossy) as producer,
@@ -278,7 +282,7 @@ async def test_a_server_that_was_emptied_is_told_the_route_by_whoever_knows_it(
     await coverage.look()
     await coverage.look()
     assert indexes(coverage.served) == [1, 2, 3, 4]
-    await gateway.command("DEL", namespace.queues, at(namespace, 0).closed)
+    await gateway.pipeline([("DEL", namespace.queues), ("DEL", at(namespace, 0).closed)])
     async with Producer(namespace=namespace.name, gateway=gateway) as fresh:
         lonely = await fresh.enqueue("t")
         assert lonely.partition.index == 0
@@ -434,6 +438,19 @@ async def test_closing_twice_changes_nothing(gateway: Gateway, namespace: Namesp
     assert await gateway.command("HGETALL", at(namespace, 0).closed) == before
 
 
+async def test_what_a_producer_of_a_former_version_puts_into_a_closed_partition_is_found(
+    gateway: Gateway, namespace: Namespace
+) -> None:
+    await ensure_route(gateway, namespace, "default")
+    await set_partitions(gateway, namespace, "default", 2)
+    coverage = await known_by(gateway, namespace)
+    await coverage.look()
+    assert indexes(coverage.taken_from) == [1, 2]
+    await gateway.command("XADD", at(namespace, 0).ready, "*", "env", "{}")
+    await coverage.look()
+    assert indexes(coverage.taken_from) == [0, 1, 2]
+
+
 # retiring
 
 
@@ -471,14 +488,22 @@ async def test_a_generation_is_not_retired_from_a_route_that_has_changed(
     assert await load_route(gateway, namespace, "default") == longer
 
 
-async def test_what_is_dead_in_a_partition_keeps_it(gateway: Gateway, namespace: Namespace) -> None:
-    await ensure_route(gateway, namespace, "default")
-    await gateway.command("XADD", at(namespace, 0).dead, "*", "id", "x")
+async def test_a_dead_letter_keeps_its_partition_and_is_taken_up_when_it_is_replayed(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    handle = await producer.enqueue("t")
+    await SETTLING["bury"](gateway, await read_one(await worker(gateway, handle.partition)), handle.id)
     route = await set_partitions(gateway, namespace, "default", 2)
+    coverage = await known_by(gateway, namespace)
+    assert indexes(coverage.taken_from) == [1, 2]
+    assert indexes(coverage.known) == [0, 1, 2]
     assert not await retire_generation(gateway, namespace, "default", route, route.former[0], 0)
-    assert await standing(gateway, at(namespace, 0)) is Standing.DRAINED
-    await gateway.command("DEL", at(namespace, 0).dead)
-    assert await standing(gateway, at(namespace, 0)) is Standing.EMPTY
+    (letter,) = [one async for one in list_letters(gateway, coverage.known, Filter())]
+    assert await replay(gateway, letter, Replay())
+    await coverage.look()
+    assert indexes(coverage.taken_from) == [0, 1, 2]
+    a = await worker(gateway, *coverage.taken_from, name="b")
+    assert ids(await read(a)) == [handle.id]
 
 
 # shares
@@ -533,6 +558,16 @@ async def test_what_is_in_one_of_many_partitions_is_found_at_once(
     for _ in range(7):
         handle = await producer.enqueue("t")
         assert ids(await read(a, 1)) == [handle.id]
+
+
+async def test_a_nudge_hides_no_message(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+    """A burst ends when a read brings none."""
+    await set_partitions(gateway, namespace, "default", 7)
+    a = await worker(gateway, *(at(namespace, index) for index in range(7)))
+    for partition in a.partitions:
+        await a.nudge(partition)
+    handle = await producer.enqueue("t")
+    assert ids(await read(a, 1)) == [handle.id]
 
 
 async def test_messages_that_were_on_their_way_when_the_partitions_changed_are_kept(

@@ -13,6 +13,7 @@ from typing import Any
 
 import perdure
 import pytest
+import redis
 from acts import SETTLING, WRITING
 from crew import claim_one, consumers, make_due, needs_server, read_one, worker
 from every_node import on_every_node
@@ -175,19 +176,25 @@ async def test_each_runs_on_a_cluster(kind: str, namespace: Namespace) -> None:
     program = find_program(kind)
     if program is None:
         pytest.skip(f"no {kind} redis-server here")
-    options = ("--save", "", "--port", str(free_port()), "--bind", "127.0.0.1", "--cluster-enabled", "yes")
+    port = free_port()
+    options = ("--save", "", "--port", str(port), "--bind", "127.0.0.1", "--cluster-enabled", "yes")
     server = RedisServer(program, options).start()
-    gateway = Gateway(Address(server.url))
+    gateway = Gateway(cluster(f"redis+cluster://127.0.0.1:{port}"))
     try:
+        with redis.Redis.from_url(server.url) as client:
+            client.execute_command("CLUSTER", "ADDSLOTS", *range(16_384))
+            await until_the_cluster_stands(client)
         await gateway.open()
-        await gateway.command("CLUSTER", "ADDSLOTS", *range(16_384))
-        await until_the_cluster_stands(gateway)
         with pytest.raises(Refused, match="slot"):
             await gateway.command("EVAL", "return 1", 2, "{a}:x", "{b}:x")
         await live(gateway, namespace)
     finally:
         await gateway.close()
         server.stop()
+
+
+def cluster(url: str) -> Address:
+    return Address.parse(url, data_dir=Path)
 
 
 def free_port() -> int:
@@ -200,8 +207,8 @@ def free_port() -> int:
             return port
 
 
-async def until_the_cluster_stands(gateway: Gateway) -> None:
+async def until_the_cluster_stands(client: redis.Redis) -> None:
     deadline = time.monotonic() + 20
-    while b"cluster_state:ok" not in await gateway.command("CLUSTER", "INFO"):
+    while "cluster_state:ok" not in str(client.execute_command("CLUSTER", "INFO")):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)

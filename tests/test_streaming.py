@@ -131,6 +131,6 @@ async def test_memory_does_not_grow_with_the_number_of_tasks(redis_url: str, nam
                 tracemalloc.stop()
 
         await peak(3_000)  # what is made once
-        small, large = await peak(2_000), await peak(20_000)
+        small, large = await peak(6_000), await peak(30_000)
         await forget(producer.gateway, namespace)
     assert large < small * 1.5 + 100_000

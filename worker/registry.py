@@ -22,16 +22,14 @@ from typing_extensions import TypedDict
 
 from ..deadletter import Retry
 from ..queues import (
-    Envelope,
+    Form,
     Key,
     Message,
     Options,
     Producer,
     TaskHandle,
-    as_async,
-    check_task_id,
     key_of,
-    new_task_id,
+    map_each,
 )
 from .durable import Codec, Context, Durability
 from .errors import InvalidArguments, TaskDefinitionError
@@ -40,6 +38,8 @@ __all__ = ["Handler", "Registry", "Task", "TaskCall"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_NO_WISH = Options()
 
 Handler = Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]
 
@@ -65,23 +65,29 @@ class Task(Generic[P, R]):
     app: HasProducer = field(repr=False)
     arguments: Arguments = field(repr=False)
     result: Codec = field(repr=False)
+    form: Form = field(repr=False)
 
     async def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the handler as a plain function, within another task's run or in a test."""
         return await self.handler(ctx, *args, **kwargs)
+
+    @property
+    def decode(self) -> Callable[[bytes], R]:
+        """Reads the task's results."""
+        return self.result.decode
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Enqueue the task; once this returns, it is never lost.
 
         Raises `InvalidArguments` before anything is sent, `PayloadTooLarge`, `Unavailable`.
         """
-        return await TaskCall(self).enqueue(*args, **kwargs)
+        return await TaskCall(self, self.form).enqueue(*args, **kwargs)
 
     async def enqueue_many(
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
     ) -> list[TaskHandle[R]]:
         """Enqueue one task per set of arguments (by name); all are checked before any is sent."""
-        return await TaskCall(self).enqueue_many(many)
+        return await TaskCall(self, self.form).enqueue_many(many)
 
     def enqueue_stream(
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
@@ -90,7 +96,7 @@ class Task(Generic[P, R]):
 
         Each handle is of a task that is stored. Where a set of arguments is refused, those before it may be stored.
         """
-        return TaskCall(self).enqueue_stream(many)
+        return TaskCall(self, self.form).enqueue_stream(many)
 
     def options(
         self,
@@ -112,7 +118,8 @@ class Task(Generic[P, R]):
         with.
         """
         wish = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
-        return TaskCall(self, delay, queue, key, task_id, dict(headers or {}), wish)
+        form = Form(self.name, headers, wish) if headers or wish != _NO_WISH else self.form
+        return TaskCall(self, form, delay, queue, key, task_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,56 +127,46 @@ class TaskCall(Generic[P, R]):
     """A task with options, ready to be enqueued."""
 
     task: Task[P, R]
+    form: Form = field(repr=False)
     delay: float = 0.0
     queue: str | None = None
     key: Key = None
     task_id: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    wish: Options = field(default_factory=Options)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """See `Task.enqueue`."""
         if callable(self.key):
             raise ValueError("a key that is a function is for enqueue_many and enqueue_stream: give one task its text")
-        message = self._message(self.task.arguments.encode_call(args, kwargs), self.key)
-        producer, decode = self._way()
-        return (await producer.send([message], queue=self.queue or self.task.queue, delay=self.delay, decode=decode))[0]
+        message = self.form.message(self.task.arguments.encode_call(args, kwargs), key=self.key, task_id=self.task_id)
+        return await self.task.app.producer.send_one(
+            message, queue=self._queue, delay=self.delay, decode=self.task.decode
+        )
 
     async def enqueue_many(
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
     ) -> list[TaskHandle[R]]:
         """See `Task.enqueue_many`."""
-        messages = [message async for message in self._messages(many)]
-        producer, decode = self._way()
-        return await producer.send(messages, queue=self.queue or self.task.queue, delay=self.delay, decode=decode)
+        messages, producer = self._messages(many), self.task.app.producer
+        return await producer.send(messages, queue=self._queue, delay=self.delay, decode=self.task.decode)
 
     def enqueue_stream(
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
     ) -> AsyncIterator[TaskHandle[R]]:
         """See `Task.enqueue_stream`."""
-        producer, decode = self._way()
-        queue = self.queue or self.task.queue
-        return producer.send_stream(self._messages(many), queue=queue, delay=self.delay, decode=decode)
+        messages, producer = self._messages(many), self.task.app.producer
+        return producer.send_stream(messages, queue=self._queue, delay=self.delay, decode=self.task.decode)
 
-    async def _messages(
+    def _messages(
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
-    ) -> AsyncIterator[Message]:
+    ) -> Iterable[Message] | AsyncIterable[Message]:
         if self.task_id is not None:
             raise ValueError("one task_id cannot name many tasks")
-        async for args in as_async(many):
-            yield self._message(self.task.arguments.encode_call((), args), key_of(self.key, args))
+        form, encode, key = self.form, self.task.arguments.encode_call, self.key
+        return map_each(lambda args: form.message(encode((), args), key=key_of(key, args)), many)
 
-    def _message(self, arguments: bytes, key: str | None) -> Message:
-        envelope = Envelope(
-            id=new_task_id() if self.task_id is None else check_task_id(self.task_id),
-            task=self.task.name,
-            headers=dict(self.headers),
-            options=self.wish,
-        )
-        return Message(envelope, arguments, key, self.task_id is not None)
-
-    def _way(self) -> tuple[Producer, Callable[[bytes], R]]:
-        return self.task.app.producer, self.task.result.decode
+    @property
+    def _queue(self) -> str:
+        return self.queue or self.task.queue
 
 
 class Arguments:
@@ -186,17 +183,35 @@ class Arguments:
                     f"task {name!r}: parameter {str(parameter)!r} cannot travel by name; give every argument a name"
                 )
         self._signature = inspect.Signature(parameters[1:])
+        self._in_order = [one.name for one in parameters[1:] if one.kind is not inspect.Parameter.KEYWORD_ONLY]
         self._adapter = _argument_adapter(name, handler, parameters[1:])
+        self._validate = self._adapter.validator.validate_python
+        self._to_json = self._adapter.serializer.to_json
 
     def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         """Arguments of a call as a JSON object. Raises `InvalidArguments`."""
         try:
-            bound = self._signature.bind(*args, **kwargs).arguments
-            return self._adapter.dump_json(self._adapter.validate_python(bound))
+            return self._to_json(self._validate(self._named(args, kwargs)))
         except ValidationError as error:
-            raise InvalidArguments(self._name, _problem(error)) from None
+            raise InvalidArguments(self._name, self._misfit(args, kwargs) or _problem(error)) from None
         except (TypeError, ValueError) as error:
             raise InvalidArguments(self._name, str(error)) from None
+
+    def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments by name. `TypeError` for too many, or one given twice."""
+        named = dict(zip(self._in_order, args, strict=False))
+        if len(args) > len(self._in_order) or not named.keys().isdisjoint(kwargs):
+            self._signature.bind(*args, **kwargs)
+        named.update(kwargs)
+        return named
+
+    def _misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+        """What Python says of a call whose arguments are too many, too few, or of other names."""
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            return str(error)
+        return None
 
     def decode(self, data: bytes) -> dict[str, Any]:
         """Arguments from a message, by name. Raises `InvalidArguments`."""
@@ -300,6 +315,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
             app=self._app,
             arguments=Arguments(name, handler),
             result=result,
+            form=Form(name),
         )
         self._tasks[name] = task
         return task

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Final
 
-from redis.exceptions import AskError, ClusterDownError, TryAgainError
+from redis.exceptions import AskError, ClusterDownError
 
-from ..connection import is_read_only
+from ..connection import was_not_executed
 
 __all__ = ["Pursuit", "will_pass"]
 
@@ -45,4 +45,4 @@ class Pursuit:
 
 def will_pass(error: BaseException) -> bool:
     """Whether a command was not carried out, and may be now or elsewhere."""
-    return isinstance(error, (AskError, TryAgainError, ClusterDownError)) or is_read_only(error)
+    return isinstance(error, AskError) or was_not_executed(error)

@@ -101,7 +101,8 @@ def _ask(address: Address, node: Node, timeout: float, check: bool) -> Topology:
             reply: Any = client.execute_command("CLUSTER", "SLOTS")
     except Refused as error:
         if "cluster support disabled" in str(error):
-            raise Refused(f"{address.shown} is one server and not a Redis Cluster: write redis://host:port") from error
+            scheme = "rediss" if address.encrypted else "redis"
+            raise Refused(f"{address.shown} is one server and not a Redis Cluster: write {scheme}://") from error
         raise
     finally:
         client.close()

@@ -1,8 +1,8 @@
 """The wire of a cluster: each command goes to the node that serves its key, and follows the key when it moves.
 
 One wire per primary, opened when it is first needed and closed when the node has left. A redirection (MOVED, ASK) and
-a refusal that will pass (TRYAGAIN, CLUSTERDOWN, READONLY) say that the command was not carried out, so it is sent
-again even where it is not repeatable; after a few seconds its caller gets the last word. A lost connection is the
+a refusal that will pass (TRYAGAIN, CLUSTERDOWN, LOADING, READONLY) say that the command was not carried out, so it is
+sent again even where it is not repeatable; after a few seconds its caller gets the last word. A lost connection is the
 caller's at once, since nobody can tell what was carried out; it makes the wire look who serves what now.
 
 Commands that one caller awaits one after another stay in order. Of those submitted together, the ones for one node
@@ -12,7 +12,9 @@ stay in order unless one of them is redirected.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -39,6 +41,12 @@ _ANSWERING: Final = 1.0
 _FAREWELL: Final = 1.0
 """Seconds for which commands under way on a node that has left may still be answered."""
 
+_SILENCE: Final = 2.0
+"""Seconds without an answer after which a node with commands under way is looked after: it may have been replaced."""
+
+_DOUBT: Final = 10.0
+"""Seconds for which a node that was lost is asked after the others."""
+
 _LOST = (ConnectionLost, ReplyTimeout, OSError)
 
 
@@ -48,9 +56,13 @@ class _Line:
 
     wire: Wire
     under_way: int = 0
+    heard: float = 0.0
+    """When it answered last, or was first asked after a rest (seconds of the monotonic clock)."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def submit(self, command: Command) -> asyncio.Future[Any]:
+        if not self.under_way:
+            self.heard = time.monotonic()
         self.under_way += 1
         self.idle.clear()
         future = self.wire.submit(command)
@@ -59,6 +71,7 @@ class _Line:
 
     def _answered(self, _: asyncio.Future[Any]) -> None:
         self.under_way -= 1
+        self.heard = time.monotonic()
         if not self.under_way:
             self.idle.set()
 
@@ -66,12 +79,17 @@ class _Line:
 class ClusterWire:
     """Commands of many callers on one connection per primary."""
 
-    def __init__(self, address: Address, dial: Callable[[Node], Wire]) -> None:
+    def __init__(
+        self, address: Address, dial: Callable[[Node], Wire], *, learn: Callable[..., Topology] = learn
+    ) -> None:
+        """dial: makes the wire to one node. learn: asks some nodes, in a thread, who serves what."""
         self._address = address
         self._dial = dial
+        self._ask = learn
         self._topology = Topology.unknown()
         self._lines: dict[Node, _Line] = {}
-        self._doubtful: set[Node] = set()
+        self._leaving: set[_Line] = set()
+        self._losses: dict[Node, float] = {}
         self._looking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
@@ -80,6 +98,7 @@ class ClusterWire:
     async def open(self) -> None:
         """Learn who serves what, from any node that the address names; checks that it can be used at all."""
         self._take(await self._learn(in_random_order(self._address.nodes), check=True))
+        _ = self._spawn(self._watch())
 
     def renew(self) -> None:
         """Look who serves what: a server that refused to write is somebody's replica now."""
@@ -89,7 +108,7 @@ class ClusterWire:
         self._closed = True
         for task in list(self._tasks):
             task.cancel()
-        lines, self._lines = list(self._lines.values()), {}
+        lines, self._lines = [*self._lines.values(), *self._leaving], {}
         await asyncio.gather(*(line.wire.close() for line in lines), *self._tasks, return_exceptions=True)
 
     # commands
@@ -102,7 +121,7 @@ class ClusterWire:
         if self._closed:
             outer.set_exception(ConnectionLost("the connection was closed"))
         elif node is None:
-            _ = self._spawn(self._pursue(command, slot, outer, None, ClusterDownError(f"no node serves slot {slot}")))
+            self._begin_pursuit(command, slot, outer, None, ClusterDownError(f"no node serves slot {slot}"))
         else:
             self._send(command, slot, outer, node)
         return outer
@@ -132,7 +151,7 @@ class ClusterWire:
             if error is None:
                 outer.set_result(inner.result())
             elif will_pass(error) and not self._closed:
-                _ = self._spawn(self._pursue(command, slot, outer, node, error))
+                self._begin_pursuit(command, slot, outer, node, error)
             else:
                 self._note(node, error)
                 outer.set_exception(error)
@@ -143,6 +162,13 @@ class ClusterWire:
 
         inner.add_done_callback(answered)
         outer.add_done_callback(given_up)
+
+    def _begin_pursuit(
+        self, command: Command, slot: int | None, outer: asyncio.Future[Any], node: Node | None, error: BaseException
+    ) -> None:
+        task = self._spawn(self._pursue(command, slot, outer, node, error))
+        # Not within the task: one that is cancelled before it began does nothing at all.
+        task.add_done_callback(lambda _: _fail(outer, ConnectionLost("the connection was closed")))
 
     async def _pursue(
         self, command: Command, slot: int | None, outer: asyncio.Future[Any], node: Node | None, error: BaseException
@@ -166,8 +192,6 @@ class ClusterWire:
                     _give(outer, reply)
         except Exception as last:  # noqa: BLE001 - whatever it is, it is the caller's
             _fail(outer, last)
-        finally:
-            _fail(outer, ConnectionLost("the connection was closed"))
 
     def _submit(self, command: Command, node: Node, asking: bool) -> asyncio.Future[Any]:
         line = self._line(node)
@@ -207,8 +231,15 @@ class ClusterWire:
 
     def lost(self, node: Node) -> None:
         """A connection to the node broke: somebody else may have taken its place."""
-        self._doubtful.add(node)
+        self._losses[node] = time.monotonic()
         _ = self._look_soon()
+
+    @property
+    def _doubtful(self) -> set[Node]:
+        """Nodes that were lost lately: others are asked before them."""
+        since = time.monotonic() - _DOUBT
+        self._losses = {node: when for node, when in self._losses.items() if when > since}
+        return set(self._losses)
 
     async def look(self) -> None:
         """Learn anew who serves what; keeps what is known where no node answers."""
@@ -230,16 +261,26 @@ class ClusterWire:
             self._take(topology)
         await asyncio.sleep(_BETWEEN_LOOKS)
 
+    async def _watch(self) -> None:
+        """Notice nodes that fall silent without closing their connections, long before their commands time out."""
+        while True:
+            await asyncio.sleep(_SILENCE)
+            late = time.monotonic() - _SILENCE
+            for node, line in self._lines.items():
+                if line.under_way and line.heard <= late:
+                    self.lost(node)
+
     async def _learn(self, nodes: Iterable[Node], *, check: bool = False) -> Topology:
         return await anyio.to_thread.run_sync(
-            lambda: learn(self._address, nodes, timeout=_ANSWERING, check=check), abandon_on_cancel=True
+            lambda: self._ask(self._address, nodes, timeout=_ANSWERING, check=check), abandon_on_cancel=True
         )
 
     def _take(self, topology: Topology) -> None:
         self._topology = topology
-        self._doubtful &= topology.primaries
         for node in self._lines.keys() - topology.primaries:
-            _ = self._spawn(self._retire(self._lines.pop(node)))
+            line = self._lines.pop(node)
+            self._leaving.add(line)
+            _ = self._spawn(self._retire(line))
 
     def _note(self, node: Node, error: BaseException) -> None:
         if isinstance(error, _LOST):
@@ -255,13 +296,12 @@ class ClusterWire:
 
     async def _retire(self, line: _Line) -> None:
         """Close the wire to a node that has left, once what is under way there is answered."""
-        try:
-            if line.under_way:
-                await asyncio.wait_for(line.idle.wait(), _FAREWELL)
-        except TimeoutError:
-            pass
-        finally:
-            await line.wire.close()
+        if line.under_way:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FAREWELL):
+                    await line.idle.wait()
+        await line.wire.close()
+        self._leaving.discard(line)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work, name="perdure cluster")

@@ -1,16 +1,16 @@
 -- Whether everything that producers ever put into a partition has been delivered once. Reads only.
--- KEYS  ready stream, dead-letter stream, due set, mark of a closed partition
+-- KEYS  ready stream, due set, mark of a closed partition
 -- ARGV  group
 -- returns  -1 the partition is open, 0 it is closed and not read to its end, 1 it is read to its end,
---          2 nothing is in it, and nothing can come any more
+--          2 and nothing waits, runs or is due in it
 -- What comes later (retries, delayed tasks, replays) has ids beyond the mark's and is not asked about: once 1, never 0
--- again. It comes from what is pending, due or dead: where none of that is, 2 stays for ever.
+-- again. After 2, only a replay brings something.
 -- Messages may be deleted before they are read (cancelled), so it is not enough to compare ids.
-local last = redis.call('HGET', KEYS[4], 'last')
+local last = redis.call('HGET', KEYS[3], 'last')
 if not last then
   return -1
 end
-if redis.call('XLEN', KEYS[1]) + redis.call('XLEN', KEYS[2]) + redis.call('ZCARD', KEYS[3]) == 0 then
+if redis.call('XLEN', KEYS[1]) + redis.call('ZCARD', KEYS[2]) == 0 then
   return 2
 end
 local delivered = '0-0'

@@ -12,16 +12,18 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from array import array
+from collections.abc import Iterator, Set
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
-from ...queues import Envelope, Message, Options, PayloadTooLarge, check_name, check_size, new_task_id
+from ...queues import Form, Message, Options, PayloadTooLarge, check_name, check_size, spread
 from .failures import Failed, Misuse
 from .parameters import read_object
 
@@ -81,22 +83,39 @@ def opened(path: str) -> Iterator[IO[bytes]]:
 def check(file: IO[bytes], defaults: Defaults) -> int:
     """Read all lines once. Returns how many tasks there are; `Misuse` names the lines that are none."""
     problems: list[str] = []
-    first_lines: dict[str, int] = {}
-    count = 0
+    named = array("Q")  # eight bytes for each id that a line gives: files may be long
+    count = wrong = 0
     for number, text in _numbered(file):
         count += 1
         try:
-            task_id = _item(text, defaults).message.envelope.id
-            first = first_lines.setdefault(task_id, number) if b'"id"' in text else number
-            if first != number:
-                problems.append(f"line {number}: id {task_id!r} is also that of line {first}")
+            message = _item(text, defaults).message
+            if message.own_id:
+                named.append(spread(message.id))
         except ValueError as error:
-            problems.append(f"line {number}: {problem(error).replace('at line 1 column', 'at column')}")
-    if problems:
-        more = f"\n  and {len(problems) - _SHOWN} more lines" if len(problems) > _SHOWN else ""
+            wrong += 1
+            if len(problems) < _SHOWN:
+                problems.append(f"line {number}: {problem(error).replace('at line 1 column', 'at column')}")
+    twice = {one for one, other in pairwise(sorted(named)) if one == other}
+    for line in _named_twice(file, defaults, twice) if twice else ():
+        wrong += 1
+        problems.append(line)
+    if wrong:
+        more = f"\n  and {wrong - _SHOWN} more lines" if wrong > _SHOWN else ""
         listed = "".join(f"\n  {line}" for line in problems[:_SHOWN])
-        raise Misuse(f"nothing was sent, {len(problems)} of {count} lines cannot be read:{listed}{more}")
+        raise Misuse(f"nothing was sent, {wrong} of {count} lines cannot be read:{listed}{more}")
     return count
+
+
+def _named_twice(file: IO[bytes], defaults: Defaults, twice: Set[int]) -> Iterator[str]:
+    """The lines that give an id again."""
+    first_lines: dict[str, int] = {}
+    for number, text in _numbered(file):
+        with suppress(ValueError):  # that line was named already
+            message = _item(text, defaults).message
+            if message.own_id and spread(message.id) in twice:
+                first = first_lines.setdefault(message.id, number)
+                if first != number:
+                    yield f"line {number}: id {message.id!r} is also that of line {first}"
 
 
 def items(file: IO[bytes], defaults: Defaults) -> Iterator[Item]:
@@ -118,11 +137,8 @@ def make_message(
     headers: dict[str, str] | None = None,
 ) -> Message:
     """A task ready to be sent. Raises `ValueError` of several kinds: `problem` has their text."""
-    envelope = Envelope(
-        id=new_task_id() if task_id is None else task_id, task=task, headers=headers or {}, options=defaults.options
-    )
-    message = Message(envelope, to_json(args), key, task_id is not None)
-    size = len(envelope.encode()) + len(message.arguments)
+    message = Form(task, headers, defaults.options).message(to_json(args), key=key, task_id=task_id)
+    size = len(message.envelope) + len(message.arguments)
     check_size("the task's envelope and arguments", size, defaults.payload_limit)
     return message
 

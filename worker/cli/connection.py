@@ -26,7 +26,8 @@ RedisUrl = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="The server: redis://, rediss://, unix:// or embedded:. Else PERDURE_REDIS_URL, else the embedded one.",
+        help="The server: redis://, redis+cluster://, redis+sentinel:// (with TLS: rediss), unix:// or embedded:. "
+        "Else PERDURE_REDIS_URL, else the embedded one.",
         rich_help_panel=_PANEL,
         show_default=False,
     ),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby, islice
+from collections.abc import AsyncIterator, Sequence
+from itertools import groupby
 from operator import attrgetter
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ...queues import Options, Producer
-from .batch import Defaults, Item, check, items, make_message, opened, problem
+from ...queues import Options, Producer, TaskHandle
+from .batch import Defaults, check, items, make_message, opened, problem
 from .connection import connected
 from .failures import Misuse
 from .output import AsJson, print_data, print_json, print_json_lines, tell
@@ -19,7 +19,8 @@ from .progress import Bar
 
 __all__ = ["enqueue"]
 
-_CHUNK = 1000
+_SHOWN = 500
+"""Ids that are printed together."""
 
 
 @connected
@@ -102,28 +103,34 @@ async def _send_one(producer: Producer, defaults: Defaults, args: str | None, ta
         raise Misuse(problem(error)) from None
     await producer.send([message], queue=defaults.queue, delay=defaults.delay)
     if json:
-        print_json({"id": message.envelope.id, "queue": defaults.queue})
+        print_json({"id": message.id, "queue": defaults.queue})
     else:
-        print_data(message.envelope.id)
-        tell(f"{message.envelope.task} is on queue {defaults.queue} of {producer.address.shown}")
+        print_data(message.id)
+        tell(f"{defaults.task} is on queue {defaults.queue} of {producer.address.shown}")
 
 
 async def _send_file(producer: Producer, defaults: Defaults, path: str, json: bool) -> None:
+    """In the order of the lines; each id is printed once its task is stored."""
     with opened(path) as file:
         count = check(file, defaults)
         with Bar("enqueuing", count) as bar:
-            tasks = items(file, defaults)
-            while chunk := list(islice(tasks, _CHUNK)):
-                await _send_chunk(producer, chunk)
-                if json:
-                    print_json_lines({"id": item.message.envelope.id, "queue": item.queue} for item in chunk)
-                else:
-                    print_data("\n".join(item.message.envelope.id for item in chunk))
-                bar.advance(len(chunk))
+            for (queue, delay), run in groupby(items(file, defaults), key=attrgetter("queue", "delay")):
+                sent: list[str] = []
+                messages = (item.message for item in run)
+                handles: AsyncIterator[TaskHandle[Any]] = producer.send_stream(messages, queue=queue, delay=delay)
+                async for handle in handles:
+                    sent.append(handle.id)
+                    if len(sent) == _SHOWN:
+                        sent = _show(sent, queue, bar, json)
+                _show(sent, queue, bar, json)
     tell(f"tasks enqueued on {producer.address.shown}: {count}")
 
 
-async def _send_chunk(producer: Producer, chunk: Sequence[Item]) -> None:
-    """In the order of the lines, as few sends as that allows."""
-    for (queue, delay), run in groupby(chunk, key=attrgetter("queue", "delay")):
-        await producer.send([item.message for item in run], queue=queue, delay=delay)
+def _show(sent: Sequence[str], queue: str, bar: Bar, json: bool) -> list[str]:
+    """Print the ids of tasks that are stored; returns an empty list, for the next ones."""
+    if sent and json:
+        print_json_lines({"id": task_id, "queue": queue} for task_id in sent)
+    elif sent:
+        print_data("\n".join(sent))
+    bar.advance(len(sent))
+    return []

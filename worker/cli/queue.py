@@ -176,6 +176,8 @@ async def partitions(
         return
     before = await load_route(producer.gateway, producer.namespace, queue_name)
     route = await set_partitions(producer.gateway, producer.namespace, queue_name, count)
+    if before is None:
+        tell(f"queue {queue_name} is new: nobody has used it yet")
     if route == before:
         await close_former(producer.gateway, producer.namespace, queue_name, route)
         tell(f"queue {queue_name} has {_partitions(count)} already: nothing was changed")

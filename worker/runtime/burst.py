@@ -38,15 +38,24 @@ class Burst:
     async def run(self) -> None:
         while not self._stop.is_set():
             await self._slots.wait_free()
-            if await self._intake.take_once():
-                continue
-            if await self._territory.look():  # what was just read to its end may open the next generation
+            if not await self._finds_nothing():
                 continue
             if self._slots.taken or await self._is_owed():
                 with anyio.move_on_after(_LOOK_AGAIN):
                     await self._slots.wait_change()
-            elif not await self._intake.take_once():  # what was owed may have come due after the first look
+            elif await self._finds_nothing():  # what was owed may have come due after the first look
                 return
+
+    async def _finds_nothing(self) -> bool:
+        """Take what there is; whether that was nothing, in all partitions that are to be read by now.
+
+        What was just read to its end may open the next generation.
+        """
+        moves = self._territory.moves
+        if await self._intake.take_once():
+            return False
+        await self._territory.look()
+        return moves == self._territory.moves
 
     async def _is_owed(self) -> bool:
         """Whether a task that failed here still waits for its time; another worker may have run it meanwhile."""

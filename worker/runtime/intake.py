@@ -15,6 +15,10 @@ from .sweep import START, Sweep
 __all__ = ["Intake"]
 
 
+_FEW = 8
+"""Slots that are read for at once, be it all of them."""
+
+
 class Intake:
     """The one loop that takes messages and gives each a slot."""
 
@@ -41,6 +45,7 @@ class Intake:
         self._give_back = give_back
         self._stopping = False
         self._plenty = False
+        self._begun = 0
         self.reading = False
 
     async def run(self) -> None:
@@ -61,11 +66,11 @@ class Intake:
 
     async def take_once(self) -> bool:
         """Claim and read without waiting for new messages; whether there was anything."""
-        before = self._slots.taken
+        before = self._begun
         await self._claim()
         if self._slots.free and not self._stopping:
             await self._read(None)
-        return self._slots.taken > before
+        return self._begun > before
 
     def stop(self) -> None:
         """Take nothing more. A read that waits is ended by `Consumer.interrupt`."""
@@ -109,12 +114,12 @@ class Intake:
             await self._consumer.nudge(partition)
 
     async def _read(self, block: float | None) -> None:
-        """Read for half of the slots at most, so that one half's outcomes travel while the other half runs.
+        """Read for half of many slots at most, so that one half's outcomes travel while the other half runs.
 
         While there is plenty, the read does not wait: it goes out with the outcomes, on their connection.
         """
         self.reading = True
-        most = min(self._slots.free, (self._slots.capacity + 1) // 2)
+        most = min(self._slots.free, max(_FEW, (self._slots.capacity + 1) // 2))
         taken = await self._consumer.read(most, block=None if self._plenty else block)
         self._plenty = len(taken.deliveries) >= most
         for delivery in taken.deliveries:
@@ -137,6 +142,7 @@ class Intake:
             await self._consumer.nudge(partition)
 
     def _begin(self, delivery: Delivery) -> None:
+        self._begun += 1
         self._start(delivery)
 
     async def _adopt_when_back(self, partitions: Sequence[Partition]) -> None:

@@ -65,7 +65,7 @@ class Janitor:
 
     async def clean(self) -> None:
         """One round, over the partitions whose turn it is."""
-        turns = {partition: partition.cleaning for partition in self._coverage.served}
+        turns = {partition: partition.cleaning for partition in self._coverage.known}
         mine = await take_turns(self._gateway, turns, self._worker, _SHORTEST)
         if not mine:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
@@ -15,8 +15,8 @@ __all__ = ["Territory"]
 _INTERVAL = 2.0
 """Seconds between two looks, give or take a quarter. A nudge brings the news of a change earlier."""
 
-_CHANGING = 0.1
-"""Seconds between two looks while a former generation is being read to its end."""
+_CHANGING = 0.05
+"""Seconds until it is looked again whether a former generation is read to its end; the next time, twice as long."""
 
 
 class Territory:
@@ -32,30 +32,53 @@ class Territory:
         self._taken_from: list[Partition] = []
         self._served: list[Partition] = []
         self._poked = anyio.Event()
+        self._turn = anyio.Lock()
+        self.moves = 0
 
     def poke(self) -> None:
         """Look again now: a partition was closed."""
         self._poked.set()
 
-    async def look(self) -> bool:
-        """One look; whether new messages are taken from elsewhere since."""
-        await self._coverage.look()
+    async def look(self) -> None:
+        """One look. `moves` counts how often new messages came to be taken from elsewhere."""
+        async with self._turn:
+            await self._coverage.look()
+            await self._tell()
+
+    async def look_on(self) -> None:
+        """See only whether a former generation was read to its end by now."""
+        async with self._turn:
+            await self._coverage.look_on()
+            await self._tell()
+
+    async def _tell(self) -> None:
         taken_from, served = self._coverage.taken_from, self._coverage.served
         if (taken_from, served) == (self._taken_from, self._served):
-            return False
+            return
         await self._consumer.assign(taken_from, served)
         self._on_change(served)
-        moved = self._taken_from != taken_from
+        self.moves += self._taken_from != taken_from
         self._taken_from, self._served = taken_from, served
-        return moved
 
     async def run(self) -> None:
         while True:
             self._poked = anyio.Event()
-            try:
-                await self.look()
-            except QueueError as error:
-                logger.debug("cannot look at the queues' partitions: {}", error)
-            wait = _CHANGING if self._coverage.changing else _INTERVAL
-            with anyio.move_on_after(wait * random.uniform(0.75, 1.25)):  # noqa: S311 - jitter, not a secret
+            await self._try(self.look)
+            with anyio.move_on_after(_INTERVAL * random.uniform(0.75, 1.25)):  # noqa: S311 - jitter, not a secret
+                await self._wait_for_change()
+
+    async def _wait_for_change(self) -> None:
+        """Return when poked. Meanwhile, while a former generation is read to its end, look whether it is."""
+        wait = _CHANGING
+        while not self._poked.is_set():
+            with anyio.move_on_after(wait if self._coverage.changing else None):
                 await self._poked.wait()
+                return
+            await self._try(self.look_on)
+            wait = min(wait * 2, _INTERVAL)
+
+    async def _try(self, look: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await look()
+        except QueueError as error:
+            logger.debug("cannot look at the queues' partitions: {}", error)

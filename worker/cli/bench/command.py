@@ -68,7 +68,7 @@ async def _measure(place: Place, names: list[str], size: Size, agreed: bool) -> 
     progress = Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not console.is_terminal)
     rows: list[Row] = []
     async with prepare_ground(app, place) as ground:
-        await check_room(ground.gateway, size.tasks, size.payload, agreed)
+        await check_room(ground.gateway, ground.partition.ready, size.tasks, size.payload, agreed)
         with progress:
             bar = progress.add_task("", total=len(names))
             for name in names:
@@ -83,9 +83,9 @@ async def _server_line(ground: Ground) -> str:
     gateway = ground.gateway
     info, setting = b"", dict[bytes, bytes]()
     with suppress(Refused):  # a managed server may hide them
-        info = await gateway.command("INFO", "server")
+        info = await gateway.command("INFO", "server", node_of=ground.partition.ready)
         for name in ("appendonly", "appendfsync"):
-            setting |= pairs(await gateway.command("CONFIG", "GET", name))
+            setting |= pairs(await gateway.command("CONFIG", "GET", name, node_of=ground.partition.ready))
     told = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
     mode = setting.get(b"appendfsync", b"?").decode()
     kept = {b"yes": f"append-only file, fsync {mode}", b"no": "no append-only file"}

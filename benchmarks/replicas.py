@@ -1,0 +1,211 @@
+"""Many replicas on one server: what a task costs the server, what idle workers cost it, and who gets how much."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import statistics
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from perdure import Producer
+
+from .place import Place
+from .processes import Child, started
+from .usage import Meter, Usage
+
+__all__ = ["FULL", "QUICK", "Crew", "Effort", "measure_crew"]
+
+_SETTLED_IN: Final = 4.0
+"""Seconds after which what workers do at their start is over."""
+
+_QUIET = "quiet"
+"""A queue that nobody reads."""
+
+_ENDED_WITHIN: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """processes, each with `each` workers of some concurrency."""
+
+    name: str
+    processes: int
+    each: int
+    concurrency: int
+
+    @property
+    def workers(self) -> int:
+        return self.processes * self.each
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """idle: seconds that an idle crew is watched. tasks: no-op tasks. singles: tasks sent one by one to an idle crew.
+    due: tasks of a common due time. steps: durable steps. held: seconds for which each worker holds a task.
+    """
+
+    idle: float
+    tasks: int
+    singles: int
+    due: int
+    steps: int
+    held: float
+
+
+FULL: Final = Effort(idle=10.0, tasks=30_000, singles=500, due=500, steps=6_400, held=8.0)
+QUICK: Final = Effort(idle=0.5, tasks=200, singles=10, due=20, steps=64, held=1.0)
+
+
+@dataclass(slots=True)
+class _Bench:
+    place: Place
+    crew: Crew
+    effort: Effort
+    producer: Producer
+    found: dict[str, float] = field(default_factory=dict)
+    idle: Usage | None = None
+
+    def worked(self, spent: Usage) -> Usage:
+        """What was spent on the work alone."""
+        return spent if self.idle is None else spent.beyond(self.idle)
+
+    async def until_done(self) -> None:
+        """Return once the queue is empty and nothing is due."""
+        partition = self.producer.namespace.partition("default")
+        commands = [("XLEN", partition.ready), ("ZCARD", partition.due)]
+        async with asyncio.timeout(_ENDED_WITHIN):
+            while any(await self.producer.gateway.pipeline(commands)):  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(0.02)
+
+
+async def measure_crew(place: Place, crew: Crew, effort: Effort) -> dict[str, float]:
+    """Figures by key; scale.py says what each is."""
+    async with Producer(place.url, namespace=place.namespace) as producer, _working(place, crew) as children:
+        bench = _Bench(place, crew, effort, producer)
+        await asyncio.sleep(_SETTLED_IN if effort is FULL else 0.0)
+        for phase in (_idle, _singles, _due, _held, _load, _steps):
+            await phase(bench)
+        await _fairness(bench, children)
+    return bench.found
+
+
+@asynccontextmanager
+async def _working(place: Place, crew: Crew) -> AsyncIterator[Sequence[Child]]:
+    async with AsyncExitStack() as stack:
+        starting = (
+            stack.enter_async_context(started("crowd", place, str(crew.each), str(crew.concurrency)))
+            for _ in range(crew.processes)
+        )
+        yield await asyncio.gather(*starting)
+
+
+async def _idle(bench: _Bench) -> None:
+    meter = Meter(bench.place)
+    await asyncio.sleep(bench.effort.idle)
+    bench.idle = spent = meter.read()
+    bench.found |= {
+        "idle_load": spent.load * 100,
+        "idle_commands": sum(spent.calls.values()) / spent.seconds / bench.crew.workers,
+        "idle_claims": spent.per_second("xautoclaim"),
+        "idle_micros": spent.load * 1e6 / bench.crew.workers,
+        "connections": spent.clients / bench.crew.workers,
+    }
+
+
+async def _singles(bench: _Bench) -> None:
+    """Each sent when the one before has ended. Reads that idle workers begin anew meanwhile are no wake-ups."""
+    count = bench.effort.singles
+    meter = Meter(bench.place)
+    for number in range(count):
+        await bench.producer.enqueue("noop", {"number": number})
+        await bench.until_done()
+    bench.found["wake_ups"] = bench.worked(meter.read()).calls["xreadgroup"] / count
+
+
+async def _due(bench: _Bench) -> None:
+    """Tasks that come due together while all are idle."""
+    count = bench.effort.due
+    meter = Meter(bench.place)
+    await bench.producer.enqueue_many("noop", ({"number": number} for number in range(count)), delay=1.0)
+    await bench.until_done()
+    spent = meter.read()
+    bench.found["promotions"] = spent.calls["zscore"] / count
+
+
+async def _held(bench: _Bench) -> None:
+    """Each worker holds a task, whose lease it renews."""
+    seconds = bench.effort.held
+    await bench.producer.enqueue_many("hold", ({"seconds": seconds} for _ in range(bench.crew.workers)))
+    await asyncio.sleep(seconds * 0.1)
+    meter = Meter(bench.place)
+    await asyncio.sleep(seconds * 0.7)
+    spent = meter.read()
+    beats = bench.worked(spent).per_second("evalsha")
+    bench.found |= {"renewed": spent.per_second("xclaim"), "beats": max(0.0, beats)}
+    await bench.until_done()
+
+
+async def _load(bench: _Bench) -> None:
+    """As many no-op tasks as the crew can take; what enqueuing alone costs is measured on a queue that nobody reads."""
+    count = bench.effort.tasks
+    alone = Meter(bench.place)
+    await bench.producer.enqueue_many("noop", ({"number": number} for number in range(count)), queue=_QUIET)
+    enqueued = bench.worked(alone.read())
+    meter, began = Meter(bench.place), time.monotonic()
+    await bench.producer.enqueue_many("noop", ({"number": number} for number in range(count)))
+    await bench.until_done()
+    took, total = time.monotonic() - began, meter.read()
+    spent = bench.worked(total)
+    bench.found |= {
+        "tasks_per_second": count / took,
+        "load": total.load * 100,
+        "task_micros": (spent.cpu - enqueued.cpu) * 1e6 / count,
+        "enqueue_micros": enqueued.cpu * 1e6 / count,
+        "task_commands": (sum(spent.calls.values()) - sum(enqueued.calls.values())) / count,
+        "task_scripts": (spent.calls["evalsha"] - enqueued.calls["evalsha"]) / count,
+        "task_reads": spent.calls["xreadgroup"] / count,
+        "task_received": spent.received / count,
+        "task_sent": spent.sent / count,
+        "load_claims": total.per_second("xautoclaim"),
+    }
+
+
+async def _steps(bench: _Bench) -> None:
+    """Durable steps of 32 tasks at once."""
+    tasks = 32
+    each = max(1, bench.effort.steps // tasks)
+    meter = Meter(bench.place)
+    await bench.producer.enqueue_many("walk", ({"steps": each} for _ in range(tasks)))
+    await bench.until_done()
+    spent = bench.worked(meter.read())
+    bench.found |= {
+        "step_micros": spent.cpu * 1e6 / (each * tasks),
+        "step_received": spent.received / (each * tasks),
+    }
+
+
+async def _fairness(bench: _Bench, children: Sequence[Child]) -> None:
+    """How the tasks were spread over the workers, by their own account, and what memory they took."""
+    for child in children:
+        child.send(signal.SIGTERM)
+    told = [json.loads(await child.line(_ENDED_WITHIN)) for child in children]
+    settled = sorted(count for one in told for count in one["settled"])
+    bench.found |= {
+        "least": settled[0],
+        "median": statistics.median(settled),
+        "most": settled[-1],
+        "gini": _gini(settled),
+        "memory": sum(one["memory"] for one in told) / bench.crew.workers / 1e6,
+    }
+
+
+def _gini(values: Sequence[float]) -> float:
+    """The Gini coefficient of ascending values: 0 where all have the same, near 1 where one has everything."""
+    total, count = sum(values), len(values)
+    weighted = sum(rank * value for rank, value in enumerate(values, 1))
+    return 2 * weighted / (count * total) - (count + 1) / count

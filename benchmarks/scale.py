@@ -1,0 +1,150 @@
+"""`make bench-scale`: the constants of docs/scaling.md, with 1 worker, with 16 processes, with 500 workers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import hiredis
+import redis
+import typer
+from perdure import PerdureError
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .capacity import capacities
+from .machine import machine_line, run
+from .replicas import FULL, QUICK, Crew, measure_crew
+from .server import NoServer, own_server, server_line
+
+CREWS: Final = (
+    Crew("1 worker", 1, 1, 32),
+    Crew("16 processes", 16, 1, 32),
+    Crew("500 workers", 5, 100, 4),
+)
+SMALL: Final = (Crew("1 worker", 1, 1, 32), Crew("4 workers", 2, 2, 4))
+
+LINES: Final[Mapping[str, tuple[str, str]]] = {
+    "tasks_per_second": ("no-op tasks, enqueuing included", "tasks/s"),
+    "load": ("  processor of Redis meanwhile", "% of a core"),
+    "enqueue_micros": ("Redis CPU to enqueue a task, in bulk", "µs/task"),
+    "task_micros": ("Redis CPU to deliver and settle a task", "µs/task"),
+    "step_micros": ("Redis CPU to record a durable step", "µs/step"),
+    "task_commands": ("commands to deliver and settle, those in scripts included", "per task"),
+    "task_scripts": ("  of them scripts", "per task"),
+    "task_reads": ("  of them reads", "per task"),
+    "task_received": ("bytes to Redis, enqueuing included", "bytes/task"),
+    "task_sent": ("bytes from Redis, enqueuing included", "bytes/task"),
+    "step_received": ("bytes to Redis for a durable step", "bytes/step"),
+    "idle_load": ("processor of Redis while all are idle", "% of a core"),
+    "idle_commands": ("commands of an idle worker", "per worker and s"),
+    "idle_micros": ("Redis CPU of an idle worker", "µs per worker and s"),
+    "idle_claims": ("claims (XAUTOCLAIM) of all, idle", "per s"),
+    "load_claims": ("claims of all, under load", "per s"),
+    "beats": ("beats (scripts) of all while as many tasks are held as there are workers", "per s"),
+    "renewed": ("  leases renewed by them", "per s"),
+    "wake_ups": ("reads that an arriving task ends", "per task"),
+    "promotions": ("times that a due task is looked at", "per task"),
+    "least": ("tasks of the worker with the fewest", "tasks"),
+    "median": ("tasks of the median worker", "tasks"),
+    "most": ("tasks of the worker with the most", "tasks"),
+    "gini": ("Gini coefficient of tasks per worker", "0 to 1"),
+    "connections": ("connections of a worker (its share of its process')", "per worker"),
+    "memory": ("memory of a worker (its share of its process)", "MB"),
+}
+
+BEGIN: Final = "<!-- begin: written by make bench-scale -->"
+END: Final = "<!-- end: written by make bench-scale -->"
+
+_WIDTH: Final = 148
+"""Columns to write into a file or a pipe."""
+
+Found = Sequence[tuple[Crew, Mapping[str, float]]]
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="Only see that it runs; the figures say nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as data.")] = False,
+    write: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Put the table between the marks of this page.")
+    ] = None,
+) -> None:
+    """Measure what tasks, steps and idle workers cost Redis, on a server of its own."""
+    try:
+        with own_server(fsync=False) as place:
+            conditions = [machine_line(), server_line(place)]
+            found = []
+            for crew in SMALL if quick else CREWS:
+                print(f"measuring {crew.name}", file=sys.stderr)
+                here = place.within(crew.name.replace(" ", "-"))
+                found.append((crew, run(measure_crew(here, crew, QUICK if quick else FULL))))
+                here.purge()
+    except (NoServer, PerdureError, redis.RedisError, hiredis.HiredisError) as error:
+        print(f"cannot measure: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    if as_json:
+        print(json.dumps({"conditions": conditions, "crews": {crew.name: dict(figures) for crew, figures in found}}))
+    else:
+        _show(conditions, found)
+    if write is not None:
+        _write(write, conditions, found)
+
+
+def _show(conditions: Sequence[str], found: Found) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("what", no_wrap=True)
+    table.add_column("unit")
+    for crew, _ in found:
+        table.add_column(crew.name, justify="right", no_wrap=True)
+    for key, (what, unit) in LINES.items():
+        table.add_row(what, unit, *(_number(figures[key]) for _, figures in found))
+    console.print(*conditions, sep="\n", markup=False, highlight=False)
+    console.print(table)
+
+
+def _write(page: Path, conditions: Sequence[str], found: Found) -> None:
+    """Replace what stands between the marks."""
+    before, begin, rest = page.read_text("utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise typer.BadParameter(f"{page} has not the lines {BEGIN!r} and {END!r}")
+    head = ["what", "unit", *(crew.name for crew, _ in found)]
+    rows = [
+        [what.strip(), unit, *(_number(figures[key]) for _, figures in found)] for key, (what, unit) in LINES.items()
+    ]
+    lines = [f"| {' | '.join(row)} |" for row in [head, ["---", "---", *("---:" for _ in found)], *rows]]
+    said = f"Measured on: {'; '.join(conditions)}."
+    text = [before + BEGIN, "", *lines, "", said, "", *_plan(found), "", END + after]
+    page.write_text("\n".join(text), "utf-8")
+
+
+def _plan(found: Found) -> list[str]:
+    """What follows from the highest of each constant."""
+    lines = [
+        "| a task with | Redis CPU | one node at 70 % | bytes to it | nodes for 1,000,000 tasks/s | partitions |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for one in capacities(figures for _, figures in found):
+        kind = f"{one.steps} step{'' if one.steps == 1 else 's'}"
+        carries = f"{_number(one.per_node)} tasks/s | {one.received / 1e6:.0f} MB/s"
+        lines.append(f"| {kind} | {_number(one.micros)} µs | {carries} | {one.nodes} | {one.partitions} |")
+    return lines
+
+
+def _number(value: float) -> str:
+    """Three significant digits, and thousands in groups."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    digits = 1 if value >= 10 else 2
+    return f"{value:.{digits}f}"
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,77 @@
+"""A blocking read that is told to wait no longer, at each moment of its life."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from perdure.queues import Reader
+from perdure.queues.address import Node
+from working import soon
+
+
+class Client:
+    """A client whose blocking read lasts until it is released; it may be slow to reach the server."""
+
+    def __init__(self) -> None:
+        self.greeted = asyncio.Event()
+        self.released = asyncio.Event()
+        self.reads = 0
+
+    async def execute_command(self, *command: Any) -> Any:
+        if command[:2] == ("CLIENT", "ID"):
+            await self.greeted.wait()
+            return 7
+        self.reads += 1
+        await self.released.wait()
+        return None
+
+    async def aclose(self) -> None: ...
+
+
+class Scene:
+    """A reader, and a server on which the read waits only from the third time on that it is told to end."""
+
+    def __init__(self) -> None:
+        self.client = Client()
+        self.told: list[int] = []
+        self.reader = Reader("redis://fake", lambda _: self.client, self.unblock)  # type: ignore[arg-type, return-value]
+
+    async def unblock(self, client_id: int, node: Node | None) -> int:
+        self.told.append(client_id)
+        if len(self.told) < 3:
+            return 0
+        self.client.released.set()
+        return 1
+
+
+async def test_a_read_on_its_way_is_told_until_it_hears() -> None:
+    scene = Scene()
+    scene.client.greeted.set()
+    read = asyncio.create_task(scene.reader.read("XREADGROUP"))
+    await asyncio.sleep(0)
+    await soon(scene.reader.interrupt())
+    assert await soon(read) is None
+    assert scene.told == [7, 7, 7]
+
+
+async def test_a_read_whose_connection_is_being_made_does_not_begin() -> None:
+    scene = Scene()
+    read = asyncio.create_task(scene.reader.read("XREADGROUP"))
+    await asyncio.sleep(0)
+    interrupting = asyncio.create_task(scene.reader.interrupt())
+    await asyncio.sleep(0)
+    scene.client.greeted.set()
+    assert await soon(read) is None
+    await soon(interrupting)
+    assert (scene.client.reads, scene.told) == (0, [])
+
+
+async def test_nobody_is_told_where_nothing_is_read() -> None:
+    scene = Scene()
+    await soon(scene.reader.interrupt())
+    assert scene.told == []
+    scene.client.greeted.set()
+    scene.client.released.set()
+    await scene.reader.read("XREADGROUP")
+    assert scene.client.reads == 1
