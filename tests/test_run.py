@@ -134,13 +134,12 @@ async def test_a_run_is_gone_when_it_is_over_without_a_collector() -> None:
     gc.collect()
     gc.disable()
     try:
-        run, task = await begun(lambda run: asyncio.sleep(0))
-        await task
-        _ = run.recorder
-        await run.close()
+        run = make_run()
         run.history.done = kept = Kept()
+        assert run.recorder is run.recorder
+        await run.close()
         gone = weakref.ref(kept)
-        del run, task, kept
+        del run, kept
         assert gone() is None
     finally:
         gc.enable()

@@ -32,7 +32,7 @@ class Burst:
         self._intake = intake
         self._territory = territory
         self._slots = slots
-        self._executor = executor
+        self._owed = executor.owed = {}
         self._stop = stop
 
     async def run(self) -> None:
@@ -59,8 +59,8 @@ class Burst:
 
     async def _is_owed(self) -> bool:
         """Whether a task that failed here still waits for its time; another worker may have run it meanwhile."""
-        for task_id, partition in list(self._executor.owed.items()):
+        for task_id, partition in list(self._owed.items()):
             if await self._gateway.command("ZSCORE", partition.due, task_id) is not None:
                 return True
-            del self._executor.owed[task_id]
+            del self._owed[task_id]
         return False

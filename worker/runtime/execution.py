@@ -49,7 +49,8 @@ class Executor:
         self._threads = anyio.CapacityLimiter(threads)
         self._settler = Settler(gateway, settings)
         self._stopping = False
-        self.owed: dict[str, Partition] = {}
+        self.owed: dict[str, Partition] | None = None
+        """Tasks that failed here and are to run again, where somebody wants to know (a burst does)."""
         self.settled: Counter[str] = Counter()
 
     @property
@@ -87,7 +88,7 @@ class Executor:
             outcome = await self._outcome(run)
             await self._settler.settle(run, outcome)
             self.settled[delivery.partition.queue] += 1
-            if isinstance(outcome, Rerun):
+            if self.owed is not None and isinstance(outcome, Rerun):
                 self.owed[run.id] = delivery.partition
         except LeaseLost as error:
             logger.bind(task=envelope.task, id=run.id).warning("{}; another worker goes on", error)
@@ -101,7 +102,8 @@ class Executor:
     def _hold(self, run: Run) -> None:
         if self._stopping:
             run.stop()
-        self.owed.pop(run.id, None)
+        if self.owed is not None:
+            self.owed.pop(run.id, None)
         former = self._leases.hold(run)
         if former is not None:
             former.end(Ending.LOST)  # its lease passed while Redis was away, to this very worker
