@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
@@ -42,6 +42,8 @@ class News:
         self._pubsub: PubSub | None = None
         self._listeners: dict[bytes, set[asyncio.Queue[bytes]]] = defaultdict(set)
         self._subscribed: dict[bytes, asyncio.Event] = {}
+        self._joining: set[bytes] = set()
+        self._leaving: set[bytes] = set()
         self._pump: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
 
@@ -69,13 +71,18 @@ class News:
         await self._drop()
 
     async def _subscribe(self, name: bytes) -> None:
+        """Have the channel subscribed. Those who come while others wait for their turn go out in one command."""
+        self._joining.add(name)
         async with self._changing:
             if name not in self._subscribed:
-                self._subscribed[name] = asyncio.Event()
+                joining = {name, *(one for one in self._joining if one in self._listeners)}
+                self._joining.clear()
+                self._subscribed.update((one, asyncio.Event()) for one in joining)
                 try:
-                    await self._add(name)
+                    await self._add(joining)
                 except BaseException:
-                    del self._subscribed[name]
+                    for one in joining:  # the others try again when it is their turn
+                        del self._subscribed[one]
                     raise
             if self._pump is None or self._pump.done():
                 self._pump = asyncio.create_task(self._listen(), name="perdure news")
@@ -83,13 +90,15 @@ class News:
         await stands.wait()
 
     async def _unsubscribe(self, name: bytes) -> None:
+        self._leaving.add(name)
         async with self._changing:
-            if name in self._listeners:
-                return  # somebody came meanwhile, and counts on the subscription
-            self._subscribed.pop(name, None)
-            if self._pubsub is not None:
+            leaving = {one for one in self._leaving if one not in self._listeners}  # else somebody came meanwhile
+            self._leaving.clear()
+            for one in leaving:
+                self._subscribed.pop(one, None)
+            if leaving and self._pubsub is not None:
                 with translated(self._gateway.address.shown):
-                    await self._pubsub.unsubscribe(name)
+                    await self._pubsub.unsubscribe(*leaving)
 
     async def _listen(self) -> None:
         """Hand out what comes; where the connection is lost, subscribe to everything on another."""
@@ -118,10 +127,10 @@ class News:
 
     # with the lock held
 
-    async def _add(self, name: bytes) -> None:
+    async def _add(self, names: Collection[bytes]) -> None:
         if self._pubsub is not None:
             with suppress(Unavailable), translated(self._gateway.address.shown):
-                await self._pubsub.subscribe(name)
+                await self._pubsub.subscribe(*names)
                 return
         await self._begin_anew()
 
