@@ -1,0 +1,160 @@
+"""`python -m benchmarks.parts`: what a no-op task and a step cost this process, part by part, in microseconds of CPU.
+
+The parts are run by themselves, many times over, without a server: its replies are there at once. The whole is a worker
+that works a real queue off; what is left of it beside the parts is the event loop, the system's reads and writes, and
+the caches that parts run by themselves keep warm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from statistics import median
+from typing import Any
+
+import hiredis
+from perdure import App, Context, Settings, Worker
+from perdure.queues import Address, Delivery, Envelope, Gateway, Leases, Namespace, new_task_id
+from perdure.queues.records import pairs
+from perdure.queues.wire import Command
+from perdure.worker.durable import Run
+from perdure.worker.observe import configure_logging
+from perdure.worker.registry import Task
+from perdure.worker.runtime.execution import Executor
+from perdure.worker.runtime.slots import Slots
+from rich.console import Console
+from rich.table import Table
+
+from .machine import machine_line, run
+from .place import Place
+from .server import own_server
+
+__all__ = ["main"]
+
+_TIMES = 5_000
+_ROUNDS = 5
+
+app = App("parts", settings=Settings(redis_url="redis://nobody-is-asked"))
+
+
+@app.task
+async def noop(ctx: Context, number: int) -> int:
+    return number
+
+
+@app.task(durability="sync")
+async def walk(ctx: Context, steps: int) -> None:
+    for number in range(steps):
+        await ctx.step("step", _echo, number)
+
+
+async def _echo(number: int) -> int:
+    return number
+
+
+class _AtOnce:
+    """A wire whose server agrees to everything at once."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def submit(self, command: Command) -> asyncio.Future[Any]:
+        future = self._loop.create_future()
+        future.set_result(1)
+        return future
+
+    def renew(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+async def _cpu(act: Callable[[], Awaitable[object]], count: int) -> float:
+    """Microseconds of this thread's CPU for one of `count` that the act does; the median of some rounds."""
+    found = []
+    for _ in range(_ROUNDS):
+        began = time.thread_time()
+        await act()
+        found.append((time.thread_time() - began) / count * 1e6)
+    return median(found)
+
+
+async def _plain(act: Callable[[], object]) -> float:
+    async def many() -> None:
+        for _ in range(_TIMES):
+            act()
+
+    return await _cpu(many, _TIMES)
+
+
+async def _parts() -> list[tuple[str, float]]:
+    partition = Namespace("parts").partition("default")
+    data = Envelope(id=new_task_id(), task="noop").encode()
+    fields = [b"env", data, b"args", b'{"number":12345}']
+    gateway = Gateway(Address("redis://nobody-is-asked"))
+    gateway._open_wire = _AtOnce()
+    leases: Leases[Run] = Leases()
+    executor = Executor(gateway, app.tasks, app.settings, leases, threads=1)
+    deliveries = [Delivery(partition, b"%d-1" % n, "worker-host-1-abcdef", 1, pairs(fields)) for n in range(_TIMES)]
+    steps = Envelope(id=new_task_id(), task="walk").encode()
+    walking = Delivery(partition, b"1-1", "worker", 1, {b"env": steps, b"args": b'{"steps":%d}' % _TIMES})
+    finish = ("EVALSHA", "0" * 40, 2, partition.ready, partition.record(new_task_id()), *map(str, range(16)))
+
+    async def execute() -> None:
+        for delivery in deliveries:
+            await executor.execute(delivery)
+
+    async def fill() -> None:
+        slots = Slots(_TIMES)
+        for _ in range(_TIMES):
+            slots.fill(asyncio.sleep(0))
+        await slots.wait_empty()
+
+    return [
+        ("read: the message as a delivery", await _plain(lambda: Delivery(partition, b"1-1", "w", 1, pairs(fields)))),
+        ("slot: an asyncio task, begun and ended", await _cpu(fill, _TIMES)),
+        ("run: from delivery to outcome, of which", await _cpu(execute, _TIMES)),
+        ("    envelope decoded and checked", await _plain(lambda: Envelope.decode(data))),
+        ("    arguments decoded and checked", await _plain(lambda: noop.arguments.decode(fields[3]))),
+        ("    result checked and encoded", await _plain(lambda: noop.result.encode("task 'noop'", 12345))),
+        ("wire: the outcome packed", await _plain(lambda: hiredis.pack_command(finish))),  # type: ignore[arg-type]
+        ("a durable step, from call to record", await _cpu(lambda: executor.execute(walking), _TIMES)),
+    ]
+
+
+async def _whole(place: Place) -> list[tuple[str, float]]:
+    here = App("parts", settings=Settings(redis_url=place.url, namespace=place.namespace))
+    tasks: dict[str, Task[Any, Any]] = {
+        "noop": here.task(noop.handler),
+        "walk": here.task(durability="sync")(walk.handler),
+    }
+
+    async def work_off(name: str, many: Sequence[dict[str, int]]) -> float:
+        await tasks[name].enqueue_many(many)
+        async with Worker(here, concurrency=32) as worker:
+            began = time.thread_time()
+            await worker.run(burst=True)
+            return time.thread_time() - began
+
+    async with here:
+        tasks_took = [await work_off("noop", [{"number": n} for n in range(_TIMES)]) for _ in range(_ROUNDS)]
+        steps_took = [await work_off("walk", [{"steps": _TIMES // 32}] * 32) for _ in range(_ROUNDS)]
+    return [
+        ("the whole: a no-op task in a worker, concurrency 32", median(tasks_took) / _TIMES * 1e6),
+        ("the whole: a step, 32 tasks at once", median(steps_took) / (_TIMES // 32 * 32) * 1e6),
+    ]
+
+
+def main() -> None:
+    configure_logging("ERROR")
+    table = Table("part", "us of CPU")
+    for name, found in run(_parts()):
+        table.add_row(name, f"{found:.1f}")
+    with own_server(fsync=False) as place:
+        for name, found in run(_whole(place)):
+            table.add_row(name, f"{found:.1f}")
+    Console().print(machine_line(), table, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
