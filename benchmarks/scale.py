@@ -45,8 +45,8 @@ LINES: Final[Mapping[str, tuple[str, str]]] = {
     "idle_micros": ("Redis CPU of an idle worker", "µs per worker and s"),
     "idle_claims": ("claims (XAUTOCLAIM) of all, idle", "per s"),
     "load_claims": ("claims of all, under load", "per s"),
-    "beats": ("scripts of all while each holds a task (the beats)", "per s"),
-    "renewed": ("leases renewed", "per s"),
+    "beats": ("beats (scripts) of all while as many tasks are held as there are workers", "per s"),
+    "renewed": ("  leases renewed by them", "per s"),
     "wake_ups": ("reads that an arriving task ends", "per task"),
     "promotions": ("times that a due task is looked at", "per task"),
     "least": ("tasks of the worker with the fewest", "tasks"),
@@ -131,11 +131,10 @@ def _plan(found: Found) -> list[str]:
         "| a task with | Redis CPU | one node at 70 % | bytes to it | nodes for 1,000,000 tasks/s | partitions |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
-    lines += [
-        f"| {one.steps} steps | {_number(one.micros)} µs | {_number(one.per_node)} tasks/s | "
-        f"{one.received / 1e6:.0f} MB/s | {one.nodes} | {one.partitions} |"
-        for one in capacities(figures for _, figures in found)
-    ]
+    for one in capacities(figures for _, figures in found):
+        kind = f"{one.steps} step{'' if one.steps == 1 else 's'}"
+        carries = f"{_number(one.per_node)} tasks/s | {one.received / 1e6:.0f} MB/s"
+        lines.append(f"| {kind} | {_number(one.micros)} µs | {carries} | {one.nodes} | {one.partitions} |")
     return lines
 
 

@@ -51,6 +51,7 @@ class Coverage:
         self._namespace = namespace
         self._worker = worker
         self._share = share
+        self._leaving = False
         self._queues = [_Queue(name) for name in queues]
 
     @property
@@ -84,7 +85,7 @@ class Coverage:
             former = [index for generation in queue.route.former for index in generation.indexes]
             await self._review(queue, former)
             await self._close(queue, [index for index in former if index not in queue.closed])
-            if self._share:
+            if self._share and not self._leaving:
                 queue.sharers = await share_queue(self._gateway, self._namespace, queue.name, self._worker, _PRESENCE)
             await self._follow(queue)
 
@@ -95,7 +96,8 @@ class Coverage:
                 await self._follow(queue)
 
     async def leave(self) -> None:
-        """Leave its share to the others."""
+        """Leave its share to the others: from now on this worker takes nothing more."""
+        self._leaving = True
         for queue in self._queues if self._share else ():
             await unshare_queue(self._gateway, self._namespace, queue.name, self._worker)
 

@@ -30,7 +30,7 @@ def scale(*options: str | Path) -> subprocess.CompletedProcess[str]:
 
 def test_every_constant_is_measured_and_written_between_the_marks_of_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    page.write_text(f"before\n{BEGIN}\nfrom another run\n{END}\nafter\n")
 
     done = scale("--json", "--write", page)
 
@@ -46,7 +46,7 @@ def test_every_constant_is_measured_and_written_between_the_marks_of_the_page(tm
     text = page.read_text()
     assert text.startswith(f"before\n{BEGIN}\n")
     assert text.endswith(f"{END}\nafter\n")
-    assert "old" not in text
+    assert "from another run" not in text
     assert "| Redis CPU to deliver and settle a task | µs/task |" in text
     assert "| 10 steps |" in text
     assert "Measured on: " in text

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import redis
+from clusters import Cluster
 from commands import COMMAND, call, process
 from perdure.queues import Address, Gateway
 from perdure.worker.cli.bench.consent import ask, check_room
 from perdure.worker.cli.failures import Failed, Misuse
-from servers import BUNDLED, RedisServer, find_program
+from sentinels import sentinels_of_its_own
+from servers import BUNDLED, SYSTEM, RedisServer, find_program
 
 pytestmark = [pytest.mark.integration]
 
@@ -92,10 +94,39 @@ def test_interrupted_it_cleans_up(server: RedisServer, number: signal.Signals) -
         assert client.keys() == []
 
 
+@pytest.mark.cluster
+def test_on_a_cluster_the_raw_client_works_on_the_node_that_has_the_queue(shared_cluster: Cluster) -> None:
+    answer = call("bench", "--redis-url", shared_cluster.url(), "--tasks", "200", "--json")
+    assert answer.code == 0, answer.err
+    rows = {row["key"]: row for row in answer.json["rows"]}
+    assert set(rows) == set(ROWS)
+    assert all(row["value"] > 0 for row in rows.values())
+    left = [key for node in shared_cluster.serving() for key in keys_of(node.port)]
+    assert left == []
+
+
+def keys_of(port: int) -> list[bytes]:
+    with redis.Redis(port=port) as client:
+        found: list[bytes] = client.keys("{bench-*")
+        return found
+
+
+@pytest.mark.cluster
+def test_under_sentinels_the_raw_client_works_on_the_primary(tmp_path: Path) -> None:
+    program = find_program(SYSTEM)
+    assert program is not None
+    with sentinels_of_its_own(program) as sentinels:
+        answer = call("bench", "--redis-url", sentinels.url(), "--tasks", "100", "--no-steps", "--json")
+    assert answer.code == 0, answer.err
+    assert {row["key"] for row in answer.json["rows"]} == set(ROWS) - {"steps", "steps_shared"}
+
+
 # nobody is disturbed unasked
 
 
-@pytest.mark.parametrize("url", ["redis://redis.example.com:6379", "rediss://user:secret@10.0.0.7"])
+@pytest.mark.parametrize(
+    "url", ["redis://redis.example.com:6379", "rediss://user:secret@10.0.0.7", "redis+sentinel://localhost,10.0.0.7/x"]
+)
 def test_a_server_elsewhere_is_asked_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = call("bench", "--redis-url", url)
     assert answer.code == 2
@@ -111,6 +142,7 @@ def test_a_server_elsewhere_is_asked_for(url: str, monkeypatch: pytest.MonkeyPat
         Address("redis://127.0.0.1:7000/3"),
         Address("redis://[::1]"),
         Address("unix:///tmp/redis.sock"),
+        Address("redis+cluster://127.0.0.1:7000,localhost:7001"),
         Address(directory=Path("data")),
     ],
 )
@@ -129,13 +161,13 @@ async def test_a_server_with_little_memory_is_left_alone(server: RedisServer) ->
     gateway = Gateway(Address(server.url))
     await gateway.open()
     try:
-        await check_room(gateway, 10_000, 0, False)
+        await check_room(gateway, "{x}:ready", 10_000, 0, False)
         await gateway.command("CONFIG", "SET", "maxmemory", 20_000_000)
-        await check_room(gateway, 100, 0, False)
+        await check_room(gateway, "{x}:ready", 100, 0, False)
         with pytest.raises(Failed, match=r"MB free of its maxmemory.*--tasks or --payload"):
-            await check_room(gateway, 10_000, 0, True)
+            await check_room(gateway, "{x}:ready", 10_000, 0, True)
         with pytest.raises(Failed, match="maxmemory"):
-            await check_room(gateway, 100, 500_000, True)
+            await check_room(gateway, "{x}:ready", 100, 500_000, True)
     finally:
         await gateway.close()
 
@@ -152,8 +184,8 @@ async def test_a_server_at_work_for_others_is_left_alone_unless_somebody_agrees(
     working = asyncio.create_task(work())
     try:
         with pytest.raises(Failed, match="commands a second for others: say --yes"):
-            await check_room(gateway, 100, 0, False)
-        await check_room(gateway, 100, 0, True)
+            await check_room(gateway, "{x}:ready", 100, 0, False)
+        await check_room(gateway, "{x}:ready", 100, 0, True)
     finally:
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)

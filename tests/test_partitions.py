@@ -182,12 +182,18 @@ async def test_those_who_share_do_all_of_it(app: App) -> None:
 
 async def test_a_worker_with_no_share_waits_for_one(app: App) -> None:
     """Two readers are enough for the only partition: the third has none, until both leave."""
+    sharing = app.producer.namespace.sharing("default")
     async with AsyncExitStack() as stack:
         crew = [await stack.enter_async_context(Worker(app, partitions="share")) for _ in range(3)]
         running = [asyncio.create_task(worker.run()) for worker in crew]
         for worker in crew:
             assert await soon((await double_of(app).enqueue(21)).result()) == 42
-            worker.stop()
+            worker.stop()  # it has not left yet: it would finish what it does first
+
+            async def left(worker: Worker = worker) -> bool:
+                return await app.producer.gateway.command("ZSCORE", sharing, worker.id) is None
+
+            await until(left, "its share is the others'")
         await soon(asyncio.gather(*running))
 
 

@@ -516,7 +516,10 @@ async def test_workers_that_share_divide_the_partitions_and_inherit(gateway: Gat
         await coverage.look()
     taken = [index for coverage in crew.values() for index in indexes(coverage.taken_from)]
     assert sorted(taken) == sorted([*range(12), *range(12)])
-    await crew.pop("b").leave()
+    gone = crew.pop("b")
+    await gone.leave()
+    await gone.look()  # while it finishes what it does
+    assert b"b" not in await gateway.command("ZRANGE", namespace.sharing("default"), 0, -1)
     for coverage in crew.values():
         await coverage.look()
         assert indexes(coverage.taken_from) == list(range(12))

@@ -55,7 +55,7 @@ QUICK: Final = Amounts(
     children=100,
     walks=64,
     walk_limit=1.0,
-    silence=5.0,
+    silence=10.0,
     patience=15.0,
 )
 """To see that everything runs; its figures say nothing."""

@@ -224,6 +224,7 @@ class Worker:
         self._executor.stop()
         try:
             await self._consumer.interrupt()
+            await self._coverage.leave()
         except QueueError as error:
             logger.debug("cannot interrupt the read: {}", error)
         if self._slots.taken:

@@ -68,7 +68,7 @@ async def _measure(place: Place, names: list[str], size: Size, agreed: bool) -> 
     progress = Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not console.is_terminal)
     rows: list[Row] = []
     async with prepare_ground(app, place) as ground:
-        await check_room(ground.gateway, size.tasks, size.payload, agreed)
+        await check_room(ground.gateway, ground.partition.ready, size.tasks, size.payload, agreed)
         with progress:
             bar = progress.add_task("", total=len(names))
             for name in names:

@@ -38,15 +38,20 @@ def ask(address: Address, agreed: bool) -> None:
 
 
 def _is_local(address: Address) -> bool:
+    if address.nodes:
+        return all(node.host in _LOCAL for node in address.nodes)
     return urlsplit(address.url).scheme == "unix" or (urlsplit(address.url).hostname or "") in _LOCAL
 
 
-async def check_room(gateway: Gateway, tasks: int, payload: int, agreed: bool) -> None:
-    """Raise `Failed` where the server has too little memory left, or is at work for others and nobody agreed."""
+async def check_room(gateway: Gateway, key: str, tasks: int, payload: int, agreed: bool) -> None:
+    """Raise `Failed` where the server has too little memory left, or is at work for others and nobody agreed.
+
+    key: that the tasks will be in; of a cluster, its node is meant.
+    """
     try:
-        before = await _info(gateway)
+        before = await _info(gateway, key)
         await anyio.sleep(_LOOK)
-        info = await _info(gateway)
+        info = await _info(gateway, key)
     except Refused:
         return  # a managed server may hide it
     needed = tasks * (_PER_TASK + payload)
@@ -64,6 +69,6 @@ async def check_room(gateway: Gateway, tasks: int, payload: int, agreed: bool) -
         )
 
 
-async def _info(gateway: Gateway) -> dict[str, str]:
-    told = await gateway.pipeline([("INFO", "memory"), ("INFO", "stats")])
+async def _info(gateway: Gateway, key: str) -> dict[str, str]:
+    told = await gateway.pipeline([("INFO", "memory"), ("INFO", "stats")], node_of=key)
     return dict(line.split(":", 1) for line in b"\n".join(told).decode().splitlines() if ":" in line)

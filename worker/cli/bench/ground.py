@@ -12,14 +12,14 @@ import anyio
 import hiredis
 
 from ....queues import Gateway, Namespace, Partition, Refused
-from ....queues.connection import sync_client, translated
+from ....queues.connection import translated
 from ...app import App
 from ..connection import Place
+from ..removal import remove_namespace
+from .dialling import dial
 from .raw import RawClient
 
 __all__ = ["Ground", "prepare_ground"]
-
-_REMOVED_AT_ONCE = 1_000
 
 _KEPT_FOR = 600.0
 """Seconds that outcomes are kept, should this process be killed before it cleans up."""
@@ -41,7 +41,7 @@ class Ground:
         address = self.gateway.address
         with translated(address.shown):
             try:
-                with RawClient(sync_client(address, self.gateway.socket)) as client:
+                with dial(self.gateway, self.raw.ready) as client:
                     yield client
             except hiredis.HiredisError as error:
                 raise Refused(f"{address.shown} refused a command of the raw client: {error}") from error
@@ -76,16 +76,4 @@ async def prepare_ground(app: App, place: Place) -> AsyncIterator[Ground]:
             yield ground
         finally:
             with anyio.CancelScope(shield=True):
-                await _remove_keys(ground.gateway, namespace)
-
-
-async def _remove_keys(gateway: Gateway, namespace: Namespace) -> None:
-    """Everything of the namespace, sought through the whole server in small steps that keep nobody waiting."""
-    cursor = b"0"
-    while True:
-        cursor, keys = await gateway.command(
-            "SCAN", cursor, "MATCH", f"{{{namespace.name}[:}}]*", "COUNT", _REMOVED_AT_ONCE
-        )
-        await gateway.pipeline([("UNLINK", key) for key in keys])
-        if cursor == b"0":
-            return
+                await remove_namespace(ground.gateway, namespace, [ground.partition, ground.raw])

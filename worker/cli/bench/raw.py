@@ -20,7 +20,8 @@ class RawClient:
     """Commands and their replies as they are. redis-py only connects: it knows URLs, TLS and passwords."""
 
     def __init__(self, client: redis.Redis) -> None:
-        """client: of protocol 2; it is this one's from now on."""
+        """client: is this one's from now on; it gives an address and credentials, and protocol 2 is spoken."""
+        client.connection_pool.connection_kwargs["protocol"] = 2
         self._client = client
         self._connection = client.connection_pool.get_connection()
         self._socket: Any = self._connection._sock  # it has no public name; all else in redis-py costs time

@@ -21,6 +21,7 @@ from ....queues.embedded import stop
 from ...app import App
 from ..connection import Place
 from ..failures import Failed
+from ..removal import remove_namespace
 from .journal import Journal
 from .replicas import Replicas
 
@@ -87,7 +88,7 @@ async def prepare_stage(app: App, queue: str, place: Place) -> AsyncIterator[Sta
                 await replicas.stop()
                 if fresh is None:
                     with anyio.CancelScope(shield=True):
-                        await _remove_keys(gateway, namespace, partition)
+                        await remove_namespace(gateway, namespace, [partition])
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(_remove_folder, folder, fresh)
@@ -105,21 +106,6 @@ def _environment(app: App) -> dict[str, str]:
         "PERDURE_GRACE": str(settings.grace),
         "PERDURE_LOG_LEVEL": settings.log_level,
     }
-
-
-async def _remove_keys(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
-    """Everything of the namespace; the keys of killed workers, too, which would expire in a few seconds."""
-    workers = await gateway.command("ZRANGE", namespace.workers, 0, -1)
-    keys = [namespace.queues, namespace.workers, *(namespace.worker(worker.decode()) for worker in workers)]
-    keys += [partition.ready, partition.nudge, partition.due, partition.dead]
-    cursor = b"0"
-    while True:
-        scan = ("SCAN", cursor, "MATCH", partition.records, "COUNT", 1000)
-        cursor, page = await gateway.command(*scan, node_of=partition.ready)
-        keys += [key.decode() for key in page]
-        if cursor == b"0":
-            break
-    await gateway.pipeline([("DEL", key) for key in keys])
 
 
 def _remove_folder(folder: Path, fresh: Path | None) -> None:
