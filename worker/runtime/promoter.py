@@ -11,7 +11,7 @@ from typing import Final
 
 import anyio
 
-from ...queues import Gateway, Partition, QueueError, promote_due, watch_due
+from ...queues import Gateway, Partition, QueueError, Refused, promote_due, watch_due
 from ..observe import logger
 
 __all__ = ["Promoter"]
@@ -32,6 +32,7 @@ class Promoter:
         self._gateway = gateway
         self._worker = worker
         self._next = dict.fromkeys(partitions, 0.0)
+        self._refused = False
         self._told: set[Partition] = set()
         self._poked = anyio.Event()
 
@@ -67,8 +68,12 @@ class Promoter:
         self._next[partition] = math.inf  # a poke from now on asks for another look
         try:
             wait = await self._promote(partition, told)
+            self._refused = False
         except QueueError as error:
-            logger.debug("cannot promote due tasks: {}", error)
+            # Unavailable passes, and the intake tells of it; what is refused (a right that is missing) does not.
+            tell = logger.warning if isinstance(error, Refused) and not self._refused else logger.debug
+            tell("cannot promote due tasks: {}", error)
+            self._refused = isinstance(error, Refused)
             wait = _LONGEST_SLEEP
         if partition in self._next:
             self._next[partition] = min(self._next[partition], time.monotonic() + wait)
