@@ -27,6 +27,7 @@ from .footprint import FOOTPRINT
 from .hand_over import HAND_OVER
 from .latency import LATENCY
 from .machine import machine_line, run
+from .memory import MEMORY
 from .place import Place
 from .recovery import recovery
 from .server import NoServer, given_server, own_server, server_line
@@ -47,6 +48,7 @@ def measures(size: Size) -> list[Measure]:
         STARTUP,
         FOOTPRINT,
         BACKLOG,
+        MEMORY,
         HAND_OVER,
         recovery("recovery_short_lease", size.short_lease, at_once=False),
         recovery("recovery", size.lease, at_once=True),

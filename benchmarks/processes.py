@@ -34,6 +34,10 @@ class Child:
     def __init__(self, process: Process) -> None:
         self._process = process
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     async def told(self, within: float) -> float:
         """The next time it tells; waits for it up to `within` seconds."""
         return float(await self.line(within))

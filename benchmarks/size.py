@@ -27,6 +27,7 @@ class Size:
     one task alone. shared_steps: durable steps of all concurrent tasks together. pick_ups: tasks sent to an idle
     worker. delays: delayed tasks. lease, short_lease: of the workers that are killed. backlog, small_backlog: what is
     compared; backlog_samples: how often each act is measured.
+    expired: tasks that are run and forgotten.
     """
 
     rounds: int
@@ -41,6 +42,7 @@ class Size:
     backlog: Backlog
     small_backlog: Backlog
     backlog_samples: int
+    expired: int
 
 
 FULL: Final = Size(
@@ -56,6 +58,7 @@ FULL: Final = Size(
     backlog=Backlog(1_000_000, 100_000, 100_000),
     small_backlog=Backlog(10_000, 1_000, 1_000),
     backlog_samples=500,
+    expired=1_000_000,
 )
 
 QUICK: Final = Size(
@@ -71,5 +74,6 @@ QUICK: Final = Size(
     backlog=Backlog(2_000, 100, 100),
     small_backlog=Backlog(200, 50, 50),
     backlog_samples=20,
+    expired=500,
 )
 """To see that everything runs; its figures say nothing."""

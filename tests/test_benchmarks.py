@@ -33,6 +33,8 @@ UNITS = {
     "bytes_queued": "bytes",
     "bytes_running": "bytes",
     "bytes_finished": "bytes",
+    "idle_memory": "MB",
+    "expired_memory": "times",
     "backlog_enqueue": "us",
     "backlog_read": "us",
     "backlog_settle": "us",

@@ -1,0 +1,98 @@
+"""What a worker that has nothing to do takes of memory, and what a million tasks leave behind on the server."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import Mapping
+
+import psutil
+from perdure import Context, Worker
+
+from .figures import Figure, Line, Measure
+from .place import Place
+from .processes import started
+from .raw import RawClient
+from .size import Size
+
+__all__ = ["MEMORY"]
+
+_CHUNK = 10_000
+_KEPT = 2.0
+"""Seconds for which results are kept."""
+
+_GONE_WITHIN = 120.0
+_MEGABYTE = 1e6
+
+
+async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
+    async with started("replica", place) as replica:
+        idle = _resident(replica.pid)
+    bare = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "print(flush=True); input()", stdin=PIPE, stdout=PIPE
+    )
+    try:
+        assert bare.stdout is not None
+        await bare.stdout.readline()
+        limit = _resident(bare.pid)
+    finally:
+        bare.kill()
+        await bare.wait()
+    before, after = await _expired(place, size.expired)
+    return {"idle_memory": Figure(idle, limit), "expired_memory": Figure(after / before, 1.0)}
+
+
+def _resident(pid: int) -> float:
+    found: int = psutil.Process(pid).memory_info().rss
+    return found / _MEGABYTE
+
+
+async def _expired(place: Place, count: int) -> tuple[int, int]:
+    """The server's memory before any task, and when all of them have been run and have expired."""
+    app = place.app()
+
+    @app.task(result_ttl=_KEPT)
+    async def noop(ctx: Context, number: int) -> int:
+        return number
+
+    async def work_off(many: int) -> None:
+        await noop.enqueue_many({"number": number} for number in range(many))
+        async with Worker(app, concurrency=32) as worker:
+            await worker.run(burst=True)
+
+    with RawClient(place.url) as client:
+        async with app:
+            await work_off(min(count, _CHUNK))  # what the first tasks make once: scripts, streams, groups
+            await _until_expired(client)
+            before = _info(client, "memory", b"used_memory")
+            for done in range(0, count, _CHUNK):
+                await work_off(min(_CHUNK, count - done))
+        await _until_expired(client)
+        return before, _info(client, "memory", b"used_memory")
+
+
+async def _until_expired(client: RawClient) -> None:
+    """Wait until no key is left that has a time to live: the server removes them little by little."""
+    async with asyncio.timeout(_GONE_WITHIN):
+        while True:
+            info = client.call("INFO", "keyspace").decode()
+            if "expires=" not in info or "expires=0" in info:
+                return
+            await asyncio.sleep(0.1)
+
+
+def _info(client: RawClient, section: str, name: bytes) -> int:
+    info: bytes = client.call("INFO", section)
+    return int(dict(line.split(b":", 1) for line in info.split(b"\r\n") if b":" in line)[name])
+
+
+MEMORY = Measure(
+    "memory",
+    [
+        Line("idle_memory", "memory of an idle worker process", "MB", "an interpreter that does nothing"),
+        Line("expired_memory", "server's memory when all tasks have expired, beside before them", "times", "no task"),
+    ],
+    _round,
+    repeated=False,
+)
