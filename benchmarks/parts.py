@@ -64,6 +64,8 @@ class _AtOnce:
         future.set_result(1)
         return future
 
+    def flush(self) -> None: ...
+
     def renew(self) -> None: ...
 
     async def close(self) -> None: ...
@@ -94,7 +96,7 @@ async def _parts() -> list[tuple[str, float]]:
     gateway = Gateway(Address("redis://nobody-is-asked"))
     gateway._open_wire = _AtOnce()
     leases: Leases[Run] = Leases()
-    executor = Executor(gateway, app.tasks, app.settings, leases, threads=1)
+    executor = Executor(gateway, app.tasks, app.settings, leases, Slots(1), threads=1)
     deliveries = [Delivery(partition, b"%d-1" % n, "worker-host-1-abcdef", 1, pairs(fields)) for n in range(_TIMES)]
     steps = Envelope(id=new_task_id(), task="walk").encode()
     walking = Delivery(partition, b"1-1", "worker", 1, {b"env": steps, b"args": b'{"steps":%d}' % _TIMES})

@@ -150,6 +150,18 @@ class Gateway:
         except _TROUBLE as error:
             return await self._again(error, lambda: self._submit(command, node_of), repeatable)
 
+    async def command_now(self, *command: Argument) -> Any:
+        """The same for one command that is not repeatable, which goes out now and does not wait for the tick's end.
+
+        For what the server is to work on while this process works on something else.
+        """
+        try:
+            reply = self._submit(command)
+            self._wire.flush()
+            return await reply
+        except _TROUBLE as error:
+            return await self._again(error, lambda: self._submit(command), False)
+
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Carry out one script atomically; all of Perdure's are repeatable."""
         try:

@@ -62,6 +62,9 @@ class PlainWire:
         outer.add_done_callback(given_up)
         return outer
 
+    def flush(self) -> None:
+        self._wire.flush()
+
     def renew(self) -> None:
         self._wire.renew()
 

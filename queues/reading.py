@@ -107,7 +107,7 @@ class OneConnection:
     async def read(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Stream]:
         command = _command(self._worker, partitions, count, block)
         if block is None:
-            return await self._gateway.command(*command, repeatable=False) or []
+            return await self._gateway.command_now(*command) or []
         return await self._reader.read(*command) or []
 
     async def interrupt(self) -> None:

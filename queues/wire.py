@@ -1,7 +1,7 @@
-"""One connection, shared by everybody in this process: what is submitted in one tick goes out in one write.
+"""One connection, shared by everybody in this process: what is submitted in one tick goes out in few writes.
 
-Submitting puts a command into the outbox; at the end of the event loop's tick the outbox is written as a whole, without
-waiting for replies that are still to come. Replies come in the order of the commands, so each is handed to the future
+Submitting puts a command into the outbox; it is written as a whole at the end of the event loop's tick, or as soon as
+it holds enough to keep the server busy meanwhile, without waiting for replies that are still to come. Replies come in the order of the commands, so each is handed to the future
 at the head of the line. An error reply reaches the caller whose command it answers and nobody else; a caller that was
 cancelled before its command went out takes it back, and one cancelled later leaves the others alone. When the
 connection is lost, every command that had gone out fails, since nobody can tell which were carried out; those that had
@@ -27,6 +27,9 @@ __all__ = ["Argument", "ClientWire", "Command", "PipelinedWire", "Wire"]
 Argument = str | bytes | int | float
 Command = Sequence[Argument]
 
+_ENOUGH: Final = 8
+"""Commands that go out before the tick has ended: the server works on them while this process makes the next ones."""
+
 _MOST_UNANSWERED: Final = 4096
 """Commands that may wait for their replies at once: what is beyond stays in the outbox, where it can be taken back."""
 
@@ -35,6 +38,9 @@ class Wire(Protocol):
     """Where commands are submitted. The future gives the raw reply or raises the client library's error."""
 
     def submit(self, command: Command) -> asyncio.Future[Any]: ...
+
+    def flush(self) -> None:
+        """Let what was submitted go out now, and not at the end of the tick."""
 
     def renew(self) -> None:
         """Let what is submitted from now on go out on a new connection: the server is not the one that is wanted."""
@@ -66,10 +72,15 @@ class PipelinedWire:
             future.set_exception(ConnectionLost("the connection was closed"))
             return future
         self._outbox.append((packed, future))
-        if not self._flushing:
+        if len(self._outbox) >= _ENOUGH:
+            self._send()
+        elif not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
         return future
+
+    def flush(self) -> None:
+        self._send()
 
     def renew(self) -> None:
         if self._line is not None:
@@ -87,8 +98,11 @@ class PipelinedWire:
         await self._connection.disconnect(nowait=True)
 
     def _flush(self) -> None:
-        """Write the outbox, as far as the line takes it; without a line, get one first."""
         self._flushing = False
+        self._send()
+
+    def _send(self) -> None:
+        """Write the outbox, as far as the line takes it; without a line, get one first."""
         line = self._line
         if line is None:
             if self._outbox and self._connecting is None and not self._closed:
@@ -261,6 +275,9 @@ class ClientWire:
     async def _carry_out(self, command: Command) -> Any:
         async with self._turn:
             return await self._client.execute_command(*command)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
 
     def renew(self) -> None:
         """The client is its owner's to connect anew."""

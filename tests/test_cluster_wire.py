@@ -56,6 +56,8 @@ class ScriptedWire:
             future.set_result(answer)
         return future
 
+    def flush(self) -> None: ...
+
     def renew(self) -> None: ...
 
     async def close(self) -> None:

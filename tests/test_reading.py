@@ -54,7 +54,7 @@ class Cluster(Gateway):
         reader: Reader = self._nodes[key]
         return reader
 
-    async def command(self, *command: Argument, repeatable: bool = True, node_of: str | None = None) -> Any:
+    async def command_now(self, *command: Argument) -> Any:
         (node,) = (self._nodes[part] for part in command if part in self._nodes)
         return await node.read(*command)
 

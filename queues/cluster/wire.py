@@ -100,6 +100,10 @@ class ClusterWire:
         self._take(await self._learn(in_random_order(self._address.nodes), check=True))
         _ = self._spawn(self._watch())
 
+    def flush(self) -> None:
+        for line in self._lines.values():
+            line.wire.flush()
+
     def renew(self) -> None:
         """Look who serves what: a server that refused to write is somebody's replica now."""
         _ = self._look_soon()

@@ -31,6 +31,7 @@ from ..registry import Registry, Task
 from ..settings import Settings
 from .outcome import Burial, Cancelled, HandOff, Outcome, Rerun, Success, after_error
 from .settling import Settler
+from .slots import Slots
 
 __all__ = ["Executor"]
 
@@ -39,9 +40,17 @@ class Executor:
     """Runs deliveries. Each call of `execute` owns one delivery and settles it, or loses it."""
 
     def __init__(
-        self, gateway: Gateway, registry: Registry, settings: Settings, leases: Leases[Run], threads: int
+        self,
+        gateway: Gateway,
+        registry: Registry,
+        settings: Settings,
+        leases: Leases[Run],
+        slots: Slots,
+        *,
+        threads: int,
     ) -> None:
-        """threads: how many sync steps may run at once."""
+        """slots: those that the executions are in. threads: how many sync steps may run at once."""
+        self._slots = slots
         self._gateway = gateway
         self._registry = registry
         self._settings = settings
@@ -86,7 +95,8 @@ class Executor:
         outcome: Outcome | None = None
         try:
             outcome = await self._outcome(run)
-            await self._settler.settle(run, outcome)
+            self._slots.leave()
+            await self._settler.settle(run, outcome, self._slots.stay)
             self.settled[delivery.partition.queue] += 1
             if self.owed is not None and isinstance(outcome, Rerun):
                 self.owed[run.id] = delivery.partition

@@ -36,9 +36,9 @@ class Settler:
         self._gateway = gateway
         self._settings = settings
 
-    async def settle(self, run: Run, outcome: Outcome) -> None:
-        """Store the outcome and acknowledge the message, in one atomic act."""
-        await until_available(self._act(run, outcome), f"the outcome of task {run.id}")
+    async def settle(self, run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> None:
+        """Store the outcome and acknowledge the message, in one atomic act. on_wait: hears that Redis is away."""
+        await until_available(self._act(run, outcome), f"the outcome of task {run.id}", on_wait)
 
     def _act(self, run: Run, outcome: Outcome) -> Callable[[], Awaitable[None]]:
         gateway, delivery, task_id = self._gateway, run.delivery, run.id

@@ -12,26 +12,46 @@ __all__ = ["Slots"]
 
 
 class Slots:
-    """As many slots as the worker's concurrency. Only the intake fills them; each is free again when its work ends."""
+    """As many slots as the worker's concurrency. Only the intake fills them.
+
+    A slot is free again when its work ends, or a little earlier: when nothing is left of it but an outcome on its way
+    to Redis. So the next messages are asked for right behind the outcomes, in the same round trip.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._running: set[asyncio.Task[Any]] = set()
+        self._busy: set[asyncio.Task[Any]] = set()
         self._waiting: list[asyncio.Future[None]] = []
 
     @property
     def taken(self) -> int:
+        """How many tasks are not done with, those that are leaving included."""
         return len(self._running)
 
     @property
     def free(self) -> int:
-        return max(0, self.capacity - len(self._running))
+        return max(0, self.capacity - len(self._busy))
 
     def fill(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run some work in a slot: in an asyncio task of its own, so with context variables of its own."""
         task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
+        self._busy.add(task)
         task.add_done_callback(self._ended)
+
+    def leave(self) -> None:
+        """The work that calls this is about to send its outcome, and needs its slot no more."""
+        task = asyncio.current_task()
+        if task in self._busy:
+            self._busy.discard(task)
+            self._announce()
+
+    def stay(self) -> None:
+        """The outcome did not get through: the slot is needed on, or outcomes would pile up while Redis is away."""
+        task = asyncio.current_task()
+        if task in self._running:
+            self._busy.add(task)
 
     async def wait_free(self) -> None:
         """Return when a slot is free."""
@@ -57,8 +77,12 @@ class Slots:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
+        self._busy.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.opt(exception=error).error("the worker failed; the task is left for recovery")
+        self._announce()
+
+    def _announce(self) -> None:
         waiting, self._waiting = self._waiting, []
         for change in waiting:
             if not change.done():

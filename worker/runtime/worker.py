@@ -82,7 +82,9 @@ class Worker:
         self._gateway = Gateway(self.settings.address)
         self._slots = Slots(concurrency)
         self._leases: Leases[Run] = Leases()
-        self._executor = Executor(self._gateway, app.tasks, self.settings, self._leases, threads=max(40, concurrency))
+        self._executor = Executor(
+            self._gateway, app.tasks, self.settings, self._leases, self._slots, threads=max(40, concurrency)
+        )
         self._stop = anyio.Event()
         self._hurry = anyio.Event()
         self._stack = AsyncExitStack()
