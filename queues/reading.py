@@ -212,7 +212,7 @@ class PerPartition:
 
     def _ask(self, partition: Partition, count: int) -> asyncio.Future[Any]:
         command = _command(self._worker, [partition], count, None)
-        return asyncio.ensure_future(self._gateway.command(*command, repeatable=False))
+        return asyncio.ensure_future(self._gateway.command_now(*command))
 
     async def _wait(self, partitions: Sequence[Partition], count: int, block: float) -> list[Stream]:
         """Wait on all at once. However this ends, no read is left behind that could take a message unheard."""

@@ -1,11 +1,11 @@
 """One connection, shared by everybody in this process: what is submitted in one tick goes out in few writes.
 
 Submitting puts a command into the outbox; it is written as a whole at the end of the event loop's tick, or as soon as
-it holds enough to keep the server busy meanwhile, without waiting for replies that are still to come. Replies come in the order of the commands, so each is handed to the future
-at the head of the line. An error reply reaches the caller whose command it answers and nobody else; a caller that was
-cancelled before its command went out takes it back, and one cancelled later leaves the others alone. When the
-connection is lost, every command that had gone out fails, since nobody can tell which were carried out; those that had
-not gone out yet go out on the next connection.
+it holds enough to keep the server busy meanwhile, without waiting for replies that are still to come. Replies come in
+the order of the commands, so each is handed to the future at the head of the line. An error reply reaches the caller
+whose command it answers and nobody else; a caller that was cancelled before its command went out takes it back, and one
+cancelled later leaves the others alone. When the connection is lost, every command that had gone out fails, since
+nobody can tell which were carried out; those that had not gone out yet go out on the next connection.
 """
 
 from __future__ import annotations

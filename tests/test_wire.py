@@ -108,6 +108,25 @@ async def test_what_is_submitted_in_one_tick_comes_together_and_in_order(server:
     assert [await future for future in futures] == list(range(5))
 
 
+async def test_many_go_out_before_the_tick_has_ended(server: Server, wire: PipelinedWire) -> None:
+    await standing(server, wire)
+    futures = [wire.submit(("ECHO", str(number))) for number in range(wires._ENOUGH)]
+    assert not wire._outbox
+    await server.heard()
+    server.say(b"".join(b":%d\r\n" % number for number in range(wires._ENOUGH)))
+    assert [await future for future in futures] == list(range(wires._ENOUGH))
+
+
+async def test_flushed_it_waits_for_no_more(server: Server, wire: PipelinedWire) -> None:
+    await standing(server, wire)
+    future = wire.submit(("A",))
+    wire.flush()
+    assert not wire._outbox
+    await server.heard()
+    server.say(b"+a\r\n")
+    assert await future == b"a"
+
+
 async def test_nobody_waits_for_the_replies_of_others(server: Server, wire: PipelinedWire) -> None:
     await standing(server, wire)
     slow = wire.submit(("SLOW",))

@@ -450,3 +450,29 @@ async def test_slots_are_counted_and_waited_for() -> None:
     assert not emptying.done()
     ends[1].set()
     await soon(emptying)
+
+
+async def test_a_slot_is_free_when_only_the_outcome_is_left_of_its_work_and_taken_again_when_that_must_wait() -> None:
+    slots, sent, failed, stays, end = Slots(1), asyncio.Event(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        await sent.wait()
+        slots.leave()
+        await failed.wait()
+        slots.stay()
+        stays.set()
+        await end.wait()
+
+    slots.fill(work())
+    waiting = asyncio.create_task(slots.wait_free())
+    await asyncio.sleep(0)
+    assert (slots.free, slots.taken) == (0, 1)
+    sent.set()
+    await soon(waiting)
+    assert (slots.free, slots.taken) == (1, 1)
+    failed.set()
+    await soon(stays.wait())
+    assert (slots.free, slots.taken) == (0, 1)
+    end.set()
+    await soon(slots.wait_empty())
+    assert (slots.free, slots.taken) == (1, 0)
