@@ -60,10 +60,12 @@ test-system: install
 test-cluster: install
 	$(BIN)/python -m pytest -m cluster
 
+# VALKEY_TESTS: which of them, as pytest's -m takes it.
+test-valkey: VALKEY_TESTS ?= cluster or not cluster
 test-valkey: export PERDURE_TEST_SERVER = valkey
 test-valkey: install
 	$(PIP) install --quiet --group valkey
-	$(BIN)/python -m pytest -m 'cluster or not cluster'
+	$(BIN)/python -m pytest -m '$(VALKEY_TESTS)'
 
 check: install
 	$(BIN)/ruff format --check
