@@ -65,4 +65,4 @@ class Registration:
         await withdraw(self._gateway, self._namespace, self._info.id)
 
     def _current(self) -> WorkerInfo:
-        return replace(self._info, in_flight=self._slots.taken, rates=self._rates.look())
+        return replace(self._info, in_flight=self._slots.busy, rates=self._rates.look())

@@ -30,6 +30,11 @@ class Slots:
         return len(self._running)
 
     @property
+    def busy(self) -> int:
+        """How many run: those that are leaving have ended, but for their outcome."""
+        return len(self._busy)
+
+    @property
     def free(self) -> int:
         return max(0, self.capacity - len(self._busy))
 

@@ -92,7 +92,7 @@ class Worker:
     @property
     def in_flight(self) -> int:
         """How many tasks are running."""
-        return self._slots.taken
+        return self._slots.busy
 
     @property
     def settled(self) -> int:
