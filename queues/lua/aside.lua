@@ -3,8 +3,9 @@
 -- KEYS  ready stream, nudge stream
 -- ARGV  fence (4), consumer that holds suspects
 -- returns  0 refused, the lease has passed; 1 set aside
--- Atomic: it stays pending, never in no place. Its idle time begins anew: where nobody runs suspects, any worker claims it once a lease has passed. The delivery
--- count goes back by the one that the next claim adds; see release.lua on why no fence comes twice by that.
+-- Atomic: it stays pending, never in no place. Its idle time begins anew: where nobody runs suspects, any worker claims
+-- it once a lease has passed. The delivery count goes back by the one that the next claim adds; see release.lua on why
+-- no fence comes twice by that.
 if not owned(KEYS[1]) then
   local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)[1]
   return pending and pending[2] == ARGV[5] and 1 or 0
