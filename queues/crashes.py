@@ -125,7 +125,7 @@ async def _report(
     reports = []
     for one in held:
         known: dict[str, object] = {"how": how, "worker": worker, "alone": alone}
-        if one.task_id in doing:
+        if one.task_id is not None and one.task_id in doing:
             known["step"] = doing[one.task_id]
         task_id = one.task_id or f"entry-{one.entry.decode()}"
         keys = [partition.ready, partition.record(task_id), partition.log(task_id), partition.nudge]
