@@ -293,8 +293,7 @@ async def test_an_unseen_crash_is_excused_by_getting_further(
 ) -> None:
     """Nobody saw how the first worker ended: it counts until the task has got further, and is remembered after."""
     await producer.enqueue("t", task_id="x")
-    await take_over(gateway, await read_one(await worker(gateway, partition)), "b")
-    third = await claim_one(await worker(gateway, partition, name="c", lease=0.0))
+    third = await take_over(gateway, await take_over(gateway, await read_one(await worker(gateway, partition))), "c")
     history = await load_history(gateway, third, "x")
     assert (history.suspect, history.blamed, history.counters.crashes) == (True, 2, 2)
     await write_entries(gateway, third, "x", [Entry(Kind.DONE, "s", b"1")])
