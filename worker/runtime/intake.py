@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -139,6 +140,9 @@ class Intake:
     async def _claim_suspect(self) -> None:
         """Take one suspect, if there is one in any partition."""
         self._isolation.wanted = False  # what is heard from now on is looked for anew
+        # What was begun in this tick of the event loop is in the table of leases from the next one on. What is this
+        # worker's in Redis and not in its table is taken for a lost answer: it would be run twice at the same time.
+        await asyncio.sleep(0)
         try:
             for partition in self._consumer.partitions:
                 found = await self._consumer.take_suspect(partition)
