@@ -258,6 +258,15 @@ def timeouts_that_nobody_saw() -> Story:
     return Story("overtime").run(2, FIRST).left(3, FIRST, "CancelledError").final("dead", reason="timeout", attempts=2)
 
 
+def poison_that_kills_on() -> Story:
+    """Five processes, where the third death should have been the last."""
+    story = Story("poison")
+    for count, pid in enumerate(range(30, 35), 1):
+        story.run(count, pid, count=count).begin(count + 0.1, pid, "suicide")
+        story.add(count + 0.2, pid, "kills", run=f"{pid}.1", step="suicide")
+    return story.final("dead", reason="crash_loop", crashes=5)
+
+
 def doubt_without_a_fault() -> Story:
     story = Story("doubtful").run(2, FIRST).step(2.1, FIRST, "order").begin(2.4, FIRST, "charge")
     return story.final("dead", reason="in_doubt")
@@ -329,6 +338,7 @@ BROKEN: list[tuple[Callable[[], Story], str]] = [
     (crashes_that_nobody_saw, "unexplained dead letter"),
     (crashes_within_the_limit, "unexplained dead letter"),
     (timeouts_that_nobody_saw, "unexplained dead letter"),
+    (poison_that_kills_on, "unexplained dead letter"),
     (doubt_without_a_fault, "unexplained dead letter"),
     (failing_succeeds, "impossible outcome"),
     (cancelled_unasked, "cancelled unasked"),
@@ -372,6 +382,18 @@ def test_a_fresh_replay_forgets_the_records() -> None:
     assert story.rules() == set()
     story.lines = [line | {"fresh": False} if line["what"] == "fault" else line for line in story.lines]
     assert story.rules() == {"recorded step run again", "stale write"}
+
+
+def test_a_poison_that_was_replayed_may_kill_anew() -> None:
+    story = Story("poison")
+    for life, start in enumerate((2, 12)):
+        for count in range(1, 4):
+            at, pid = start + count, 30 + 10 * life + count
+            story.run(at, pid, count=count, entry=f"{1000 + life}-0").begin(at + 0.1, pid, "suicide")
+            story.add(at + 0.2, pid, "kills", run=f"{pid}.1", step="suicide")
+        story.fault(start + 8, start + 8.5, "replay", MONKEY)  # the second one hits nothing
+    story.final("dead", reason="crash_loop", crashes=3, replays=1)
+    assert story.rules() == set()
 
 
 def test_the_verdict_counts_and_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

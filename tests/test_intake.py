@@ -44,7 +44,7 @@ async def test_what_was_read_just_now_is_not_taken_for_a_suspect_whose_answer_wa
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     """It is held from the next tick of the event loop on, when its run begins; a suspect is looked for before that."""
-    leases: Leases[Held] = Leases()
+    leases: Leases = Leases()
     consumer = await worker(gateway, partition, leases=leases)
     begun: list[asyncio.Task[None]] = []
 

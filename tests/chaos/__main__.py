@@ -13,6 +13,7 @@ from pathlib import Path
 from .journal import read_journal
 from .options import Options
 from .play import play
+from .schedule import WEIGHTS
 from .verdict import verdict
 
 
@@ -30,9 +31,19 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--lease", type=float, default=Options.lease, help="seconds (%(default)s)")
     run.add_argument("--patience", type=float, default=Options.patience, help="seconds to end in (%(default)s)")
     run.add_argument("--previous", default=None, help="commit whose workers take part; '' for none")
+    run.add_argument("--faults", type=_faults, default=Options.faults, metavar="A,B", help="only these")
     check = commands.add_parser("check", help="check a journal that was kept")
     check.add_argument("journal", type=Path)
     return parser
+
+
+def _faults(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := set(names) - WEIGHTS.keys():
+        raise argparse.ArgumentTypeError(
+            f"no fault is called {', '.join(sorted(unknown))}; there are {', '.join(WEIGHTS)}"
+        )
+    return names
 
 
 def main() -> int:

@@ -6,6 +6,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Final
 
 from .faults import SYMPTOMS
 from .history import History, Run
@@ -13,6 +14,8 @@ from .journal import SECOND
 from .rules.repeats import reason_of_repeat, repeats
 
 __all__ = ["counted"]
+
+_WITHOUT_REDIS: Final = frozenset({"redis_kill", "redis_stop", "redis_freeze"})
 
 
 def counted(history: History) -> Iterator[str]:
@@ -65,7 +68,7 @@ def _repeats(history: History) -> Iterator[str]:
 
 
 def _recoveries(history: History) -> Iterator[str]:
-    """From a fault to the task running again, of runs that the fault cut off."""
+    """From a fault to the task running again, of runs that the fault cut off; the time without Redis does not count."""
     found: dict[str, list[float]] = defaultdict(list)
     for task in history.tasks.values():
         for run, following in pairwise(task.runs):
@@ -76,7 +79,8 @@ def _recoveries(history: History) -> Iterator[str]:
     if not everything:
         yield "recoveries: none"
         return
-    yield f"recoveries: {len(everything)}, the longest {max(everything):.2f} s from the fault to the task running again"
+    yield f"recoveries: {len(everything)}, the longest {max(everything):.2f} s"
+    yield "  (from the fault to the task running again, without the time in which Redis was away)"
     for kind, times in sorted(found.items(), key=lambda one: -max(one[1])):
         yield f"  {kind:14} {len(times):5} times, median {statistics.median(times):6.2f} s, longest {max(times):6.2f} s"
 
@@ -93,4 +97,15 @@ def _recovery(history: History, run: Run, following: Run) -> tuple[str, float] |
     if not faults:
         return None
     first = min(faults, key=lambda fault: fault.begin.at)
-    return first.kind, (following.at - first.begin.at) / SECOND
+    return first.kind, (following.at - first.begin.at - _away(history, first.begin.at, following.at)) / SECOND
+
+
+def _away(history: History, since: int, until: int) -> int:
+    """For how much of a time Redis was away."""
+    away, reached = 0, since
+    for fault in history.faults.all:  # by their beginnings
+        if fault.kind in _WITHOUT_REDIS:
+            begin, end = max(reached, fault.begin.at), min(fault.until, until)
+            away += max(0, end - begin)
+            reached = max(reached, end)
+    return away

@@ -170,9 +170,17 @@ class Monkey:
             line.heal()
 
     async def _slow(self, plan: Plan) -> None:
+        """An answer takes no longer than a twelfth of a lease."""
+        await self._delay(plan, "slow", plan.draw * self._options.lease / 24)
+
+    async def _crawl(self, plan: Plan) -> None:
+        """An answer takes longer than the third of a lease that a beat waits."""
+        await self._delay(plan, "crawl", self._options.lease * (0.17 + 0.1 * plan.draw))
+
+    async def _delay(self, plan: Plan, kind: str, each_way: float) -> None:
         line = self._lines[plan.host]
-        async with self._fault("slow", self._host(plan).pids(), host=plan.host):
-            line.slow(plan.draw * 0.4)
+        async with self._fault(kind, self._host(plan).pids(), host=plan.host, each_way=each_way):
+            line.slow(each_way)
             await asyncio.sleep(1 + plan.length * 4)
             line.heal()
 

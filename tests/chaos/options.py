@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from .schedule import WEIGHTS
 
 __all__ = ["NAMESPACE", "Options"]
 
@@ -17,7 +20,8 @@ class Options:
     journal: the folder. workers: hosts, each with a worker or a supervisor. producers, rate: how many, and tasks per
     second of all of them. pause: seconds between two faults on average. lease, grace: the workers' settings, seconds.
     patience: seconds that all tasks have to end when the monkey rests. previous: the commit whose workers share the
-    queue; empty for none. processes: those of a supervisor; 0 for plain workers only.
+    queue; empty for none. processes: those of a supervisor; 0 for plain workers only. faults: those that the monkey may
+    choose from.
     """
 
     journal: Path
@@ -32,3 +36,4 @@ class Options:
     patience: float = 180.0
     previous: str | None = None
     processes: int = 0
+    faults: Sequence[str] = tuple(WEIGHTS)

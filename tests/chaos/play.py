@@ -21,7 +21,7 @@ from .line import Line
 from .monkey import Monkey
 from .observer import Observer
 from .options import NAMESPACE, Options
-from .schedule import WEIGHTS, schedule
+from .schedule import schedule
 from .server import DurableServer
 from .versions import NoHistory, former_commit, unpack
 
@@ -58,7 +58,7 @@ async def play(options: Options) -> None:
         observing = asyncio.create_task(Observer(producer, options.journal, pen).run())
         stack.callback(observing.cancel)
         monkey = Monkey(options, server, fleet, lines, pen)
-        await monkey.run(schedule(options.seed, options.seconds, options.pause, options.workers, list(WEIGHTS)))
+        await monkey.run(schedule(options.seed, options.seconds, options.pause, options.workers, options.faults))
         await monkey.rest()
         for one in fleet.producers:
             one.rest()

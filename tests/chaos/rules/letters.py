@@ -29,13 +29,16 @@ def check_letters(history: History) -> Iterator[Violation]:
             yield Violation("unexplained dead letter", what, (*ends, final))
 
 
-def _since_replay(history: History, task: Task, final: Line) -> list[Run]:
-    """Runs that the present counters may know of: all, unless a replay has reset them."""
-    if not final["replays"]:
-        return task.runs
-    last = max((replay.begin.at for replay in history.replays), default=0)
-    later = [run for run in task.runs if run.at >= last]
-    return later or task.runs
+def _last_life(history: History, task: Task) -> list[Run]:
+    """The runs that the present counters may know of: those since the last replay, which set them to zero."""
+    life: list[Run] = []
+    for run in task.runs:
+        fresh = run.first["attempt"] == 1 and run.first["crashes"] == 0
+        another = bool(life) and run.fence.entry != life[-1].fence.entry
+        if fresh and another and history.replayed_between(life[-1].at, run.at):
+            life = []
+        life.append(run)
+    return life
 
 
 def _attempts_exhausted(history: History, task: Task, final: Line) -> str | None:
@@ -77,7 +80,7 @@ _MINUTE: Final = 60_000_000_000
 
 def _poison(history: History, task: Task, final: Line) -> str | None:
     """It has killed as many processes as it may, and one more; not that it was hit by others' deaths alone."""
-    kills = [run for run in _since_replay(history, task, final) if run.began("suicide")]
+    kills = [run for run in _last_life(history, task) if run.began("suicide")]
     most = task.rules.crashes + 2  # one more where a kill came before its first step was recorded
     if len(kills) > most:
         return f"it has killed {len(kills)} processes, one more than {task.rules.crashes} is its limit"

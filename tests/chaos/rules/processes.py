@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 from ..history import History, Violation
@@ -21,6 +22,8 @@ def check_processes(history: History) -> Iterator[Violation]:
             started[line["child"]] = line
         elif line.what == "exited" and not line["closing"] and line["child"] not in killed:
             begun = started[line["child"]]
+            if begun["role"] == "producer" and line["code"] == -signal.SIGTERM:
+                continue  # told to rest before it could hear
             if line["code"] == 1 and line.at - begun.at < _STARTING and _away(history, begun, line):
                 continue
             if not any(
