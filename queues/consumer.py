@@ -238,7 +238,7 @@ class Consumer:
 
     async def take_suspect(self, partition: Partition) -> Suspect:
         """The suspect that has waited longest in a partition. Not at the same time as `read`, `claim` or `adopt`."""
-        return await take_suspect(self._gateway, partition, self._worker, self._leases)
+        return await take_suspect(self._gateway, partition, self._worker)
 
     async def adopt(self, partition: Partition) -> list[Delivery]:
         """Messages that are this worker's in Redis but not in its table: the reply that brought them was lost."""
