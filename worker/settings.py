@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from ..deadletter import DEFAULT_RETENTION, Retry
 from ..queues import DEFAULT_PAYLOAD_LIMIT, Address, check_name, default_data_dir
@@ -15,6 +15,7 @@ from .errors import ConfigurationError
 __all__ = ["Settings", "load_settings"]
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Settings(BaseSettings):
@@ -26,9 +27,11 @@ class Settings(BaseSettings):
     that a long step lives. probation: seconds for which a worker without supervisor takes nothing new while it runs a
     task whose worker died, unless that is cleared before. result_ttl, dead_letter_ttl: seconds that outcomes and dead
     letters are kept. partitions: whether a worker takes from all partitions of its queues, or from its share of them,
-    the rest being other workers' who share. payload_limit: bytes. unknown_task: how often, and how long apart, a task
-    of unknown name is handed to
-    others.
+    the rest being other workers' who share. payload_limit: bytes. crash_threshold: with more crashes of its workers
+    than that within crash_window seconds, a supervisor pauses. restart_delays: seconds before what crashed is started
+    again, after the first crash within the window, the second and so on. stall_limit: seconds after which a supervisor
+    ends a worker that does not answer. unknown_task: how often, and how long apart, a task of unknown name is handed
+    to others.
     """
 
     model_config = SettingsConfigDict(env_prefix="PERDURE_", frozen=True, extra="ignore", env_ignore_empty=True)
@@ -46,7 +49,17 @@ class Settings(BaseSettings):
     payload_limit: Annotated[int, Field(ge=1024)] = DEFAULT_PAYLOAD_LIMIT
     log_level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_json: bool = False
+    crash_threshold: Annotated[int, Field(ge=0)] = 3
+    crash_window: Seconds = 3600.0
+    restart_delays: Annotated[tuple[Delay, ...], NoDecode, Field(min_length=1)] = (5.0, 30.0, 120.0, 600.0)
+    stall_limit: Seconds = 60.0
     unknown_task: Retry = Retry(max_attempts=10, base=1.0, factor=2.0, cap=60.0)
+
+    @field_validator("restart_delays", mode="before")
+    @classmethod
+    def _split(cls, delays: object) -> object:
+        """In the environment: 5,30,120."""
+        return delays.split(",") if isinstance(delays, str) else delays
 
     @field_validator("namespace")
     @classmethod
