@@ -5,7 +5,8 @@ connection, and what is asked again after a lost reply, is decided in this file 
 
 Repeatable means: asked twice, it does no more than asked once. Reads are, and so is every script of Perdure, by
 design (enqueue by id, settle by fence, record by value). A repeatable command whose reply was lost is asked again
-for `patience` seconds; any other raises `Unavailable` at once, and its caller finds out what became of it.
+for `patience` seconds; any other raises `Unavailable` at once, and its caller finds out what became of it. So does
+`ServerFull`, where waiting helps only after somebody has made room.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from .connection import (
     wire_connection,
 )
 from .embedded import EmbeddedServer
-from .errors import QueueError, Refused, Unavailable
+from .errors import QueueError, Refused, ServerFull, Unavailable
 from .protocol import PlainWire
 from .reader import Reader
 from .scripts import Script, loaded_scripts
@@ -239,6 +240,8 @@ class Gateway:
         try:
             with translated(self.address.shown):
                 raise error
+        except ServerFull:
+            raise  # somebody must make room, which takes longer
         except Unavailable:
             if is_read_only(error) and self._open_wire is not None:
                 self._open_wire.renew()

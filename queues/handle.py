@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
@@ -71,18 +72,18 @@ class TaskHandle(Generic[R]):
     async def result(self, timeout: float | None = None) -> R:
         """Wait for the outcome and return it. Woken by push, not by polling.
 
-        Once it waits, it outlives a server that goes away. timeout: seconds to wait, None for ever. Raises
-        `TimeoutError` when they have passed, `TaskFailed` when the task is a dead letter, `TaskCancelled` when it was
-        cancelled, `TaskNotFound` when nothing is known of it.
+        It outlives a server that goes away, also one that is away when the waiting begins. timeout: seconds to wait,
+        None for ever. Raises `TimeoutError` when they have passed, `TaskFailed` when the task is a dead letter,
+        `TaskCancelled` when it was cancelled, `TaskNotFound` when nothing is known of it.
         """
-        record = await self.record()
-        if not record.state.terminal:
-            with anyio.fail_after(timeout):
+        with anyio.fail_after(timeout):
+            record = await self._outlive(self.record)
+            if not record.state.terminal:
                 record = await self._wait()
         return self._outcome(record)
 
     async def _wait(self) -> Record:
-        async with self._news.listen(self.partition.record(self.id)) as inbox:
+        async with self._listening() as inbox:
             while True:
                 record = await self._outlive(self.record)
                 if record.state.terminal:
@@ -90,11 +91,18 @@ class TaskHandle(Generic[R]):
                 with anyio.move_on_after(_LOOK_AGAIN):
                     await inbox.get()
 
+    @asynccontextmanager
+    async def _listening(self) -> AsyncIterator[asyncio.Queue[bytes]]:
+        """News of the task; begins when Redis is there to begin with."""
+        channel = self.partition.record(self.id)
+        async with AsyncExitStack() as stack:
+            yield await self._outlive(lambda: stack.enter_async_context(self._news.listen(channel)))
+
     async def _events_after(self, last: str) -> list[TaskEvent]:
         return await read_events(self._gateway, self.partition, self.id, after=last)
 
     async def _outlive(self, read: Callable[[], Awaitable[T]]) -> T:
-        """What `read` gives, once it can be read: who waits already goes on waiting while Redis is away."""
+        """What `read` gives, once it can be read: who waits goes on waiting while Redis is away."""
         delay = _FIRST_DELAY
         while True:
             try:
@@ -136,7 +144,7 @@ class TaskHandle(Generic[R]):
             for event in await read_events(self._gateway, self.partition, self.id, after=last):
                 yield event
             return
-        async with self._news.listen(self.partition.record(self.id)) as inbox:
+        async with self._listening() as inbox:
             while True:
                 state = await self._outlive(self.status)
                 for event in await self._outlive(partial(self._events_after, last)):
