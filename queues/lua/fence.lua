@@ -22,7 +22,7 @@ local function settled(record)
 end
 
 local function begin_outcome(record)
-  redis.call('HDEL', record, 'entry', 'step', 'alive')
+  redis.call('HDEL', record, 'entry', 'step', 'alive', 'suspect')
 end
 
 local function close(stream, record)
