@@ -47,6 +47,7 @@ from .presence import WorkerInfo, announce, list_workers, withdraw
 from .producer import Key, Producer, key_of, map_each
 from .reading import OneConnection, Reading, read_partitions
 from .records import Record, State, pairs, read_record
+from .replication import Replicated, Replication
 from .rerouting import close_former, load_route, load_routes, retire_generation, set_partitions
 from .routes import MOST_PARTITIONS, Generation, Route, spread
 from .scripts import Script, load_script
@@ -94,6 +95,8 @@ __all__ = [
     "Reading",
     "Record",
     "Refused",
+    "Replicated",
+    "Replication",
     "Route",
     "Script",
     "ServerFull",

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..deadletter import DEFAULT_RETENTION, Retry
-from ..queues import DEFAULT_PAYLOAD_LIMIT, Address, check_name, default_data_dir
+from ..queues import DEFAULT_PAYLOAD_LIMIT, Address, Replication, check_name, default_data_dir
 from .errors import ConfigurationError
 
 __all__ = ["Settings", "load_settings"]
@@ -26,9 +26,9 @@ class Settings(BaseSettings):
     that a long step lives. probation: seconds for which a worker without supervisor takes nothing new while it runs a
     task whose worker died, unless that is cleared before. result_ttl, dead_letter_ttl: seconds that outcomes and dead
     letters are kept. partitions: whether a worker takes from all partitions of its queues, or from its share of them,
-    the rest being other workers' who share. payload_limit: bytes. unknown_task: how often, and how long apart, a task
-    of unknown name is handed to
-    others.
+    the rest being other workers' who share. payload_limit: bytes. replicas, replication_timeout: what
+    `durability="replicated"` means: how many must have it, and for how many seconds they are waited for. unknown_task:
+    how often, and how long apart, a task of unknown name is handed to others.
     """
 
     model_config = SettingsConfigDict(env_prefix="PERDURE_", frozen=True, extra="ignore", env_ignore_empty=True)
@@ -44,6 +44,8 @@ class Settings(BaseSettings):
     dead_letter_ttl: Seconds = DEFAULT_RETENTION
     partitions: Literal["all", "share"] = "all"
     payload_limit: Annotated[int, Field(ge=1024)] = DEFAULT_PAYLOAD_LIMIT
+    replicas: Annotated[int, Field(ge=1)] = 1
+    replication_timeout: Seconds = 5.0
     log_level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_json: bool = False
     unknown_task: Retry = Retry(max_attempts=10, base=1.0, factor=2.0, cap=60.0)
@@ -52,6 +54,11 @@ class Settings(BaseSettings):
     @classmethod
     def _check_namespace(cls, name: str) -> str:
         return check_name("namespace", name)
+
+    @property
+    def replication(self) -> Replication:
+        """What `durability="replicated"` means."""
+        return Replication(self.replicas, self.replication_timeout)
 
     @property
     def address(self) -> Address:
