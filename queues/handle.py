@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -30,6 +31,9 @@ _CANCEL = queue_script("cancel")
 _FIRST_DELAY: Final = 0.05
 _LONGEST_DELAY: Final = 2.0
 """Seconds before a waiter asks again after Redis was away, for the first time and after many."""
+
+_ONE_LOOK: Final = 1.0
+"""Seconds that the first look may take, so that a timeout of 0 means to look once."""
 
 _LOOK_AGAIN = 30.0
 """Seconds after which a waiter reads the record though it heard nothing."""
@@ -76,9 +80,11 @@ class TaskHandle(Generic[R]):
         None for ever. Raises `TimeoutError` when they have passed, `TaskFailed` when the task is a dead letter,
         `TaskCancelled` when it was cancelled, `TaskNotFound` when nothing is known of it.
         """
-        with anyio.fail_after(timeout):
+        begun = time.monotonic()
+        with anyio.fail_after(None if timeout is None else max(timeout, _ONE_LOOK)):
             record = await self._outlive(self.record)
-            if not record.state.terminal:
+        if not record.state.terminal:
+            with anyio.fail_after(None if timeout is None else timeout - (time.monotonic() - begun)):
                 record = await self._wait()
         return self._outcome(record)
 
