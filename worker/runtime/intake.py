@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -67,6 +66,7 @@ class Intake:
             except QueueError as error:
                 self.reading = False
                 logger.warning("cannot take work: {}; trying again", error)
+                self._sweep.postpone()
                 await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
                 delay = min(delay * 2, 5.0)
                 await self._adopt_when_back(list(self._consumer.partitions))
@@ -140,9 +140,6 @@ class Intake:
     async def _claim_suspect(self) -> None:
         """Take one suspect, if there is one in any partition."""
         self._isolation.wanted = False  # what is heard from now on is looked for anew
-        # What was begun in this tick of the event loop is in the table of leases from the next one on. What is this
-        # worker's in Redis and not in its table is taken for a lost answer: it would be run twice at the same time.
-        await asyncio.sleep(0)
         try:
             for partition in self._consumer.partitions:
                 found = await self._consumer.take_suspect(partition)
@@ -209,3 +206,4 @@ class Intake:
                         await self._give_back(delivery)
         except QueueError:
             self._sweep.ask()  # still away: what cannot be adopted is claimed once its lease has passed
+            self._sweep.postpone()
