@@ -23,10 +23,14 @@ class Settings(BaseSettings):
     redis_url: where the queues are; empty for the embedded server in data_dir. namespace: the deployment's keys.
     lease: seconds a delivery stays a silent worker's; all workers of a namespace must have the same. grace: seconds
     that running tasks have to reach a step boundary when the worker is stopped. note_interval: seconds between notes
-    that a long step lives. result_ttl, dead_letter_ttl: seconds that outcomes and dead letters are kept. partitions:
-    whether a worker takes from all partitions of its queues, or from its share of them, the rest being other workers'
-    who share. payload_limit: bytes. unknown_task: how often, and how long apart, a task of unknown name is handed to
-    others.
+    that a long step lives. time_limit: seconds one run may take where neither its task nor its producer says.
+    idle_limit: seconds a run may go without a step that begins or ends and without a save, where its task does not say.
+    stall_limit: seconds for which the event loop may be blocked, or a handler go on after it was cancelled, before the
+    worker gives the tasks up. stall_warning: seconds after which a blocked loop is told of, with the stacks. heartbeat:
+    seconds between two signs of life. result_ttl, dead_letter_ttl: seconds that outcomes and dead letters are kept.
+    partitions: whether a worker takes from all partitions of its queues, or from its share of them, the rest being
+    other workers' who share. payload_limit: bytes. unknown_task: how often, and how long apart, a task of unknown name
+    is handed to others.
     """
 
     model_config = SettingsConfigDict(env_prefix="PERDURE_", frozen=True, extra="ignore", env_ignore_empty=True)
@@ -37,6 +41,11 @@ class Settings(BaseSettings):
     lease: Annotated[float, Field(ge=0.3, le=3600)] = 15.0
     grace: Annotated[float, Field(ge=0)] = 30.0
     note_interval: Seconds = 60.0
+    time_limit: Seconds = 7 * 86_400.0
+    idle_limit: Seconds = 3600.0
+    stall_limit: Seconds = 60.0
+    stall_warning: Seconds = 5.0
+    heartbeat: Seconds = 5.0
     result_ttl: Seconds = 86_400.0
     dead_letter_ttl: Seconds = DEFAULT_RETENTION
     partitions: Literal["all", "share"] = "all"
