@@ -27,10 +27,11 @@ class Settings(BaseSettings):
     idle_limit: seconds a run may go without a step that begins or ends and without a save, where its task does not say.
     stall_limit: seconds for which the event loop may be blocked, or a handler go on after it was cancelled, before the
     worker gives the tasks up. stall_warning: seconds after which a blocked loop is told of, with the stacks. heartbeat:
-    seconds between two signs of life. result_ttl, dead_letter_ttl: seconds that outcomes and dead letters are kept.
-    partitions: whether a worker takes from all partitions of its queues, or from its share of them, the rest being
-    other workers' who share. payload_limit: bytes. unknown_task: how often, and how long apart, a task of unknown name
-    is handed to others.
+    seconds between two signs of life. probation: seconds for which a worker without supervisor takes nothing new while
+    it runs a task whose worker died, unless that is cleared before. result_ttl, dead_letter_ttl: seconds that outcomes
+    and dead letters are kept. partitions: whether a worker takes from all partitions of its queues, or from its share
+    of them, the rest being other workers' who share. payload_limit: bytes. unknown_task: how often, and how long apart,
+    a task of unknown name is handed to others.
     """
 
     model_config = SettingsConfigDict(env_prefix="PERDURE_", frozen=True, extra="ignore", env_ignore_empty=True)
@@ -46,6 +47,7 @@ class Settings(BaseSettings):
     stall_limit: Seconds = 60.0
     stall_warning: Seconds = 5.0
     heartbeat: Seconds = 5.0
+    probation: Seconds = 30.0
     result_ttl: Seconds = 86_400.0
     dead_letter_ttl: Seconds = DEFAULT_RETENTION
     partitions: Literal["all", "share"] = "all"
