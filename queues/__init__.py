@@ -2,9 +2,10 @@
 
 from .address import Address
 from .beat import Beat
-from .checkpoint import Entry, History, Kind, load_history, note_alive, recorded_steps, write_entries
+from .checkpoint import Entry, History, Kind, last_step, load_history, note_alive, recorded_steps, write_entries
 from .consumer import Consumer, Taken
 from .coverage import Coverage
+from .crashes import CrashReport, report_crash
 from .due import promote_due, watch_due
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
@@ -49,6 +50,7 @@ from .routes import MOST_PARTITIONS, Generation, Route, spread
 from .scripts import Script, load_script
 from .sending import Message
 from .settlement import Counters, cancelled, release, reschedule, succeed
+from .suspects import Suspect, acquit, set_aside, take_suspect
 from .turns import take_turns
 
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "Consumer",
     "Counters",
     "Coverage",
+    "CrashReport",
     "Delivery",
     "EmbeddedServerError",
     "Entry",
@@ -91,6 +94,7 @@ __all__ = [
     "Route",
     "Script",
     "State",
+    "Suspect",
     "Taken",
     "TaskCancelled",
     "TaskEvent",
@@ -101,6 +105,7 @@ __all__ = [
     "Unavailable",
     "UnreadableEnvelope",
     "WorkerInfo",
+    "acquit",
     "announce",
     "cancelled",
     "check_name",
@@ -113,6 +118,7 @@ __all__ = [
     "encode_arguments",
     "find_task",
     "key_of",
+    "last_step",
     "list_queues",
     "list_tasks",
     "list_workers",
@@ -131,11 +137,14 @@ __all__ = [
     "read_record",
     "recorded_steps",
     "release",
+    "report_crash",
     "reschedule",
     "retire_generation",
+    "set_aside",
     "set_partitions",
     "spread",
     "succeed",
+    "take_suspect",
     "take_turns",
     "watch_due",
     "withdraw",

@@ -135,8 +135,9 @@ async def reschedule(
     delay: float,
     event: str,
     data: dict[str, object],
+    suspect: bool = False,
 ) -> None:
-    """Put the task into the due set and acknowledge. delay: seconds. Raises `LeaseLost`."""
+    """Put the task into the due set and acknowledge. delay: seconds. suspect: it stays one. Raises `LeaseLost`."""
     partition = delivery.partition
     keys = [
         partition.ready,
@@ -147,6 +148,8 @@ async def reschedule(
     ]
     counts = (counters.attempts, counters.crashes, counters.returns)
     args: list[Argument] = [*delivery.fence, task_id, max(0, round(delay * 1000)), *counts, event, orjson.dumps(data)]
+    if suspect:
+        args.append("waited")
     if not await gateway.run(_RETRY, keys, args):
         raise LeaseLost(task_id, "retry")
 

@@ -26,12 +26,16 @@ from perdure.queues import (
     Refused,
     Script,
     State,
+    acquit,
     find_task,
     load_script,
     promote_due,
     release,
+    report_crash,
     retire_generation,
+    set_aside,
     set_partitions,
+    take_suspect,
 )
 from perdure.queues.gateway import Argument
 from perdure.queues.keys import GROUP
@@ -151,6 +155,13 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         await release(gateway, await read_one(a), None, data=None)
         await gateway.command("XGROUP", "CREATECONSUMER", partition.ready, GROUP, "gone")
         assert await a.forget(partition, -1.0, present=["a"]) == 1
+        await producer.enqueue("t", task_id="suspect")
+        await set_aside(gateway, await read_one(a), "suspect")
+        suspect = await take_suspect(gateway, partition, "a")
+        assert suspect.delivery is not None
+        await acquit(gateway, suspect.delivery, "suspect", crashes=0)
+        found = await report_crash(gateway, namespace, ["default"], "a", how="SIGKILL", doing={})
+        assert found.held == 1
         await a.leave()
         assert "a" not in await consumers(gateway, partition.ready)
     route = await set_partitions(gateway, namespace, "default", 2)
@@ -167,7 +178,7 @@ async def test_each_survives_a_server_that_forgot_it(gateway: Gateway, namespace
         await live(forgetful, namespace)
     finally:
         await forgetful.close()
-    assert forgetful.called == {path.stem for path in SCRIPTS} - PRELUDES - {"beat"}
+    assert forgetful.called == {path.stem for path in SCRIPTS} - PRELUDES - {"beat", "suspect"}
 
 
 @pytest.mark.parametrize("kind", [BUNDLED, SYSTEM])

@@ -23,9 +23,11 @@ class Settings(BaseSettings):
     redis_url: where the queues are; empty for the embedded server in data_dir. namespace: the deployment's keys.
     lease: seconds a delivery stays a silent worker's; all workers of a namespace must have the same. grace: seconds
     that running tasks have to reach a step boundary when the worker is stopped. note_interval: seconds between notes
-    that a long step lives. result_ttl, dead_letter_ttl: seconds that outcomes and dead letters are kept. partitions:
-    whether a worker takes from all partitions of its queues, or from its share of them, the rest being other workers'
-    who share. payload_limit: bytes. unknown_task: how often, and how long apart, a task of unknown name is handed to
+    that a long step lives. probation: seconds for which a worker without supervisor takes nothing new while it runs a
+    task whose worker died, unless that is cleared before. result_ttl, dead_letter_ttl: seconds that outcomes and dead
+    letters are kept. partitions: whether a worker takes from all partitions of its queues, or from its share of them,
+    the rest being other workers' who share. payload_limit: bytes. unknown_task: how often, and how long apart, a task
+    of unknown name is handed to
     others.
     """
 
@@ -37,6 +39,7 @@ class Settings(BaseSettings):
     lease: Annotated[float, Field(ge=0.3, le=3600)] = 15.0
     grace: Annotated[float, Field(ge=0)] = 30.0
     note_interval: Seconds = 60.0
+    probation: Seconds = 30.0
     result_ttl: Seconds = 86_400.0
     dead_letter_ttl: Seconds = DEFAULT_RETENTION
     partitions: Literal["all", "share"] = "all"
