@@ -309,7 +309,7 @@ class Consumer:
                 return {}
             raise
         found = [pairs(flat) for flat in consumers]
-        return {consumer[b"name"].decode(): consumer[b"idle"] for consumer in found}
+        return {consumer[b"name"].decode(): int(consumer[b"idle"]) for consumer in found}
 
     async def interrupt(self) -> None:
         """End a blocking read that waits."""
