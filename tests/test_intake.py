@@ -40,6 +40,21 @@ async def test_a_nudge_that_reaches_a_stopping_worker_reaches_another(
     assert (sweep.turn() is None) is stopping
 
 
+def test_when_redis_is_back_leases_are_renewed_before_anything_is_claimed(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("perdure.worker.runtime.sweep.time.monotonic", lambda: now[0])
+    sweep = Sweep([partition], 15.0)
+    sweep.ask()
+    sweep.postpone()
+    assert sweep.turn() is None
+    assert sweep.until_next() >= 15.0 / 6
+    now[0] += sweep.until_next()
+    assert sweep.turn() == (partition, "0-0")
+    assert not sweep.is_shared(partition)
+
+
 async def test_what_was_read_just_now_is_not_taken_for_a_suspect_whose_answer_was_lost(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
@@ -72,18 +87,3 @@ async def test_what_was_read_just_now_is_not_taken_for_a_suspect_whose_answer_wa
     await intake._claim_suspect()
     await asyncio.gather(*begun)
     assert len(begun) == 1
-
-
-def test_when_redis_is_back_leases_are_renewed_before_anything_is_claimed(
-    partition: Partition, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr("perdure.worker.runtime.sweep.time.monotonic", lambda: now[0])
-    sweep = Sweep([partition], 15.0)
-    sweep.ask()
-    sweep.postpone()
-    assert sweep.turn() is None
-    assert sweep.until_next() >= 15.0 / 6
-    now[0] += sweep.until_next()
-    assert sweep.turn() == (partition, "0-0")
-    assert not sweep.is_shared(partition)
