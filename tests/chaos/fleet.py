@@ -122,8 +122,9 @@ class Fleet:
         ]
         for host in self.hosts:
             host.processes = options.processes if host.number % 2 == 0 else 0
-            if former is not None and host.number % 2:
-                host.version = "former"
+        for one in (*self.hosts, *self.producers):
+            if former is not None and one.number % 2:
+                one.version = "former"
 
     @property
     def versions(self) -> list[str]:
@@ -156,7 +157,7 @@ class Fleet:
         rate = 0.0 if producer.resting else options.rate / options.producers
         seed = options.seed * 1000 + producer.number
         command = [sys.executable, "-m", "chaos.producer", str(seed), str(rate)]
-        return command, self.environment(self._lines[-1].url, "this")
+        return command, self.environment(self._lines[-1].url, producer.version)
 
     def environment(self, url: str, version: str) -> dict[str, str]:
         """What every process of the run is told."""
