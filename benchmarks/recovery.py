@@ -61,8 +61,8 @@ async def _kill(place: Place, lease: float) -> Figure:
 
 
 async def _supervised(place: Place, size: Size) -> Mapping[str, Figure]:
-    found = await supervised_kills(place, size.kills)
-    return {"recovery_supervised": Figure(statistics.median(found), place.lease or size.lease)}
+    found = await supervised_kills(replace(place, lease=size.lease), size.kills)
+    return {"recovery_supervised": Figure(statistics.median(found), size.lease)}
 
 
 SUPERVISED = Measure(
