@@ -18,13 +18,18 @@ from .envelope import (
 )
 from .errors import (
     BadAddress,
+    BadKeys,
     CancelRequested,
+    CannotOpen,
     EmbeddedServerError,
+    KeyMissing,
     LeaseLost,
+    NotSealed,
     PayloadTooLarge,
     PerdureError,
     QueueError,
     Refused,
+    SealBroken,
     TaskCancelled,
     TaskFailed,
     TaskNotFound,
@@ -39,26 +44,36 @@ from .handle import TaskHandle
 from .inspection import QueueStats, find_task, list_queues, list_tasks, queue_partitions
 from .keys import Namespace, Partition, check_name
 from .leases import Delivery, Leases
-from .place import default_address, default_data_dir, default_namespace
+from .marks import Marks, hide, keep_hidden, marked_values, read_marks
+from .place import default_address, default_data_dir, default_namespace, default_sealer
 from .presence import WorkerInfo, announce, list_workers, withdraw
 from .producer import Key, Producer, key_of, map_each
 from .reading import OneConnection, Reading, read_partitions
-from .records import Record, State, pairs, read_record
+from .records import Record, State, opened_error, pairs, read_record, shown_arguments
+from .redaction import Redaction
 from .rerouting import close_former, load_route, load_routes, retire_generation, set_partitions
+from .revealing import SECRET, has_secret, reveal, shows_mask
 from .routes import MOST_PARTITIONS, Generation, Route, spread
 from .scripts import Script, load_script
+from .sealing import ERROR, NO_KEYS, Seal, Sealer, arguments_of, is_sealed
+from .sealing_keys import generate_key, make_sealer
 from .sending import Message
 from .settlement import Counters, cancelled, release, reschedule, succeed
 from .turns import take_turns
 
 __all__ = [
     "DEFAULT_PAYLOAD_LIMIT",
+    "ERROR",
     "FORMAT_VERSION",
     "MOST_PARTITIONS",
+    "NO_KEYS",
+    "SECRET",
     "Address",
     "BadAddress",
+    "BadKeys",
     "Beat",
     "CancelRequested",
+    "CannotOpen",
     "Consumer",
     "Counters",
     "Coverage",
@@ -71,11 +86,14 @@ __all__ = [
     "Generation",
     "History",
     "Key",
+    "KeyMissing",
     "Kind",
     "LeaseLost",
     "Leases",
+    "Marks",
     "Message",
     "Namespace",
+    "NotSealed",
     "OneConnection",
     "Options",
     "Partition",
@@ -87,9 +105,13 @@ __all__ = [
     "Reader",
     "Reading",
     "Record",
+    "Redaction",
     "Refused",
     "Route",
     "Script",
+    "Seal",
+    "SealBroken",
+    "Sealer",
     "State",
     "Taken",
     "TaskCancelled",
@@ -102,6 +124,7 @@ __all__ = [
     "UnreadableEnvelope",
     "WorkerInfo",
     "announce",
+    "arguments_of",
     "cancelled",
     "check_name",
     "check_size",
@@ -110,8 +133,14 @@ __all__ = [
     "default_address",
     "default_data_dir",
     "default_namespace",
+    "default_sealer",
     "encode_arguments",
     "find_task",
+    "generate_key",
+    "has_secret",
+    "hide",
+    "is_sealed",
+    "keep_hidden",
     "key_of",
     "list_queues",
     "list_tasks",
@@ -120,20 +149,27 @@ __all__ = [
     "load_route",
     "load_routes",
     "load_script",
+    "make_sealer",
     "map_each",
+    "marked_values",
     "new_task_id",
     "note_alive",
+    "opened_error",
     "pairs",
     "promote_due",
     "queue_partitions",
     "read_events",
+    "read_marks",
     "read_partitions",
     "read_record",
     "recorded_steps",
     "release",
     "reschedule",
     "retire_generation",
+    "reveal",
     "set_partitions",
+    "shown_arguments",
+    "shows_mask",
     "spread",
     "succeed",
     "take_turns",

@@ -13,6 +13,7 @@ from .keys import Partition
 from .leases import Delivery
 from .records import pairs
 from .scripts import queue_script
+from .sealing import Seal
 from .settlement import Counters
 
 __all__ = ["Entry", "History", "Kind", "load_history", "note_alive", "recorded_steps", "write_entries"]
@@ -37,6 +38,14 @@ class Entry(NamedTuple):
     value: bytes
     log: bytes = b"{}"
 
+    def sealed(self, seal: Seal) -> Entry:
+        """The entry as it is stored. Once only: written again, it must be the same."""
+        return self._replace(value=seal.close(f"{_SHELF[self.kind]}:{self.step}", self.value))
+
+
+_SHELF = {Kind.DONE: "d", Kind.INTENT: "i", Kind.SAVED: "s"}
+"""What the names of a step hash's fields begin with."""
+
 
 @dataclass(slots=True)
 class History:
@@ -47,6 +56,12 @@ class History:
     intents: dict[str, bytes] = field(default_factory=dict)
     saved: dict[str, bytes] = field(default_factory=dict)
     cancel: bool = False
+
+    def open(self, seal: Seal) -> None:
+        """Open what is sealed. Raises `CannotOpen`."""
+        for shelf, records in (("d", self.done), ("i", self.intents), ("s", self.saved)):
+            for step, value in records.items():
+                records[step] = seal.open(f"{shelf}:{step}", value)
 
 
 async def write_entries(gateway: Gateway, delivery: Delivery, task_id: str, entries: Sequence[Entry]) -> bool:
@@ -76,7 +91,7 @@ async def recorded_steps(gateway: Gateway, partition: Partition, task_id: str) -
 
 
 async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> History:
-    """Read what earlier runs left, in one round trip."""
+    """Read what earlier runs left, in one round trip; what is sealed is still so."""
     partition = delivery.partition
     counts, steps = await gateway.pipeline(
         [

@@ -38,6 +38,7 @@ from .errors import QueueError, Refused, Unavailable
 from .protocol import PlainWire
 from .reader import Reader
 from .scripts import Script, loaded_scripts
+from .sealing import NO_KEYS, Sealer
 from .server import check_server
 from .wire import Argument, ClientWire, Command, PipelinedWire, Wire
 
@@ -59,9 +60,12 @@ _TROUBLE: Final = (RedisError, OSError, Unavailable)
 class Gateway:
     """Commands, scripts and pipelines on one server, or on the nodes of a cluster."""
 
-    def __init__(self, address: Address, *, patience: float = 3.0) -> None:
-        """`patience`: seconds for which a repeatable command is asked again before `Unavailable` is raised."""
+    def __init__(self, address: Address, *, patience: float = 3.0, sealer: Sealer = NO_KEYS) -> None:
+        """`patience`: seconds for which a repeatable command is asked again before `Unavailable` is raised. `sealer`:
+        what this room seals and opens data of tasks with; the gateway itself carries bytes, and looks into none.
+        """
         self.address = address
+        self.sealer = sealer
         self.patience = patience
         self._embedded = EmbeddedServer(address.directory) if address.directory is not None else None
         self._client: redis.asyncio.Redis | None = None

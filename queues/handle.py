@@ -17,6 +17,7 @@ from .gateway import Gateway
 from .keys import GROUP, RELEASED, Partition
 from .news import News
 from .records import Record, State, read_record
+from .sealing import RESULT
 from .scripts import queue_script
 
 __all__ = ["TaskHandle"]
@@ -73,7 +74,7 @@ class TaskHandle(Generic[R]):
 
         Once it waits, it outlives a server that goes away. timeout: seconds to wait, None for ever. Raises
         `TimeoutError` when they have passed, `TaskFailed` when the task is a dead letter, `TaskCancelled` when it was
-        cancelled, `TaskNotFound` when nothing is known of it.
+        cancelled, `TaskNotFound` when nothing is known of it, `CannotOpen` when it is sealed and the key is missing.
         """
         record = await self.record()
         if not record.state.terminal:
@@ -108,7 +109,9 @@ class TaskHandle(Generic[R]):
             raise TaskCancelled(self.id)
         if record.state is State.DEAD:
             raise TaskFailed(self.id, record.reason or "unknown", dict(record.error or {}))
-        return self._decode(record.result or b"null")
+        if record.result is None:
+            return self._decode(b"null")
+        return self._decode(self._gateway.sealer.of(self.partition, self.id).open(RESULT, record.result))
 
     async def cancel(self) -> State:
         """Cancel the task: at once where nobody runs it, else at its next step or beat.

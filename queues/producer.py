@@ -7,6 +7,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import orjson
 from pydantic_core import from_json
 
 from .address import Address
@@ -22,7 +23,8 @@ from .handle import TaskHandle
 from .inspection import find_task
 from .keys import Namespace, Partition
 from .news import News
-from .place import default_address, default_namespace
+from .place import default_address, default_namespace, default_sealer
+from .sealing import Sealer, arguments_of
 from .sending import Message, Sending
 from .way import Way
 
@@ -52,15 +54,17 @@ class Producer:
         address: Address | None = None,
         payload_limit: int = DEFAULT_PAYLOAD_LIMIT,
         gateway: Gateway | None = None,
+        sealer: Sealer | None = None,
     ) -> None:
         """redis_url: else PERDURE_REDIS_URL, else the embedded server. namespace: else PERDURE_NAMESPACE, else
         `perdure`. address: in place of a URL. payload_limit: bytes that envelope and arguments of one task may have.
-        gateway: one that is open already, shared; it stays its owner's.
+        gateway: one that is open already, shared; it stays its owner's. sealer: what tasks are sealed with, else keys of
+        the environment (docs/security.md), or that of the gateway.
         """
         self.address = address or default_address(redis_url)
         self.namespace = Namespace(namespace or default_namespace())
         self.payload_limit = payload_limit
-        self.gateway = gateway or Gateway(self.address)
+        self.gateway = gateway or Gateway(self.address, sealer=default_sealer() if sealer is None else sealer)
         self._owns_gateway = gateway is None
         self.news = News(self.gateway)
         self._ways: dict[str, Way] = {}
@@ -93,7 +97,7 @@ class Producer:
     ) -> TaskHandle[Any]:
         """Enqueue one task by name; once this returns, the task is never lost.
 
-        args: arguments by name, plain JSON data. delay: seconds until it may run. key: tasks of one key are taken up
+        args: arguments by name, plain JSON data; a `SecretStr` is sent whole and never shown. delay: seconds until it may run. key: tasks of one key are taken up
         in the order in which they were enqueued, see docs/partitions.md. task_id: an id of the caller's own makes
         enqueuing idempotent: a task that is known already (under the same key) is left alone. timeout, max_attempts,
         result_ttl: see `Options`. Raises `PayloadTooLarge`, `TypeError` for arguments that are not JSON,
@@ -103,7 +107,7 @@ class Producer:
             form = Form(task, headers, Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl))
         else:
             form = _plain(task)
-        message = form.message(encode_arguments(args or {}), key=key, task_id=task_id)
+        message = form.message(*encode_arguments(args or {}), key=key, task_id=task_id)
         return await self.send_one(message, queue=queue, delay=delay)
 
     async def enqueue_many(
@@ -137,7 +141,7 @@ class Producer:
         self, message: Message, *, queue: str, delay: float = 0.0, decode: Callable[[bytes], R] = from_json
     ) -> TaskHandle[R]:
         """Enqueue one task that is encoded already."""
-        self._check(message)
+        message = self._ready(message, queue)
         return self._handle(message.id, await self._sending(queue, delay).one(message), decode)
 
     async def send(
@@ -154,9 +158,8 @@ class Producer:
         """
         sending = self._sending(queue, delay)
         listed = [message async for message in messages] if isinstance(messages, AsyncIterable) else list(messages)
-        for message in listed:
-            self._check(message)
-        return [self._handle(*one, decode) async for batch in sending.all(listed) for one in batch]
+        ready = [self._ready(message, queue) for message in listed]
+        return [self._handle(*one, decode) async for batch in sending.all(ready) for one in batch]
 
     async def send_stream(
         self,
@@ -167,7 +170,7 @@ class Producer:
         decode: Callable[[bytes], R] = from_json,
     ) -> AsyncIterator[TaskHandle[R]]:
         """Enqueue tasks that are encoded already as they come, in constant memory; yields the handle of each."""
-        stored = self._sending(queue, delay).all(map_each(self._check, messages))
+        stored = self._sending(queue, delay).all(map_each(lambda message: self._ready(message, queue), messages))
         try:
             async for batch in stored:
                 for task_id, partition in batch:
@@ -188,11 +191,17 @@ class Producer:
             way = self._ways[queue] = Way(self.gateway, self.namespace, queue)
         return Sending(self.gateway, way, delay)
 
-    def _check(self, message: Message) -> Message:
+    def _ready(self, message: Message, queue: str) -> Message:
+        """The message, checked (its size is that of the data itself) and sealed."""
         size = len(message.envelope) + len(message.arguments)
         if size > self.payload_limit:
             check_size("the task's envelope and arguments", size, self.payload_limit)
-        return message
+        sealer = self.gateway.sealer
+        if not sealer.active:
+            return message
+        kind = arguments_of(orjson.loads(message.envelope)["task"])
+        seal = sealer.of(self.namespace.partition(queue), message.id)
+        return message._replace(arguments=seal.close(kind, message.arguments))
 
     def _handle(self, task_id: str, partition: Partition, decode: Callable[[bytes], R]) -> TaskHandle[R]:
         return TaskHandle(task_id, partition, self.gateway, self.news, decode)
@@ -216,7 +225,7 @@ def _plain(task: str) -> Form:
 def _messages(
     form: Form, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], key: Key
 ) -> Iterable[Message] | AsyncIterable[Message]:
-    return map_each(lambda args: form.message(encode_arguments(args), key=key_of(key, args)), many)
+    return map_each(lambda args: form.message(*encode_arguments(args), key=key_of(key, args)), many)
 
 
 def map_each(make: Callable[[T], U], many: Iterable[T] | AsyncIterable[T]) -> Iterable[U] | AsyncIterable[U]:

@@ -18,6 +18,7 @@ from .keys import RELEASED
 from .leases import Delivery
 from .records import State
 from .scripts import queue_script
+from .sealing import ERROR, RESULT
 
 __all__ = ["Counters", "cancelled", "release", "reschedule", "succeed"]
 
@@ -59,6 +60,8 @@ async def succeed(
     envelope: the message's, where the caller has read it, which saves the script reading the message once more.
     written: False where this delivery has put nothing into the checkpoint.
     """
+    if gateway.sealer.active:
+        result = gateway.sealer.of(delivery.partition, task_id).close(RESULT, result)
     await _finish(gateway, delivery, task_id, State.SUCCEEDED, result, counters, ran, ttl, envelope, written)
 
 
@@ -136,8 +139,9 @@ async def reschedule(
     event: str,
     data: dict[str, object],
 ) -> None:
-    """Put the task into the due set and acknowledge. delay: seconds. Raises `LeaseLost`."""
+    """Put the task into the due set and acknowledge. delay: seconds. data: about the error. Raises `LeaseLost`."""
     partition = delivery.partition
+    told = gateway.sealer.of(partition, task_id).close(ERROR, orjson.dumps(data))
     keys = [
         partition.ready,
         partition.record(task_id),
@@ -146,7 +150,7 @@ async def reschedule(
         partition.nudge,
     ]
     counts = (counters.attempts, counters.crashes, counters.returns)
-    args: list[Argument] = [*delivery.fence, task_id, max(0, round(delay * 1000)), *counts, event, orjson.dumps(data)]
+    args: list[Argument] = [*delivery.fence, task_id, max(0, round(delay * 1000)), *counts, event, told]
     if not await gateway.run(_RETRY, keys, args):
         raise LeaseLost(task_id, "retry")
 

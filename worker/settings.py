@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..deadletter import DEFAULT_RETENTION, Retry
-from ..queues import DEFAULT_PAYLOAD_LIMIT, Address, check_name, default_data_dir
+from ..queues import DEFAULT_PAYLOAD_LIMIT, Address, Sealer, check_name, default_data_dir, make_sealer
 from .errors import ConfigurationError
 
 __all__ = ["Settings", "load_settings"]
@@ -26,7 +26,8 @@ class Settings(BaseSettings):
     that a long step lives. result_ttl, dead_letter_ttl: seconds that outcomes and dead letters are kept. partitions:
     whether a worker takes from all partitions of its queues, or from its share of them, the rest being other workers'
     who share. payload_limit: bytes. unknown_task: how often, and how long apart, a task of unknown name is handed to
-    others.
+    others. encryption_keys, encryption_key_file: keys of encryption, as text or in a file; the first one seals, all
+    open. encryption_required: refuse arguments, results and checkpoints that are not sealed.
     """
 
     model_config = SettingsConfigDict(env_prefix="PERDURE_", frozen=True, extra="ignore", env_ignore_empty=True)
@@ -43,6 +44,9 @@ class Settings(BaseSettings):
     payload_limit: Annotated[int, Field(ge=1024)] = DEFAULT_PAYLOAD_LIMIT
     log_level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_json: bool = False
+    encryption_keys: SecretStr = SecretStr("")
+    encryption_key_file: Path | None = None
+    encryption_required: bool = False
     unknown_task: Retry = Retry(max_attempts=10, base=1.0, factor=2.0, cap=60.0)
 
     @field_validator("namespace")
@@ -54,6 +58,16 @@ class Settings(BaseSettings):
     def address(self) -> Address:
         """The server's address. Raises `BadAddress`."""
         return Address.parse(self.redis_url or "embedded:", data_dir=lambda: self.data_dir or default_data_dir())
+
+    @property
+    def sealer(self) -> Sealer:
+        """What data of tasks is sealed with; without keys, nothing. Reads the key file. Raises `BadKeys`."""
+        file = self.encryption_key_file
+        return make_sealer(
+            self.encryption_keys.get_secret_value(),
+            None if file is None else file.expanduser(),
+            required=self.encryption_required,
+        )
 
 
 def load_settings(**overrides: object) -> Settings:
@@ -71,5 +85,5 @@ def load_settings(**overrides: object) -> Settings:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         where = name if name in given else f"PERDURE_{name.upper()}"
-        got = "" if name == "redis_url" else f" (got {first['input']!r})"  # a URL may hold a password
+        got = "" if name in ("redis_url", "encryption_keys") else f" (got {first['input']!r})"  # a URL may hold a password
         raise ConfigurationError(f"{where}: {first['msg']}{got}") from None

@@ -28,6 +28,8 @@ class Recorder:
         self._task_id = task_id
         self._on_lost = on_lost
         self._on_cancel = on_cancel
+        sealer = gateway.sealer
+        self._seal = sealer.of(delivery.partition, task_id) if sealer.active else None
         self._pending: list[Entry] = []
         self._put = 0
         self._written = 0
@@ -39,6 +41,8 @@ class Recorder:
 
         Raises `LeaseLost`.
         """
+        if self._seal is not None:
+            entry = entry.sealed(self._seal)
         self._pending.append(entry)
         self._put += 1
         if wait:

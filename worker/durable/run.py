@@ -9,7 +9,7 @@ from typing import Final
 
 import anyio
 
-from ...queues import Delivery, Envelope, Gateway, History
+from ...queues import Delivery, Envelope, Gateway, History, Redaction
 from .recorder import Recorder
 
 __all__ = ["Ending", "Run"]
@@ -55,6 +55,7 @@ class Run:
         "history",
         "payload_limit",
         "record",
+        "redact",
         "result_ttl",
         "started",
         "steps_in_flight",
@@ -80,6 +81,7 @@ class Run:
         self.payload_limit = payload_limit
         self.threads = threads
         self.record = delivery.partition.record(envelope.id)
+        self.redact: Redaction | None = None
         self.ending: Ending | None = None
         self.stopping = False
         self.closed = False

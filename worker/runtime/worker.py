@@ -79,7 +79,7 @@ class Worker:
         self._partitions = partitions or self.settings.partitions
         namespace = Namespace(self.settings.namespace)
         self._namespace = namespace
-        self._gateway = Gateway(self.settings.address)
+        self._gateway = Gateway(self.settings.address, sealer=app.sealer)
         self._slots = Slots(concurrency)
         self._leases: Leases[Run] = Leases()
         self._executor = Executor(
