@@ -2,9 +2,10 @@
 
 from .address import Address
 from .beat import Beat
-from .checkpoint import Entry, History, Kind, load_history, note_alive, recorded_steps, write_entries
+from .checkpoint import Entry, History, Kind, last_step, load_history, note_alive, recorded_steps, write_entries
 from .consumer import Consumer, Taken
 from .coverage import Coverage
+from .crashes import CrashReport, report_crash
 from .due import promote_due, watch_due
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
@@ -59,6 +60,7 @@ from .sealing import ERROR, NO_KEYS, Seal, Sealer, arguments_of, is_sealed
 from .sealing_keys import generate_key, make_sealer
 from .sending import Message
 from .settlement import Counters, cancelled, release, reschedule, succeed
+from .suspects import Suspect, acquit, set_aside, take_suspect
 from .turns import take_turns
 
 __all__ = [
@@ -77,6 +79,7 @@ __all__ = [
     "Consumer",
     "Counters",
     "Coverage",
+    "CrashReport",
     "Delivery",
     "EmbeddedServerError",
     "Entry",
@@ -113,6 +116,7 @@ __all__ = [
     "SealBroken",
     "Sealer",
     "State",
+    "Suspect",
     "Taken",
     "TaskCancelled",
     "TaskEvent",
@@ -123,6 +127,7 @@ __all__ = [
     "Unavailable",
     "UnreadableEnvelope",
     "WorkerInfo",
+    "acquit",
     "announce",
     "arguments_of",
     "cancelled",
@@ -142,6 +147,7 @@ __all__ = [
     "is_sealed",
     "keep_hidden",
     "key_of",
+    "last_step",
     "list_queues",
     "list_tasks",
     "list_workers",
@@ -164,14 +170,17 @@ __all__ = [
     "read_record",
     "recorded_steps",
     "release",
+    "report_crash",
     "reschedule",
     "retire_generation",
     "reveal",
+    "set_aside",
     "set_partitions",
     "shown_arguments",
     "shows_mask",
     "spread",
     "succeed",
+    "take_suspect",
     "take_turns",
     "watch_due",
     "withdraw",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
+
+import orjson
 
 from .errors import LeaseLost
 from .gateway import Argument, Gateway
@@ -16,7 +18,7 @@ from .scripts import queue_script
 from .sealing import Seal
 from .settlement import Counters
 
-__all__ = ["Entry", "History", "Kind", "load_history", "note_alive", "recorded_steps", "write_entries"]
+__all__ = ["Entry", "History", "Kind", "last_step", "load_history", "note_alive", "recorded_steps", "write_entries"]
 
 _RECORD = queue_script("record")
 _NOTE = queue_script("note")
@@ -49,13 +51,25 @@ _SHELF = {Kind.DONE: "d", Kind.INTENT: "i", Kind.SAVED: "s"}
 
 @dataclass(slots=True)
 class History:
-    """What earlier runs of a task left: counters, step records, intents without a result, progress within steps."""
+    """What earlier runs of a task left: counters, step records, intents without a result, progress within steps.
+
+    suspect: its worker died, and nobody knows yet whether it was the cause. excused: crashes that no longer count
+    against it. crash: what is known of the last one.
+    """
 
     counters: Counters = field(default_factory=Counters)
     done: dict[str, bytes] = field(default_factory=dict)
     intents: dict[str, bytes] = field(default_factory=dict)
     saved: dict[str, bytes] = field(default_factory=dict)
     cancel: bool = False
+    suspect: bool = False
+    excused: int = 0
+    crash: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def blamed(self) -> int:
+        """Crashes that count against the task: those since it last got further."""
+        return self.counters.crashes - self.excused
 
     def open(self, seal: Seal) -> None:
         """Open what is sealed. Raises `CannotOpen`."""
@@ -90,18 +104,37 @@ async def recorded_steps(gateway: Gateway, partition: Partition, task_id: str) -
     return sorted(name.removeprefix(b"d:").decode() for name in names if name.startswith(b"d:"))
 
 
+async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str | None:
+    """The step that was recorded last, as the task's log tells; None where none was lately."""
+    for _, flat in await gateway.command("XREVRANGE", partition.log(task_id), "+", "-", "COUNT", 100):
+        fields = pairs(flat)
+        if fields.get(b"type") == b"step_completed":
+            return fields[b"step"].decode()
+    return None
+
+
+_FIELDS: Final = ("attempts", "crashes", "returns", "excused", "cancel", "suspect", "crash")
+
+
 async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> History:
     """Read what earlier runs left, in one round trip; what is sealed is still so."""
     partition = delivery.partition
     counts, steps = await gateway.pipeline(
         [
-            ("HMGET", partition.record(task_id), "attempts", "crashes", "returns", "cancel"),
+            ("HMGET", partition.record(task_id), *_FIELDS),
             ("HGETALL", partition.steps(task_id)),
         ]
     )
-    attempts, crashes, returns = (int(value or 0) for value in counts[:3])
+    attempts, crashes, returns, excused = (int(value or 0) for value in counts[:4])
+    cancel, suspect, crash = counts[4:]
     # Every delivery of this message before this one ended without an outcome: an outcome would have closed it.
-    history = History(Counters(attempts, crashes + delivery.count - 1, returns), cancel=counts[3] is not None)
+    history = History(
+        Counters(attempts, crashes + delivery.count - 1, returns),
+        cancel=cancel is not None,
+        excused=excused,
+        crash=orjson.loads(crash) if crash else {},
+    )
+    history.suspect = suspect is not None or (delivery.count > 1 and history.blamed > 0)
     shelves = {b"d": history.done, b"i": history.intents, b"s": history.saved}
     for name, value in pairs(steps).items():
         kind, _, step = name.partition(b":")

@@ -11,11 +11,12 @@ import anyio
 
 from .errors import Refused, Unavailable
 from .gateway import BLOCK, Argument, Command, Gateway, is_missing_group
-from .keys import GROUP, RELEASED, Partition
+from .keys import GROUP, RELEASED, Partition, is_nobody
 from .leases import Delivery, Leases
 from .reading import Reading, Stream
 from .records import pairs
 from .scripts import queue_script
+from .suspects import Suspect, take_suspect
 
 __all__ = ["RELEASED_IDLE_MS", "Consumer", "Taken"]
 
@@ -42,9 +43,10 @@ class Taken:
     claimable: bool = False
     due: bool = False
     rerouted: bool = False
+    suspects: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.deliveries) or self.claimable or self.due or self.rerouted
+        return bool(self.deliveries) or self.claimable or self.due or self.rerouted or self.suspects
 
     def hear(self, why: Sequence[bytes]) -> None:
         """A nudge: what it is about."""
@@ -52,6 +54,8 @@ class Taken:
             self.due = True
         elif list(why) == [b"route"]:
             self.rerouted = True
+        elif list(why) == [b"suspect"]:
+            self.suspects = True
         else:
             self.claimable = True
 
@@ -232,6 +236,10 @@ class Consumer:
             await self._drop_deleted(partition)
         return reply[0].decode(), await self._with_counts(partition, found)
 
+    async def take_suspect(self, partition: Partition) -> Suspect:
+        """The suspect that has waited longest in a partition. Not at the same time as `read`, `claim` or `adopt`."""
+        return await take_suspect(self._gateway, partition, self._worker, self._leases)
+
     async def adopt(self, partition: Partition) -> list[Delivery]:
         """Messages that are this worker's in Redis but not in its table: the reply that brought them was lost."""
         return await self._with_counts(partition, [found[0] for _, found in await self._unheld(partition) if found])
@@ -275,7 +283,7 @@ class Consumer:
         for flat in consumers:
             consumer = dict(zip(flat[::2], flat[1::2], strict=True))
             name = consumer[b"name"].decode()
-            if name not in present and name != RELEASED and consumer[b"idle"] > gone_for * 1000:
+            if name not in present and not is_nobody(name) and consumer[b"idle"] > gone_for * 1000:
                 removed += await self._gateway.run(_FORGET, [partition.ready, partition.nudge], [GROUP, name])
         return removed
 

@@ -123,7 +123,7 @@ class Envelope(BaseModel):
 
 
 def encode_arguments(arguments: Mapping[str, Any]) -> tuple[bytes, Marks]:
-    """Arguments by name as JSON, and where secrets of pydantic are among them. `TypeError` names what cannot be JSON."""
+    """Arguments by name as JSON, and where secrets are among them. `TypeError` names what cannot be JSON."""
     secret = False
 
     def mask(value: Any) -> str:

@@ -14,11 +14,11 @@ from pydantic_core import from_json
 from .errors import TaskCancelled, TaskFailed, TaskNotFound, Unavailable
 from .events import TaskEvent, read_events
 from .gateway import Gateway
-from .keys import GROUP, RELEASED, Partition
+from .keys import GROUP, NOBODY, Partition
 from .news import News
 from .records import Record, State, read_record
-from .sealing import RESULT
 from .scripts import queue_script
+from .sealing import RESULT
 
 __all__ = ["TaskHandle"]
 
@@ -127,7 +127,7 @@ class TaskHandle(Generic[R]):
             partition.log(self.id),
             partition.due,
         ]
-        answer: bytes = await self._gateway.run(_CANCEL, keys, [GROUP, RELEASED, self.id, int(self._retention * 1000)])
+        answer: bytes = await self._gateway.run(_CANCEL, keys, [GROUP, NOBODY, self.id, int(self._retention * 1000)])
         if answer == b"missing":
             raise TaskNotFound(self.id, f"queue {partition.queue!r}")
         return State.RUNNING if answer == b"requested" else State(answer.decode())

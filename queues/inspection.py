@@ -10,7 +10,7 @@ from typing import Any
 from .envelope import check_task_id
 from .errors import Refused
 from .gateway import Command, Gateway
-from .keys import GROUP, RELEASED, Namespace, Partition
+from .keys import GROUP, RELEASED, SUSPECTS, Namespace, Partition
 from .presence import list_workers, total_rates
 from .records import Record, State, read_records
 from .rerouting import load_routes
@@ -123,10 +123,10 @@ async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
         length, due, dead, time = await gateway.pipeline(counts, node_of=node)
         groups, consumers = [], []
     held = {consumer[b"name"].decode(): consumer[b"pending"] for consumer in map(_mapping, consumers)}
-    released = held.pop(RELEASED, 0)
+    waiting = [name for name in (RELEASED, SUSPECTS) if held.pop(name, 0)]
     in_flight = sum(held.values())
     now_ms = int(time[0]) * 1000 + int(time[1]) // 1000
-    oldest = await _oldest_waiting(gateway, partition, groups, released)
+    oldest = await _oldest_waiting(gateway, partition, groups, waiting)
     return QueueStats(
         queue=partition.queue,
         depth=max(0, length - in_flight),  # a message that somebody deleted by hand may still be held
@@ -140,15 +140,15 @@ async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
 
 
 async def _oldest_waiting(
-    gateway: Gateway, partition: Partition, groups: Sequence[Sequence[Any]], released: int
+    gateway: Gateway, partition: Partition, groups: Sequence[Sequence[Any]], waiting: Sequence[str]
 ) -> int | None:
     """When the oldest message that nobody holds was sent, in milliseconds: its id begins with it."""
     last_read = next((group[b"last-delivered-id"] for group in map(_mapping, groups)), b"0-0")
     found = await gateway.command("XRANGE", partition.ready, b"(" + last_read, "+", "COUNT", 1)
     ids = [entry for entry, _ in found]
-    if released:
-        given_back = await gateway.command("XPENDING", partition.ready, GROUP, "-", "+", 1, RELEASED)
-        ids += [entry for entry, *_ in given_back]
+    for name in waiting:
+        first = await gateway.command("XPENDING", partition.ready, GROUP, "-", "+", 1, name)
+        ids += [entry for entry, *_ in first]
     return min((int(entry.partition(b"-")[0]) for entry in ids), default=None)
 
 

@@ -28,15 +28,26 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-__all__ = ["GROUP", "RELEASED", "Namespace", "Partition", "check_name"]
+__all__ = ["GROUP", "NOBODY", "RELEASED", "SUSPECTS", "Namespace", "Partition", "check_name", "is_nobody"]
 
 GROUP = "workers"
 """The one consumer group of every ready and nudge stream."""
 
+NOBODY = "~"
+"""First character of consumers that are no workers, but names for what waits to be taken up again."""
+
 RELEASED = "~released"
-"""The consumer that holds what was given back: no worker can have this name."""
+"""The consumer that holds what was given back."""
+
+SUSPECTS = "~suspects"
+"""The consumer that holds what a worker died with, for one who runs it alone."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def is_nobody(consumer: str) -> bool:
+    """Whether a consumer is no worker, but a name for what waits to be taken up again."""
+    return consumer.startswith(NOBODY)
 
 
 def check_name(kind: str, name: str) -> str:

@@ -58,8 +58,8 @@ class Producer:
     ) -> None:
         """redis_url: else PERDURE_REDIS_URL, else the embedded server. namespace: else PERDURE_NAMESPACE, else
         `perdure`. address: in place of a URL. payload_limit: bytes that envelope and arguments of one task may have.
-        gateway: one that is open already, shared; it stays its owner's. sealer: what tasks are sealed with, else keys of
-        the environment (docs/security.md), or that of the gateway.
+        gateway: one that is open already, shared; it stays its owner's, and its sealer counts. sealer: what tasks are
+        sealed with, else the keys that the environment names (docs/security.md).
         """
         self.address = address or default_address(redis_url)
         self.namespace = Namespace(namespace or default_namespace())
@@ -97,8 +97,9 @@ class Producer:
     ) -> TaskHandle[Any]:
         """Enqueue one task by name; once this returns, the task is never lost.
 
-        args: arguments by name, plain JSON data; a `SecretStr` is sent whole and never shown. delay: seconds until it may run. key: tasks of one key are taken up
-        in the order in which they were enqueued, see docs/partitions.md. task_id: an id of the caller's own makes
+        args: arguments by name, plain JSON data; a `SecretStr` is sent whole and never shown. delay: seconds until it
+        may run. key: tasks of one key are taken up in the order in which they were enqueued, see docs/partitions.md.
+        task_id: an id of the caller's own makes
         enqueuing idempotent: a task that is known already (under the same key) is left alone. timeout, max_attempts,
         result_ttl: see `Options`. Raises `PayloadTooLarge`, `TypeError` for arguments that are not JSON,
         `Unavailable`.

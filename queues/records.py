@@ -12,7 +12,7 @@ import orjson
 from .envelope import Envelope
 from .errors import CannotOpen, Refused, UnreadableEnvelope
 from .gateway import Command, Gateway, is_missing_group
-from .keys import GROUP, RELEASED, Partition
+from .keys import GROUP, Partition, is_nobody
 from .marks import Marks, hide, read_marks
 from .sealing import ERROR, NO_KEYS, RESULT, Seal, arguments_of
 
@@ -177,7 +177,9 @@ async def _read_messages(
     for (position, _, stream), found in zip(wanted, replies, strict=False):
         pending: list[Any] = next(holders, []) if stream == partition.ready else []
         owner = pending[0][1].decode() if pending else None
-        messages[position] = _Message(pairs(found[0][1]) if found else {}, None if owner == RELEASED else owner)
+        if owner is not None and is_nobody(owner):
+            owner = None
+        messages[position] = _Message(pairs(found[0][1]) if found else {}, owner)
     return messages
 
 

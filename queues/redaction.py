@@ -1,4 +1,4 @@
-"""Keeping the secrets among a task's arguments out of what is told about it: errors, tracebacks, logs, shown arguments."""
+"""Keeping the secrets among a task's arguments out of what is told about it: errors, tracebacks, logs, steps."""
 
 from __future__ import annotations
 

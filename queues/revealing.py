@@ -1,7 +1,7 @@
 """Secrets of pydantic (`SecretStr`, `SecretBytes`, `Secret`) as JSON: whole, and with the marks of where they are.
 
-pydantic writes a secret as asterisks into JSON, so that it is not shown by mistake. A handler needs the value itself: it
-is put in its place again, found by going through the value and its JSON form side by side.
+pydantic writes a secret as asterisks into JSON, so that it is not shown by mistake. A handler needs the value itself:
+it is put in its place again, found by going through the value and its JSON form side by side.
 """
 
 from __future__ import annotations

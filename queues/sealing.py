@@ -146,9 +146,7 @@ def _ring(keys: tuple[bytes, ...]) -> Any:
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "cryptography":
             raise
-        raise BadKeys(
-            "encryption needs a package that is not installed: pip install 'perdure[encryption]'"
-        ) from None
+        raise BadKeys("encryption needs a package that is not installed: pip install 'perdure[encryption]'") from None
     return module.KeyRing(keys)
 
 

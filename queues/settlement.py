@@ -138,8 +138,12 @@ async def reschedule(
     delay: float,
     event: str,
     data: dict[str, object],
+    suspect: bool = False,
 ) -> None:
-    """Put the task into the due set and acknowledge. delay: seconds. data: about the error. Raises `LeaseLost`."""
+    """Put the task into the due set and acknowledge. delay: seconds. data: about the error. suspect: it stays one.
+
+    Raises `LeaseLost`.
+    """
     partition = delivery.partition
     told = gateway.sealer.of(partition, task_id).close(ERROR, orjson.dumps(data))
     keys = [
@@ -151,6 +155,8 @@ async def reschedule(
     ]
     counts = (counters.attempts, counters.crashes, counters.returns)
     args: list[Argument] = [*delivery.fence, task_id, max(0, round(delay * 1000)), *counts, event, told]
+    if suspect:
+        args.append("waited")
     if not await gateway.run(_RETRY, keys, args):
         raise LeaseLost(task_id, "retry")
 

@@ -6,6 +6,7 @@ import pytest
 from crew import worker
 from perdure.queues import Delivery, Gateway, Partition
 from perdure.worker.runtime.intake import Intake
+from perdure.worker.runtime.isolation import Isolation
 from perdure.worker.runtime.slots import Slots
 from perdure.worker.runtime.sweep import Sweep
 
@@ -27,7 +28,8 @@ async def test_a_nudge_that_reaches_a_stopping_worker_reaches_another(
 
     sweep = Sweep([partition], 60.0)
     sweep.reached(partition, "0-0")
-    intake = Intake(first, Slots(1), sweep, start=never, on_due=quiet, on_rerouted=quiet, give_back=never_back)
+    alone = Isolation(None, probation=60.0)
+    intake = Intake(first, Slots(1), sweep, alone, start=never, on_due=quiet, on_rerouted=quiet, give_back=never_back)
     await first.nudge(partition)
     if stopping:
         intake.stop()

@@ -21,17 +21,22 @@ from perdure.deadletter import Filter, Replay, list_letters, purge, replay
 from perdure.queues import (
     Address,
     Gateway,
+    Leases,
     Namespace,
     Producer,
     Refused,
     Script,
     State,
+    acquit,
     find_task,
     load_script,
     promote_due,
     release,
+    report_crash,
     retire_generation,
+    set_aside,
     set_partitions,
+    take_suspect,
 )
 from perdure.queues.gateway import Argument
 from perdure.queues.keys import GROUP
@@ -151,6 +156,13 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         await release(gateway, await read_one(a), None, data=None)
         await gateway.command("XGROUP", "CREATECONSUMER", partition.ready, GROUP, "gone")
         assert await a.forget(partition, -1.0, present=["a"]) == 1
+        await producer.enqueue("t", task_id="suspect")
+        await set_aside(gateway, await read_one(a), "suspect")
+        suspect = await take_suspect(gateway, partition, "a", Leases())
+        assert suspect.delivery is not None
+        await acquit(gateway, suspect.delivery, "suspect", crashes=0)
+        found = await report_crash(gateway, namespace, ["default"], "a", how="SIGKILL", doing={})
+        assert found.held == 1
         await a.leave()
         assert "a" not in await consumers(gateway, partition.ready)
     route = await set_partitions(gateway, namespace, "default", 2)

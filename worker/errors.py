@@ -80,10 +80,11 @@ class UnknownTask(TaskError, LookupError):
 class CrashLoop(TaskError):
     """Deliveries of the task ended without any outcome more often than its retry policy allows."""
 
-    def __init__(self, task: str, crashes: int) -> None:
+    def __init__(self, task: str, crashes: int, last: str = "") -> None:
+        """last: what is known of the last crash."""
         super().__init__(
             f"task {task!r}: {crashes} deliveries ended without any outcome (the worker died, hung, or lost its "
-            "lease); it is suspected of killing its workers"
+            f"lease); it is suspected of killing its workers{last and f'; the last one: {last}'}"
         )
         self.task = task
         self.crashes = crashes

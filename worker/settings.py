@@ -23,11 +23,13 @@ class Settings(BaseSettings):
     redis_url: where the queues are; empty for the embedded server in data_dir. namespace: the deployment's keys.
     lease: seconds a delivery stays a silent worker's; all workers of a namespace must have the same. grace: seconds
     that running tasks have to reach a step boundary when the worker is stopped. note_interval: seconds between notes
-    that a long step lives. result_ttl, dead_letter_ttl: seconds that outcomes and dead letters are kept. partitions:
-    whether a worker takes from all partitions of its queues, or from its share of them, the rest being other workers'
-    who share. payload_limit: bytes. unknown_task: how often, and how long apart, a task of unknown name is handed to
-    others. encryption_keys, encryption_key_file: keys of encryption, as text or in a file; the first one seals, all
-    open. encryption_required: refuse arguments, results and checkpoints that are not sealed.
+    that a long step lives. probation: seconds for which a worker without supervisor takes nothing new while it runs a
+    task whose worker died, unless that is cleared before. result_ttl, dead_letter_ttl: seconds that outcomes and dead
+    letters are kept. partitions: whether a worker takes from all partitions of its queues, or from its share of them,
+    the rest being other workers' who share. payload_limit: bytes. unknown_task: how often, and how long apart, a task
+    of unknown name, or sealed with an unknown key, is handed to others. encryption_keys, encryption_key_file: keys of
+    encryption, as text or in a file; the first one seals, all open. encryption_required: refuse arguments, results and
+    checkpoints that are not sealed.
     """
 
     model_config = SettingsConfigDict(env_prefix="PERDURE_", frozen=True, extra="ignore", env_ignore_empty=True)
@@ -38,6 +40,7 @@ class Settings(BaseSettings):
     lease: Annotated[float, Field(ge=0.3, le=3600)] = 15.0
     grace: Annotated[float, Field(ge=0)] = 30.0
     note_interval: Seconds = 60.0
+    probation: Seconds = 30.0
     result_ttl: Seconds = 86_400.0
     dead_letter_ttl: Seconds = DEFAULT_RETENTION
     partitions: Literal["all", "share"] = "all"
@@ -85,5 +88,7 @@ def load_settings(**overrides: object) -> Settings:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         where = name if name in given else f"PERDURE_{name.upper()}"
-        got = "" if name in ("redis_url", "encryption_keys") else f" (got {first['input']!r})"  # a URL may hold a password
+        got = (
+            "" if name in ("redis_url", "encryption_keys") else f" (got {first['input']!r})"
+        )  # a URL may hold a password
         raise ConfigurationError(f"{where}: {first['msg']}{got}") from None

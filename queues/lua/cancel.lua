@@ -1,6 +1,6 @@
 -- Cancels a task from outside: at once where nobody runs it, by request where somebody does.
 -- KEYS  ready stream, record, steps, log, due set
--- ARGV  group, consumer that holds what was given back, task id, retention in milliseconds
+-- ARGV  group, first character of consumers that are no workers, task id, retention in milliseconds
 -- returns  'missing', 'requested', 'cancelled', or the terminal state the task already has
 -- Atomic: looks and acts in one, so a worker cannot take the task in between. Where no worker ever came there is no
 -- group yet, and XPENDING answers with an error: nobody holds the message.
@@ -16,7 +16,7 @@ if state == 'scheduled' then
 else
   local entry = redis.call('HGET', KEYS[2], 'entry')
   local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)
-  if pending[1] and pending[1][2] ~= ARGV[2] then
+  if pending[1] and string.sub(pending[1][2], 1, 1) ~= ARGV[2] then
     redis.call('HSET', KEYS[2], 'cancel', '1')
     return 'requested'
   end

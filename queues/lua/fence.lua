@@ -23,7 +23,7 @@ local function close(stream, record)
   redis.call('XACK', stream, ARGV[1], ARGV[3])
   redis.call('XDEL', stream, ARGV[3])
   redis.call('HSET', record, 'settled', fence_text())
-  redis.call('HDEL', record, 'entry', 'step', 'alive')
+  redis.call('HDEL', record, 'entry', 'step', 'alive', 'suspect')
 end
 
 local function now_ms()

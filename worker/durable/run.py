@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
@@ -53,6 +54,8 @@ class Run:
         "envelope",
         "gateway",
         "history",
+        "on_recorded",
+        "on_step",
         "payload_limit",
         "record",
         "redact",
@@ -88,6 +91,8 @@ class Run:
         self.started = time.monotonic()
         self.steps_in_flight: dict[str, float] = {}
         self.steps_recorded = 0
+        self.on_step: Callable[[str], None] | None = None
+        self.on_recorded: Callable[[], None] | None = None
         self.result_ttl: float | None = None
         self._names: dict[str, int] = {}
         self._quiet: anyio.Event | None = None
@@ -202,6 +207,8 @@ class Run:
 
     def step_began(self, key: str) -> None:
         self.steps_in_flight[key] = time.monotonic()
+        if self.on_step is not None:
+            self.on_step(key)
 
     def step_ended(self, key: str) -> None:
         self.steps_in_flight.pop(key, None)

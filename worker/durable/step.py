@@ -150,8 +150,11 @@ async def perform(
         data, value = codec.encode(f"step {key!r}", value)
         entry = _done(key, digest, shown, data, step.attempt)
         check_size(f"the record of step {key!r}", len(entry.value), run.payload_limit)
-        await run.recorder.put(entry, wait=(options.durability or durability) == "sync")
+        stored = (options.durability or durability) == "sync"
+        await run.recorder.put(entry, wait=stored)
         run.steps_recorded += 1
+        if stored and run.on_recorded is not None:
+            run.on_recorded()
     finally:
         run.step_ended(key)
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import TYPE_CHECKING
 
 from loguru import logger as _logger
@@ -14,10 +15,19 @@ __all__ = ["configure_logging", "logger"]
 
 
 def _make_printable(record: Record) -> None:
-    """Control characters in a task's error must not reach the terminal as such."""
+    """Control characters in a task's error must not reach the terminal as such.
+
+    A traceback becomes text here, for a handler of the application's own, such as loguru's first one, would show the
+    values of its variables (`diagnose`), and these may be secrets.
+    """
     message = record["message"]
     if not message.isprintable():
         record["message"] = "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
+    raised = record["exception"]
+    if raised is not None and raised.type is not None:
+        lines = "".join(traceback.format_exception(raised.type, raised.value, raised.traceback))
+        record["message"] += "\n" + lines.rstrip()
+        record["exception"] = None
 
 
 logger = _logger.patch(_make_printable)

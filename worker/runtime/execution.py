@@ -12,16 +12,20 @@ import anyio
 
 from ...deadletter import Reason, after_crash, backoff
 from ...queues import (
+    CannotOpen,
     Delivery,
     Envelope,
     Gateway,
     History,
+    KeyMissing,
     LeaseLost,
     Leases,
     Partition,
     PayloadTooLarge,
+    PerdureError,
     UnreadableEnvelope,
     check_size,
+    last_step,
     load_history,
 )
 from ..durable import CURRENT_RUN, Context, Ending, Run, until_available
@@ -29,7 +33,9 @@ from ..errors import CrashLoop, InvalidArguments, TaskError, TaskTimeout, Unknow
 from ..observe import logger
 from ..registry import Registry, Task
 from ..settings import Settings
-from .outcome import Burial, Cancelled, HandOff, Outcome, Rerun, Success, after_error
+from .isolation import Isolation
+from .opening import open_arguments, open_history
+from .outcome import Aside, Burial, Cancelled, HandOff, Outcome, Rerun, Success, after_error
 from .settling import Settler
 from .slots import Slots
 
@@ -46,10 +52,12 @@ class Executor:
         settings: Settings,
         leases: Leases[Run],
         slots: Slots,
+        isolation: Isolation,
         *,
         threads: int,
     ) -> None:
         """slots: those that the executions are in. threads: how many sync steps may run at once."""
+        self._isolation = isolation
         self._slots = slots
         self._gateway = gateway
         self._registry = registry
@@ -81,6 +89,7 @@ class Executor:
         try:
             envelope = Envelope.decode(delivery.fields.get(b"env", b""))
         except UnreadableEnvelope as error:
+            self._isolation.decided(delivery)
             await self._settle_unreadable(delivery, error)
             return False
         run = Run(
@@ -97,6 +106,9 @@ class Executor:
             outcome = await self._outcome(run)
             self._slots.leave()
             await self._settler.settle(run, outcome, self._slots.stay)
+            if isinstance(outcome, Aside):
+                self._isolation.want()
+                return False
             self.settled[delivery.partition.queue] += 1
             if self.owed is not None and isinstance(outcome, Rerun):
                 self.owed[run.id] = delivery.partition
@@ -106,6 +118,9 @@ class Executor:
             logger.bind(task=envelope.task, id=run.id).exception("the worker failed; the task is left for recovery")
         finally:
             self._leases.drop(run)
+            if delivery.history:
+                self._isolation.decided(delivery)
+                self._isolation.release(run)
             await run.close()
         return isinstance(outcome, Rerun)
 
@@ -139,23 +154,63 @@ class Executor:
         if task is None:
             return self._unknown(run)
         run.result_ttl = task.result_ttl
-        if after_crash(task.retry, run.history.counters) is not None:
-            error = CrashLoop(task.name, run.history.counters.crashes)
-            return Burial(Reason.CRASH_LOOP, run.history.counters, error)
-        try:
-            arguments = task.arguments.decode(run.delivery.fields.get(b"args", b"{}"))
-        except InvalidArguments as invalid:
-            return Burial(Reason.INVALID_ARGUMENTS, run.history.counters, invalid)
+        if (given_up := await self._after_crash(run, task)) is not None:
+            return given_up
+        arguments = self._open(run, task)
+        if not isinstance(arguments, dict):
+            return arguments
+        if run.history.suspect and not self._isolation.admit(run):
+            return Aside()
+        self._isolation.decided(run.delivery)
         return await self._call(run, task, arguments)
 
     def _unknown(self, run: Run) -> Outcome:
         """Hand it back for workers that may know it, a bounded number of times."""
-        error = UnknownTask(run.envelope.task, sorted(self._registry))
+        return self._returned(run, UnknownTask(run.envelope.task, sorted(self._registry)), Reason.UNKNOWN_TASK)
+
+    def _open(self, run: Run, task: Task[Any, Any]) -> dict[str, Any] | Outcome:
+        """The arguments by name, with the checkpoint open; or what becomes of a task where they cannot be had.
+
+        While keys are being changed, another worker may have the one that is missing here.
+        """
+        try:
+            if run.delivery.history:
+                open_history(run)
+            return open_arguments(run, task)
+        except KeyMissing as missing:
+            return self._returned(run, missing, Reason.SEALED)
+        except CannotOpen as broken:
+            return Burial(Reason.SEALED, run.history.counters, broken)
+        except InvalidArguments as invalid:
+            return Burial(Reason.INVALID_ARGUMENTS, run.history.counters, invalid)
+
+    def _returned(self, run: Run, error: PerdureError, reason: Reason) -> Outcome:
         counters = run.history.counters._replace(returns=run.history.counters.returns + 1)
         policy = self._settings.unknown_task
         if counters.returns >= policy.max_attempts:
-            return Burial(Reason.UNKNOWN_TASK, counters, error)
+            return Burial(reason, counters, error)
         return Rerun(backoff(policy, counters.returns), "returned", counters, error)
+
+    async def _after_crash(self, run: Run, task: Task[Any, Any]) -> Outcome | None:
+        """What its crashes come to: it is given up, or has to wait; None where it may run now."""
+        counters, blamed = run.history.counters, run.history.blamed
+        if after_crash(task.retry, counters._replace(crashes=blamed)) is not None:
+            return Burial(Reason.CRASH_LOOP, counters, await self._crash_loop(run, task))
+        if blamed > 1 and run.delivery.count > 1:  # it crashed just now, and not for the first time
+            error = await self._crash_loop(run, task)
+            return Rerun(backoff(task.retry, blamed - 1), "crash_backoff", counters, error, suspect=True)
+        return None
+
+    async def _crash_loop(self, run: Run, task: Task[Any, Any]) -> CrashLoop:
+        """What is known of its crashes: how the last worker ended, in which step, after which."""
+        crash = run.history.crash
+        last = await until_available(
+            partial(last_step, self._gateway, run.delivery.partition, run.id), f"task {run.id}"
+        )
+        known = [str(crash.get("how", ""))]
+        known += [f"in step {crash['step']!r}"] if "step" in crash else []
+        known += [f"after step {last!r}"] if last is not None else ["before any step was recorded"]
+        return CrashLoop(task.name, run.history.counters.crashes, " ".join(filter(None, known)))
 
     async def _call(self, run: Run, task: Task[Any, Any], arguments: dict[str, Any]) -> Outcome:
         """Run the handler, in this asyncio task, so that ending the run is cancelling it."""

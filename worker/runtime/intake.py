@@ -9,11 +9,15 @@ import anyio
 
 from ...queues import Consumer, Delivery, Partition, QueueError, Unavailable
 from ..observe import logger
+from .isolation import Isolation
 from .slots import Slots
 from .sweep import START, Sweep
 
 __all__ = ["Intake"]
 
+
+_LOOK_AGAIN = 0.05
+"""Seconds after which a burst looks again whether a suspect has ended."""
 
 _FEW = 8
 """Slots that are read for at once, be it all of them."""
@@ -27,6 +31,7 @@ class Intake:
         consumer: Consumer,
         slots: Slots,
         sweep: Sweep,
+        isolation: Isolation,
         *,
         start: Callable[[Delivery], None],
         on_due: Callable[[], None],
@@ -39,6 +44,7 @@ class Intake:
         self._consumer = consumer
         self._slots = slots
         self._sweep = sweep
+        self._isolation = isolation
         self._start = start
         self._on_due = on_due
         self._on_rerouted = on_rerouted
@@ -67,8 +73,12 @@ class Intake:
     async def take_once(self) -> bool:
         """Claim and read without waiting for new messages; whether there was anything."""
         before = self._begun
+        if not self._isolation.quiet:
+            with anyio.move_on_after(_LOOK_AGAIN):
+                await self._isolation.wait_change()
+            return True
         await self._claim()
-        if self._slots.free and not self._stopping:
+        if self._may_take:
             await self._read(None)
         return self._begun > before
 
@@ -78,6 +88,8 @@ class Intake:
 
     async def _take(self) -> None:
         await self._slots.wait_free()
+        while not self._isolation.quiet:
+            await self._isolation.wait_change()
         if self._stopping:
             return
         if returned := self._consumer.returned():
@@ -85,12 +97,21 @@ class Intake:
             await self._adopt_when_back(returned)
             self._sweep.ask()
         await self._claim()
-        if self._slots.free and not self._stopping:
+        if self._isolation.only:
+            if not self._isolation.wanted:
+                await self._isolation.wait_change()
+        elif self._may_take:
             await self._read(self._sweep.until_next())
 
+    @property
+    def _may_take(self) -> bool:
+        return bool(self._slots.free and self._isolation.quiet and not self._stopping)
+
     async def _claim(self) -> None:
-        """Claim what is due to be claimed, while there is room."""
-        while self._slots.free and not self._stopping and (turn := self._sweep.turn()) is not None:
+        """Claim what is due to be claimed, while there is room: suspects first, which are taken one by one."""
+        if self._isolation.wanted and self._may_take:
+            await self._claim_suspect()
+        while self._may_take and not self._isolation.only and (turn := self._sweep.turn()) is not None:
             partition, cursor = turn
             if self._consumer.is_away(partition):  # it is swept when it has returned
                 self._sweep.reached(partition, START)
@@ -109,9 +130,31 @@ class Intake:
         reached, claimed = await self._consumer.claim(partition, cursor, self._slots.free)
         self._sweep.reached(partition, reached)
         for delivery in claimed:
+            if delivery.count > 1:
+                self._isolation.expect(delivery)
             self._begin(delivery)
         if claimed and not self._slots.free:
             await self._consumer.nudge(partition)
+
+    async def _claim_suspect(self) -> None:
+        """Take one suspect, if there is one in any partition."""
+        self._isolation.wanted = False  # what is heard from now on is looked for anew
+        try:
+            for partition in self._consumer.partitions:
+                found = await self._consumer.take_suspect(partition)
+                if found.more:
+                    self._isolation.leave()
+                if found.delivery is not None or found.more:
+                    self._isolation.wanted = True
+                if found.delivery is not None:
+                    self._isolation.expect(found.delivery)
+                    self._begin(found.delivery)
+                    return
+        except QueueError:
+            self._isolation.wanted = True
+            raise
+        if not self._isolation.wanted:
+            self._isolation.idle()
 
     async def _read(self, block: float | None) -> None:
         """Read for half of many slots at most, so that one half's outcomes travel while the other half runs.
@@ -135,6 +178,8 @@ class Intake:
             await self._pass_on()
         elif taken.claimable:
             self._sweep.ask()
+        if taken.suspects and not self._stopping:
+            self._isolation.want()
 
     async def _pass_on(self) -> None:
         """A nudge that reached a worker which is stopping must reach another, or what was given back waits."""

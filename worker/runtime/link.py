@@ -19,6 +19,7 @@ in the next instant. Where the supervisor ends, for whatever reason, the worker 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -56,11 +57,8 @@ class Link:
     def say(self, what: str, **more: Any) -> None:
         """Tell the supervisor. One that is gone hears nothing, which `listen` finds out."""
         line = orjson.dumps({"say": what, **more}) + b"\n"
-        with self._saying:
-            try:
-                os.write(self._write, line)
-            except OSError:
-                pass
+        with self._saying, contextlib.suppress(OSError):
+            os.write(self._write, line)
 
     def listen(self, on_told: Callable[[str], None], on_gone: Callable[[], None]) -> None:
         """Hear the supervisor, in a thread of its own, where both callbacks are called."""

@@ -8,7 +8,7 @@ from ...deadletter import Bury, Reason, Retry, TryAgain, after_failure
 from ...queues import Counters, PayloadTooLarge
 from ..errors import Reschedule, RetryLater, Snooze, StepInDoubt, StepMismatch, UnserialisableResult
 
-__all__ = ["Burial", "Cancelled", "HandOff", "Outcome", "Rerun", "Success", "after_error"]
+__all__ = ["Aside", "Burial", "Cancelled", "HandOff", "Outcome", "Rerun", "Success", "after_error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,13 @@ class Success:
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """Run it again after `delay` seconds; `event` names why in the log."""
+    """Run it again after `delay` seconds; `event` names why in the log. suspect: it stays one."""
 
     delay: float
     event: str
     counters: Counters
     error: BaseException
+    suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,12 @@ class HandOff:
     counters: Counters
 
 
-Outcome = Success | Rerun | Burial | Cancelled | HandOff
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """It is a suspect that may not run here and now: leave it to a worker that runs it alone."""
+
+
+Outcome = Success | Rerun | Burial | Cancelled | HandOff | Aside
 
 _PERMANENT: dict[type[BaseException], Reason] = {
     StepInDoubt: Reason.IN_DOUBT,

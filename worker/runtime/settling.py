@@ -18,12 +18,13 @@ from ...queues import (
     cancelled,
     release,
     reschedule,
+    set_aside,
     succeed,
 )
 from ..durable import Run, until_available
 from ..observe import logger
 from ..settings import Settings
-from .outcome import Burial, Cancelled, HandOff, Outcome, Rerun, Success
+from .outcome import Aside, Burial, Cancelled, HandOff, Outcome, Rerun, Success
 
 __all__ = ["Settler"]
 
@@ -68,16 +69,18 @@ class Settler:
                     "steps": len(run.history.done) + run.steps_recorded,
                 }
                 return lambda: release(gateway, delivery, task_id, data=data)
-            case Rerun(delay, event, counters, error):
+            case Aside():
+                return lambda: set_aside(gateway, delivery, task_id)
+            case Rerun(delay, event, counters, error, suspect):
                 evidence = Evidence.of(error, run.redact)
                 bound = logger.bind(task=run.envelope.task, id=task_id)
                 bound.warning("{}, runs again in {:.1f} s: {}: {}", event, delay, evidence.error, evidence.message)
                 found = evidence.fields() | {"attempts": counters.attempts, "delay": delay}
-                return lambda: reschedule(gateway, delivery, task_id, counters, delay=delay, event=event, data=found)
-            case Burial(reason, counters, error):
-                return lambda: self._bury(
-                    delivery, task_id, run.envelope.task, reason, counters, error, run.redact
+                return lambda: reschedule(
+                    gateway, delivery, task_id, counters, delay=delay, event=event, data=found, suspect=suspect
                 )
+            case Burial(reason, counters, error):
+                return lambda: self._bury(delivery, task_id, run.envelope.task, reason, counters, error, run.redact)
 
     def _result_ttl(self, run: Run) -> float:
         return run.envelope.options.result_ttl or run.result_ttl or self._settings.result_ttl

@@ -34,7 +34,9 @@ from ..observe import logger
 from .burst import Burst
 from .execution import Executor
 from .intake import Intake
+from .isolation import Isolation
 from .janitor import Janitor
+from .link import Link
 from .notes import Notes
 from .promoter import Promoter
 from .registration import Registration, describe
@@ -63,9 +65,11 @@ class Worker:
         queues: Sequence[str] | None = None,
         partitions: Literal["all", "share"] | None = None,
         name: str | None = None,
+        link: Link | None = None,
     ) -> None:
         """concurrency: runs at once. queues: else those of the app's tasks. partitions: take from all of the queues'
         partitions, or from this worker's share among those who share; else the setting. name: begins the worker's id.
+        link: to the supervisor; one of an isolated worker makes it run suspects alone, one at a time.
         """
         if concurrency < 1:
             raise ConfigurationError(f"concurrency must be 1 or more, not {concurrency}")
@@ -81,9 +85,16 @@ class Worker:
         self._namespace = namespace
         self._gateway = Gateway(self.settings.address, sealer=app.sealer)
         self._slots = Slots(concurrency)
+        self._isolation = Isolation(link, self.settings.probation)
         self._leases: Leases[Run] = Leases()
         self._executor = Executor(
-            self._gateway, app.tasks, self.settings, self._leases, self._slots, threads=max(40, concurrency)
+            self._gateway,
+            app.tasks,
+            self.settings,
+            self._leases,
+            self._slots,
+            self._isolation,
+            threads=max(40, concurrency),
         )
         self._stop = anyio.Event()
         self._hurry = anyio.Event()
@@ -114,9 +125,8 @@ class Worker:
         reading = read_partitions(self._gateway, self.id)
         self._stack.push_async_callback(reading.close)
         self._consumer = Consumer(self._gateway, reading, [], self.id, self.settings.lease, self._leases)
-        self._coverage = Coverage(
-            self._gateway, self._namespace, self.queues, self.id, share=self._partitions == "share"
-        )
+        shares = self._partitions == "share" and not self._isolation.only
+        self._coverage = Coverage(self._gateway, self._namespace, self.queues, self.id, share=shares)
         self._sweep = Sweep([], self.settings.lease)
         self._promoter = Promoter(self._gateway, [], self.id)
         self._territory = Territory(self._coverage, self._consumer, self._serve)
@@ -156,6 +166,10 @@ class Worker:
             self._hurry.set()
         self._stop.set()
 
+    def look_for_suspects(self) -> None:
+        """Look now whether there is a task whose worker died, and run it alone."""
+        self._isolation.want()
+
     async def run(self, *, burst: bool = False) -> None:
         """Work until `stop` is called; with `burst`, until the queues are empty.
 
@@ -171,6 +185,7 @@ class Worker:
                 self._consumer,
                 self._slots,
                 self._sweep,
+                self._isolation,
                 start=start,
                 on_due=self._promoter.hear,
                 on_rerouted=self._territory.poke,
@@ -186,8 +201,11 @@ class Worker:
                 worker=self.id,
             )
             notes = Notes(lambda: self._executor.runs, self.settings.note_interval)
-            for part in (self._territory, self._promoter, janitor, notes, self._registration):
-                background.start_soon(part.run)
+            for run in (self._territory.run, notes.run, self._registration.run):
+                background.start_soon(run)
+            if not self._isolation.only:
+                background.start_soon(self._promoter.run)
+                background.start_soon(janitor.run)
             try:
                 if burst:
                     await Burst(self._gateway, intake, self._territory, self._slots, self._executor, self._stop).run()

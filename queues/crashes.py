@@ -1,0 +1,142 @@
+"""Reporting that a worker process is dead, for a supervisor that saw it end: nothing waits for the lease then."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
+
+import anyio
+import orjson
+
+from .envelope import Envelope
+from .errors import Refused, Unavailable, UnreadableEnvelope
+from .gateway import Gateway, is_missing_group
+from .keys import GROUP, SUSPECTS, Namespace, Partition
+from .presence import withdraw
+from .records import pairs
+from .rerouting import load_routes
+from .routes import SINGLE
+from .scripts import queue_script
+
+__all__ = ["CrashReport", "report_crash"]
+
+_CRASH = queue_script("crash")
+_FORGET = queue_script("forget")
+
+T = TypeVar("T")
+
+_MOST: Final = 1000
+"""Deliveries of one worker in one partition that are looked at: more than a worker has slots."""
+
+_LONGEST_DELAY: Final = 1.0
+
+
+class CrashReport(NamedTuple):
+    """What a dead worker held: how many deliveries, all of them suspects now."""
+
+    held: int
+
+
+class _Held(NamedTuple):
+    """One delivery of the dead worker. times: its delivery count. task_id: None where its message cannot be read."""
+
+    entry: bytes
+    times: int
+    task_id: str | None
+
+
+async def report_crash(
+    gateway: Gateway,
+    namespace: Namespace,
+    queues: Sequence[str],
+    worker: str,
+    *,
+    how: str,
+    doing: Mapping[str, str],
+) -> CrashReport:
+    """Set aside everything that a worker holds, which must be dead for certain: its process has ended.
+
+    queues: those it worked on. how: its end, such as "SIGKILL" or "exit code 1". doing: by task id, the step in flight,
+    as far as it is known. While Redis is away it is asked again: this returns when all is reported.
+    """
+    held = await _insist(lambda: _held_by(gateway, namespace, queues, worker))
+    # Seen as a whole before anything is moved: whether the worker held one delivery is asked of all its partitions.
+    alone = sum(map(len, held.values())) == 1
+    for partition, deliveries in held.items():
+        await _insist(partial(_report, gateway, partition, worker, deliveries, alone, how, doing))
+    await _insist(lambda: _forget(gateway, namespace, list(held), worker))
+    return CrashReport(sum(map(len, held.values())))
+
+
+async def _insist(act: Callable[[], Awaitable[T]]) -> T:
+    """Carry out a repeatable act, again and again while Redis is away."""
+    delay = 0.05
+    while True:
+        try:
+            return await act()
+        except Unavailable:
+            await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
+            delay = min(delay * 2, _LONGEST_DELAY)
+
+
+async def _held_by(
+    gateway: Gateway, namespace: Namespace, queues: Sequence[str], worker: str
+) -> dict[Partition, list[_Held]]:
+    """What is pending on the worker, by partition; of every partition of its queues, those that were left included."""
+    routes = await load_routes(gateway, namespace)
+    partitions = [namespace.partition(queue, index) for queue in queues for index in routes.get(queue, SINGLE).indexes]
+    found = await asyncio.gather(*(_pending(gateway, partition, worker) for partition in partitions))
+    return dict(zip(partitions, found, strict=True))
+
+
+async def _pending(gateway: Gateway, partition: Partition, worker: str) -> list[_Held]:
+    try:
+        pending = await gateway.command("XPENDING", partition.ready, GROUP, "-", "+", _MOST, worker)
+    except Refused as error:
+        if is_missing_group(error):
+            return []
+        raise
+    messages = await gateway.pipeline([("XRANGE", partition.ready, entry, entry) for entry, *_ in pending])
+    return [
+        _Held(entry, times, _task_id(pairs(found[0][1])) if found else None)
+        for (entry, _, _, times), found in zip(pending, messages, strict=True)
+    ]
+
+
+def _task_id(fields: Mapping[bytes, bytes]) -> str | None:
+    try:
+        return Envelope.decode(fields.get(b"env", b"")).id
+    except UnreadableEnvelope:
+        return None
+
+
+async def _report(
+    gateway: Gateway,
+    partition: Partition,
+    worker: str,
+    held: Sequence[_Held],
+    alone: bool,
+    how: str,
+    doing: Mapping[str, str],
+) -> None:
+    reports = []
+    for one in held:
+        known: dict[str, object] = {"how": how, "worker": worker, "alone": alone}
+        if one.task_id is not None and one.task_id in doing:
+            known["step"] = doing[one.task_id]
+        task_id = one.task_id or f"entry-{one.entry.decode()}"
+        keys = [partition.ready, partition.record(task_id), partition.log(task_id), partition.nudge]
+        told = orjson.dumps(known) if one.task_id else b""
+        reports.append(gateway.run(_CRASH, keys, [GROUP, worker, one.entry, one.times, SUSPECTS, int(alone), told]))
+    await asyncio.gather(*reports)
+
+
+async def _forget(gateway: Gateway, namespace: Namespace, partitions: Sequence[Partition], worker: str) -> None:
+    """Take the dead worker's name off the groups and off the list of workers."""
+    await asyncio.gather(
+        *(gateway.run(_FORGET, [one.ready, one.nudge], [GROUP, worker]) for one in partitions), return_exceptions=True
+    )
+    await withdraw(gateway, namespace, worker)
