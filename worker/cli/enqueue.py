@@ -64,6 +64,14 @@ async def enqueue(
         float | None,
         in_seconds("How long its outcome is kept."),
     ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="An argument that is never to be shown; a.b for a member of one. May be given again.",
+            show_default=False,
+        ),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Put a task on a queue; prints its id. Once it is printed, the task is never lost.
@@ -81,7 +89,8 @@ async def enqueue(
         options = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
     except ValueError as error:
         raise Misuse(problem(error)) from None
-    defaults = Defaults(task, queue, delay, key, options, producer.payload_limit)
+    secrets = tuple(tuple(name.split(".")) for name in secret or ())
+    defaults = Defaults(task, queue, delay, key, options, producer.payload_limit, secrets)
     if file is None:
         await _send_one(producer, defaults, args, task_id, json)
     elif args is not None or task_id is not None:
