@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from ..queues import (
+    NO_SEAL,
     Envelope,
     Gateway,
     Marks,
@@ -56,8 +57,8 @@ class DeadLetter:
     args: bytes | None
     envelope: Envelope | None
     raw: Mapping[str, bytes]
-    secrets: Marks
-    seal: Seal = field(repr=False, compare=False)
+    secrets: Marks = ()
+    seal: Seal = field(default=NO_SEAL, repr=False, compare=False)
 
     def shown_arguments(self) -> bytes | None:
         """The arguments as JSON, without their secrets; where they cannot be opened, why."""

@@ -111,7 +111,7 @@ class TaskHandle(Generic[R]):
             raise TaskFailed(self.id, record.reason or "unknown", dict(record.error or {}))
         if record.result is None:
             return self._decode(b"null")
-        return self._decode(self._gateway.sealer.of(self.partition, self.id).open(RESULT, record.result))
+        return self._decode(record.seal.open(RESULT, record.result))
 
     async def cancel(self) -> State:
         """Cancel the task: at once where nobody runs it, else at its next step or beat.

@@ -14,7 +14,7 @@ from .errors import CannotOpen, Refused, UnreadableEnvelope
 from .gateway import Command, Gateway, is_missing_group
 from .keys import GROUP, Partition, is_nobody
 from .marks import Marks, hide, read_marks
-from .sealing import ERROR, NO_KEYS, RESULT, Seal, arguments_of
+from .sealing import ERROR, NO_SEAL, RESULT, Seal, arguments_of
 
 __all__ = ["Record", "State", "opened_error", "pairs", "read_record", "read_records", "shown_arguments"]
 
@@ -33,9 +33,6 @@ class State(StrEnum):
     def terminal(self) -> bool:
         """No worker will touch the task again (a dead one may be replayed by a person)."""
         return self in (State.SUCCEEDED, State.DEAD, State.CANCELLED)
-
-
-_NO_SEAL = NO_KEYS.of(Partition("", "", 0), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,7 @@ class Record:
     reason: str | None
     error: Mapping[str, Any] | None
     secrets: Marks = ()
-    seal: Seal = field(default=_NO_SEAL, repr=False, compare=False)
+    seal: Seal = field(default=NO_SEAL, repr=False, compare=False)
 
     def shown_arguments(self) -> bytes | None:
         """The arguments as JSON, without their secrets; where they cannot be opened, why."""

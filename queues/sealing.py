@@ -34,7 +34,7 @@ from typing import Any, Final
 from .errors import BadKeys, KeyMissing, NotSealed, SealBroken
 from .keys import Partition
 
-__all__ = ["ERROR", "NO_KEYS", "RESULT", "Seal", "Sealer", "arguments_of", "is_sealed"]
+__all__ = ["ERROR", "NO_KEYS", "NO_SEAL", "RESULT", "Seal", "Sealer", "arguments_of", "is_sealed"]
 
 MARK: Final = b"\xc1"
 VERSION: Final = b"\x01"
@@ -77,7 +77,7 @@ class Sealer:
 
     def of(self, partition: Partition, task_id: str) -> Seal:
         """The seal of one task."""
-        return Seal(self, f"{partition.namespace}\0{partition.queue}\0{task_id}", task_id)
+        return Seal(self, partition, task_id)
 
     def __repr__(self) -> str:
         return f"Sealer(keys={list(self.key_ids)}, required={self.required})"
@@ -86,14 +86,15 @@ class Sealer:
 class Seal:
     """What seals and opens the data of one task."""
 
-    __slots__ = ("_ciphers", "_place", "_ring", "_sealer", "_task_id")
+    __slots__ = ("_ciphers", "_partition", "_place", "_ring", "_sealer", "_task_id")
 
-    def __init__(self, sealer: Sealer, place: str, task_id: str) -> None:
+    def __init__(self, sealer: Sealer, partition: Partition, task_id: str) -> None:
         self._sealer = sealer
         self._ring = sealer._ring
-        self._place = place.encode()
+        self._partition = partition
         self._task_id = task_id
-        self._ciphers: dict[bytes, Any] = {}
+        self._place = b""
+        self._ciphers: dict[bytes, Any] | None = None
 
     def close(self, kind: str, data: bytes) -> bytes:
         """The data sealed; as it is where there is no key."""
@@ -101,7 +102,8 @@ class Seal:
             return data
         key_id: bytes = self._ring.first
         head = MARK + VERSION + key_id
-        return bytes(head + self._cipher(key_id).encrypt(data, self._bound(head, kind)))
+        cipher = self._cipher(key_id)
+        return bytes(head + cipher.encrypt(data, self._bound(head, kind)))
 
     def open(self, kind: str, data: bytes, *, plain: bool | None = None) -> bytes:
         """The data as it was before it was sealed. plain: whether data that is not sealed will do; else as the sealer
@@ -117,12 +119,16 @@ class Seal:
         if self._ring is None or key_id not in self._ring.keys:
             known = ", ".join(self._sealer.key_ids) or "none"
             raise KeyMissing(self._what(kind), f"with key {key_id.hex()}, and the keys of this process are: {known}")
-        opened: bytes | None = self._cipher(key_id).decrypt(data[6:], self._bound(data[:6], kind))
+        cipher = self._cipher(key_id)
+        opened: bytes | None = cipher.decrypt(data[6:], self._bound(data[:6], kind))
         if opened is None:
             raise SealBroken(self._what(kind))
         return opened
 
     def _cipher(self, key_id: bytes) -> Any:
+        if self._ciphers is None:
+            self._ciphers = {}
+            self._place = f"{self._partition.namespace}\0{self._partition.queue}\0{self._task_id}".encode()
         cipher = self._ciphers.get(key_id)
         if cipher is None:
             cipher = self._ciphers[key_id] = self._ring.cipher(key_id, self._place)
@@ -152,3 +158,6 @@ def _ring(keys: tuple[bytes, ...]) -> Any:
 
 NO_KEYS: Final = Sealer()
 """Leaves data as it is, and says so clearly where it meets sealed data."""
+
+NO_SEAL: Final = NO_KEYS.of(Partition("", "", 0), "")
+"""Of no task."""
