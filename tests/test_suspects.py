@@ -218,13 +218,13 @@ async def test_who_was_alone_is_blamed_for_good(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     handle = await producer.enqueue("t")
-    await read_one(await worker(gateway, partition, name="first"))
-    for number, name in enumerate(("first", "second"), start=1):
-        await report_crash(gateway, namespace, ["default"], name, how="SIGSEGV", doing={})
-        delivery = await take(gateway, partition, "second" if number == 1 else "third")
+    delivery = await read_one(await worker(gateway, partition, name="first"))
+    for number, heir in enumerate(("second", "third"), start=1):
+        await report_crash(gateway, namespace, ["default"], delivery.worker, how="SIGSEGV", doing={})
+        delivery = await take(gateway, partition, heir)
         history = await load_history(gateway, delivery, handle.id)
         assert (history.suspect, history.blamed, history.counters.crashes) == (True, number, number)
-    await acquit(gateway, delivery, handle.id, history.counters.crashes)
+    await acquit(gateway, delivery, handle.id, crashes=2)
     assert (await load_history(gateway, delivery, handle.id)).blamed == 2
 
 
@@ -293,8 +293,7 @@ async def test_an_unseen_crash_is_excused_by_getting_further(
 ) -> None:
     """Nobody saw how the first worker ended: it counts until the task has got further, and is remembered after."""
     await producer.enqueue("t", task_id="x")
-    await take_over(gateway, await read_one(await worker(gateway, partition)), "b")
-    third = await claim_one(await worker(gateway, partition, name="c", lease=0.0))
+    third = await take_over(gateway, await take_over(gateway, await read_one(await worker(gateway, partition))), "c")
     history = await load_history(gateway, third, "x")
     assert (history.suspect, history.blamed, history.counters.crashes) == (True, 2, 2)
     await write_entries(gateway, third, "x", [Entry(Kind.DONE, "s", b"1")])
