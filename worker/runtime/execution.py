@@ -189,7 +189,7 @@ class Executor:
         policy = self._settings.unknown_task
         if counters.returns >= policy.max_attempts:
             return Burial(reason, counters, error)
-        return Rerun(backoff(policy, counters.returns), "returned", counters, error)
+        return Rerun(backoff(policy, counters.returns), "returned", counters, error, suspect=run.history.suspect)
 
     async def _after_crash(self, run: Run, task: Task[Any, Any]) -> Outcome | None:
         """What its crashes come to: it is given up, or has to wait; None where it may run now."""
