@@ -25,12 +25,14 @@ from .errors import (
     EmbeddedServerError,
     KeyMissing,
     LeaseLost,
+    NotReplicated,
     NotSealed,
     PayloadTooLarge,
     PerdureError,
     QueueError,
     Refused,
     SealBroken,
+    ServerFull,
     TaskCancelled,
     TaskFailed,
     TaskNotFound,
@@ -52,6 +54,7 @@ from .producer import Key, Producer, key_of, map_each
 from .reading import OneConnection, Reading, read_partitions
 from .records import Record, State, opened_error, pairs, read_record, shown_arguments
 from .redaction import Redaction
+from .replication import Replicated, Replication
 from .rerouting import close_former, load_route, load_routes, retire_generation, set_partitions
 from .revealing import SECRET, has_secret, reveal, shows_mask
 from .routes import MOST_PARTITIONS, Generation, Route, spread
@@ -60,6 +63,17 @@ from .sealing import ERROR, NO_KEYS, NO_SEAL, Seal, Sealer, arguments_of, is_sea
 from .sealing_keys import generate_key, make_sealer
 from .sending import Message
 from .settlement import Counters, cancelled, release, reschedule, succeed
+from .supervision import (
+    ChildInfo,
+    SupervisorInfo,
+    SupervisorState,
+    count_crash,
+    list_supervisors,
+    paused_supervisors,
+    resume_supervisor,
+    supervise,
+    withdraw_supervisor,
+)
 from .suspects import Suspect, acquit, set_aside, take_suspect
 from .turns import take_turns
 
@@ -77,6 +91,7 @@ __all__ = [
     "Beat",
     "CancelRequested",
     "CannotOpen",
+    "ChildInfo",
     "Consumer",
     "Counters",
     "Coverage",
@@ -97,6 +112,7 @@ __all__ = [
     "Marks",
     "Message",
     "Namespace",
+    "NotReplicated",
     "NotSealed",
     "OneConnection",
     "Options",
@@ -111,12 +127,17 @@ __all__ = [
     "Record",
     "Redaction",
     "Refused",
+    "Replicated",
+    "Replication",
     "Route",
     "Script",
     "Seal",
     "SealBroken",
     "Sealer",
+    "ServerFull",
     "State",
+    "SupervisorInfo",
+    "SupervisorState",
     "Suspect",
     "Taken",
     "TaskCancelled",
@@ -136,6 +157,7 @@ __all__ = [
     "check_size",
     "check_task_id",
     "close_former",
+    "count_crash",
     "default_address",
     "default_data_dir",
     "default_namespace",
@@ -150,6 +172,7 @@ __all__ = [
     "key_of",
     "last_step",
     "list_queues",
+    "list_supervisors",
     "list_tasks",
     "list_workers",
     "load_history",
@@ -163,6 +186,7 @@ __all__ = [
     "note_alive",
     "opened_error",
     "pairs",
+    "paused_supervisors",
     "promote_due",
     "queue_partitions",
     "read_events",
@@ -173,6 +197,7 @@ __all__ = [
     "release",
     "report_crash",
     "reschedule",
+    "resume_supervisor",
     "retire_generation",
     "reveal",
     "set_aside",
@@ -181,9 +206,11 @@ __all__ = [
     "shows_mask",
     "spread",
     "succeed",
+    "supervise",
     "take_suspect",
     "take_turns",
     "watch_due",
     "withdraw",
+    "withdraw_supervisor",
     "write_entries",
 ]

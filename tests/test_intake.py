@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from crew import worker
 from perdure.queues import Delivery, Gateway, Partition
+from perdure.worker.runtime import sweep as sweep_module
 from perdure.worker.runtime.intake import Intake
 from perdure.worker.runtime.isolation import Isolation
 from perdure.worker.runtime.slots import Slots
@@ -36,3 +37,18 @@ async def test_a_nudge_that_reaches_a_stopping_worker_reaches_another(
     await intake._read(None)
     assert (await second.read(1, block=None)).claimable is stopping
     assert (sweep.turn() is None) is stopping
+
+
+def test_when_redis_is_back_leases_are_renewed_before_anything_is_claimed(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(sweep_module.time, "monotonic", lambda: now[0])
+    sweep = Sweep([partition], 15.0)
+    sweep.ask()
+    sweep.postpone()
+    assert sweep.turn() is None
+    assert sweep.until_next() >= 15.0 / 6
+    now[0] += sweep.until_next()
+    assert sweep.turn() == (partition, "0-0")
+    assert not sweep.is_shared(partition)

@@ -83,6 +83,7 @@ class App:
                 namespace=self.settings.namespace,
                 payload_limit=self.settings.payload_limit,
                 sealer=self.sealer,
+                replication=self.settings.replication,
             )
             self._warn_of_open_secrets()
             self._producer = await producer.__aenter__()
@@ -118,6 +119,7 @@ class App:
         queue: str = "default",
         retry: Retry | None = None,
         timeout: float | None = None,
+        idle_timeout: float | None = None,
         durability: Durability = "sync",
         result_ttl: float | None = None,
     ) -> Callable[[Handler[P, R]], Task[P, R]]: ...
@@ -129,14 +131,16 @@ class App:
         queue: str = "default",
         retry: Retry | None = None,
         timeout: float | None = None,
+        idle_timeout: float | None = None,
         durability: Durability = "sync",
         result_ttl: float | None = None,
     ) -> Any:
         """Register an async function as a task.
 
-        name: else the function's. queue: where it is put. retry: see `Retry`. timeout: seconds one run may take, None
-        for no limit. durability: how steps are recorded unless they say otherwise. result_ttl: seconds the outcome is
-        kept, else the setting. Raises `TaskDefinitionError`.
+        name: else the function's. queue: where it is put. retry: see `Retry`. timeout: seconds one run may take, else
+        the worker's time limit. idle_timeout: seconds a run may go without a step that begins or ends and without a
+        save, else the worker's idle limit; `math.inf` for no such limit. durability: how steps are recorded unless they
+        say otherwise. result_ttl: seconds the outcome is kept, else the setting. Raises `TaskDefinitionError`.
         """
         check_name("queue", queue)
 
@@ -147,6 +151,7 @@ class App:
                 queue=queue,
                 retry=retry or Retry(),
                 timeout=timeout,
+                idle_timeout=idle_timeout,
                 durability=durability,
                 result_ttl=result_ttl,
             )

@@ -75,6 +75,7 @@ class Place:
             namespace=settings.namespace,
             payload_limit=settings.payload_limit,
             sealer=settings.sealer,
+            replication=settings.replication,
         )
 
 

@@ -19,10 +19,13 @@ def _make_printable(record: Record) -> None:
 
     A traceback becomes text here, for a handler of the application's own, such as loguru's first one, would show the
     values of its variables (`diagnose`), and these may be secrets.
+    Stacks that are bound to a record as `stacks` follow its message, in lines of their own, whatever the format.
     """
     message = record["message"]
     if not message.isprintable():
         record["message"] = "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
+    if stacks := record["extra"].pop("stacks", ""):
+        record["message"] += f"\n{stacks}"
     raised = record["exception"]
     if raised is not None and raised.type is not None:
         lines = "".join(traceback.format_exception(raised.type, raised.value, raised.traceback))
