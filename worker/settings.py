@@ -34,8 +34,8 @@ class Settings(BaseSettings):
     lease: how long a delivery stays a silent worker's; all workers of a namespace must have the same.
     grace: how long running tasks have to reach a step boundary when the worker is stopped.
     note_interval: between notes that a long step lives.
-    probation: how long a worker without supervisor takes nothing new while it runs a task whose worker died, unless that
-        is cleared before.
+    probation: how long a worker without supervisor takes nothing new while it runs a task whose worker died, unless
+        that is cleared before.
     result_ttl, dead_letter_ttl: how long outcomes and dead letters are kept.
     partitions: whether a worker takes from all partitions of its queues, or from its share of them, the rest being
         other workers' who share.
@@ -45,9 +45,10 @@ class Settings(BaseSettings):
     crash_threshold, crash_window: with more crashes of its workers than that within the window, a supervisor pauses.
     restart_delays: before what crashed is started again, after the first crash within the window, the second and so on.
     time_limit: how long one run may take where neither its task nor its producer says.
-    idle_limit: how long a run may go without a step that begins or ends and without a save, where its task does not say.
-    stall_limit: for how long the event loop may be blocked, or a handler go on after it was cancelled, before the worker
-        gives the tasks up, and its supervisor replaces it.
+    idle_limit: how long a run may go without a step that begins or ends and without a save, where its task does
+        not say.
+    stall_limit: for how long the event loop may be blocked, or a handler go on after it was cancelled, before the
+        worker gives the tasks up, and its supervisor replaces it.
     stall_warning: after which a blocked loop is told of, with the stacks.
     heartbeat: between two signs of life.
     encryption_keys, encryption_key_file: keys of encryption, as text or in a file; the first one seals, all open.
