@@ -18,7 +18,7 @@ import uuid_utils
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import PayloadTooLarge, UnreadableEnvelope
-from .marks import Marks
+from .marks import DEEPEST, MOST_MARKS, Marks
 from .revealing import SECRET, reveal
 
 __all__ = [
@@ -72,6 +72,8 @@ class Options(BaseModel):
 
 _NO_OPTIONS: Final = Options()
 
+_Mark = Annotated[tuple[str, ...], Field(max_length=DEEPEST)]
+
 
 class Envelope(BaseModel):
     """One task as it travels: identity, name, headers for tracing and routing, options.
@@ -86,7 +88,7 @@ class Envelope(BaseModel):
     task: Annotated[str, Field(min_length=1, max_length=256)]
     headers: dict[str, str] = Field(default_factory=dict)
     options: Options = _NO_OPTIONS
-    secrets: Marks = ()
+    secrets: Annotated[tuple[_Mark, ...], Field(max_length=MOST_MARKS)] = ()
 
     @property
     def plain(self) -> bool:

@@ -11,7 +11,20 @@ from typing import Any, Final
 
 import orjson
 
-__all__ = ["ANY", "EVERYTHING", "MASK", "Mark", "Marks", "hide", "keep_hidden", "marked_values", "read_marks"]
+__all__ = [
+    "ANY",
+    "DEEPEST",
+    "EVERYTHING",
+    "MASK",
+    "MOST_MARKS",
+    "Mark",
+    "Marks",
+    "bounded",
+    "hide",
+    "keep_hidden",
+    "marked_values",
+    "read_marks",
+]
 
 Mark = tuple[str, ...]
 Marks = tuple[Mark, ...]
@@ -24,18 +37,29 @@ ANY: Final = "*"
 EVERYTHING: Final[Marks] = ((),)
 """The whole of the arguments."""
 
+MOST_MARKS: Final = 100
+DEEPEST: Final = 30
+"""Names in a mark: what lies deeper is hidden with what it is in."""
+
 
 def read_marks(envelope: bytes) -> Marks:
     """The marks in an envelope that may be of a version that cannot be read otherwise."""
     try:
         found = orjson.loads(envelope).get("secrets", ())
-        return tuple(tuple(str(name) for name in mark) for mark in found)
+        return bounded([tuple(str(name) for name in mark) for mark in found])
     except (orjson.JSONDecodeError, AttributeError, TypeError):
         return ()
 
 
+def bounded(marks: Sequence[Mark]) -> Marks:
+    """Marks that an envelope can carry, which hide as much or more."""
+    if len(marks) > MOST_MARKS:
+        return EVERYTHING
+    return tuple(dict.fromkeys(mark[:DEEPEST] for mark in marks))
+
+
 def hide(arguments: bytes, marks: Marks) -> bytes:
-    """The arguments as they may be shown. What cannot be read as JSON is hidden as a whole."""
+    """The arguments as they may be shown. What cannot be read as JSON, or is nested too deeply, is hidden as a whole."""
     if not marks:
         return arguments
     try:
@@ -44,7 +68,7 @@ def hide(arguments: bytes, marks: Marks) -> bytes:
         return orjson.dumps(MASK)
     for mark in marks:
         data = _replace(data, mark, lambda value: value if value is None else MASK)
-    return orjson.dumps(data)
+    return _dumped(data, orjson.dumps(MASK))
 
 
 def keep_hidden(edited: bytes, former: Callable[[], bytes], marks: Marks) -> bytes:
@@ -60,7 +84,15 @@ def keep_hidden(edited: bytes, former: Callable[[], bytes], marks: Marks) -> byt
         return edited
     for mark in marks:
         data = _fill(data, before, mark)
-    return orjson.dumps(data)
+    return _dumped(data, edited)
+
+
+def _dumped(data: Any, otherwise: bytes) -> bytes:
+    """JSON is read deeper than it is written."""
+    try:
+        return orjson.dumps(data)
+    except TypeError:
+        return otherwise
 
 
 def marked_values(arguments: bytes, marks: Marks) -> list[str]:
@@ -115,12 +147,13 @@ def _at(data: Any, mark: Sequence[str]) -> Iterator[Any]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text and number within a secret value."""
-    if isinstance(value, dict):
-        for one in value.values():
-            yield from _texts(one)
-    elif isinstance(value, list):
-        for one in value:
-            yield from _texts(one)
-    elif value is not None and not isinstance(value, bool):
-        yield str(value)
+    """Every text and number within a secret value, however deep it is."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            left += reversed(one.values())
+        elif isinstance(one, list):
+            left += reversed(one)
+        elif one is not None and not isinstance(one, bool):
+            yield str(one)

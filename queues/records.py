@@ -74,7 +74,7 @@ class Record:
         if self.result is None:
             return None
         try:
-            return self.seal.open(RESULT, self.result)
+            return self.seal.open(RESULT, self.result, plain=True)
         except CannotOpen as error:
             return f"({error})".encode()
 

@@ -14,13 +14,11 @@ from typing import Any, Final
 from pydantic import BaseModel, RootModel, Secret, SecretBytes, SecretStr
 from pydantic_core import to_jsonable_python
 
-from .marks import ANY, EVERYTHING, MASK, Mark, Marks
+from .marks import ANY, MASK, Mark, Marks, bounded
 
 __all__ = ["SECRET", "has_secret", "reveal", "shows_mask"]
 
 SECRET: Final = (SecretStr, SecretBytes, Secret)
-
-_MOST_MARKS: Final = 100
 
 
 def has_secret(schema: Any) -> bool:
@@ -44,7 +42,7 @@ def reveal(value: Any, shown: Any) -> tuple[Any, Marks]:
     """
     marks: dict[Mark, None] = {}
     data = _reveal(value, shown, (), marks)
-    return data, tuple(marks) if len(marks) <= _MOST_MARKS else EVERYTHING
+    return data, bounded(list(marks))
 
 
 def _reveal(value: Any, shown: Any, path: Mark, marks: dict[Mark, None]) -> Any:

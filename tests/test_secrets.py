@@ -16,7 +16,16 @@ from hypothesis import strategies as st
 from loguru import logger as loguru_logger
 from perdure import App, Context, InvalidArguments, Retry, Settings, TaskFailed, Worker
 from perdure.deadletter import Reason, Replay, replay
-from perdure.queues import Envelope, Redaction, hide, keep_hidden, marked_values, reveal
+from perdure.queues import (
+    Envelope,
+    Redaction,
+    UnreadableEnvelope,
+    hide,
+    keep_hidden,
+    marked_values,
+    read_marks,
+    reveal,
+)
 from perdure.queues.marks import EVERYTHING, MASK
 from perdure.worker.observe import logger
 from pydantic import BaseModel, Field, RootModel, Secret, SecretBytes, SecretStr, TypeAdapter, ValidationError
@@ -139,6 +148,43 @@ def test_a_secret_is_taken_out_of_any_text(secret: str) -> None:
         if secret not in MASK and MASK not in text:
             assert secret not in redact(text)
             assert MASK in redact(text)
+
+
+def test_with_too_many_secrets_to_look_for_nothing_is_told() -> None:
+    assert Redaction([f"secret-{number}" for number in range(201)])("it was secret-7") == MASK
+    assert Redaction(["s" * 300_000])("anything") == MASK
+
+
+def test_marks_are_bounded_and_hide_more_rather_than_less() -> None:
+    deep: Any = SecretStr(TOKEN)
+    for _ in range(40):
+        deep = [deep]
+    whole, marks = reveal({"deep": deep}, TypeAdapter(Any).dump_python({"deep": _masked(deep)}))
+    assert [len(mark) for mark in marks] == [30]
+    assert TOKEN.encode() not in hide(orjson.dumps(whole), marks)
+    many = {f"n{number}": SecretStr(f"{TOKEN}{number}") for number in range(101)}
+    whole, marks = reveal(many, dict.fromkeys(many, MASK))
+    assert marks == EVERYTHING
+    assert hide(orjson.dumps(whole), marks) == orjson.dumps(MASK)
+
+
+def _masked(value: Any) -> Any:
+    return [_masked(one) for one in value] if isinstance(value, list) else MASK
+
+
+@pytest.mark.parametrize("secrets", [[["*"] * 1000], [["a"]] * 1000, 5, [5], {"a": "b"}, [[[]]], ["ab"]])
+def test_hostile_marks_are_refused_or_harmless(secrets: Any) -> None:
+    env = orjson.dumps({"v": 1, "id": "x", "task": "t", "secrets": secrets})
+    data = orjson.dumps({"a": 1})
+    for _ in range(500):
+        data = b'{"a":%b}' % data
+    assert hide(data, read_marks(env))
+    assert marked_values(data, read_marks(env)) in ([], ["1"])
+    try:
+        envelope = Envelope.decode(env)
+    except UnreadableEnvelope:
+        return
+    assert envelope.secrets == ()
 
 
 def test_inputs_that_pydantic_quotes_and_cuts_are_left_out() -> None:

@@ -34,6 +34,7 @@ from ..queues import (
     has_secret,
     key_of,
     map_each,
+    marked_values,
     reveal,
     shows_mask,
 )
@@ -217,6 +218,11 @@ class Arguments:
             raise InvalidArguments(self._name, self._misfit(args, kwargs) or _problem(error)) from None
         except (TypeError, ValueError) as error:
             raise InvalidArguments(self._name, str(error)) from None
+
+    def secret_values(self, arguments: Mapping[str, Any]) -> list[str]:
+        """The secrets among decoded arguments, as text."""
+        whole, secrets = reveal(arguments, self._adapter.dump_python(dict(arguments), mode="json"))
+        return marked_values(to_json(whole), secrets)
 
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name. `TypeError` for too many, or one given twice."""

@@ -29,5 +29,5 @@ def open_arguments(run: Run, task: Task[Any, Any]) -> dict[str, Any]:
         run.redact = Redaction(marked_values(data, marks))
     arguments = task.arguments.decode(data)
     if task.arguments.has_secrets and not marks:  # its producer did not know
-        run.redact = Redaction(marked_values(*task.arguments.encode_call((), arguments)))
+        run.redact = Redaction(task.arguments.secret_values(arguments))
     return arguments
