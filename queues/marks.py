@@ -59,7 +59,7 @@ def bounded(marks: Sequence[Mark]) -> Marks:
 
 
 def hide(arguments: bytes, marks: Marks) -> bytes:
-    """The arguments as they may be shown. What cannot be read as JSON, or is nested too deeply, is hidden as a whole."""
+    """The arguments as they may be shown. What is no JSON, or is nested too deeply, is hidden as a whole."""
     if not marks:
         return arguments
     try:

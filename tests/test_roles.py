@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 import redis
-from commands import Answer, call
+from commands import Answer, Running, call
 from conftest import SERVERS
 from nodes import Node, free_ports
 from perdure import App, Context, Producer, Retry, Settings, State, TaskCancelled, TaskFailed, Worker
@@ -137,6 +139,49 @@ async def test_each_role_lives_its_whole_life_as_its_user(
             (by_hand,) = (await operate("enqueue", "works", "--args", '{"number": 5}')).ids
             assert (await operate("task", "result", by_hand, "--timeout", "30")).out.strip() == "6"
             assert (await operate("task", "watch", by_hand)).code == 0
+    assert refused(node) == []
+
+
+SUPERVISED = """
+import os, signal, sys
+from pathlib import Path
+from perdure import App, Context
+
+app = App("supervised")
+died = Path(__file__).with_name("died")
+
+
+@app.task
+async def dies_once(ctx: Context, word: str) -> str:
+    await ctx.step("one", lambda: word)
+    if not died.exists():
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return word
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("node", SERVERS[:1], indirect=True)
+async def test_a_supervisor_needs_no_more_than_its_workers(
+    node: Node, users: dict[str, Settings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "supervised.py").write_text(SUPERVISED)
+    monkeypatch.setenv("PERDURE_REDIS_URL", users["worker"].redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", users["worker"].namespace)
+    monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", FIRST)
+    with Running("worker", "run", "supervised.py:app", "--processes", "1", cwd=tmp_path) as supervisor:
+        async with App("sends", settings=users["producer"]) as app:
+            handle = await app.producer.enqueue("dies_once", {"word": "alive"})
+            assert await soon(handle.result()) == "alive"
+            assert "crashed" in [event.type for event in await history(handle)]
+        monkeypatch.setenv("PERDURE_REDIS_URL", users["operator"].redis_url)
+        found = await asyncio.to_thread(call, "worker", "list", "--json")
+        assert len(found.json["supervisors"]) == 1
+        assert (await asyncio.to_thread(call, "worker", "resume", "--all")).code in (0, 1)
+        supervisor.send(signal.SIGTERM)
+        left = await asyncio.to_thread(supervisor.wait)
+    assert left.code == 0
     assert refused(node) == []
 
 
