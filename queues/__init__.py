@@ -22,10 +22,12 @@ from .errors import (
     CancelRequested,
     EmbeddedServerError,
     LeaseLost,
+    NotReplicated,
     PayloadTooLarge,
     PerdureError,
     QueueError,
     Refused,
+    ServerFull,
     TaskCancelled,
     TaskFailed,
     TaskNotFound,
@@ -45,6 +47,7 @@ from .presence import WorkerInfo, announce, list_workers, withdraw
 from .producer import Key, Producer, key_of, map_each
 from .reading import OneConnection, Reading, read_partitions
 from .records import Record, State, pairs, read_record
+from .replication import Replicated, Replication
 from .rerouting import close_former, load_route, load_routes, retire_generation, set_partitions
 from .routes import MOST_PARTITIONS, Generation, Route, spread
 from .scripts import Script, load_script
@@ -91,6 +94,7 @@ __all__ = [
     "Leases",
     "Message",
     "Namespace",
+    "NotReplicated",
     "OneConnection",
     "Options",
     "Partition",
@@ -103,8 +107,11 @@ __all__ = [
     "Reading",
     "Record",
     "Refused",
+    "Replicated",
+    "Replication",
     "Route",
     "Script",
+    "ServerFull",
     "State",
     "SupervisorInfo",
     "SupervisorState",

@@ -12,6 +12,7 @@ as on one server.
     {ns:queue:n}:cleaning         string  workers             TTL of half a minute: who cleaned up last
     {ns:queue:n}:closed           hash    rerouting           from when the queue left the partition; TTL once retired
     {ns:queue:n}:sweep            string  workers             TTL of half a sweep's interval
+    {ns:queue:n}:mark             string  replication         TTL of a minute: what a replica is asked for
     {ns:queue:n}:task:ID          hash    all scripts         no TTL while the task is live, retention afterwards
     {ns:queue:n}:task:ID:steps    hash    record.lua          like its task
     {ns:queue:n}:task:ID:log      stream  scripts             like its task
@@ -80,11 +81,12 @@ class Partition:
     cleaning: str = field(init=False, compare=False, repr=False)
     closed: str = field(init=False, compare=False, repr=False)
     sweep: str = field(init=False, compare=False, repr=False)
+    mark: str = field(init=False, compare=False, repr=False)
     _task: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         tag = f"{{{self.namespace}:{self.queue}:{self.index}}}"
-        for name in ("ready", "nudge", "due", "dead", "watch", "cleaning", "closed", "sweep"):
+        for name in ("ready", "nudge", "due", "dead", "watch", "cleaning", "closed", "sweep", "mark"):
             object.__setattr__(self, name, f"{tag}:{name}")
         object.__setattr__(self, "_task", f"{tag}:task:")
 

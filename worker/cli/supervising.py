@@ -23,6 +23,10 @@ _OF_ORDINARY: Final = ("burst", "concurrency")
 """Options that isolated children are not given either: they run one task at a time, until they are stopped."""
 
 
+_ISOLATED: Final = 16
+"""Isolated children at most, unless told otherwise: each is a process, and each suspect is to go on at once."""
+
+
 def run_supervisor(context: typer.Context, place: Place, *, processes: int, isolated: int | None, **how: Any) -> None:
     """Supervise; ends with the supervisor's exit code. how: see `Plan`."""
     settings = load_settings(**place.overrides())
@@ -33,7 +37,7 @@ def run_supervisor(context: typer.Context, place: Place, *, processes: int, isol
             "isolated": [*_PYTHON, "--concurrency", "1", *_arguments(context, (*_OWN, *_OF_ORDINARY))],
         },
         processes,
-        isolated or max(2, processes),
+        isolated or max(2, min(_ISOLATED, processes * context.params["concurrency"])),
         **how,
     )
     code = anyio.run(Supervisor(plan).run)

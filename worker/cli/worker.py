@@ -93,7 +93,7 @@ def run(
             min=1,
             metavar="N",
             help="At most so many processes more, for tasks whose worker died: each runs one at a time and nothing "
-            "else. One is always kept waiting. Else P, at least 2.",
+            "else. One is always kept waiting. Else as many as there are slots, at most 16.",
             rich_help_panel=_SUPERVISOR,
             show_default=False,
         ),
