@@ -190,9 +190,8 @@ async def test_a_child_that_came_to_its_end_is_replaced_and_not_counted(stage: S
 async def test_what_does_not_start_is_tried_again_and_not_counted(stage: Stage) -> None:
     await stage.start()
     stage.order_all_that_start("exit 1")
-    before = stage.began()
     stage.order(stage.ready()[0], "kill SIGKILL")
-    await stage.journal.line("began", number=before + 3)
+    await stage.journal.line("obeys", "exit-1", number=3)
     stage.order_all_that_start(None)
     await stage.came(3)
     await stage.counted(1)
@@ -349,16 +348,18 @@ async def test_a_reload_lets_a_suspect_come_to_its_end(stage: Stage) -> None:
 async def test_broken_code_ends_the_reload_and_the_old_ones_go_on(stage: Stage) -> None:
     supervisor = await stage.start()
     old = stage.alive()
-    stage.order_all_that_start("exit 1")
     before = stage.began()
+    stage.order_all_that_start("exit 1")
     supervisor.reload()
-    await stage.journal.line("began", number=before + 1)
+    await stage.journal.line("obeys", "exit-1")
     stage.order_all_that_start(None)
-    supervisor.reload()  # not before the first has ended
-    await stage.came(4)
-    assert stage.began() == before + 3 or stage.began() == before + 4
+    await stage.shows(worker_working=2, isolated_idle=1)
+    assert stage.alive() == old
+    assert not stage.journal.lines("heard", "stop")
+    supervisor.reload()
     for pid in old:
         await stage.told(pid, "stop")
+    assert stage.began() == before + 1 + len(old)
 
 
 async def test_too_many_crashes_pause_alert_and_outlive_the_supervisor(stage: Stage, tmp_path: Path) -> None:

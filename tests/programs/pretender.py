@@ -67,7 +67,9 @@ def main() -> None:
     pipes = [one for one in Path("/proc/self/fd").iterdir() if int(one.name) > 2 and _is_pipe(one)]
     note("pipes", str(len(pipes)))
     if (ORDERS / "start").exists():
-        obey((ORDERS / "start").read_text())
+        order = (ORDERS / "start").read_text()
+        note("obeys", order.replace(" ", "-"))
+        obey(order)
     threading.Thread(target=listen, daemon=True).start()
     say("loaded", **json.loads(os.environ["FACTS"]))
     own = ORDERS / str(os.getpid())
