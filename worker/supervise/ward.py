@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -57,7 +58,10 @@ class Ward:
         idle = [child for child in self._children if not child.busy and not child.stops]
         for child in idle[:suspects]:
             child.isolate()
-        self._wanted = max(self._wanted, min(suspects - len(idle) - self._coming, self._room))
+        # Few at a time: one that comes and finds more than it can run says so, and so more come while there are any.
+        few = max(1, os.cpu_count() or 1)
+        self._wanted = max(self._wanted, min(suspects - len(idle), few) - self._coming, 0)
+        self._wanted = min(self._wanted, self._room)
         self._note()
 
     def hear(self, child: Child, what: str) -> None:
