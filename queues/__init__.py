@@ -53,6 +53,17 @@ from .routes import MOST_PARTITIONS, Generation, Route, spread
 from .scripts import Script, load_script
 from .sending import Message
 from .settlement import Counters, cancelled, release, reschedule, succeed
+from .supervision import (
+    ChildInfo,
+    SupervisorInfo,
+    SupervisorState,
+    count_crash,
+    list_supervisors,
+    paused_supervisors,
+    resume_supervisor,
+    supervise,
+    withdraw_supervisor,
+)
 from .suspects import Suspect, acquit, set_aside, take_suspect
 from .turns import take_turns
 
@@ -64,6 +75,7 @@ __all__ = [
     "BadAddress",
     "Beat",
     "CancelRequested",
+    "ChildInfo",
     "Consumer",
     "Counters",
     "Coverage",
@@ -101,6 +113,8 @@ __all__ = [
     "Script",
     "ServerFull",
     "State",
+    "SupervisorInfo",
+    "SupervisorState",
     "Suspect",
     "Taken",
     "TaskCancelled",
@@ -119,6 +133,7 @@ __all__ = [
     "check_size",
     "check_task_id",
     "close_former",
+    "count_crash",
     "default_address",
     "default_data_dir",
     "default_namespace",
@@ -127,6 +142,7 @@ __all__ = [
     "key_of",
     "last_step",
     "list_queues",
+    "list_supervisors",
     "list_tasks",
     "list_workers",
     "load_history",
@@ -137,6 +153,7 @@ __all__ = [
     "new_task_id",
     "note_alive",
     "pairs",
+    "paused_supervisors",
     "promote_due",
     "queue_partitions",
     "read_events",
@@ -146,14 +163,17 @@ __all__ = [
     "release",
     "report_crash",
     "reschedule",
+    "resume_supervisor",
     "retire_generation",
     "set_aside",
     "set_partitions",
     "spread",
     "succeed",
+    "supervise",
     "take_suspect",
     "take_turns",
     "watch_due",
     "withdraw",
+    "withdraw_supervisor",
     "write_entries",
 ]

@@ -252,7 +252,7 @@ class Consumer:
 
     async def take_suspect(self, partition: Partition) -> Suspect:
         """The suspect that has waited longest in a partition. Not at the same time as `read`, `claim` or `adopt`."""
-        return await take_suspect(self._gateway, partition, self._worker, self._leases)
+        return await take_suspect(self._gateway, partition, self._worker)
 
     async def adopt(self, partition: Partition) -> list[Delivery]:
         """Messages that are this worker's in Redis but not in its table: the reply that brought them was lost."""
@@ -287,20 +287,29 @@ class Consumer:
             await self._gateway.command("XADD", partition.nudge, "MAXLEN", 16, "*", "why", "released")
 
     async def forget(self, partition: Partition, gone_for: float, present: Collection[str]) -> int:
-        """Remove names of workers that have been silent for `gone_for` seconds and hold nothing. Returns how many."""
-        try:
-            consumers = await self._gateway.command("XINFO", "CONSUMERS", partition.ready, GROUP)
-        except Refused as error:
-            if is_missing_group(error) or "no such key" in str(error):
-                return 0
-            raise
+        """Remove names of workers that have been silent for `gone_for` seconds and hold nothing. Returns how many.
+
+        A worker that never had a message may have a name among those who hear nudges only.
+        """
+        idle = await self._idle(partition.nudge)
+        for name, silent in (await self._idle(partition.ready)).items():
+            idle[name] = min(silent, idle.get(name, silent))
         removed = 0
-        for flat in consumers:
-            consumer = dict(zip(flat[::2], flat[1::2], strict=True))
-            name = consumer[b"name"].decode()
-            if name not in present and not is_nobody(name) and consumer[b"idle"] > gone_for * 1000:
+        for name, silent in idle.items():
+            if name not in present and not is_nobody(name) and silent > gone_for * 1000:
                 removed += await self._gateway.run(_FORGET, [partition.ready, partition.nudge], [GROUP, name])
         return removed
+
+    async def _idle(self, stream: str) -> dict[str, int]:
+        """The names in a stream's group, each with the milliseconds for which it has been silent."""
+        try:
+            consumers = await self._gateway.command("XINFO", "CONSUMERS", stream, GROUP)
+        except Refused as error:
+            if is_missing_group(error) or "no such key" in str(error):
+                return {}
+            raise
+        found = [pairs(flat) for flat in consumers]
+        return {consumer[b"name"].decode(): int(consumer[b"idle"]) for consumer in found}
 
     async def interrupt(self) -> None:
         """End a blocking read that waits."""

@@ -20,6 +20,11 @@ as on one server.
     {ns}:sharing:QUEUE            zset    workers             TTL of a few refreshes (score: ms), one member per sharer
     {ns}:workers                  zset    workers             one member per worker that beat lately (score: ms)
     {ns}:worker:ID                string  workers             TTL of a few announcements (JSON)
+    {ns}:supervisors              zset    supervisors         TTL of a few announcements (score: ms of the last one)
+    {ns}:supervisor:ID            hash    supervisors         TTL of a few announcements
+    {ns}:crashes:NAME             zset    supervisors         TTL of the window; one member per crash (score: ms)
+    {ns}:paused                   zset    supervisors         TTL of 30 days (score: ms at which a pause is forgotten)
+    {ns}:pause:NAME               hash    supervisors         until it is lifted; TTL of 30 days
 
 A task's record key is also the name of the channel on which its news is published.
 """
@@ -133,3 +138,20 @@ class Namespace:
 
     def worker(self, worker_id: str) -> str:
         return f"{{{self.name}}}:worker:{worker_id}"
+
+    @property
+    def supervisors(self) -> str:
+        return f"{{{self.name}}}:supervisors"
+
+    def supervisor(self, supervisor_id: str) -> str:
+        return f"{{{self.name}}}:supervisor:{supervisor_id}"
+
+    def crashes(self, supervisor: str) -> str:
+        return f"{{{self.name}}}:crashes:{supervisor}"
+
+    @property
+    def paused(self) -> str:
+        return f"{{{self.name}}}:paused"
+
+    def pause(self, supervisor: str) -> str:
+        return f"{{{self.name}}}:pause:{supervisor}"

@@ -95,6 +95,7 @@ class App:
         queue: str = "default",
         retry: Retry | None = None,
         timeout: float | None = None,
+        idle_timeout: float | None = None,
         durability: Durability = "sync",
         result_ttl: float | None = None,
     ) -> Callable[[Handler[P, R]], Task[P, R]]: ...
@@ -106,14 +107,16 @@ class App:
         queue: str = "default",
         retry: Retry | None = None,
         timeout: float | None = None,
+        idle_timeout: float | None = None,
         durability: Durability = "sync",
         result_ttl: float | None = None,
     ) -> Any:
         """Register an async function as a task.
 
-        name: else the function's. queue: where it is put. retry: see `Retry`. timeout: seconds one run may take, None
-        for no limit. durability: how steps are recorded unless they say otherwise. result_ttl: seconds the outcome is
-        kept, else the setting. Raises `TaskDefinitionError`.
+        name: else the function's. queue: where it is put. retry: see `Retry`. timeout: seconds one run may take, else
+        the worker's time limit. idle_timeout: seconds a run may go without a step that begins or ends and without a
+        save, else the worker's idle limit; `math.inf` for no such limit. durability: how steps are recorded unless they
+        say otherwise. result_ttl: seconds the outcome is kept, else the setting. Raises `TaskDefinitionError`.
         """
         check_name("queue", queue)
 
@@ -124,6 +127,7 @@ class App:
                 queue=queue,
                 retry=retry or Retry(),
                 timeout=timeout,
+                idle_timeout=idle_timeout,
                 durability=durability,
                 result_ttl=result_ttl,
             )

@@ -54,13 +54,14 @@ class HasProducer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Task(Generic[P, R]):
-    """A registered handler. timeout, result_ttl: seconds, None for no limit and for the worker's setting."""
+    """A registered handler. timeout, idle_timeout, result_ttl: seconds, None for the worker's setting."""
 
     name: str
     handler: Handler[P, R]
     queue: str
     retry: Retry
     timeout: float | None
+    idle_timeout: float | None
     durability: Durability
     result_ttl: float | None
     app: HasProducer = field(repr=False)
@@ -291,6 +292,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
         queue: str,
         retry: Retry,
         timeout: float | None,
+        idle_timeout: float | None,
         durability: Durability,
         result_ttl: float | None,
     ) -> Task[P, R]:
@@ -305,7 +307,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
             )
         if name in self._tasks:
             raise TaskDefinitionError(f"task {name!r} is defined twice: pass name=... to one of them")
-        for what, seconds in (("timeout", timeout), ("result_ttl", result_ttl)):
+        for what, seconds in (("timeout", timeout), ("idle_timeout", idle_timeout), ("result_ttl", result_ttl)):
             if seconds is not None and not seconds > 0:
                 raise TaskDefinitionError(f"task {name!r}: {what} must be more than 0 seconds, not {seconds}")
         try:
@@ -318,6 +320,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
             queue=queue,
             retry=retry,
             timeout=timeout,
+            idle_timeout=idle_timeout,
             durability=durability,
             result_ttl=result_ttl,
             app=self._app,

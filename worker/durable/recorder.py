@@ -22,12 +22,15 @@ class Recorder:
         *,
         on_lost: Callable[[], None],
         on_cancel: Callable[[], None],
+        on_wait: Callable[[], None],
     ) -> None:
+        """on_wait: hears that Redis is away."""
         self._gateway = gateway
         self._delivery = delivery
         self._task_id = task_id
         self._on_lost = on_lost
         self._on_cancel = on_cancel
+        self._on_wait = on_wait
         self._pending: list[Entry] = []
         self._put = 0
         self._written = 0
@@ -79,6 +82,7 @@ class Recorder:
             cancel = await until_available(
                 lambda: write_entries(self._gateway, self._delivery, self._task_id, batch, replicated=replicated),
                 f"task {self._task_id}",
+                self._on_wait,
             )
         except LeaseLost:
             self._on_lost()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 import anyio
-import anyio.to_thread
 import orjson
 
 from ...deadletter import Retry, backoff
@@ -97,11 +95,13 @@ class Step:
     async def save(self, value: Any) -> None:
         """Keep the step's own progress: JSON data that is there as `saved` when the step is run again.
 
+        It also tells that the step lives: a step that takes longer than the task's idle timeout saves in time.
         From a step in a thread: `anyio.from_thread.run(step.save, value)`. Raises `PayloadTooLarge`, `LeaseLost`.
         """
         data, _ = _PLAIN.encode(f"save in step {self.key!r}", value)
         check_size(f"what step {self.key!r} saves", len(data), self._run.payload_limit)
         await self._run.recorder.put(Entry(Kind.SAVED, self.key, data), wait=True, replicated=self._replicated)
+        self._run.stir()
         self._run.history.saved[self.key] = data
 
 
@@ -136,6 +136,7 @@ async def perform(
         head, _, data = recorded.partition(b"\n")
         asked = orjson.loads(head)
         if asked["h"] == digest:
+            run.stir()
             return codec.decode(data)
         if options.on_mismatch == "error":
             raise StepMismatch(key, asked["a"], shown)
@@ -224,6 +225,7 @@ async def _reach(
                 raise
             await anyio.sleep(backoff(retry, step.attempt))
             step.attempt += 1
+            run.stir()
 
 
 async def _resolve_doubt(
@@ -256,6 +258,5 @@ async def _call(
 
 
 async def _in_thread(run: Run, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    call = functools.partial(fn, *args, **kwargs)
-    value = await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=run.threads)
+    value = await run.threads.run(fn, args, kwargs)
     return await value if isinstance(value, Awaitable) else value

@@ -14,10 +14,15 @@ __all__ = ["configure_logging", "logger"]
 
 
 def _make_printable(record: Record) -> None:
-    """Control characters in a task's error must not reach the terminal as such."""
+    """Control characters in a task's error must not reach the terminal as such.
+
+    Stacks that are bound to a record as `stacks` follow its message, in lines of their own, whatever the format.
+    """
     message = record["message"]
     if not message.isprintable():
         record["message"] = "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
+    if stacks := record["extra"].pop("stacks", ""):
+        record["message"] += f"\n{stacks}"
 
 
 logger = _logger.patch(_make_printable)

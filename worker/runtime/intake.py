@@ -66,6 +66,7 @@ class Intake:
             except QueueError as error:
                 self.reading = False
                 logger.warning("cannot take work: {}; trying again", error)
+                self._sweep.postpone()
                 await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
                 delay = min(delay * 2, 5.0)
                 await self._adopt_when_back(list(self._consumer.partitions))
@@ -205,3 +206,4 @@ class Intake:
                         await self._give_back(delivery)
         except QueueError:
             self._sweep.ask()  # still away: what cannot be adopted is claimed once its lease has passed
+            self._sweep.postpone()

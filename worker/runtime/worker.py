@@ -34,6 +34,7 @@ from ..errors import ConfigurationError
 from ..observe import logger
 from .burst import Burst
 from .execution import Executor
+from .guard import Guard
 from .intake import Intake
 from .isolation import Isolation
 from .janitor import Janitor
@@ -44,6 +45,7 @@ from .registration import Registration, describe
 from .slots import Slots
 from .sweep import Sweep
 from .territory import Territory
+from .vigil import Vigil
 
 __all__ = ["Worker"]
 
@@ -97,6 +99,13 @@ class Worker:
             self._isolation,
             threads=max(40, concurrency),
         )
+        self._link = link
+        self._vigil = Vigil(
+            warn_after=self.settings.stall_warning,
+            stall_limit=self.settings.stall_limit,
+            on_look=self._tell_alive,
+            who=self._blocking,
+        )
         self._stop = anyio.Event()
         self._hurry = anyio.Event()
         self._stack = AsyncExitStack()
@@ -113,9 +122,11 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         """Connect and check the server, load the scripts, join the groups, register, begin to beat."""
-        await self._gateway.open()
-        self._stack.push_async_callback(self._gateway.close)
+        self._vigil.start()
+        self._stack.push_async_callback(asyncio.to_thread, self._vigil.stop)
         try:
+            await self._gateway.open()
+            self._stack.push_async_callback(self._gateway.close)
             await self._join()
         except BaseException:
             await self._stack.aclose()
@@ -131,6 +142,14 @@ class Worker:
         self._sweep = Sweep([], self.settings.lease)
         self._promoter = Promoter(self._gateway, [], self.id)
         self._territory = Territory(self._coverage, self._consumer, self._serve)
+        self._guard = Guard(
+            self._executor,
+            self._slots,
+            self.app.tasks,
+            self.settings,
+            on_due=self._promoter.poke,
+            on_unfit=self._ask_for_replacement,
+        )
         await self._gateway.load_scripts()
         await self._territory.look()
         info = describe(self.id, self.app.name, self.queues, self.concurrency)
@@ -144,6 +163,7 @@ class Worker:
             self._leases,
             self.settings.lease,
             _report_beat,
+            self._vigil.may_beat,
         )
         beat.start()
         self._stack.push_async_callback(asyncio.to_thread, beat.stop)
@@ -203,7 +223,7 @@ class Worker:
                 worker=self.id,
             )
             notes = Notes(lambda: self._executor.runs, self.settings.note_interval)
-            for run in (self._territory.run, notes.run, self._registration.run):
+            for run in (self._territory.run, notes.run, self._registration.run, self._guard.run):
                 background.start_soon(run)
             if not self._isolation.only:
                 background.start_soon(self._promoter.run)
@@ -229,6 +249,21 @@ class Worker:
         """The worker's partitions are these now."""
         self._sweep.change(partitions)
         self._promoter.change(partitions)
+
+    def _tell_alive(self, lag: float) -> None:
+        """In the vigil's thread."""
+        if self._link is not None:
+            self._link.say("alive", lag=lag)
+
+    def _ask_for_replacement(self, why: str) -> None:
+        if self._link is not None:
+            self._link.say("replace", why=why)
+
+    def _blocking(self, loop: asyncio.AbstractEventLoop) -> str:
+        """Whose handler the loop is in just now, for the log; called in the vigil's thread."""
+        current = asyncio.current_task(loop)
+        run = next((run for run in self._executor.runs if current is not None and run.task is current), None)
+        return "" if run is None else f", blocked by the handler of task {run.envelope.task!r} {run.id}"
 
     async def _execute(self, delivery: Delivery) -> None:
         if await self._executor.execute(delivery):
@@ -261,6 +296,8 @@ class Worker:
                 run.end(Ending.HANDED_OFF)
             with anyio.move_on_after(_FORCED):
                 await self._slots.wait_empty()
+            with anyio.move_on_after(_FORCED):
+                await self._guard.give_up_all()
 
     async def _empty_or_hurry(self) -> None:
         async with anyio.create_task_group() as waiting:
