@@ -41,7 +41,7 @@ from .inspection import QueueStats, find_task, list_queues, list_tasks, queue_pa
 from .keys import Namespace, Partition, check_name
 from .leases import Delivery, Leases
 from .place import default_address, default_data_dir, default_namespace
-from .presence import WorkerInfo, announce, list_workers, withdraw
+from .presence import WorkerInfo, announce, list_workers, present_workers, withdraw
 from .producer import Key, Producer, key_of, map_each
 from .reading import OneConnection, Reading, read_partitions
 from .records import Record, State, pairs, read_record
@@ -130,6 +130,7 @@ __all__ = [
     "new_task_id",
     "note_alive",
     "pairs",
+    "present_workers",
     "promote_due",
     "queue_partitions",
     "read_events",
