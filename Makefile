@@ -10,7 +10,7 @@ SOURCES := $(wildcard $(addsuffix /*.py,$(PACKAGES)) $(addsuffix /*.lua,$(PACKAG
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-system test-cluster test-valkey failover check format
-.PHONY: bench bench-scale bench-peers clean
+.PHONY: bench bench-scale bench-peers chaos clean
 
 help:
 	@printf '%s\n' \
@@ -23,7 +23,8 @@ help:
 	  'make check        ruff, mypy --strict, import layers' \
 	  'make format       rewrite the code in the house format' \
 	  'make failover     primaries killed and slots moved under load, and what became of the tasks' \
-	  'make bench        throughput, step rate, latency and recovery beside the raw limit' \
+	  'make chaos        ten minutes of faults, and a proof from the journal that every promise held' \
+  'make bench        throughput, step rate, latency and recovery beside the raw limit' \
 	  'make bench-scale  what tasks and idle workers cost Redis, with 1, 16 and 500 workers; writes docs/scaling.md' \
 	  'make bench-peers  the same beside ten peers, into docs/benchmarks.md (most of an hour)' \
 	  'make install      the virtual environment in .venv, with everything the above need' \
@@ -81,6 +82,10 @@ format: install
 
 failover: install
 	$(BIN)/python tests/failover.py
+
+# CHAOS: options of the run, such as CHAOS='--seconds 60 --seed 7'; see docs/chaos.md.
+chaos: install
+	PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS)
 
 bench: install
 	$(BIN)/python -m benchmarks

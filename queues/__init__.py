@@ -22,10 +22,12 @@ from .errors import (
     CancelRequested,
     EmbeddedServerError,
     LeaseLost,
+    NotReplicated,
     PayloadTooLarge,
     PerdureError,
     QueueError,
     Refused,
+    ServerFull,
     TaskCancelled,
     TaskFailed,
     TaskNotFound,
@@ -45,11 +47,23 @@ from .presence import WorkerInfo, announce, list_workers, present_workers, withd
 from .producer import Key, Producer, key_of, map_each
 from .reading import OneConnection, Reading, read_partitions
 from .records import Record, State, pairs, read_record
+from .replication import Replicated, Replication
 from .rerouting import close_former, load_route, load_routes, retire_generation, set_partitions
 from .routes import MOST_PARTITIONS, Generation, Route, spread
 from .scripts import Script, load_script
 from .sending import Message
 from .settlement import Counters, cancelled, release, reschedule, succeed
+from .supervision import (
+    ChildInfo,
+    SupervisorInfo,
+    SupervisorState,
+    count_crash,
+    list_supervisors,
+    paused_supervisors,
+    resume_supervisor,
+    supervise,
+    withdraw_supervisor,
+)
 from .suspects import Suspect, acquit, set_aside, take_suspect
 from .turns import take_turns
 
@@ -61,6 +75,7 @@ __all__ = [
     "BadAddress",
     "Beat",
     "CancelRequested",
+    "ChildInfo",
     "Consumer",
     "Counters",
     "Coverage",
@@ -79,6 +94,7 @@ __all__ = [
     "Leases",
     "Message",
     "Namespace",
+    "NotReplicated",
     "OneConnection",
     "Options",
     "Partition",
@@ -91,9 +107,14 @@ __all__ = [
     "Reading",
     "Record",
     "Refused",
+    "Replicated",
+    "Replication",
     "Route",
     "Script",
+    "ServerFull",
     "State",
+    "SupervisorInfo",
+    "SupervisorState",
     "Suspect",
     "Taken",
     "TaskCancelled",
@@ -112,6 +133,7 @@ __all__ = [
     "check_size",
     "check_task_id",
     "close_former",
+    "count_crash",
     "default_address",
     "default_data_dir",
     "default_namespace",
@@ -120,6 +142,7 @@ __all__ = [
     "key_of",
     "last_step",
     "list_queues",
+    "list_supervisors",
     "list_tasks",
     "list_workers",
     "load_history",
@@ -130,6 +153,7 @@ __all__ = [
     "new_task_id",
     "note_alive",
     "pairs",
+    "paused_supervisors",
     "present_workers",
     "promote_due",
     "queue_partitions",
@@ -140,14 +164,17 @@ __all__ = [
     "release",
     "report_crash",
     "reschedule",
+    "resume_supervisor",
     "retire_generation",
     "set_aside",
     "set_partitions",
     "spread",
     "succeed",
+    "supervise",
     "take_suspect",
     "take_turns",
     "watch_due",
     "withdraw",
+    "withdraw_supervisor",
     "write_entries",
 ]

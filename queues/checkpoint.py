@@ -63,14 +63,22 @@ class History:
         return self.counters.crashes - self.excused
 
 
-async def write_entries(gateway: Gateway, delivery: Delivery, task_id: str, entries: Sequence[Entry]) -> bool:
-    """Write entries in one atomic act. Returns whether the task's cancellation was requested; raises `LeaseLost`."""
+async def write_entries(
+    gateway: Gateway, delivery: Delivery, task_id: str, entries: Sequence[Entry], *, replicated: bool = False
+) -> bool:
+    """Write entries in one atomic act. Returns whether the task's cancellation was requested; raises `LeaseLost`.
+
+    replicated: return only when replicas have them, and raise `NotReplicated` where too few do in time.
+    """
     partition = delivery.partition
     keys = [partition.ready, partition.record(task_id), partition.steps(task_id), partition.log(task_id)]
     args: list[Argument] = [*delivery.fence]
     for entry in entries:
         args += (entry.kind, entry.step, entry.value, entry.log)
-    answer = await gateway.run(_RECORD, keys, args)
+    if replicated:
+        answer = await gateway.run_replicated(_RECORD, keys, args, partition.mark)
+    else:
+        answer = await gateway.run(_RECORD, keys, args)
     if not answer:
         raise LeaseLost(task_id, f"record of {', '.join(entry.step for entry in entries)}")
     return bool(answer == 2)

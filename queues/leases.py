@@ -92,11 +92,6 @@ class Leases(Generic[H]):
         with self._lock:
             return (partition.ready, entry) in self._held
 
-    def entries(self, partition: Partition) -> list[bytes]:
-        """The messages of one partition that are held."""
-        with self._lock:
-            return [entry for stream, entry in self._held if stream == partition.ready]
-
     def by_partition(self) -> dict[Partition, list[H]]:
         """What is held now, for one beat."""
         grouped: dict[Partition, list[H]] = {}

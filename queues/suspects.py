@@ -11,7 +11,7 @@ from typing import NamedTuple
 from .errors import LeaseLost
 from .gateway import Gateway
 from .keys import GROUP, SUSPECTS, Partition
-from .leases import Delivery, Leases
+from .leases import Delivery
 from .records import pairs
 from .scripts import queue_script
 
@@ -36,13 +36,14 @@ async def set_aside(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
         raise LeaseLost(task_id, "setting aside")
 
 
-async def take_suspect(gateway: Gateway, partition: Partition, worker: str, leases: Leases) -> Suspect:
+async def take_suspect(gateway: Gateway, partition: Partition, worker: str) -> Suspect:
     """Take the suspect that has waited longest in a partition.
 
-    For a worker that reads nothing at the same time: what is its own in Redis and not in its table is taken for
-    the answer that was lost.
+    Raises `Unavailable` also where only the reply was lost: then a suspect may be this worker's, see `Consumer.adopt`.
     """
-    reply = await gateway.run(_SUSPECT, [partition.ready], [GROUP, worker, SUSPECTS, *leases.entries(partition)])
+    # As text and not by its digest, for a digest the server does not know would have it asked again.
+    ask = ("EVAL", _SUSPECT.source, 1, partition.ready, GROUP, worker, SUSPECTS)
+    reply = await gateway.command(*ask, repeatable=False)
     if not reply:
         return Suspect(None, more=False)
     entry, count, fields, more = reply

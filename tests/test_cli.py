@@ -62,6 +62,7 @@ def test_the_commands_are_these() -> None:
     assert {" ".join(path) for path in LEAVES} == {
         "worker run",
         "worker list",
+        "worker resume",
         "enqueue",
         *(f"task {name}" for name in ("list", "show", "result", "watch", "cancel", "events")),
         *(f"queue {name}" for name in ("list", "metrics", "partitions")),

@@ -275,7 +275,7 @@ def test_list_shows_who_works(url: tuple[str, str], folder: Path) -> None:
     [task_id] = call("enqueue", "step", *url).ids
     with Running("worker", "run", "tasks:app", "--name", "mine", "--concurrency", "3", *url, cwd=folder) as worker:
         assert worker.line() == "began"
-        [found] = call("worker", "list", "--json", *url).json
+        [found] = call("worker", "list", "--json", *url).json["workers"]
         table = call("worker", "list", *url).out
         (folder / "go on").touch()
         worker.send(signal.SIGTERM)

@@ -14,8 +14,9 @@ from crew import read, worker
 from perdure import App, Context, Retry, Settings, State, TaskFailed, TaskHandle, Worker
 from perdure.deadletter import Reason
 from perdure.queues import report_crash
+from perdure.queues.keys import SUSPECTS
 from perdure.worker.runtime.link import Link, Role
-from working import partition_of, pending, redis_command, soon, until, working
+from working import partition_of, pending, redis_command, soon, take_and_die, until, working
 
 pytestmark = pytest.mark.integration
 
@@ -151,6 +152,43 @@ async def echo(value: int) -> int:
     return value
 
 
+async def test_an_ordinary_worker_sets_aside_what_it_claims_from_the_dead(app: App) -> None:
+    """Nobody saw them die: the lease has passed."""
+    ran = []
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        ran.append(ctx.task_id)
+
+    handles = [await job.enqueue() for _ in range(2)]
+    for _ in handles:
+        await take_and_die(app)
+    async with supervised(app, "worker") as (_, supervisor):
+        await supervisor.hears("suspects", 2)
+        await until(lambda: waiting_alone(app, 2), "both were set aside")
+        assert ran == []
+        assert {await state(handle) for handle in handles} == {State.QUEUED}
+
+
+async def waiting_alone(app: App, number: int) -> bool:
+    return [owner for _, owner, _, _ in await pending(app)] == [SUSPECTS] * number
+
+
+async def test_an_isolated_worker_sweeps_nothing(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> str:
+        return "done"
+
+    left, handle = await job.enqueue(), await job.enqueue()
+    await take_and_die(app, name="unseen")
+    await crash_with(app, 1, alone=True)
+    async with supervised(app, "isolated", concurrency=1) as (_, supervisor):
+        assert await soon(handle.result()) == "done"
+        await supervisor.hears("idle")
+        assert [owner for _, owner, _, _ in await pending(app)] == ["unseen"]
+        assert await state(left) is State.RUNNING
+
+
 # without one
 
 
@@ -185,6 +223,34 @@ async def test_a_worker_runs_one_suspect_at_a_time_and_takes_nothing_new_meanwhi
         assert await soon(handles[1].result()) == 1
         assert [await soon(one.result()) for one in (later, last)] == [2, 3]
     assert begun[:2] == [0, 1]
+
+
+async def test_what_is_claimed_from_the_dead_runs_one_by_one(app: App) -> None:
+    running, most = [0], [0]
+
+    @app.task
+    async def job(ctx: Context, number: int) -> int:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        await redis_command(app, "PING")
+        running[0] -= 1
+        return number
+
+    @app.task
+    async def other(ctx: Context) -> str:
+        return "done"
+
+    handles = [await job.enqueue(number) for number in range(4)]
+    for _ in handles:
+        await take_and_die(app)
+    new = await other.enqueue_many({} for _ in range(20))
+    async with working(app):
+        assert [await soon(handle.result()) for handle in handles] == [0, 1, 2, 3]
+        assert {await soon(one.result()) for one in new} == {"done"}
+    records = [await handle.record() for handle in handles] + [await one.record() for one in new]
+    assert {record.attempts for record in records} == {1}
+    assert most == [1]
+    assert [(await handle.record()).crashes for handle in handles] == [1, 1, 1, 1]
 
 
 async def test_a_suspect_that_gets_further_holds_up_nobody_any_more(app: App) -> None:
@@ -302,6 +368,20 @@ async def test_a_second_crash_in_a_row_waits_and_one_too_many_buries(settings: S
         if seen:
             assert message.endswith("the last one: SIGSEGV in step 'boom' before any step was recorded")
         assert "3 deliveries ended" in message
+
+
+async def test_crashes_that_are_excused_bury_nobody(app: App) -> None:
+    """A task that gets further between one lost host and the next goes on for ever."""
+
+    @app.task(retry=Retry(max_crashes=1))
+    async def long(ctx: Context) -> int:
+        return ctx.crashes
+
+    handle = await long.enqueue()
+    await redis_command(app, "HSET", handle.partition.record(handle.id), "crashes", 5, "excused", 5)
+    await take_and_die(app)
+    async with working(app):
+        assert await soon(handle.result()) == 6
 
 
 async def take_again(app: App, name: str) -> None:

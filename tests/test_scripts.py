@@ -21,7 +21,6 @@ from perdure.deadletter import Filter, Replay, list_letters, purge, replay
 from perdure.queues import (
     Address,
     Gateway,
-    Leases,
     Namespace,
     Producer,
     Refused,
@@ -161,7 +160,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert await a.forget(partition, -1.0, present=["a"]) == 1
         await producer.enqueue("t", task_id="suspect")
         await set_aside(gateway, await read_one(a), "suspect")
-        suspect = await take_suspect(gateway, partition, "a", Leases())
+        suspect = await take_suspect(gateway, partition, "a")
         assert suspect.delivery is not None
         await acquit(gateway, suspect.delivery, "suspect", crashes=0)
         found = await report_crash(gateway, namespace, ["default"], "a", how="SIGKILL", doing={})
@@ -185,7 +184,7 @@ async def test_each_survives_a_server_that_forgot_it(gateway: Gateway, namespace
         await live(forgetful, namespace)
     finally:
         await forgetful.close()
-    assert forgetful.called == {path.stem for path in SCRIPTS} - PRELUDES - {"beat"}
+    assert forgetful.called == {path.stem for path in SCRIPTS} - PRELUDES - {"beat", "suspect"}
 
 
 @pytest.mark.parametrize("kind", [BUNDLED, SYSTEM])

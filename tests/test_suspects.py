@@ -11,12 +11,12 @@ from perdure.queues import (
     Gateway,
     Kind,
     LeaseLost,
-    Leases,
     Namespace,
     Partition,
     Producer,
     State,
     acquit,
+    crashes,
     list_queues,
     load_history,
     read_events,
@@ -30,26 +30,11 @@ from perdure.queues import (
     write_entries,
 )
 from perdure.queues.keys import GROUP, SUSPECTS
-from perdure.queues.leases import Holder
-
-
-class Held:
-    """Somebody who holds a delivery, for the table of leases."""
-
-    def __init__(self, delivery: Delivery) -> None:
-        self.delivery = delivery
-        self.record = ""
-
-    def on_lost(self) -> None:
-        """Nobody beats here."""
-
-    def on_cancel(self) -> None:
-        """Nobody beats here."""
 
 
 async def take(gateway: Gateway, partition: Partition, name: str = "b") -> Delivery:
     """Take the next suspect; there must be one."""
-    found = await take_suspect(gateway, partition, name, Leases())
+    found = await take_suspect(gateway, partition, name)
     assert found.delivery is not None
     return found.delivery
 
@@ -129,7 +114,7 @@ async def test_a_suspect_that_waits_can_be_cancelled(
     handle = await producer.enqueue("t")
     await set_aside(gateway, await read_one(await worker(gateway, partition)), handle.id)
     assert await handle.cancel() is State.CANCELLED
-    assert await take_suspect(gateway, partition, "b", Leases()) == (None, False)
+    assert await take_suspect(gateway, partition, "b") == (None, False)
 
 
 async def test_the_name_that_holds_them_is_never_removed(
@@ -152,30 +137,17 @@ async def test_they_are_taken_one_by_one_in_their_order(
     handles = await producer.enqueue_many("t", [{}] * 3)
     for delivery, handle in zip(await read(await worker(gateway, partition), 3), handles, strict=True):
         await set_aside(gateway, delivery, handle.id)
-    found = [await take_suspect(gateway, partition, name, Leases()) for name in ("b", "c", "d", "e")]
+    found = [await take_suspect(gateway, partition, name) for name in ("b", "c", "d", "e")]
     assert ids([one.delivery for one in found if one.delivery]) == [handle.id for handle in handles]
     assert [one.more for one in found] == [True, True, False, False]
 
 
-async def test_asked_again_it_gives_the_same_and_never_what_is_held(
-    gateway: Gateway, partition: Partition, producer: Producer
-) -> None:
-    """The reply was lost: what is this worker's in Redis, and not in its table, is what it had asked for."""
-    held = await producer.enqueue("t")
-    leases: Leases[Holder] = Leases()
-    leases.hold(Held(await read_one(await worker(gateway, partition, name="b"))))
-    await producer.enqueue_many("t", [{}] * 2)
-    for delivery in await read(await worker(gateway, partition), 2):
-        await set_aside(gateway, delivery, "x")
-    first = await take_suspect(gateway, partition, "b", leases)
-    again = await take_suspect(gateway, partition, "b", leases)
-    assert first.delivery is not None
-    assert again.delivery == first.delivery
-    assert held.id not in ids([first.delivery])
-    leases.hold(Held(first.delivery))
-    second = await take_suspect(gateway, partition, "b", leases)
-    assert second.delivery is not None
-    assert second.delivery.entry != first.delivery.entry
+async def test_one_whose_reply_was_lost_is_adopted(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    handle = await producer.enqueue("t")
+    await set_aside(gateway, await read_one(await worker(gateway, partition)), handle.id)
+    await take(gateway, partition, "b")  # and it never hears of it
+    (adopted,) = await (await worker(gateway, partition, name="b")).adopt(partition)
+    assert (adopted.worker, adopted.count) == ("b", 1)
 
 
 async def test_a_suspect_whose_message_was_deleted_is_dropped(
@@ -186,13 +158,13 @@ async def test_a_suspect_whose_message_was_deleted_is_dropped(
     for delivery in (gone, kept):
         await set_aside(gateway, delivery, "x")
     await gateway.command("XDEL", partition.ready, gone.entry)
-    assert await take_suspect(gateway, partition, "b", Leases()) == (None, True)
+    assert await take_suspect(gateway, partition, "b") == (None, True)
     assert (await take(gateway, partition)).entry == kept.entry
     assert len(await pending(gateway, partition)) == 1
 
 
 async def test_where_there_is_no_queue_there_is_no_suspect(gateway: Gateway, partition: Partition) -> None:
-    assert await take_suspect(gateway, partition, "b", Leases()) == (None, False)
+    assert await take_suspect(gateway, partition, "b") == (None, False)
 
 
 # reported
@@ -268,6 +240,20 @@ async def test_what_was_settled_in_the_last_moment_is_not_touched(
     await succeed(gateway, delivery, handle.id, b"1", Counters(1), ran=0.0, ttl=60.0)
     assert (await report_crash(gateway, namespace, ["default"], "dead", how="SIGKILL", doing={})).held == 0
     assert (await handle.record()).state is State.SUCCEEDED
+
+
+async def test_what_another_has_taken_meanwhile_is_not_touched(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    """In the same delivery count: the dead worker had given it back before it died."""
+    handle = await producer.enqueue("t")
+    delivery = await read_one(await worker(gateway, partition, name="dead"))
+    held = await crashes._held_by(gateway, namespace, ["default"], "dead")
+    await release(gateway, delivery, handle.id, data={})
+    taken = await claim_one(await worker(gateway, partition, name="b"))
+    assert taken.count == delivery.count
+    await crashes._report(gateway, partition, "dead", held[partition], True, "SIGKILL", {})
+    assert [owner for _, owner, _, _ in await pending(gateway, partition)] == ["b"]
 
 
 async def test_an_unreadable_message_is_set_aside_and_leaves_no_record(

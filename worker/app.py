@@ -71,6 +71,7 @@ class App:
                 address=self.settings.address,
                 namespace=self.settings.namespace,
                 payload_limit=self.settings.payload_limit,
+                replication=self.settings.replication,
             )
             self._producer = await producer.__aenter__()
         self._users += 1

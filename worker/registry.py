@@ -27,6 +27,7 @@ from ..queues import (
     Message,
     Options,
     Producer,
+    Replicated,
     TaskHandle,
     key_of,
     map_each,
@@ -110,17 +111,19 @@ class Task(Generic[P, R]):
         timeout: float | None = None,
         max_attempts: int | None = None,
         result_ttl: float | None = None,
+        durability: Replicated | None = None,
     ) -> TaskCall[P, R]:
         """The task with options for one call: `await audit.options(delay=60).enqueue("src")`.
 
         delay: seconds until it may run. key: tasks of one key are taken up in the order in which they were enqueued,
         see docs/partitions.md; where many are enqueued, it may be a function of each one's arguments. task_id: an id
-        of the caller's own, which makes enqueuing idempotent. The others take the place of what the task was defined
-        with.
+        of the caller's own, which makes enqueuing idempotent. durability: "replicated" waits until replicas have the
+        task, and raises `NotReplicated` where too few do in time, see docs/durability.md. The others take the place of
+        what the task was defined with.
         """
         wish = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
         form = Form(self.name, headers, wish) if headers or wish != _NO_WISH else self.form
-        return TaskCall(self, form, delay, queue, key, task_id)
+        return TaskCall(self, form, delay, queue, key, task_id, durability)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +136,7 @@ class TaskCall(Generic[P, R]):
     queue: str | None = None
     key: Key = None
     task_id: str | None = None
+    durability: Replicated | None = None
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """See `Task.enqueue`."""
@@ -140,7 +144,7 @@ class TaskCall(Generic[P, R]):
             raise ValueError("a key that is a function is for enqueue_many and enqueue_stream: give one task its text")
         message = self.form.message(self.task.arguments.encode_call(args, kwargs), key=self.key, task_id=self.task_id)
         return await self.task.app.producer.send_one(
-            message, queue=self._queue, delay=self.delay, decode=self.task.decode
+            message, queue=self._queue, delay=self.delay, decode=self.task.decode, durability=self.durability
         )
 
     async def enqueue_many(
@@ -148,14 +152,18 @@ class TaskCall(Generic[P, R]):
     ) -> list[TaskHandle[R]]:
         """See `Task.enqueue_many`."""
         messages, producer = self._messages(many), self.task.app.producer
-        return await producer.send(messages, queue=self._queue, delay=self.delay, decode=self.task.decode)
+        return await producer.send(
+            messages, queue=self._queue, delay=self.delay, decode=self.task.decode, durability=self.durability
+        )
 
     def enqueue_stream(
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
     ) -> AsyncIterator[TaskHandle[R]]:
         """See `Task.enqueue_stream`."""
         messages, producer = self._messages(many), self.task.app.producer
-        return producer.send_stream(messages, queue=self._queue, delay=self.delay, decode=self.task.decode)
+        return producer.send_stream(
+            messages, queue=self._queue, delay=self.delay, decode=self.task.decode, durability=self.durability
+        )
 
     def _messages(
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]

@@ -6,32 +6,44 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from ..deadletter import DEFAULT_RETENTION, Retry
-from ..queues import DEFAULT_PAYLOAD_LIMIT, Address, check_name, default_data_dir
+from ..queues import DEFAULT_PAYLOAD_LIMIT, Address, Replication, check_name, default_data_dir
 from .errors import ConfigurationError
 
 __all__ = ["Settings", "load_settings"]
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Settings(BaseSettings):
-    """Everything a worker can be told, from arguments or from PERDURE_* variables of the environment.
+    """Everything a worker can be told, from arguments or from PERDURE_* variables of the environment. Times in seconds.
 
-    redis_url: where the queues are; empty for the embedded server in data_dir. namespace: the deployment's keys.
-    lease: seconds a delivery stays a silent worker's; all workers of a namespace must have the same. grace: seconds
-    that running tasks have to reach a step boundary when the worker is stopped. note_interval: seconds between notes
-    that a long step lives. time_limit: seconds one run may take where neither its task nor its producer says.
-    idle_limit: seconds a run may go without a step that begins or ends and without a save, where its task does not say.
-    stall_limit: seconds for which the event loop may be blocked, or a handler go on after it was cancelled, before the
-    worker gives the tasks up. stall_warning: seconds after which a blocked loop is told of, with the stacks. heartbeat:
-    seconds between two signs of life. probation: seconds for which a worker without supervisor takes nothing new while
-    it runs a task whose worker died, unless that is cleared before. result_ttl, dead_letter_ttl: seconds that outcomes
-    and dead letters are kept. partitions: whether a worker takes from all partitions of its queues, or from its share
-    of them, the rest being other workers' who share. payload_limit: bytes. unknown_task: how often, and how long apart,
-    a task of unknown name is handed to others.
+    redis_url: where the queues are; empty for the embedded server in data_dir.
+    namespace: the deployment's keys.
+    lease: how long a delivery stays a silent worker's; all workers of a namespace must have the same.
+    grace: how long running tasks have to reach a step boundary when the worker is stopped.
+    note_interval: between notes that a long step lives.
+    probation: how long a worker without supervisor takes nothing new while it runs a task whose worker died, unless
+        that is cleared before.
+    result_ttl, dead_letter_ttl: how long outcomes and dead letters are kept.
+    partitions: whether a worker takes from all partitions of its queues, or from its share of them, the rest being
+        other workers' who share.
+    payload_limit: bytes.
+    replicas, replication_timeout: what `durability="replicated"` means: how many must have it, and for how long they
+        are waited for.
+    crash_threshold, crash_window: with more crashes of its workers than that within the window, a supervisor pauses.
+    restart_delays: before what crashed is started again, after the first crash within the window, the second and so on.
+    time_limit: how long one run may take where neither its task nor its producer says.
+    idle_limit: how long a run may go without a step that begins or ends and without a save, where its task does
+        not say.
+    stall_limit: for how long the event loop may be blocked, or a handler go on after it was cancelled, before the
+        worker gives the tasks up, and its supervisor replaces it.
+    stall_warning: after which a blocked loop is told of, with the stacks.
+    heartbeat: between two signs of life.
+    unknown_task: how often, and how long apart, a task of unknown name is handed to others.
     """
 
     model_config = SettingsConfigDict(env_prefix="PERDURE_", frozen=True, extra="ignore", env_ignore_empty=True)
@@ -52,14 +64,30 @@ class Settings(BaseSettings):
     dead_letter_ttl: Seconds = DEFAULT_RETENTION
     partitions: Literal["all", "share"] = "all"
     payload_limit: Annotated[int, Field(ge=1024)] = DEFAULT_PAYLOAD_LIMIT
+    replicas: Annotated[int, Field(ge=1)] = 1
+    replication_timeout: Seconds = 5.0
     log_level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_json: bool = False
+    crash_threshold: Annotated[int, Field(ge=0)] = 3
+    crash_window: Seconds = 3600.0
+    restart_delays: Annotated[tuple[Delay, ...], NoDecode, Field(min_length=1)] = (5.0, 30.0, 120.0, 600.0)
     unknown_task: Retry = Retry(max_attempts=10, base=1.0, factor=2.0, cap=60.0)
+
+    @field_validator("restart_delays", mode="before")
+    @classmethod
+    def _split(cls, delays: object) -> object:
+        """In the environment: 5,30,120."""
+        return delays.split(",") if isinstance(delays, str) else delays
 
     @field_validator("namespace")
     @classmethod
     def _check_namespace(cls, name: str) -> str:
         return check_name("namespace", name)
+
+    @property
+    def replication(self) -> Replication:
+        """What `durability="replicated"` means."""
+        return Replication(self.replicas, self.replication_timeout)
 
     @property
     def address(self) -> Address:

@@ -35,7 +35,7 @@ class Misuse(Failed):
 
 
 _REMEDIES: tuple[tuple[type[PerdureError], str, str], ...] = (
-    (Unavailable, "", "start the server, or name another one with --redis-url or PERDURE_REDIS_URL"),
+    (Unavailable, "cannot reach", "start the server, or name another one with --redis-url or PERDURE_REDIS_URL"),
     (Refused, "credentials", "check the user and the password: redis://user:password@host:6379/0"),
     (TaskFailed, "", "'perdure dlq show' has the evidence, 'perdure dlq replay' puts it back on its queue"),
 )

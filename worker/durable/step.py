@@ -21,7 +21,7 @@ __all__ = ["CURRENT_RUN", "Durability", "Happened", "Step", "StepOptions", "curr
 
 R = TypeVar("R")
 
-Durability = Literal["sync", "async"]
+Durability = Literal["sync", "async", "replicated"]
 
 CURRENT_RUN: ContextVar[Run | None] = ContextVar("perdure_run", default=None)
 _CURRENT_STEP: ContextVar[Step | None] = ContextVar("perdure_step", default=None)
@@ -39,7 +39,8 @@ class StepOptions:
     """How a step is run.
 
     timeout: seconds one try may take. retry: tries within this run, with backoff; None for one try. durability:
-    `sync` records before the next line runs, `async` in the background and always before the outcome. risky: record
+    `sync` records before the next line runs, `async` in the background and always before the outcome, `replicated` as
+    `sync` does and goes on only when replicas have the record too, see docs/durability.md. risky: record
     the intent before acting. verify: called with the step's arguments when an intent without a result is found;
     returns `Happened(result)`, or None when the effect did not happen. in_doubt: without `verify`, `retry` acts again
     under the same idempotency key, `fail` sends the task to the dead letters. on_mismatch: `error`, or `rerun` when
@@ -65,7 +66,7 @@ class StepOptions:
 
 
 _CHOICES: dict[str, tuple[str | None, ...]] = {
-    "durability": (None, "sync", "async"),
+    "durability": (None, "sync", "async", "replicated"),
     "in_doubt": ("retry", "fail"),
     "on_mismatch": ("error", "rerun"),
 }
@@ -74,8 +75,9 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 class Step:
     """The step that is running, as its function sees it: `current_step()`."""
 
-    def __init__(self, run: Run, key: str) -> None:
+    def __init__(self, run: Run, key: str, *, replicated: bool) -> None:
         self._run = run
+        self._replicated = replicated
         self.key = key
         self.attempt = 1
 
@@ -98,7 +100,7 @@ class Step:
         """
         data, _ = _PLAIN.encode(f"save in step {self.key!r}", value)
         check_size(f"what step {self.key!r} saves", len(data), self._run.payload_limit)
-        await self._run.recorder.put(Entry(Kind.SAVED, self.key, data), wait=True)
+        await self._run.recorder.put(Entry(Kind.SAVED, self.key, data), wait=True, replicated=self._replicated)
         self._run.stir()
         self._run.history.saved[self.key] = data
 
@@ -140,19 +142,21 @@ async def perform(
             raise StepMismatch(key, asked["a"], shown)
     if run.stopping:
         await run.boundary()
-    step = Step(run, key)
+    durability = options.durability or durability
+    replicated = durability == "replicated"
+    step = Step(run, key, replicated=replicated)
     token = _CURRENT_STEP.set(step)
     run.step_began(key)
     try:
         try:
-            value = await _reach(step, run, fn, args, kwargs, options, shown)
+            value = await _reach(step, run, fn, args, kwargs, options, shown, replicated=replicated)
         finally:
             _CURRENT_STEP.reset(token)
         data, value = codec.encode(f"step {key!r}", value)
         entry = _done(key, digest, shown, data, step.attempt)
         check_size(f"the record of step {key!r}", len(entry.value), run.payload_limit)
-        stored = (options.durability or durability) == "sync"
-        await run.recorder.put(entry, wait=stored)
+        stored = durability != "async"
+        await run.recorder.put(entry, wait=stored, replicated=replicated)
         run.steps_recorded += 1
         if stored and run.on_recorded is not None:
             run.on_recorded()
@@ -199,6 +203,8 @@ async def _reach(
     kwargs: dict[str, Any],
     options: StepOptions,
     shown: str,
+    *,
+    replicated: bool,
 ) -> Any:
     """Get the step's value: by running it, as often as its retry allows, or by learning that it happened already."""
     while True:
@@ -209,7 +215,7 @@ async def _reach(
                     return happened.result
             else:
                 intent = orjson.dumps({"a": shown})
-                await run.recorder.put(Entry(Kind.INTENT, step.key, intent), wait=True)
+                await run.recorder.put(Entry(Kind.INTENT, step.key, intent), wait=True, replicated=replicated)
                 run.history.intents[step.key] = intent
         try:
             return await _call(step, run, fn, args, kwargs, options.timeout)

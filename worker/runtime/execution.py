@@ -223,7 +223,8 @@ class Executor:
         counters = run.history.counters
         if run.ending is Ending.LOST:
             raise LeaseLost(run.id, "outcome")
-        await run.flush()
+        if result is not None or run.ending is not Ending.CANCELLED:
+            await run.flush()  # of one that is cancelled nobody will want the steps, and they may wait for Redis
         if result is not None:
             return Success(result, counters.attempted())
         obeyed = error is None or isinstance(error, asyncio.CancelledError)

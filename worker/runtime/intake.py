@@ -73,6 +73,7 @@ class Intake:
                 self.reading = False
                 self.trouble = str(error)
                 logger.warning("cannot take work: {}; trying again", error)
+                self._sweep.postpone()
                 await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
                 delay = min(delay * 2, 5.0)
                 await self._adopt_when_back(list(self._consumer.partitions))
@@ -214,3 +215,4 @@ class Intake:
                         await self._give_back(delivery)
         except QueueError:
             self._sweep.ask()  # still away: what cannot be adopted is claimed once its lease has passed
+            self._sweep.postpone()

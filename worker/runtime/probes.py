@@ -82,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
         ok = report.live if path == "/livez" else report.ready
         self._answer(HTTPStatus.OK if ok else HTTPStatus.SERVICE_UNAVAILABLE, {"ok": ok, **report.summary()})
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # noqa: N815 - the name that the library asks for
 
     def _answer(self, status: HTTPStatus, body: Mapping[str, Any]) -> None:
         data = orjson.dumps(body) + b"\n"

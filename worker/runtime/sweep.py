@@ -27,6 +27,7 @@ class Sweep:
         replicas spread out.
         """
         self._interval = min(lease / 2, _LONGEST)
+        self._renewal = lease / 6  # twice the time after which a beat that failed is tried again
         self._cursors = dict.fromkeys(partitions, START)
         self._unfinished: list[Partition] = list(partitions)
         self._again: set[Partition] = set()
@@ -53,6 +54,11 @@ class Sweep:
         """Claim everywhere at the next opportunity: something was given back, or may have been left."""
         self._begin()
         self._asked = set(self._cursors)
+
+    def postpone(self) -> None:
+        """Claim nothing for a while: Redis was away, and workers that live must come to renew their leases first."""
+        self._unfinished = []
+        self._next = max(self._next, time.monotonic() + self._renewal)
 
     def until_next(self) -> float:
         """Seconds until there is something to claim; 0 for now."""

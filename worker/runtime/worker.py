@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Literal, Self
 
@@ -24,6 +24,7 @@ from ...queues import (
     Namespace,
     Partition,
     QueueError,
+    ServerFull,
     read_partitions,
     release,
 )
@@ -86,7 +87,7 @@ class Worker:
         self._partitions = partitions or self.settings.partitions
         namespace = Namespace(self.settings.namespace)
         self._namespace = namespace
-        self._gateway = Gateway(self.settings.address)
+        self._gateway = Gateway(self.settings.address, replication=self.settings.replication)
         self._slots = Slots(concurrency)
         self._isolation = Isolation(link, self.settings.probation)
         self._leases: Leases[Run] = Leases()
@@ -162,7 +163,8 @@ class Worker:
         self._registration = Registration(
             self._gateway, self._namespace, info, self._slots, self._executor.settled, self._health
         )
-        await self._registration.announce()
+        with suppress(ServerFull):  # it can finish what is there, though nobody hears of it
+            await self._registration.announce()
         beat = Beat(
             self.settings.address,
             self._gateway.socket,

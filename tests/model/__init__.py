@@ -1,0 +1,1 @@
+"""What Redis should hold after each act, told by a small model, and what it does hold."""

@@ -1,0 +1,81 @@
+"""What a model cannot know beforehand, since Redis chooses it: the ids of entries, and times by its clock.
+
+Such a value is taken from what is seen after the act, if it lies within the act, and from then on it must stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Id", "Later", "Moment", "Value", "text_of"]
+
+SLACK = 50
+"""Milliseconds by which two readings of Redis' clock, in two commands of one script, may differ."""
+
+LOOSE = 2_000
+"""The same for a time that is not stored, but told as a distance from now, while the machine does other things."""
+
+
+@dataclass(eq=False)
+class Later:
+    """A value that is known once it has been seen."""
+
+    known: bytes | None = None
+
+    def fits(self, seen: bytes, low: int, high: int) -> bool:
+        """Whether this can be the value, for an act that took place between two times in milliseconds."""
+        if self.known is None and self.possible(seen, low - SLACK, high + SLACK):
+            self.known = seen
+        return self.known == seen
+
+    def possible(self, seen: bytes, low: int, high: int) -> bool:
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Id(Later):
+    """The id of a stream's entry."""
+
+    def possible(self, seen: bytes, low: int, high: int) -> bool:
+        return low <= int(seen.partition(b"-")[0]) <= high
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Where the entry stands in its stream."""
+        assert self.known is not None
+        milliseconds, _, number = self.known.partition(b"-")
+        return int(milliseconds), int(number)
+
+
+@dataclass(eq=False)
+class Moment(Later):
+    """The time of an act, or one so many milliseconds later."""
+
+    plus: int = 0
+    loose: bool = False
+    """It is told as a distance from now, so it is seen a little differently each time."""
+
+    def fits(self, seen: bytes, low: int, high: int) -> bool:
+        if self.loose and self.known is not None:
+            return abs(int(float(seen)) - self.ms) <= LOOSE
+        slack = LOOSE if self.loose else 0
+        return super().fits(seen, low - slack, high + slack)
+
+    def possible(self, seen: bytes, low: int, high: int) -> bool:
+        return low + self.plus <= int(float(seen)) <= high + self.plus
+
+    @property
+    def ms(self) -> int:
+        assert self.known is not None
+        return int(float(self.known))
+
+
+Value = bytes | Later
+
+
+def text_of(value: Value) -> bytes:
+    """The value as Redis holds it. It must have been seen."""
+    if isinstance(value, bytes):
+        return value
+    assert value.known is not None
+    return value.known

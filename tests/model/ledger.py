@@ -1,0 +1,484 @@
+"""The model: what each act makes of what Redis holds, and what it answers.
+
+Written from docs/states.md and the scripts' headers. Each method is one act; `held` is what Redis holds afterwards,
+`news` what was published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from perdure.queues import Delivery, Namespace, Partition
+from perdure.queues.consumer import RELEASED_IDLE_MS
+from perdure.queues.keys import RELEASED
+
+from model.later import Id, Later, Moment, Value, text_of
+from model.shelf import Fields, Pending, Shelf, Stream
+
+__all__ = ["Ledger"]
+
+Handed = tuple[bytes, int, dict[bytes, bytes]]
+"""What a worker is told of a delivery: entry, count, fields."""
+
+Told = dict[str, Value | int | str]
+"""Fields of a hash, as they are given."""
+
+HOUR = 3_600_000
+
+
+class Ledger:
+    """One partition of one queue, and its workers."""
+
+    def __init__(self, namespace: Namespace, partition: Partition) -> None:
+        self.namespace = namespace
+        self.at = partition
+        self.held = Shelf()
+        self.news: list[tuple[str, str]] = []
+
+    # -- what the acts are made of
+
+    @property
+    def ready(self) -> Stream:
+        return self.held.stream(self.at.ready)
+
+    @property
+    def pending(self) -> dict[bytes, Pending]:
+        return self.ready.pending
+
+    def parts(self, task: str) -> tuple[str, str, str]:
+        """Keys of the task's record, steps and log."""
+        return self.at.record(task), self.at.steps(task), self.at.log(task)
+
+    def state(self, task: str) -> bytes | None:
+        return self.held.get(self.at.record(task), "state")
+
+    def owned(self, delivery: Delivery) -> bool:
+        pending = self.pending.get(delivery.entry)
+        return pending is not None and (pending.owner, pending.count) == (delivery.worker, delivery.count)
+
+    def settled(self, delivery: Delivery, task: str) -> bool:
+        record = self.at.record(task)
+        told = (self.held.get(record, "settled"), self.held.get(record, "worker"))
+        return told == (_fence(delivery), delivery.worker.encode())
+
+    def tell(self, task: str, what: str) -> None:
+        self.news.append((self.at.record(task), what))
+
+    def nudge(self, why: str) -> None:
+        self.held.add(self.at.nudge, ((b"why", why.encode()),), most=16)
+
+    def note_event(self, task: str, kind: str, data: bytes, step: str | None = None) -> None:
+        middle = () if step is None else ((b"step", step.encode()),)
+        self.held.add(self.at.log(task), ((b"type", kind.encode()), *middle, (b"data", data)))
+
+    def _earliest(self) -> float | None:
+        scores = [float(text_of(score)) for score in self.held.sets.get(self.at.due, {}).values()]
+        return min(scores, default=None)
+
+    def _schedule(self, task: str, delay: int) -> Moment:
+        due = Moment(plus=delay)
+        self.held.set_score(self.at.due, task, due)
+        return due
+
+    def _close_message(self, delivery: Delivery) -> None:
+        self.pending.pop(delivery.entry, None)
+        self.ready.remove(delivery.entry)
+
+    def _keep_payload(self, delivery: Delivery, task: str) -> None:
+        record = self.at.record(task)
+        self.held.put_new(record, "at", _time_of(delivery.entry))
+        self.held.put(record, _payload(self.ready.find(delivery.entry)))
+
+    # -- enqueuing
+
+    def enqueue(self, tasks: Sequence[tuple[str, bytes, bytes]]) -> list[int]:
+        answers = [self._stored(task) for task, _, _ in tasks]
+        for (task, envelope, args), answer in zip(tasks, answers, strict=True):
+            if answer == 1:
+                entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args)))
+                self.held.put(self.at.record(task), {"state": "queued", "entry": entry})
+        return answers
+
+    def schedule(self, delay: int, tasks: Sequence[tuple[str, bytes, bytes]]) -> list[int]:
+        first = self._earliest()
+        answers = [self._stored(task) for task, _, _ in tasks]
+        for (task, envelope, args), answer in zip(tasks, answers, strict=True):
+            if answer == 1:
+                due = self._schedule(task, delay)
+                kept: Told = {"state": "scheduled", "due": due, "at": Moment(), "env": envelope, "args": args}
+                self.held.put(self.at.record(task), kept)
+        if 1 in answers and (first is None or self.held.now + delay < first):
+            self.nudge("due")
+        return answers
+
+    def _stored(self, task: str) -> int:
+        if self.held.exists(self.at.record(task)):
+            return 0
+        return -1 if self.held.exists(self.at.closed) else 1
+
+    def promote(self, tasks: Sequence[str]) -> int:
+        moved = 0
+        for task in tasks:
+            score = self.held.sets.get(self.at.due, {}).get(task)
+            if score is None or float(text_of(score)) > self.held.now:
+                continue
+            record = self.at.record(task)
+            envelope, args = self.held.get(record, "env"), self.held.get(record, "args")
+            self.held.drop_score(self.at.due, task)
+            if envelope is not None:
+                entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args or b"{}"), (b"again", b"1")))
+                self.held.put(record, {"state": "queued", "entry": entry})
+                self.held.drop(record, "env", "args", "due")
+                moved += 1
+        return moved
+
+    def due(self) -> list[str]:
+        """Tasks whose time has come, in its order."""
+        scores = {task: float(text_of(score)) for task, score in self.held.sets.get(self.at.due, {}).items()}
+        return sorted((one for one in scores if scores[one] <= self.held.now), key=lambda one: (scores[one], one))
+
+    # -- taking
+
+    def join(self, worker: str) -> None:
+        """The groups are there from now on."""
+        for key in (self.at.ready, self.at.nudge):
+            self.held.streams.setdefault(key, Stream()).grouped = True
+        del worker
+
+    def read(self, worker: str, most: int) -> tuple[list[Handed], set[bytes]]:
+        """What is new, and what the nudges were about."""
+        handed: list[Handed] = []
+        for entry, fields in self.ready.new()[:most]:
+            self.pending[text_of(entry)] = Pending(worker, 1, Moment(loose=True))
+            self.ready.delivered = entry
+            handed.append((text_of(entry), 1, _plain(fields)))
+        nudges = self.held.stream(self.at.nudge)
+        heard = nudges.new()[:most]
+        if heard:
+            nudges.delivered = heard[-1][0]
+        for stream, some in ((self.ready, handed), (nudges, heard)):
+            stream.names[worker] = True if some else stream.names.get(worker)
+        return handed, {text_of(fields[0][1]) for _, fields in heard}
+
+    def claimable(self, lease_ms: int) -> list[bytes]:
+        """Entries whose lease has passed, or that were given back, in their order."""
+        passed = [one for one, held in self.pending.items() if held.since.ms <= self.held.now - lease_ms]
+        return sorted(passed, key=lambda one: Id(one).order)
+
+    def claim(self, worker: str, lease_ms: int, most: int) -> list[Handed]:
+        taken = self.claimable(lease_ms)[:most]
+        for entry in taken:
+            self.pending[entry] = Pending(worker, self.pending[entry].count + 1, Moment(loose=True))
+        self.ready.names[worker] = True if taken else self.ready.names.get(worker)
+        return [self._handed(entry) for entry in taken]
+
+    def adopt(self, worker: str, holding: set[bytes]) -> list[Handed]:
+        mine = [one for one, held in self.pending.items() if held.owner == worker and one not in holding]
+        return [self._handed(entry) for entry in sorted(mine, key=lambda one: Id(one).order)]
+
+    def _handed(self, entry: bytes) -> Handed:
+        fields = self.ready.find(entry)
+        assert fields is not None
+        return entry, self.pending[entry].count, _plain(fields)
+
+    def beat(self, worker: str, some: Sequence[tuple[Delivery, str]]) -> tuple[list[int], list[int]]:
+        lost, cancelled = [], []
+        for position, (delivery, task) in enumerate(some):
+            pending = self.pending.get(delivery.entry)
+            if pending is None or (pending.owner, pending.count) != (worker, delivery.count):
+                lost.append(position)
+                continue
+            pending.since = Moment(loose=True)
+            if self.held.get(self.at.record(task), "cancel") is not None:
+                cancelled.append(position)
+        return lost, cancelled
+
+    # -- while it runs
+
+    def record(self, delivery: Delivery, task: str, entries: Sequence[tuple[str, str, bytes, bytes]]) -> int:
+        if not self.owned(delivery):
+            return 0
+        record, steps, _ = self.parts(task)
+        for kind, step, value, data in entries:
+            if kind == "done":
+                if self.held.get(steps, f"d:{step}") != value:
+                    self.held.put(steps, {f"d:{step}": value})
+                    self.held.drop(steps, f"i:{step}", f"s:{step}")
+                    self.note_event(task, "step_completed", data, step)
+                    self.tell(task, "step_completed")
+            else:
+                self.held.put(steps, {f"{kind[0]}:{step}": value})
+        return 2 if self.held.get(record, "cancel") is not None else 1
+
+    def note(self, delivery: Delivery, task: str, step: str) -> int:
+        if not self.owned(delivery):
+            return 0
+        self.held.put(self.at.record(task), {"step": step, "alive": Moment()})
+        self.tell(task, "alive")
+        return 1
+
+    # -- what ends a delivery
+
+    def finish(
+        self,
+        delivery: Delivery,
+        task: str,
+        state: str,
+        result: bytes,
+        counts: tuple[int, int],
+        ran: int,
+        ttl: int,
+        kept: Mapping[str, bytes] | None,
+        checkpoint: bool,
+    ) -> bool:
+        if not self.owned(delivery):
+            return self.settled(delivery, task)
+        record, steps, log = self.parts(task)
+        if kept is None:
+            self._keep_payload(delivery, task)
+        outcome: Told = {"state": state, "result": result, "attempts": counts[0], "crashes": counts[1], "ran": ran}
+        self.held.put(record, outcome)
+        self._settle(delivery, task)
+        self.held.put(record, {"finished": Moment(), **(kept or {})})
+        self.held.expire(ttl, record, *((steps, log) if checkpoint else ()))
+        self.tell(task, state)
+        return True
+
+    def _settle(self, delivery: Delivery, task: str) -> None:
+        record = self.at.record(task)
+        self._close_message(delivery)
+        self.held.put(record, {"worker": delivery.worker, "settled": _fence(delivery)})
+        self.held.drop(record, "entry", "step", "alive")
+
+    def retry(
+        self, delivery: Delivery, task: str, delay: int, counts: tuple[int, int, int], event: str, data: bytes
+    ) -> bool:
+        if not self.owned(delivery):
+            return self.settled(delivery, task)
+        record = self.at.record(task)
+        if self.held.get(record, "cancel") is not None:
+            delay = 0
+        first = self._earliest()
+        self._keep_payload(delivery, task)
+        due = self._schedule(task, delay)
+        numbers = {"attempts": counts[0], "crashes": counts[1], "returns": counts[2]}
+        self.held.put(record, {"state": "scheduled", "due": due, "error": data, **numbers})
+        self._settle(delivery, task)
+        self.note_event(task, event, data)
+        if first is None or self.held.now + delay < first:
+            self.nudge("due")
+        self.tell(task, event)
+        return True
+
+    def release(self, delivery: Delivery, task: str | None, data: bytes | None) -> bool:
+        record = self.at.record(task or "")
+        if not self.owned(delivery):
+            if data is not None:
+                return self.held.get(record, "released") == delivery.worker.encode() + b" " + _fence(delivery)
+            pending = self.pending.get(delivery.entry)
+            return pending is not None and pending.owner == RELEASED
+        self._give_back(delivery.entry, delivery.count - 1)
+        if data is not None:
+            assert task is not None
+            self.held.put(record, {"released": delivery.worker.encode() + b" " + _fence(delivery)})
+            self.held.drop(record, "step", "alive")
+            self.note_event(task, "handed_off", data)
+            self.tell(task, "handed_off")
+        self.nudge("released")
+        return True
+
+    def _give_back(self, entry: bytes, count: int) -> None:
+        self.pending[entry] = Pending(RELEASED, count, Moment(plus=-RELEASED_IDLE_MS, loose=True))
+        self.ready.names[RELEASED] = True
+
+    def bury(
+        self,
+        delivery: Delivery,
+        task: str,
+        name: str,
+        reason: str,
+        evidence: bytes,
+        counts: tuple[int, int],
+        retention: int,
+        raw: bool,
+    ) -> bool:
+        if not self.owned(delivery):
+            return self.settled(delivery, task)
+        record, steps, log = self.parts(task)
+        message = self.ready.find(delivery.entry) or ()
+        if raw:
+            kept: Fields = tuple((b"raw:" + field, value) for field, value in message[:500])
+        else:
+            kept = tuple((field, value) for field, value in message if field in (b"env", b"args"))
+        self.held.put_new(record, "at", _time_of(delivery.entry))
+        letter = self.held.add(
+            self.at.dead,
+            (
+                *_fields(id=task, task=name, reason=reason, evidence=evidence),
+                *_fields(attempts=counts[0], crashes=counts[1], worker=delivery.worker),
+                *kept,
+                (b"at", self.held.hashes[record]["at"]),
+            ),
+        )
+        told: Told = {"reason": reason, "error": evidence, "attempts": counts[0], "crashes": counts[1]}
+        self.held.put(record, {"state": "dead", "dead": letter, "finished": Moment(), **told})
+        self._settle(delivery, task)
+        self.note_event(task, "buried", evidence)
+        self.held.expire(retention, record, steps, log)
+        self.trim(self.held.now - retention)
+        self.tell(task, "dead")
+        return True
+
+    # -- from outside
+
+    def cancel(self, task: str, retention: int) -> str:
+        state = self.state(task)
+        record, steps, log = self.parts(task)
+        if state is None:
+            return "missing"
+        if state not in (b"queued", b"scheduled"):
+            return state.decode()
+        if state == b"scheduled":
+            self.held.drop_score(self.at.due, task)
+        else:
+            entry = self.held.get(record, "entry")
+            assert entry is not None
+            pending = self.pending.get(entry)
+            if pending is not None and pending.owner != RELEASED:
+                self.held.put(record, {"cancel": "1"})
+                return "running"
+            self.held.put(record, _payload(self.ready.find(entry)))
+            self.pending.pop(entry, None)
+            self.ready.remove(entry)
+            self.held.put_new(record, "at", _time_of(entry))
+        self.held.put(record, {"state": "cancelled", "finished": Moment()})
+        self.held.drop(record, "entry", "due", "cancel")
+        self.held.expire(retention, record, steps, log)
+        self.tell(task, "cancelled")
+        return "cancelled"
+
+    def replay(self, letter: bytes, task: str, fresh: bool, args: bytes | None) -> bool:
+        found = self.held.stream(self.at.dead).find(letter)
+        record, steps, log = self.parts(task)
+        holder = self.held.get(record, "dead")
+        if found is None or (self.held.exists(record) and holder != letter):
+            return False
+        entry = self.held.add(self.at.ready, ((b"again", b"1"), *_message_again(found, args)))
+        self.held.stream(self.at.dead).remove(letter)
+        if task.startswith("unreadable-"):
+            self.held.delete(record, steps, log)
+            return True
+        replays = int(self.held.get(record, "replays") or 0) + 1
+        zero = {"attempts": 0, "crashes": 0, "returns": 0}
+        self.held.put(record, {"state": "queued", "entry": entry, "replays": replays, **zero})
+        self.held.drop(record, "dead", "reason", "error", "finished", "result", "settled", "cancel")
+        self.note_event(task, "replayed", b'{"fresh":true}' if fresh else b'{"fresh":false}')
+        if fresh:
+            self.held.delete(steps)
+        self.held.persist(record, steps, log)
+        self.tell(task, "replayed")
+        return True
+
+    def discard(self, letter: bytes, task: str) -> bool:
+        if not self.held.stream(self.at.dead).remove(letter):
+            return False
+        record = self.at.record(task)
+        if not self.held.exists(record) or self.held.get(record, "dead") == letter:
+            self.held.delete(*self.parts(task))
+        return True
+
+    def trim(self, oldest: int) -> int:
+        """Drop letters from before a time."""
+        letters = self.held.stream(self.at.dead)
+        old = [one for one, _ in letters.entries if one.known is not None and one.order < (oldest, 0)]
+        letters.entries = letters.entries[len(old) :]
+        return len(old)
+
+    # -- workers that go
+
+    def leave(self, worker: str) -> None:
+        for entry in [one for one, held in self.pending.items() if held.owner == worker]:
+            self._give_back(entry, self.pending[entry].count - 1)
+        if any(held.owner == RELEASED for held in self.pending.values()):
+            self.nudge("released")
+        if self.held.strings.get(self.at.watch) == worker.encode():
+            self.held.delete(self.at.watch)
+            self.nudge("due")
+        self._name_gone(worker)
+
+    def forget(self, present: set[str]) -> None:
+        """Names without a message go, but those of workers that are there."""
+        for name in [*self.ready.names]:
+            holds = any(held.owner == name for held in self.pending.values())
+            if name not in present and name != RELEASED and not holds:
+                self._name_gone(name)
+
+    def _name_gone(self, worker: str) -> None:
+        for key in (self.at.ready, self.at.nudge):
+            self.held.stream(key).names[worker] = False
+
+    # -- partitions that close
+
+    def close(self, route: bytes) -> bytes:
+        known = self.held.get(self.at.closed, "route")
+        if known is not None:
+            return known
+        self.held.put(self.at.closed, {"route": route, "last": self.ready.last, "at": Moment()})
+        self.nudge("route")
+        return route
+
+    def drained(self) -> int:
+        last = self.held.get(self.at.closed, "last")
+        if last is None:
+            return -1
+        if not self.ready.entries and not self.held.sets.get(self.at.due):
+            return 2
+        return int(not any(entry.order <= Id(last).order for entry, _ in self.ready.new()))
+
+    def retire(self, kept: int) -> bool:
+        if not self.held.exists(self.at.closed):
+            return False
+        if self.ready.entries or self.held.stream(self.at.dead).entries or self.held.sets.get(self.at.due):
+            self.held.drop(self.at.closed, "empty")
+            return False
+        since = self.held.hashes[self.at.closed].setdefault("empty", Moment())
+        just_now = isinstance(since, Later) and since.known is None
+        passed = 0 if just_now else self.held.now - int(text_of(since))
+        if passed < kept:
+            return False
+        self.held.expire(HOUR, self.at.ready, self.at.nudge, self.at.dead)
+        self.held.expire(max(HOUR, kept), self.at.closed)
+        return True
+
+
+def _fence(delivery: Delivery) -> bytes:
+    return b"%b %d" % (delivery.entry, delivery.count)
+
+
+def _time_of(entry: bytes) -> bytes:
+    return entry.partition(b"-")[0]
+
+
+def _plain(fields: Fields) -> dict[bytes, bytes]:
+    return {name: text_of(value) for name, value in fields}
+
+
+def _payload(fields: Fields | None) -> dict[str, Value]:
+    return {name.decode(): value for name, value in fields or () if name in (b"env", b"args")}
+
+
+def _fields(**fields: str | int | bytes) -> Fields:
+    return tuple(
+        (name.encode(), value if isinstance(value, bytes) else str(value).encode()) for name, value in fields.items()
+    )
+
+
+def _message_again(letter: Fields, args: bytes | None) -> Fields:
+    """The message that a dead letter becomes."""
+    message: list[tuple[bytes, Value]] = []
+    for name, value in letter:
+        plain = name.removeprefix(b"raw:")
+        kept = plain != b"again" if name.startswith(b"raw:") else name in (b"env", b"args")
+        if kept:
+            message.append((plain, args if plain == b"args" and args is not None else value))
+    return tuple(message)

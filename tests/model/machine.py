@@ -1,0 +1,594 @@
+"""The state machine: every act on the queues in any order, each compared with the model in the whole of Redis.
+
+Time passes by moving what it is measured from: the idle time of a delivery, the score of a scheduled task, a key's
+time to live. So no act waits, and the order of acts alone decides what happens.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, ClassVar
+
+import orjson
+from acts import EVIDENCE
+from crew import Held, worker
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from perdure.deadletter import DeadLetter, Filter, Reason, Replay, bury, list_letters, purge, replay, trim_letters
+from perdure.deadletter.burial import unreadable_id
+from perdure.queues import (
+    Consumer,
+    Counters,
+    Delivery,
+    Entry,
+    Envelope,
+    Kind,
+    LeaseLost,
+    Leases,
+    Message,
+    Namespace,
+    State,
+    TaskHandle,
+    TaskNotFound,
+    cancelled,
+    load_history,
+    note_alive,
+    promote_due,
+    read_record,
+    release,
+    reschedule,
+    succeed,
+    write_entries,
+)
+from perdure.queues.keys import GROUP, RELEASED
+from perdure.queues.rerouting import close, standing
+from perdure.queues.routes import SINGLE
+from perdure.queues.scripts import queue_script
+from perdure.queues.sending import Sending
+from perdure.queues.sharing import share_queue
+
+from model.ground import Ground
+from model.later import Moment, text_of
+from model.ledger import HOUR, Handed, Ledger
+from model.picture import take_picture
+from model.promises import broken_promises
+
+__all__ = ["Queues"]
+
+TASKS = ("t0", "t1", "t2", "t3")
+WORKERS = ("a", "b", "c")
+LEASE = 60_000
+"""Milliseconds. A run takes far less, so that no lease passes but by `age`."""
+
+MINUTE = 60_000
+
+GARBAGE: tuple[dict[bytes, bytes], ...] = (
+    {b"junk": b"1"},
+    {b"env": b"\xff", b"args": b"{}"},
+    {b"env": b"7", b"again": b"x"},
+)
+
+tasks = st.sampled_from(TASKS)
+workers = st.sampled_from(WORKERS)
+MINE, LOST, ANY = "mine", "lost", "any"
+standings = st.sampled_from([MINE, MINE, LOST, ANY])
+numbers = st.integers(0, 3)
+which = st.integers(0, 60)
+delays = st.sampled_from([0, MINUTE, HOUR])
+lifetimes = st.sampled_from([MINUTE, 2 * HOUR])
+entries = st.lists(
+    st.tuples(st.sampled_from(["done", "done", "intent", "saved"]), st.sampled_from(["s", "u:1"]), numbers),
+    min_size=1,
+    max_size=3,
+)
+
+
+class Queues(RuleBasedStateMachine):
+    """One partition, a few tasks, a few workers, and people who cancel, replay and purge."""
+
+    ground: ClassVar[Ground]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.namespace = Namespace(f"m{uuid.uuid4().hex[:12]}")
+        self.partition = self.namespace.partition("default")
+        self.ledger = Ledger(self.namespace, self.partition)
+        self.crew: dict[str, Consumer] = {}
+        self.tables: dict[str, Leases[Any]] = {}
+        self.deliveries: list[tuple[Delivery, str]] = []  # all that ever were, stale ones too
+        self.written: set[object] = set()  # fences under which something was recorded
+        self.letters: list[DeadLetter] = []  # all that ever were, stale ones too
+        self.ground.listen(self.namespace)
+        self.number = 0
+
+    def teardown(self) -> None:
+        self.ground.empty(self.namespace)
+
+    # -- what all rules share
+
+    @invariant()
+    def is_as_expected(self) -> None:
+        """All that Redis holds, and all that was published, is what the model says; and no promise is broken."""
+        picture = self.ground.run(take_picture(self.ground.gateway, self.namespace))
+        agree(self.ledger.held.compare(picture), [])
+        agree(self.ground.heard(), self.ledger.news)
+        self.ledger.news.clear()
+        agree(list(broken_promises(self.ledger, TASKS)), [])
+
+    def same(self, answer: object, expected: object) -> None:
+        agree(answer, expected)
+        self.is_as_expected()
+
+    def pick(self, which: int, standing: str) -> tuple[Delivery, str]:
+        """A delivery to act on: one that owns its message, one that has just lost it, or any that ever was."""
+        owning = [one for one in self.deliveries if self.ledger.owned(one[0])]
+        if not owning or not self.deliveries:
+            owning = self.obtain()
+        pool = self.deliveries if standing == ANY else owning
+        picked = pool[-1 - which % len(pool)]
+        if standing == LOST and self.ledger.owned(picked[0]):
+            other = next(name for name in WORKERS if name != picked[0].worker)
+            self.age(sorted(self.held_by_workers()).index(picked[0].entry), LEASE)
+            self.is_as_expected()
+            self.claim(other, 4, heard=which % 2 == 0)
+            self.is_as_expected()
+        return picked
+
+    def obtain(self) -> list[tuple[Delivery, str]]:
+        """Deliveries of a new task, or of what was left."""
+        for task in TASKS:
+            self.expire(task)
+            self.come_due(task)
+        self.promote()
+        self.is_as_expected()
+        self.enqueue([TASKS[0]], 0, headers=False)
+        self.read("a", 4, heard=True)
+        self.is_as_expected()
+        for entry in range(len(self.held_by_workers())):
+            self.age(entry, LEASE)
+        self.is_as_expected()
+        self.claim("b", 4, heard=True)
+        self.is_as_expected()
+        return [one for one in self.deliveries if self.ledger.owned(one[0])] or self.deliveries
+
+    def held_by_workers(self) -> list[bytes]:
+        return [one for one, pending in self.ledger.pending.items() if pending.owner != RELEASED]
+
+    def messages(self, some: list[str], headers: bool) -> list[Message]:
+        found = []
+        for task in some:
+            self.number += 1
+            told = {"from": "here"} if headers else {}
+            envelope = Envelope(id=task, task="t", headers=told).encode()
+            found.append(Message(task, envelope, orjson.dumps({"n": self.number}), None, True))
+        return found
+
+    def join(self, name: str) -> Consumer:
+        """The worker's hands; they are on the stream from when they are first needed."""
+        if name not in self.crew:
+            self.tables[name] = Leases()
+            made = worker(self.ground.gateway, self.partition, name=name, lease=LEASE / 1000, leases=self.tables[name])
+            self.crew[name] = self.ground.run(made)
+            self.ledger.join(name)
+            self.ledger.held.put_new(self.namespace.queues, "default", b"1")
+        return self.crew[name]
+
+    def begin(self, name: str, deliveries: list[Delivery], expected: list[Handed], *, heard: bool = True) -> None:
+        """Deliveries reached a worker, or the reply that brought them was lost."""
+        told = [(one.entry, one.count, dict(one.fields)) for one in deliveries]
+        agree(told, expected)
+        for one in deliveries if heard else []:
+            self.deliveries.append((one, _task_of(one)))
+            self.tables[name].hold(Held(one, self.deliveries[-1][1]))
+
+    def end(self, delivery: Delivery) -> None:
+        """The worker holds it no longer: settled, or lost."""
+        for held in self.tables[delivery.worker].holders():
+            if held.delivery.entry == delivery.entry:
+                self.tables[delivery.worker].drop(held)
+
+    # -- enqueuing
+
+    @initialize(old=st.booleans(), some=st.lists(tasks, unique=True, max_size=3))
+    def start(self, old: bool, some: list[str]) -> None:
+        """There may be dead letters from before: of three days ago, and of an hour ago, their records gone."""
+        now = self.ground.command("TIME")
+        self.ledger.held.now = int(now[0]) * 1000 + int(now[1]) // 1000
+        for age in (72 * HOUR, HOUR) if old else ():
+            fields = {"id": "t3", "task": "t", "reason": "timeout", "evidence": orjson.dumps(EVIDENCE.fields())}
+            more = {"attempts": b"1", "crashes": b"0", "worker": "z", "args": b"{}", "at": b"1"}
+            letter = fields | {"env": Envelope(id="t3", task="t").encode()} | more
+            flat = [part for pair in letter.items() for part in pair]
+            entry = f"{self.ledger.held.now - age}-0"
+            self.ground.command("XADD", self.partition.dead, entry, *flat)
+            kept = tuple((k.encode(), v.encode() if isinstance(v, str) else v) for k, v in letter.items())
+            self.ledger.held.add(self.partition.dead, kept).known = entry.encode()
+        self.look_for_letters()
+        if some:
+            self.enqueue(some, 0, headers=False)
+
+    @rule(some=st.lists(tasks, unique=True, min_size=1, max_size=3), delay=delays, headers=st.booleans())
+    def enqueue(self, some: list[str], delay: int, headers: bool) -> None:
+        messages = self.messages(some, headers)
+        sending: Any = Sending(self.ground.gateway, None, delay / 1000)  # type: ignore[arg-type]  # it goes one way
+        stored = [(one.id, one.envelope, one.arguments) for one in messages]
+        for _ in range(2):  # the reply may be lost
+            expected = self.ledger.schedule(delay, stored) if delay else self.ledger.enqueue(stored)
+            self.same(self.ground.run(sending._store(self.partition, messages)), expected)
+
+    @rule(fields=st.sampled_from(GARBAGE))
+    def post_garbage(self, fields: dict[bytes, bytes]) -> None:
+        self.ground.command("XADD", self.partition.ready, "*", *(part for pair in fields.items() for part in pair))
+        self.ledger.held.add(self.partition.ready, tuple(fields.items()))
+
+    # -- taking
+
+    @rule(name=workers, most=st.integers(1, 4), heard=st.sampled_from([True, True, True, False]))
+    def read(self, name: str, most: int, heard: bool) -> None:
+        taken = self.ground.run(self.join(name).read(most, block=None))
+        expected, why = self.ledger.read(name, most)
+        self.begin(name, taken.deliveries, expected, heard=heard)
+        told = (taken.claimable, taken.due, taken.rerouted)
+        agree(told, (not why <= {b"due", b"route"}, b"due" in why, b"route" in why))
+
+    @rule(name=workers, most=st.integers(1, 4), heard=st.sampled_from([True, True, True, False]))
+    def claim(self, name: str, most: int, heard: bool) -> None:
+        _, claimed = self.ground.run(self.join(name).claim(self.partition, "0-0", most))
+        self.begin(name, claimed, self.ledger.claim(name, LEASE, most), heard=heard)
+
+    @rule(name=workers)
+    def claim_all(self, name: str) -> None:
+        """Page by page, to the end of the cursor."""
+        consumer, cursor, claimed = self.join(name), "0-0", list[Delivery]()
+        while True:
+            cursor, some = self.ground.run(consumer.claim(self.partition, cursor, 1))
+            claimed += some
+            if cursor == "0-0":
+                break
+        self.begin(name, claimed, self.ledger.claim(name, LEASE, 100))
+
+    @rule(name=workers)
+    def adopt(self, name: str) -> None:
+        adopted = self.ground.run(self.join(name).adopt(self.partition))
+        holding = {held.delivery.entry for held in self.tables[name].holders()}
+        self.begin(name, adopted, self.ledger.adopt(name, holding))
+
+    @rule(some=st.lists(which, min_size=1, max_size=3), standing=standings)
+    def beat(self, some: list[int], standing: str) -> None:
+        picked = [self.pick(one, standing) for one in some]
+        beating = picked[0][0].worker
+        picked = [one for one in picked if one[0].worker == beating]
+        keys = [self.partition.ready, *(self.partition.record(task) for _, task in picked)]
+        args: list[Any] = [GROUP, beating]
+        for delivery, _ in picked:
+            args += (delivery.entry, delivery.count)
+        for _ in range(2):
+            answer = self.ground.run(self.ground.gateway.run(queue_script("beat"), keys, args))
+            self.same(tuple(answer), self.ledger.beat(beating, picked))
+
+    # -- while it runs
+
+    @rule(which=which, standing=standings, some=entries)
+    def record(self, which: int, standing: str, some: list[tuple[str, str, int]]) -> None:
+        delivery, task = self.pick(which, standing)
+        if task not in TASKS:
+            return
+        written = [(kind, step, b"%d" % value, b'{"ms":%d}' % value) for kind, step, value in some]
+        for _ in range(2):
+            expected = self.ledger.record(delivery, task, written)
+            act = write_entries(
+                self.ground.gateway,
+                delivery,
+                task,
+                [Entry(Kind(kind), step, value, data) for kind, step, value, data in written],
+            )
+            try:
+                answer = 1 + self.ground.run(act)
+                self.written.add(delivery.fence)
+            except LeaseLost:
+                answer = 0
+            self.same(answer, expected)
+
+    @rule(which=which, standing=standings)
+    def note(self, which: int, standing: str) -> None:
+        delivery, task = self.pick(which, standing)
+        if task in TASKS:
+            expected = self.ledger.note(delivery, task, "s")
+            self.same(
+                self.ground.accepted(note_alive(self.ground.gateway, delivery, task, "s")),
+                bool(expected),
+            )
+
+    # -- what ends a delivery
+
+    @rule(
+        which=which,
+        standing=standings,
+        success=st.booleans(),
+        counters=st.tuples(numbers, numbers),
+        ttl=lifetimes,
+        sent=st.booleans(),
+    )
+    def finish(self, which: int, standing: str, success: bool, counters: tuple[int, int], ttl: int, sent: bool) -> None:
+        delivery, task = self.pick(which, standing)
+        if task not in TASKS:
+            return
+        envelope = Envelope.decode(delivery.fields[b"env"])
+        written = delivery.fence in self.written
+        state, result, act = ("succeeded", b"[1]", None) if success else ("cancelled", b"null", cancelled)
+        kept = self.kept(delivery, envelope) if sent else None
+        for _ in range(2):
+            expected = self.ledger.finish(
+                delivery, task, state, result, counters, 1500, ttl, kept, written or delivery.history
+            )
+            counts, given = Counters(*counters), envelope if sent else None
+            rest: dict[str, Any] = {"ran": 1.5, "ttl": ttl / 1000, "envelope": given, "written": written}
+            if act is None:
+                ended = succeed(self.ground.gateway, delivery, task, result, counts, **rest)
+            else:
+                ended = act(self.ground.gateway, delivery, task, counts, **rest)
+            self.same(self.ground.accepted(ended), expected)
+        self.end(delivery)
+
+    def kept(self, delivery: Delivery, envelope: Envelope) -> dict[str, bytes] | None:
+        """What of the message is sent along with the outcome."""
+        if b"again" in delivery.fields:
+            return None
+        told = {"args": delivery.fields[b"args"], "at": delivery.entry.partition(b"-")[0]}
+        return told | ({"env": delivery.fields[b"env"]} if envelope.headers else {"task": b"t"})
+
+    @rule(which=which, standing=standings, delay=delays, counters=st.tuples(numbers, numbers, numbers))
+    def retry(self, which: int, standing: str, delay: int, counters: tuple[int, int, int]) -> None:
+        delivery, task = self.pick(which, standing)
+        if task not in TASKS:
+            return
+        data: dict[str, object] = {"error": "ValueError"}
+        for _ in range(2):
+            expected = self.ledger.retry(delivery, task, delay, counters, "attempt_failed", orjson.dumps(data))
+            act = reschedule(
+                self.ground.gateway,
+                delivery,
+                task,
+                Counters(*counters),
+                delay=delay / 1000,
+                event="attempt_failed",
+                data=data,
+            )
+            self.same(self.ground.accepted(act), expected)
+        self.end(delivery)
+
+    @rule(which=which, standing=standings, began=st.booleans())
+    def release(self, which: int, standing: str, began: bool) -> None:
+        delivery, task = self.pick(which, standing)
+        known = task if began and task in TASKS else None
+        data: dict[str, object] | None = {"why": "shutdown"} if known else None
+        for _ in range(2):
+            expected = self.ledger.release(delivery, known, None if data is None else orjson.dumps(data))
+            self.same(self.ground.accepted(release(self.ground.gateway, delivery, known, data=data)), expected)
+        self.end(delivery)
+
+    @rule(which=which, standing=standings, raw=st.booleans(), counters=st.tuples(numbers, numbers), kept=lifetimes)
+    def bury(self, which: int, standing: str, raw: bool, counters: tuple[int, int], kept: int) -> None:
+        delivery, task = self.pick(which, standing)
+        raw = raw or task not in TASKS
+        reason = Reason.UNREADABLE if raw else Reason.TIMEOUT
+        for _ in range(2):
+            expected = self.ledger.bury(
+                delivery, task, "t", reason, orjson.dumps(EVIDENCE.fields()), counters, kept, raw
+            )
+            act = bury(
+                self.ground.gateway,
+                delivery,
+                task,
+                task="t",
+                reason=reason,
+                evidence=EVIDENCE,
+                counters=Counters(*counters),
+                retention=kept / 1000,
+            )
+            self.same(self.ground.accepted(act), expected)
+        self.end(delivery)
+        self.look_for_letters()
+
+    # -- from outside
+
+    @rule(task=tasks, kept=lifetimes)
+    def cancel(self, task: str, kept: int) -> None:
+        for _ in range(2):
+            expected = self.ledger.cancel(task, kept)
+            gateway: Any = self.ground.gateway
+            handle: TaskHandle[Any] = TaskHandle(task, self.partition, gateway, None, retention=kept / 1000)  # type: ignore[arg-type]
+            try:
+                answer = str(self.ground.run(handle.cancel()))
+            except TaskNotFound:
+                answer = "missing"
+            self.same(answer, expected)
+
+    @precondition(lambda self: self.letters)
+    @rule(which=which, fresh=st.booleans(), edited=st.booleans())
+    def replay(self, which: int, fresh: bool, edited: bool) -> None:
+        letter = self.letters[-1 - which % len(self.letters)]
+        args = b'{"edited":1}' if edited else None
+        for _ in range(2):
+            expected = self.ledger.replay(letter.entry.encode(), letter.id, fresh, args)
+            done = self.ground.run(replay(self.ground.gateway, letter, Replay(fresh=fresh, args=args)))
+            self.same(done, expected)
+
+    @precondition(lambda self: self.letters)
+    @rule(which=which)
+    def purge(self, which: int) -> None:
+        letter = self.letters[-1 - which % len(self.letters)]
+        for _ in range(2):
+            expected = self.ledger.discard(letter.entry.encode(), letter.id)
+            self.same(self.ground.run(purge(self.ground.gateway, letter)), expected)
+
+    def look_for_letters(self) -> None:
+        found = self.ground.run(self._letters())
+        kept = [text_of(entry).decode() for entry, _ in self.ledger.held.stream(self.partition.dead).entries]
+        agree([one.entry for one in found], kept)
+        known = {one.entry for one in self.letters}
+        self.letters += [one for one in found if one.entry not in known]
+
+    async def _letters(self) -> list[DeadLetter]:
+        found = list_letters(self.ground.gateway, [self.partition], Filter(), oldest_first=True)
+        return [one async for one in found]
+
+    # -- time
+
+    @precondition(lambda self: self.ledger.pending)
+    @rule(which=which, passed=st.sampled_from([LEASE // 2, LEASE, 10 * LEASE]))
+    def age(self, which: int, passed: int) -> None:
+        """A delivery was renewed so long ago."""
+        if held := sorted(self.held_by_workers()):
+            entry = held[which % len(held)]
+            pending = self.ledger.pending[entry]
+            idle = ("IDLE", passed, "RETRYCOUNT", pending.count, "JUSTID")
+            self.ground.command("XCLAIM", self.partition.ready, GROUP, pending.owner, 0, entry, *idle)
+            pending.since = Moment(plus=-passed, loose=True)
+
+    @rule(task=tasks)
+    def come_due(self, task: str) -> None:
+        self.ground.command("ZADD", self.partition.due, "XX", 1, task)
+        if task in self.ledger.held.sets.get(self.partition.due, {}):
+            self.ledger.held.set_score(self.partition.due, task, b"1")
+
+    @rule(task=tasks)
+    def expire(self, task: str) -> None:
+        """The retention of a task that has ended passes."""
+        parts = self.ledger.parts(task)
+        if parts[0] in self.ledger.held.deadlines:
+            self.ground.command("DEL", *parts)
+            self.ledger.held.delete(*parts)
+
+    @rule()
+    def promote(self) -> None:
+        expected = self.ledger.promote(self.ledger.due())
+        moved, wait = self.ground.run(promote_due(self.ground.gateway, self.partition))
+        agree(moved, expected)
+        agree((wait is None), (not self.ledger.held.sets.get(self.partition.due)))
+
+    @rule(some=st.lists(tasks, min_size=1, max_size=3))
+    def promote_late(self, some: list[str]) -> None:
+        """Another worker was told of the same ids, and something happened since."""
+        keys = [self.partition.due, self.partition.ready, *(self.partition.record(task) for task in some)]
+        for _ in range(2):
+            answer = self.ground.run(self.ground.gateway.run(queue_script("promote"), keys, some))
+            self.same(answer, self.ledger.promote(some))
+
+    @rule(age=st.sampled_from([MINUTE, 2 * HOUR, 100 * HOUR]))
+    def trim(self, age: int) -> None:
+        expected = self.ledger.trim(self.ledger.held.now - age)
+        agree(self.ground.run(trim_letters(self.ground.gateway, self.partition, age / 1000)), expected)
+
+    # -- workers that go
+
+    @precondition(lambda self: self.crew)
+    @rule(name=workers)
+    def watch(self, name: str) -> None:
+        """A worker watches the due set."""
+        self.ground.command("SET", self.partition.watch, name)
+        self.ledger.held.strings[self.partition.watch] = name.encode()
+
+    @precondition(lambda self: self.crew)
+    @rule(name=workers)
+    def leave(self, name: str) -> None:
+        if name in self.crew:
+            for _ in range(2):
+                self.ledger.leave(name)
+                self.ground.run(self.crew[name].leave())
+                self.is_as_expected()
+
+    @precondition(lambda self: self.crew)
+    @rule(name=workers, present=st.sets(workers))
+    def forget(self, name: str, present: set[str]) -> None:
+        self.ground.run(self.join(name).forget(self.partition, -1.0, present))
+        self.ledger.forget(present)
+
+    # -- partitions that close
+
+    @precondition(lambda self: self.number > 4)
+    @rule(count=st.integers(2, 3))
+    def close(self, count: int) -> None:
+        route = SINGLE.changed(count)
+        for _ in range(2):
+            self.ledger.close(route.encode())
+            self.ground.run(close(self.ground.gateway, self.partition, route))
+            self.is_as_expected()
+
+    @rule(kept=st.sampled_from([0, HOUR, 2 * HOUR]), long_ago=st.booleans())
+    def retire(self, kept: int, long_ago: bool) -> None:
+        if long_ago and self.ledger.held.get(self.partition.closed, "empty") is not None:
+            self.ground.command("HSET", self.partition.closed, "empty", 1)
+            self.ledger.held.put(self.partition.closed, {"empty": 1})
+        at = self.partition
+        for _ in range(2):
+            keys = [at.ready, at.nudge, at.dead, at.due, at.closed]
+            answer = self.ground.run(self.ground.gateway.run(queue_script("retire"), keys, [kept]))
+            self.same(bool(answer), self.ledger.retire(kept))
+
+    @rule(was=st.sampled_from([b"", b"1", b"2"]), new=st.sampled_from([b"1", b"2"]))
+    def reroute(self, was: bytes, new: bytes) -> None:
+        known = self.ledger.held.get(self.namespace.queues, "other") or b""
+        done = known in (was, new)
+        for _ in range(2):
+            answer = self.ground.run(
+                self.ground.gateway.run(queue_script("reroute"), [self.namespace.queues], ["other", was, new])
+            )
+            if done:
+                self.ledger.held.put(self.namespace.queues, {"other": new})
+            self.same(bool(answer), done)
+
+    @rule(name=workers, silent=st.none() | workers)
+    def share(self, name: str, silent: str | None) -> None:
+        """A worker shares the queue; another may have been silent for long."""
+        key = self.namespace.sharing("default")
+        sharers = self.ledger.held.sets.get(key, {})
+        if silent in sharers:
+            self.ground.command("ZADD", key, "XX", 1, silent)
+            del sharers[silent]
+        self.ledger.held.set_score(key, name, Moment())
+        self.ledger.held.expire(10 * MINUTE, key)
+        found = self.ground.run(share_queue(self.ground.gateway, self.namespace, "default", name, 600.0))
+        agree(found, set(self.ledger.held.sets[key]))
+
+    # -- looking, which changes nothing
+
+    @rule(task=tasks)
+    def look(self, task: str) -> None:
+        gateway, held = self.ground.gateway, self.ledger.held
+        agree(int(self.ground.run(standing(gateway, self.partition))), self.ledger.drained())
+        record = self.ground.run(read_record(gateway, self.partition, task))
+        state = self.ledger.state(task)
+        agree((record is None), (state is None))
+        if record is not None and state is not None:
+            entry = held.get(self.partition.record(task), "entry")
+            pending = self.ledger.pending.get(entry or b"")
+            running = state == b"queued" and pending is not None and pending.owner != RELEASED
+            agree(record.state, (State.RUNNING if running else State(state.decode())))
+        for delivery, known in self.deliveries:
+            if known == task and self.ledger.owned(delivery):
+                history = self.ground.run(load_history(gateway, delivery, task))
+                crashes = int(held.get(self.partition.record(task), "crashes") or 0)
+                agree(history.counters.crashes, crashes + delivery.count - 1)
+                steps = {
+                    name: text_of(value) for name, value in held.hashes.get(self.partition.steps(task), {}).items()
+                }
+                shelves = (("d", history.done), ("i", history.intents), ("s", history.saved))
+                agree({f"{kind}:{step}": value for kind, some in shelves for step, value in some.items()}, steps)
+
+    @rule()
+    def see_letters(self) -> None:
+        self.look_for_letters()
+
+
+def agree(found: object, expected: object) -> None:
+    """Fail with both where they differ."""
+    assert found == expected, f"\nfound:    {found}\nexpected: {expected}"
+
+
+def _task_of(delivery: Delivery) -> str:
+    """The task that a delivery is of; the id under which its message would be buried where it is of none."""
+    try:
+        return str(orjson.loads(delivery.fields[b"env"])["id"])
+    except (LookupError, TypeError, orjson.JSONDecodeError):
+        return unreadable_id(delivery)

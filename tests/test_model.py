@@ -1,0 +1,41 @@
+"""Redis does what the model says: every act of the queues, in any order, asked once and twice, in time and too late.
+
+`make model` runs many more. MODEL_SEED (printed at the head of a run), MODEL_RUNS and MODEL_ACTS change what is run.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from conftest import SERVERS, shared_server
+from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+from model.ground import Ground
+from model.machine import Queues
+from servers import RedisServer
+
+pytestmark = pytest.mark.integration
+
+SEED = int(os.environ.get("MODEL_SEED", "20261121"))
+RUNS = int(os.environ.get("MODEL_RUNS", "40"))
+ACTS = int(os.environ.get("MODEL_ACTS", "60"))
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_redis_holds_what_the_model_says(shared_servers: dict[str, RedisServer], kind: str) -> None:
+    print(f"MODEL_SEED={SEED} MODEL_RUNS={RUNS} MODEL_ACTS={ACTS}")  # noqa: T201 - shown where the test fails
+    with Ground(shared_server(shared_servers, kind).url) as ground:
+        machine = seed(SEED)(type("Queues", (Queues,), {"ground": ground}))
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=RUNS,
+                stateful_step_count=ACTS,
+                deadline=None,
+                database=None,
+                phases=(Phase.generate, Phase.shrink),
+                suppress_health_check=list(HealthCheck),
+                verbosity=Verbosity.normal,
+            ),
+        )
