@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from crew import Held, worker
@@ -44,7 +45,7 @@ def test_when_redis_is_back_leases_are_renewed_before_anything_is_claimed(
     partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("perdure.worker.runtime.sweep.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     sweep = Sweep([partition], 15.0)
     sweep.ask()
     sweep.postpone()
