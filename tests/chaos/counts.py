@@ -42,7 +42,8 @@ def _tasks(history: History) -> Iterator[str]:
     replays = sum(task.final["replays"] for task in tasks if task.final is not None)
     versions = Counter(line["version"] for line in history.lines if line.what == "process" and line["role"] == "worker")
     processes = ", ".join(f"{number} of {name} version" for name, number in versions.items())
-    yield f"replayed: {replays}; worker processes: {processes}"
+    former = next((line["former"] for line in history.lines if line.what == "versions"), None)
+    yield f"replayed: {replays}; worker processes: {processes}{f' ({former[:12]})' if former else ''}"
 
 
 def _steps(history: History) -> Iterator[str]:
