@@ -169,8 +169,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         await acquit(gateway, suspect.delivery, "suspect", crashes=0)
         found = await report_crash(gateway, namespace, ["default"], "a", how="SIGKILL", doing={})
         assert found.held == 1
-        info = SupervisorInfo(id="s", name="s", window=60.0)
-        await supervise(gateway, namespace, info, ttl=15)
+        await supervise(gateway, namespace, SupervisorInfo(id="s", name="s", window=60.0), ttl=15)
         assert (await count_crash(gateway, namespace, "s", "a", why="", threshold=0, window=60)).paused
         assert await resume_supervisor(gateway, namespace, "s")
         await a.leave()
