@@ -18,8 +18,8 @@ from servers import RedisServer
 pytestmark = pytest.mark.integration
 
 SEED = int(os.environ.get("MODEL_SEED", "20261121"))
-RUNS = int(os.environ.get("MODEL_RUNS", "40"))
-ACTS = int(os.environ.get("MODEL_ACTS", "60"))
+RUNS = int(os.environ.get("MODEL_RUNS", "20"))
+ACTS = int(os.environ.get("MODEL_ACTS", "40"))
 
 
 @pytest.mark.parametrize("kind", SERVERS)
