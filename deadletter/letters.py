@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from ..queues import Envelope, Gateway, Partition, UnreadableEnvelope, pairs
+from ..queues import Envelope, Gateway, Partition, UnreadableEnvelope, pairs, plain_data
 from .reasons import Reason
 
 __all__ = ["DeadLetter", "Filter", "count_letters", "find_letter", "list_letters"]
@@ -202,8 +202,8 @@ def _data(value: bytes | None) -> Any:
     if value is None:
         return None
     try:
-        return orjson.loads(value)
-    except orjson.JSONDecodeError:
+        return plain_data(value)
+    except ValueError:
         return _text(value)
 
 

@@ -10,6 +10,7 @@ from .due import promote_due, watch_due
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
     FORMAT_VERSION,
+    LONGEST,
     Envelope,
     Options,
     check_size,
@@ -44,7 +45,7 @@ from .place import default_address, default_data_dir, default_namespace
 from .presence import WorkerInfo, announce, list_workers, withdraw
 from .producer import Key, Producer, key_of, map_each
 from .reading import OneConnection, Reading, read_partitions
-from .records import Record, State, pairs, read_record
+from .records import Record, State, pairs, plain_data, read_record
 from .rerouting import close_former, load_route, load_routes, retire_generation, set_partitions
 from .routes import MOST_PARTITIONS, Generation, Route, spread
 from .scripts import Script, load_script
@@ -56,6 +57,7 @@ from .turns import take_turns
 __all__ = [
     "DEFAULT_PAYLOAD_LIMIT",
     "FORMAT_VERSION",
+    "LONGEST",
     "MOST_PARTITIONS",
     "Address",
     "BadAddress",
@@ -130,6 +132,7 @@ __all__ = [
     "new_task_id",
     "note_alive",
     "pairs",
+    "plain_data",
     "promote_due",
     "queue_partitions",
     "read_events",

@@ -293,7 +293,7 @@ class Consumer:
             if is_missing_group(error) or "no such key" in str(error):
                 return {}
             raise
-        found = [pairs(flat) for flat in consumers]
+        found = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in consumers]
         return {consumer[b"name"].decode(): consumer[b"idle"] for consumer in found}
 
     async def interrupt(self) -> None:

@@ -9,12 +9,12 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from ..deadletter import DEFAULT_RETENTION, Retry
-from ..queues import DEFAULT_PAYLOAD_LIMIT, Address, check_name, default_data_dir
+from ..queues import DEFAULT_PAYLOAD_LIMIT, LONGEST, Address, check_name, default_data_dir
 from .errors import ConfigurationError
 
 __all__ = ["Settings", "load_settings"]
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
 
 
 class Settings(BaseSettings):

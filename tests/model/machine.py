@@ -41,7 +41,7 @@ from perdure.queues import (
     write_entries,
 )
 from perdure.queues.crashes import report_crash
-from perdure.queues.keys import GROUP, RELEASED, is_nobody
+from perdure.queues.keys import GROUP, RELEASED, SUSPECTS, is_nobody
 from perdure.queues.rerouting import close
 from perdure.queues.rerouting import standing as standing_of
 from perdure.queues.routes import SINGLE
@@ -64,6 +64,8 @@ LEASE = 60_000
 """Milliseconds. A run takes far less, so that no lease passes but by `age`."""
 
 MINUTE = 60_000
+
+CHORES = ("trim", "watch", "leave", "leave", "forget", "close", "retire", "reroute", "share")
 
 GARBAGE: tuple[dict[bytes, bytes], ...] = (
     {b"junk": b"1"},
@@ -245,7 +247,6 @@ class Queues(RuleBasedStateMachine):
             expected = self.ledger.schedule(delay, stored) if delay else self.ledger.enqueue(stored)
             self.same(self.ground.run(sending._store(self.partition, messages)), expected)
 
-    @rule(fields=st.sampled_from(GARBAGE))
     def post_garbage(self, fields: dict[bytes, bytes]) -> None:
         flat = [part for pair in fields.items() for part in pair]
         self.ground.command("XADD", self.partition.ready, "*", *flat)
@@ -463,9 +464,16 @@ class Queues(RuleBasedStateMachine):
             self.same(self.ground.accepted(set_aside(self.ground.gateway, delivery, task)), expected)
         self.end(delivery)
 
-    @rule(name=workers, heard=st.booleans())
-    def take_suspect(self, name: str, heard: bool) -> None:
+    @rule(name=workers, heard=st.booleans(), which=which)
+    def take_suspect(self, name: str, heard: bool, which: int) -> None:
         self.join(name)
+        if not any(held.owner == SUSPECTS for held in self.ledger.pending.values()):
+            dying = self.pick(which, MINE)[0].worker
+            for one in WORKERS:
+                if self.names[one] == dying:
+                    self.crash(one, {"t0"})
+            self.is_as_expected()
+            self.join(name)
         taken = self.ground.run(take_suspect(self.ground.gateway, self.partition, self.names[name]))
         expected, more = self.ledger.take_suspect(self.names[name])
         self.begin(name, [taken.delivery] if taken.delivery else [], expected, heard=heard)
@@ -503,7 +511,6 @@ class Queues(RuleBasedStateMachine):
                 answer = "missing"
             self.same(answer, expected)
 
-    @precondition(lambda self: self.letters)
     @rule(which=which, fresh=st.booleans(), edited=st.booleans(), late=st.booleans())
     def replay(self, which: int, fresh: bool, edited: bool, late: bool) -> None:
         letter = self.pick_letter(which, late)
@@ -513,7 +520,6 @@ class Queues(RuleBasedStateMachine):
             done = self.ground.run(replay(self.ground.gateway, letter, Replay(fresh=fresh, args=args)))
             self.same(done, expected)
 
-    @precondition(lambda self: self.letters)
     @rule(which=which, late=st.booleans())
     def purge(self, which: int, late: bool) -> None:
         letter = self.pick_letter(which, late)
@@ -523,13 +529,18 @@ class Queues(RuleBasedStateMachine):
 
     def pick_letter(self, which: int, late: bool) -> DeadLetter:
         """One that is there, or any that ever was. late: its record has expired meanwhile."""
-        there = {text_of(entry).decode() for entry, _ in self.ledger.held.stream(self.partition.dead).entries}
+        if not self.held_letters():
+            self.bury(which, MINE, raw=False, counters=(1, 1), kept=MINUTE)
+        there = self.held_letters()
         pool = [one for one in self.letters if one.entry in there and which % 4] or self.letters
         letter = pool[-1 - which % len(pool)]
         if late:
             self.expire(letter.id)
             self.is_as_expected()
         return letter
+
+    def held_letters(self) -> set[str]:
+        return {text_of(entry).decode() for entry, _ in self.ledger.held.stream(self.partition.dead).entries}
 
     def look_for_letters(self) -> None:
         found = self.ground.run(self._letters())
@@ -584,22 +595,39 @@ class Queues(RuleBasedStateMachine):
             answer = self.ground.run(self.ground.gateway.run(queue_script("promote"), keys, some))
             self.same(answer, self.ledger.promote(some))
 
-    @rule(age=st.sampled_from([MINUTE, 2 * HOUR, 100 * HOUR]))
     def trim(self, age: int) -> None:
         expected = self.ledger.trim(self.ledger.held.now - age)
         agree(self.ground.run(trim_letters(self.ground.gateway, self.partition, age / 1000)), expected)
 
+    # -- what is done now and then
+
+    @rule(what=st.sampled_from(CHORES), name=workers, other=workers, number=numbers)
+    def chore(self, what: str, name: str, other: str, number: int) -> None:
+        match what:
+            case "trim":
+                self.trim((MINUTE, 2 * HOUR, 100 * HOUR)[number % 3])
+            case "watch":
+                self.watch(name)
+            case "leave":
+                self.leave(name)
+            case "forget":
+                self.forget(name, {other} if number % 2 else set())
+            case "close" if self.number > 5 and self.deliveries:
+                self.close(2 + number % 2)
+            case "retire":
+                self.retire((0, HOUR, 2 * HOUR)[number % 3], long_ago=number > 1)
+            case "reroute":
+                self.reroute((b"", b"1", b"2")[number % 3], b"%d" % (1 + number % 2))
+            case "share":
+                self.share(name, other if number % 2 else None)
+
     # -- workers that go
 
-    @precondition(lambda self: self.crew)
-    @rule(name=workers)
     def watch(self, name: str) -> None:
         """A worker watches the due set."""
         self.ground.command("SET", self.partition.watch, self.names[name])
         self.ledger.held.strings[self.partition.watch] = self.names[name].encode()
 
-    @precondition(lambda self: self.crew)
-    @rule(name=workers)
     def leave(self, name: str) -> None:
         if self.names[name] in self.crew:
             for _ in range(2):
@@ -607,8 +635,6 @@ class Queues(RuleBasedStateMachine):
                 self.ground.run(self.crew[self.names[name]].leave())
                 self.is_as_expected()
 
-    @precondition(lambda self: self.crew)
-    @rule(name=workers, present=st.sets(workers))
     def forget(self, name: str, present: set[str]) -> None:
         there = {self.names[one] for one in present}
         self.ground.run(self.join(name).forget(self.partition, -1.0, there))
@@ -616,8 +642,6 @@ class Queues(RuleBasedStateMachine):
 
     # -- partitions that close
 
-    @precondition(lambda self: self.number > 3 and self.deliveries)
-    @rule(count=st.integers(2, 3))
     def close(self, count: int) -> None:
         route = SINGLE.changed(count)
         for _ in range(2):
@@ -625,7 +649,6 @@ class Queues(RuleBasedStateMachine):
             self.ground.run(close(self.ground.gateway, self.partition, route))
             self.is_as_expected()
 
-    @rule(kept=st.sampled_from([0, HOUR, 2 * HOUR]), long_ago=st.booleans())
     def retire(self, kept: int, long_ago: bool) -> None:
         if long_ago and self.ledger.held.get(self.partition.closed, "empty") is not None:
             self.ground.command("HSET", self.partition.closed, "empty", 1)
@@ -636,7 +659,6 @@ class Queues(RuleBasedStateMachine):
             answer = self.ground.run(self.ground.gateway.run(queue_script("retire"), keys, [kept]))
             self.same(bool(answer), self.ledger.retire(kept))
 
-    @rule(was=st.sampled_from([b"", b"1", b"2"]), new=st.sampled_from([b"1", b"2"]))
     def reroute(self, was: bytes, new: bytes) -> None:
         known = self.ledger.held.get(self.namespace.queues, "other") or b""
         done = known in (was, new)
@@ -648,7 +670,6 @@ class Queues(RuleBasedStateMachine):
                 self.ledger.held.put(self.namespace.queues, {"other": new})
             self.same(bool(answer), done)
 
-    @rule(name=workers, silent=st.none() | workers)
     def share(self, name: str, silent: str | None) -> None:
         """A worker shares the queue; another may have been silent for long."""
         key = self.namespace.sharing("default")

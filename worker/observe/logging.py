@@ -14,10 +14,15 @@ __all__ = ["configure_logging", "logger"]
 
 
 def _make_printable(record: Record) -> None:
-    """Control characters in a task's error must not reach the terminal as such."""
-    message = record["message"]
-    if not message.isprintable():
-        record["message"] = "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
+    """Control characters in a task's error, or in its name, must not reach the terminal as such."""
+    record["message"] = _printable(record["message"])
+    for name, value in record["extra"].items():
+        if isinstance(value, str):
+            record["extra"][name] = _printable(value)
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 logger = _logger.patch(_make_printable)
