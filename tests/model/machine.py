@@ -88,8 +88,8 @@ OLD_LETTER = (
 
 tasks = st.sampled_from(TASKS)
 workers = st.sampled_from(WORKERS)
-MINE, LOST, HANDED, OUTDONE, ANY = "mine", "lost", "handed on", "outdone", "any"
-standings = st.sampled_from([MINE, MINE, MINE, LOST, HANDED, OUTDONE, ANY])
+MINE, LOST, AGAIN, HANDED, OUTDONE, ANY = "mine", "lost", "taken again", "handed on", "outdone", "any"
+standings = st.sampled_from([MINE, MINE, MINE, LOST, AGAIN, HANDED, OUTDONE, ANY])
 numbers = st.integers(0, 3)
 which = st.integers(0, 60)
 delays = st.sampled_from([0, MINUTE, HOUR])
@@ -155,15 +155,16 @@ class Queues(RuleBasedStateMachine):
         return picked
 
     def take_away(self, delivery: Delivery, standing: str) -> None:
-        """Another worker has the message now: its lease passed, or it was given back (then the count is the same); and
-        has settled it meanwhile, if so wished.
+        """Another worker has the message now, or the same one anew: its lease passed, or it was given back (then the
+        count is the same); and has settled it meanwhile, if so wished.
         """
-        if standing == LOST:
+        if standing in (LOST, AGAIN):
             self.age(sorted(self.held_by_workers()).index(delivery.entry), LEASE)
             self.is_as_expected()
         else:
             self.give_back(delivery, None)
-        self.claim(next(name for name in WORKERS if self.names[name] != delivery.worker), 4, heard=True)
+        others = [name for name in WORKERS if (self.names[name] == delivery.worker) == (standing == AGAIN)]
+        self.claim((others or WORKERS)[0], 4, heard=True)
         self.is_as_expected()
         newer, task = self.deliveries[-1]
         if standing == OUTDONE and task in TASKS and self.ledger.owned(newer):
@@ -298,6 +299,9 @@ class Queues(RuleBasedStateMachine):
     @rule(some=st.lists(which, min_size=1, max_size=3), standing=standings)
     def beat(self, some: list[int], standing: str) -> None:
         picked = [self.pick(one, standing) for one in some]
+        for position in range(len(self.held_by_workers())):
+            self.age(position, LEASE // 2)
+        self.is_as_expected()
         beating = picked[0][0].worker
         picked = [one for one in picked if one[0].worker == beating]
         keys = [self.partition.ready, *(self.partition.record(task) for _, task in picked)]
