@@ -10,7 +10,7 @@ SOURCES := $(wildcard $(addsuffix /*.py,$(PACKAGES)) $(addsuffix /*.lua,$(PACKAG
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-system test-cluster test-valkey failover check format
-.PHONY: model fuzz bounded bench bench-scale bench-peers clean
+.PHONY: model fuzz bounded chaos bench bench-scale bench-peers clean
 
 help:
 	@printf '%s\n' \
@@ -22,10 +22,11 @@ help:
 	  'make test-valkey  all tests on a Valkey server' \
 	  'make check        ruff, mypy --strict, import layers' \
 	  'make format       rewrite the code in the house format' \
-	  'make model       two thousand random runs of all scripts beside a model of them (MODEL_SEED, MODEL_RUNS)' \
-  'make fuzz        ten thousand hostile messages to a real worker (FUZZ_SEED, FUZZ_ENTRIES)' \
-  'make bounded     100,000 tasks of all outcomes leave nothing behind, in Redis and in the worker' \
-  'make failover     primaries killed and slots moved under load, and what became of the tasks' \
+	  'make model       a thousand random runs of all scripts beside a model of them (MODEL_SEED, MODEL_RUNS)' \
+	  'make fuzz        ten thousand hostile messages to a real worker (FUZZ_SEED, FUZZ_ENTRIES)' \
+	  'make bounded     100,000 tasks of all outcomes leave nothing behind, in Redis and in the worker' \
+	  'make failover     primaries killed and slots moved under load, and what became of the tasks' \
+	  'make chaos        ten minutes of faults, and a proof from the journal that every promise held' \
 	  'make bench        throughput, step rate, latency and recovery beside the raw limit' \
 	  'make bench-scale  what tasks and idle workers cost Redis, with 1, 16 and 500 workers; writes docs/scaling.md' \
 	  'make bench-peers  the same beside ten peers, into docs/benchmarks.md (most of an hour)' \
@@ -41,7 +42,7 @@ $(VENV)/python-ready:
 
 $(VENV)/dependencies: pyproject.toml $(VENV)/python-ready
 	$(PIP) install --quiet --group test --group check
-	$(PIP) install --quiet --no-build-isolation --config-settings editable_mode=strict --editable '.[embedded,metrics]'
+	$(PIP) install --quiet --no-build-isolation --config-settings editable_mode=strict --editable '.[embedded,metrics,encryption]'
 	@touch $@
 
 $(VENV)/installed: $(VENV)/dependencies $(SOURCES)
@@ -95,6 +96,10 @@ fuzz: install
 
 failover: install
 	$(BIN)/python tests/failover.py
+
+# CHAOS: options of the run, such as CHAOS='--seconds 60 --seed 7'; see docs/chaos.md.
+chaos: install
+	PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS)
 
 bench: install
 	$(BIN)/python -m benchmarks

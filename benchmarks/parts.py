@@ -22,6 +22,7 @@ from perdure.worker.durable import Run
 from perdure.worker.observe import configure_logging
 from perdure.worker.registry import Task
 from perdure.worker.runtime.execution import Executor
+from perdure.worker.runtime.isolation import Isolation
 from perdure.worker.runtime.slots import Slots
 from rich.console import Console
 from rich.table import Table
@@ -97,7 +98,7 @@ async def _parts() -> list[tuple[str, float]]:
     gateway = Gateway(Address("redis://nobody-is-asked"))
     gateway._open_wire = _AtOnce()
     leases: Leases[Run] = Leases()
-    executor = Executor(gateway, app.tasks, app.settings, leases, Slots(1), threads=1)
+    executor = Executor(gateway, app.tasks, app.settings, leases, Slots(1), Isolation(None, probation=30.0), threads=1)
     deliveries = [Delivery(partition, b"%d-1" % n, "worker-host-1-abcdef", 1, pairs(fields)) for n in range(_TIMES)]
     steps = Envelope(id=new_task_id(), task="walk").encode()
     walking = Delivery(partition, b"1-1", "worker", 1, {b"env": steps, b"args": b'{"steps":%d}' % _TIMES})

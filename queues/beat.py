@@ -32,6 +32,8 @@ class Beat:
 
     When a delivery turns out to be another worker's, its `on_lost` is called; when somebody asked for the task to be
     cancelled, its `on_cancel`. `on_trouble` hears what kept a beat from happening, None when one succeeded again.
+    `may_beat` is asked before each: while it says no, nothing is renewed, and others take what is held once its lease
+    has passed.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Beat:
         leases: Leases[Any],
         lease: float,
         on_trouble: Callable[[QueueError | None], None],
+        may_beat: Callable[[], bool] = lambda: True,
     ) -> None:
         self._address = address
         self._socket = socket
@@ -49,6 +52,7 @@ class Beat:
         self._leases = leases
         self._interval = lease / 3
         self._on_trouble = on_trouble
+        self._may_beat = may_beat
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="perdure beat", daemon=True)
 
@@ -62,9 +66,12 @@ class Beat:
 
     def _run(self) -> None:
         line = _open_line(self._address, self._socket, self._interval)
-        troubled = False
+        troubled = held_back = False
         try:
-            while not self._stop.wait(self._interval if not troubled else self._interval / 4):
+            while not self._stop.wait(self._interval / 4 if troubled or held_back else self._interval):
+                held_back = not self._may_beat()
+                if held_back:
+                    continue
                 try:
                     self._renew_all(line)
                 except QueueError as error:

@@ -30,7 +30,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from .address import Address, Node
-from .errors import BadAddress, QueueError, Refused, Unavailable
+from .errors import BadAddress, QueueError, Refused, ServerFull, Unavailable
 from .sentinel import Sentinels, followed_async, followed_sync
 
 __all__ = [
@@ -159,13 +159,17 @@ def translated(shown: str) -> Iterator[None]:
     except AskError as error:  # MOVED too; the wire of a cluster follows these by itself
         raise Refused(f"{shown} is a node of a Redis Cluster: write redis+cluster:// or rediss+cluster://") from error
     except RedisError as error:
-        passing = isinstance(error, (OutOfMemoryError, TryAgainError, ClusterDownError))
+        if isinstance(error, OutOfMemoryError) or "OOM " in str(error):
+            raise ServerFull(shown, _MAXMEMORY if "maxmemory" in str(error) else str(error)) from error
+        passing = isinstance(error, (TryAgainError, ClusterDownError))
         if passing or any(mark in str(error) for mark in _PASSING):
             raise Unavailable(f"Redis at {shown} cannot serve now: {error}") from error
         raise Refused(f"{shown} refused a command: {error}") from error
 
 
-_PASSING = ("OOM ", "MISCONF ", "NOREPLICAS ", "MASTERDOWN ", "BUSY Redis", "READONLY ", "UNBLOCKED ")
+_MAXMEMORY: Final = "it uses more than its maxmemory, and its maxmemory-policy lets it throw nothing away"
+
+_PASSING = ("MISCONF ", "NOREPLICAS ", "MASTERDOWN ", "BUSY Redis", "READONLY ", "UNBLOCKED ")
 """Marks of refusals that end when somebody mends the server: memory or disk is full, a replica is missing, a script
 that nobody of Perdure sent is running; or when the client finds the server that has become the primary.
 """

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import anyio
 
-from .errors import Refused, Unavailable
+from .errors import Refused, ServerFull, Unavailable
 from .gateway import BLOCK, Argument, Command, Gateway, is_missing_group
 from .keys import GROUP, RELEASED, Partition, is_nobody
 from .leases import Delivery, Leases
@@ -109,6 +110,16 @@ class Consumer:
         except Refused as error:
             if "BUSYGROUP" not in str(error):
                 raise
+        except ServerFull:  # said before it is looked whether there is one already
+            if not await self._has_group(stream):
+                raise
+
+    async def _has_group(self, stream: str) -> bool:
+        try:
+            groups = await self._gateway.command("XINFO", "GROUPS", stream)
+        except Refused:
+            return False
+        return any(pairs(group)[b"name"] == GROUP.encode() for group in groups)
 
     async def read(self, free: int, *, block: float | None) -> Taken:
         """Read up to `free` new messages; wait up to `block` seconds for one, at most BLOCK.
@@ -206,7 +217,10 @@ class Consumer:
     async def may_sweep(self, partition: Partition, apart: float) -> bool:
         """Whether it is this worker's turn to sweep a partition: one of all its workers each `apart` seconds."""
         ask = ("SET", partition.sweep, self._worker, "NX", "PX", max(1, round(apart * 1000)))
-        return await self._gateway.command(*ask, repeatable=False) is not None
+        try:
+            return await self._gateway.command(*ask, repeatable=False) is not None
+        except ServerFull:
+            return True  # turns cannot be taken: then everybody sweeps, else nobody would
 
     async def claim(self, partition: Partition, cursor: str, most: int) -> tuple[str, list[Delivery]]:
         """Take over up to `most` messages whose lease has passed or that were given back, from `cursor` on.
@@ -268,8 +282,9 @@ class Consumer:
         ]
 
     async def nudge(self, partition: Partition) -> None:
-        """Wake another worker: there is more to claim than this one has room for."""
-        await self._gateway.command("XADD", partition.nudge, "MAXLEN", 16, "*", "why", "released")
+        """Wake another worker: there is more to claim than this one has room for. A full server goes without."""
+        with suppress(ServerFull):
+            await self._gateway.command("XADD", partition.nudge, "MAXLEN", 16, "*", "why", "released")
 
     async def forget(self, partition: Partition, gone_for: float, present: Collection[str]) -> int:
         """Remove names of workers that have been silent for `gone_for` seconds and hold nothing. Returns how many.
@@ -293,8 +308,8 @@ class Consumer:
             if is_missing_group(error) or "no such key" in str(error):
                 return {}
             raise
-        found = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in consumers]
-        return {consumer[b"name"].decode(): consumer[b"idle"] for consumer in found}
+        found = [pairs(flat) for flat in consumers]
+        return {consumer[b"name"].decode(): int(consumer[b"idle"]) for consumer in found}
 
     async def interrupt(self) -> None:
         """End a blocking read that waits."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from .gateway import Gateway
+from .errors import ServerFull
+from .gateway import Command, Gateway
 from .keys import Partition
 from .scripts import queue_script
 
@@ -32,7 +33,11 @@ async def watch_due(gateway: Gateway, partition: Partition, worker: str, *, take
         if watcher not in (None, worker.encode()):
             return float(max(1, left_ms)) / 1000
         vacant = ("NX",) if watcher is None else ()
-    taken = await gateway.command("SET", partition.watch, worker, "PX", round(_WATCH_FOR * 1000), *vacant)
+    try:
+        ask: Command = ("SET", partition.watch, worker, "PX", round(_WATCH_FOR * 1000), *vacant)
+        taken = await gateway.command(*ask)
+    except ServerFull:
+        return 0.0  # nobody can be the one: then everybody is
     return 0.0 if taken is not None else _WATCH_FOR
 
 

@@ -3,11 +3,18 @@
 PerdureError                    everything Perdure raises on purpose
 ├── QueueError                  this room's errors
 │   ├── Unavailable             Redis cannot be reached, or left in the middle
-│   ├── Refused                 Redis answered, and said no (password, rights, version, out of memory)
+│   │   ├── ServerFull          its memory is full: what is new is refused, outcomes are taken
+│   │   └── NotReplicated       it was stored, but too few replicas are known to have it
+│   ├── Refused                 Redis answered, and said no (password, rights, version)
 │   ├── BadAddress              a URL that names no server Perdure can use
 │   ├── EmbeddedServerError     the embedded server cannot be started, shared or stopped
 │   ├── PayloadTooLarge         arguments, result or record over the size limit
 │   ├── UnreadableEnvelope      an entry on a stream that is not a task this version can read
+│   ├── BadKeys                 keys of encryption that cannot be used
+│   ├── CannotOpen              sealed data that this process cannot open
+│   │   ├── KeyMissing          it was sealed with a key that this process has not
+│   │   ├── SealBroken          it was changed, or belongs to another task, step or kind
+│   │   └── NotSealed           it is not sealed, where only sealed data is accepted
 │   ├── LeaseLost               a write was refused because the delivery passed to another worker
 │   ├── CancelRequested         a write was stored, and somebody asked for the task to be cancelled
 │   ├── TaskNotFound            no record of that id: never enqueued, or past its retention
@@ -19,18 +26,25 @@ PerdureError                    everything Perdure raises on purpose
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = [
     "BadAddress",
+    "BadKeys",
     "CancelRequested",
+    "CannotOpen",
     "EmbeddedServerError",
+    "KeyMissing",
     "LeaseLost",
+    "NotReplicated",
+    "NotSealed",
     "PayloadTooLarge",
     "PerdureError",
     "QueueError",
     "Refused",
+    "SealBroken",
+    "ServerFull",
     "TaskCancelled",
     "TaskFailed",
     "TaskNotFound",
@@ -55,8 +69,46 @@ class Unavailable(QueueError):
     """
 
 
+class ServerFull(Unavailable):
+    """The server's memory is full, and it throws nothing away; nothing was stored.
+
+    Workers go on finishing what they run, since outcomes are let through.
+    """
+
+    def __init__(self, shown: str, said: str) -> None:
+        super().__init__(
+            f"the memory of Redis at {shown} is full ({said}): raise its maxmemory, or make room: purge dead letters "
+            "(perdure dlq purge) or queues, or keep results for less time; what runs can end, nothing new is stored"
+        )
+
+
+class NotReplicated(Unavailable):
+    """What was asked to be replicated is stored, but too few replicas were known to have it when the time was over.
+
+    A failover now may lose it. task_ids: of the tasks, where tasks were enqueued; enqueued again under its id (and with
+    the same key, if it had one), a task is not stored twice, and the replicas are asked again.
+    """
+
+    def __init__(self, shown: str, found: int, wanted: int, timeout: float, task_ids: Sequence[str] = ()) -> None:
+        """found, wanted: replicas. timeout: seconds."""
+        what = f"task {task_ids[0]} is" if len(task_ids) == 1 else f"{len(task_ids)} tasks are" if task_ids else "it is"
+        super().__init__(
+            f"{what} stored on {shown}, but {found} of {wanted} replicas were known to have it after {timeout:g} s: "
+            "look after the replicas, or wait for fewer or longer (PERDURE_REPLICAS, PERDURE_REPLICATION_TIMEOUT)"
+        )
+        self.shown = shown
+        self.found = found
+        self.wanted = wanted
+        self.timeout = timeout
+        self.task_ids = tuple(task_ids)
+
+    def of_tasks(self, task_ids: Sequence[str]) -> NotReplicated:
+        """The same, saying which tasks it is about."""
+        return NotReplicated(self.shown, self.found, self.wanted, self.timeout, task_ids)
+
+
 class Refused(QueueError):
-    """Redis was reached and said no: wrong password, missing rights, too old, out of memory."""
+    """Redis was reached and said no: wrong password, missing rights, too old."""
 
 
 class BadAddress(QueueError, ValueError):
@@ -82,6 +134,41 @@ class PayloadTooLarge(QueueError, ValueError):
 
 class UnreadableEnvelope(QueueError, ValueError):
     """An entry on a stream that is not a task this version of Perdure can read."""
+
+
+class BadKeys(QueueError, ValueError):
+    """Keys of encryption that cannot be used: not 32 bytes in base64, in a file open to all, or without the package."""
+
+
+class CannotOpen(QueueError):
+    """Sealed data that this process cannot open. what: which data of which task."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        super().__init__(f"{what} cannot be opened: {problem}")
+        self.what = what
+
+
+class KeyMissing(CannotOpen):
+    """It was sealed with a key that this process has not; another process may have it."""
+
+    def __init__(self, what: str, how: str) -> None:
+        super().__init__(
+            what, f"sealed {how}; set PERDURE_ENCRYPTION_KEYS (or PERDURE_ENCRYPTION_KEY_FILE) to all keys in use"
+        )
+
+
+class SealBroken(CannotOpen):
+    """It was changed since it was sealed, or belongs to another task, step or kind of data."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, "it was changed in Redis, or moved there from another task, step or field")
+
+
+class NotSealed(CannotOpen):
+    """It is not sealed, and PERDURE_ENCRYPTION_REQUIRED accepts sealed data only."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, "it is not sealed, and PERDURE_ENCRYPTION_REQUIRED is set")
 
 
 class LeaseLost(QueueError):

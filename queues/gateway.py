@@ -5,7 +5,9 @@ connection, and what is asked again after a lost reply, is decided in this file 
 
 Repeatable means: asked twice, it does no more than asked once. Reads are, and so is every script of Perdure, by
 design (enqueue by id, settle by fence, record by value). A repeatable command whose reply was lost is asked again
-for `patience` seconds; any other raises `Unavailable` at once, and its caller finds out what became of it.
+for `patience` seconds; any other raises `Unavailable` at once, and its caller finds out what became of it. So does
+`ServerFull`, where waiting helps only after somebody has made room. What replicas must have goes out on a connection of
+its own (replication.py).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import anyio
 import anyio.to_thread
 import redis.asyncio
 from redis.asyncio.client import PubSub
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from .address import Address, Node
@@ -34,10 +37,12 @@ from .connection import (
     wire_connection,
 )
 from .embedded import EmbeddedServer
-from .errors import QueueError, Refused, Unavailable
+from .errors import NotReplicated, QueueError, Refused, ServerFull, Unavailable
 from .protocol import PlainWire
 from .reader import Reader
+from .replication import Replication, Replicator
 from .scripts import Script, loaded_scripts
+from .sealing import NO_KEYS, Sealer
 from .server import check_server
 from .wire import Argument, ClientWire, Command, PipelinedWire, Wire
 
@@ -59,14 +64,28 @@ _TROUBLE: Final = (RedisError, OSError, Unavailable)
 class Gateway:
     """Commands, scripts and pipelines on one server, or on the nodes of a cluster."""
 
-    def __init__(self, address: Address, *, patience: float = 3.0) -> None:
-        """`patience`: seconds for which a repeatable command is asked again before `Unavailable` is raised."""
+    def __init__(
+        self,
+        address: Address,
+        *,
+        patience: float = 3.0,
+        replication: Replication | None = None,
+        sealer: Sealer = NO_KEYS,
+    ) -> None:
+        """`patience`: seconds for which a repeatable command is asked again before `Unavailable` is raised.
+
+        replication: how many replicas must have what `run_replicated` writes, and how long they are waited for. sealer:
+        what this room seals and opens data of tasks with; the gateway itself carries bytes, and looks into none.
+        """
         self.address = address
+        self.replication = replication or Replication()
+        self.sealer = sealer
         self.patience = patience
         self._embedded = EmbeddedServer(address.directory) if address.directory is not None else None
         self._client: redis.asyncio.Redis | None = None
         self._open_wire: Wire | None = None
         self._cluster: ClusterWire | None = None
+        self._replicator: Replicator | None = None
         self._borrowed = False
 
     @property
@@ -106,8 +125,11 @@ class Gateway:
     async def close(self) -> None:
         client, self._client = self._client, None
         wire, self._open_wire = self._open_wire, None
+        replicator, self._replicator = self._replicator, None
         self._cluster = None
         with anyio.CancelScope(shield=True):
+            if replicator is not None:
+                await replicator.close()
             if wire is not None:
                 await wire.close()
             if client is not None and not self._borrowed:
@@ -175,6 +197,38 @@ class Gateway:
         except NoScriptError:
             return await self._submit(("EVAL", script.source, len(keys), *keys, *args))
 
+    async def run_replicated(self, script: Script, keys: Sequence[str], args: Sequence[Argument], mark: str) -> Any:
+        """Carry out one script, and wait until so many replicas have what it wrote as `replication` asks for.
+
+        mark: a key beside those of the script, for the writing (see replication.py). Raises `NotReplicated` where too
+        few are known to have it in time: then it is stored, and asked again it only asks the replicas again.
+        """
+        self._wire  # noqa: B018 - is it open?
+        if self._borrowed:
+            raise Refused("this server has no replicas that could be asked")
+        by_digest = ("EVALSHA", script.sha, len(keys), *keys, *args)
+        by_text = ("EVAL", script.source, len(keys), *keys, *args)
+
+        async def evaluate() -> Any:
+            try:
+                return await self._replicated().carry_out(by_digest, mark)
+            except NoScriptError:
+                return await self._replicated().carry_out(by_text, mark)
+
+        try:
+            return await evaluate()
+        except _TROUBLE as error:
+            return await self._again(error, evaluate, True)
+
+    def _replicated(self) -> Replicator:
+        if self._replicator is None:
+
+            def dial(node: Node | None) -> AbstractConnection:
+                return wire_connection(self.address, self.socket, node)
+
+            self._replicator = Replicator(self.address.shown, self.replication, dial, self._cluster)
+        return self._replicator
+
     async def load_scripts(self) -> None:
         """Make the server, or every primary of a cluster, know every script of this process, in one round trip."""
         commands = [("SCRIPT", "LOAD", script.source) for script in loaded_scripts()]
@@ -239,6 +293,8 @@ class Gateway:
         try:
             with translated(self.address.shown):
                 raise error
+        except (ServerFull, NotReplicated):
+            raise  # somebody must make room, or mend a replica, which takes longer
         except Unavailable:
             if is_read_only(error) and self._open_wire is not None:
                 self._open_wire.renew()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
@@ -18,6 +20,7 @@ from .keys import GROUP, NOBODY, Partition
 from .news import News
 from .records import Record, State, read_record
 from .scripts import queue_script
+from .sealing import RESULT
 
 __all__ = ["TaskHandle"]
 
@@ -29,6 +32,9 @@ _CANCEL = queue_script("cancel")
 _FIRST_DELAY: Final = 0.05
 _LONGEST_DELAY: Final = 2.0
 """Seconds before a waiter asks again after Redis was away, for the first time and after many."""
+
+_ONE_LOOK: Final = 1.0
+"""Seconds that the first look may take, so that a timeout of 0 means to look once."""
 
 _LOOK_AGAIN = 30.0
 """Seconds after which a waiter reads the record though it heard nothing."""
@@ -71,18 +77,21 @@ class TaskHandle(Generic[R]):
     async def result(self, timeout: float | None = None) -> R:
         """Wait for the outcome and return it. Woken by push, not by polling.
 
-        Once it waits, it outlives a server that goes away. timeout: seconds to wait, None for ever. Raises
-        `TimeoutError` when they have passed, `TaskFailed` when the task is a dead letter, `TaskCancelled` when it was
-        cancelled, `TaskNotFound` when nothing is known of it.
+        It outlives a server that goes away, also one that is away when the waiting begins. timeout: seconds to wait,
+        None for ever. Raises `TimeoutError` when they have passed, `TaskFailed` when the task is a dead letter,
+        `TaskCancelled` when it was cancelled, `TaskNotFound` when nothing is known of it, `CannotOpen` when
+        it is sealed and the key is missing.
         """
-        record = await self.record()
+        begun = time.monotonic()
+        with anyio.fail_after(None if timeout is None else max(timeout, _ONE_LOOK)):
+            record = await self._outlive(self.record)
         if not record.state.terminal:
-            with anyio.fail_after(timeout):
+            with anyio.fail_after(None if timeout is None else timeout - (time.monotonic() - begun)):
                 record = await self._wait()
         return self._outcome(record)
 
     async def _wait(self) -> Record:
-        async with self._news.listen(self.partition.record(self.id)) as inbox:
+        async with self._listening() as inbox:
             while True:
                 record = await self._outlive(self.record)
                 if record.state.terminal:
@@ -90,11 +99,18 @@ class TaskHandle(Generic[R]):
                 with anyio.move_on_after(_LOOK_AGAIN):
                     await inbox.get()
 
+    @asynccontextmanager
+    async def _listening(self) -> AsyncIterator[asyncio.Queue[bytes]]:
+        """News of the task; begins when Redis is there to begin with."""
+        channel = self.partition.record(self.id)
+        async with AsyncExitStack() as stack:
+            yield await self._outlive(lambda: stack.enter_async_context(self._news.listen(channel)))
+
     async def _events_after(self, last: str) -> list[TaskEvent]:
         return await read_events(self._gateway, self.partition, self.id, after=last)
 
     async def _outlive(self, read: Callable[[], Awaitable[T]]) -> T:
-        """What `read` gives, once it can be read: who waits already goes on waiting while Redis is away."""
+        """What `read` gives, once it can be read: who waits goes on waiting while Redis is away."""
         delay = _FIRST_DELAY
         while True:
             try:
@@ -108,7 +124,9 @@ class TaskHandle(Generic[R]):
             raise TaskCancelled(self.id)
         if record.state is State.DEAD:
             raise TaskFailed(self.id, record.reason or "unknown", dict(record.error or {}))
-        return self._decode(record.result or b"null")
+        if record.result is None:
+            return self._decode(b"null")
+        return self._decode(record.seal.open(RESULT, record.result))
 
     async def cancel(self) -> State:
         """Cancel the task: at once where nobody runs it, else at its next step or beat.
@@ -136,7 +154,7 @@ class TaskHandle(Generic[R]):
             for event in await read_events(self._gateway, self.partition, self.id, after=last):
                 yield event
             return
-        async with self._news.listen(self.partition.record(self.id)) as inbox:
+        async with self._listening() as inbox:
             while True:
                 state = await self._outlive(self.status)
                 for event in await self._outlive(partial(self._events_after, last)):

@@ -12,13 +12,19 @@ as on one server.
     {ns:queue:n}:cleaning         string  workers             TTL of half a minute: who cleaned up last
     {ns:queue:n}:closed           hash    rerouting           from when the queue left the partition; TTL once retired
     {ns:queue:n}:sweep            string  workers             TTL of half a sweep's interval
+    {ns:queue:n}:mark             string  replication         TTL of a minute: what a replica is asked for
     {ns:queue:n}:task:ID          hash    all scripts         no TTL while the task is live, retention afterwards
     {ns:queue:n}:task:ID:steps    hash    record.lua          like its task
     {ns:queue:n}:task:ID:log      stream  scripts             like its task
     {ns}:queues                   hash    producers, workers  for ever: one field per queue (its route, routes.py)
     {ns}:sharing:QUEUE            zset    workers             TTL of a few refreshes (score: ms), one member per sharer
     {ns}:workers                  zset    workers             one member per worker that beat lately (score: ms)
-    {ns}:worker:ID                string  workers             TTL of a few announcements (JSON)
+    {ns}:worker:ID                hash    workers             TTL of six announcements; a string (JSON) of older workers
+    {ns}:supervisors              zset    supervisors         TTL of a few announcements (score: ms of the last one)
+    {ns}:supervisor:ID            hash    supervisors         TTL of a few announcements
+    {ns}:crashes:NAME             zset    supervisors         TTL of the window; one member per crash (score: ms)
+    {ns}:paused                   zset    supervisors         TTL of 30 days (score: ms at which a pause is forgotten)
+    {ns}:pause:NAME               hash    supervisors         until it is lifted; TTL of 30 days
 
 A task's record key is also the name of the channel on which its news is published.
 """
@@ -75,11 +81,12 @@ class Partition:
     cleaning: str = field(init=False, compare=False, repr=False)
     closed: str = field(init=False, compare=False, repr=False)
     sweep: str = field(init=False, compare=False, repr=False)
+    mark: str = field(init=False, compare=False, repr=False)
     _task: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         tag = f"{{{self.namespace}:{self.queue}:{self.index}}}"
-        for name in ("ready", "nudge", "due", "dead", "watch", "cleaning", "closed", "sweep"):
+        for name in ("ready", "nudge", "due", "dead", "watch", "cleaning", "closed", "sweep", "mark"):
             object.__setattr__(self, name, f"{tag}:{name}")
         object.__setattr__(self, "_task", f"{tag}:task:")
 
@@ -131,3 +138,20 @@ class Namespace:
 
     def worker(self, worker_id: str) -> str:
         return f"{{{self.name}}}:worker:{worker_id}"
+
+    @property
+    def supervisors(self) -> str:
+        return f"{{{self.name}}}:supervisors"
+
+    def supervisor(self, supervisor_id: str) -> str:
+        return f"{{{self.name}}}:supervisor:{supervisor_id}"
+
+    def crashes(self, supervisor: str) -> str:
+        return f"{{{self.name}}}:crashes:{supervisor}"
+
+    @property
+    def paused(self) -> str:
+        return f"{{{self.name}}}:paused"
+
+    def pause(self, supervisor: str) -> str:
+        return f"{{{self.name}}}:pause:{supervisor}"

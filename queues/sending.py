@@ -12,9 +12,10 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from .errors import NotReplicated
 from .gateway import Argument, Gateway
 from .keys import Partition
-from .scripts import queue_script
+from .scripts import Script, queue_script
 from .way import Way
 
 __all__ = ["Message", "Sending"]
@@ -46,12 +47,17 @@ class Message(NamedTuple):
 
 
 class Sending:
-    """Stores messages on one queue. delay: seconds until they may run."""
+    """Stores messages on one queue.
 
-    def __init__(self, gateway: Gateway, way: Way, delay: float) -> None:
+    delay: seconds until they may run. replicated: whether replicas must have them too. Raises `NotReplicated` with the
+    ids of those that too few are known to have.
+    """
+
+    def __init__(self, gateway: Gateway, way: Way, delay: float, *, replicated: bool = False) -> None:
         self._gateway = gateway
         self._way = way
         self._delay_ms = round(delay * 1000)
+        self._replicated = replicated
 
     async def one(self, message: Message) -> Partition:
         """Store one task; returns where it is."""
@@ -60,6 +66,7 @@ class Sending:
         while True:
             partition = self._way.partition(number)
             if message.own_id and (known := await self._known({0: (message.id, number)})):
+                await self._confirm({known[0]: [message]})
                 return known[0]
             if (await self._store(partition, [message]))[0] >= 0:
                 return partition
@@ -112,7 +119,10 @@ class Sending:
         found: dict[int, Partition] = {}
         left: Sequence[int] = range(len(batch))
         while left:
-            found |= await self._known({one: (batch[one].id, numbers[one]) for one in left if batch[one].own_id})
+            known = await self._known({one: (batch[one].id, numbers[one]) for one in left if batch[one].own_id})
+            if known:
+                await self._confirm(_by_partition(known, batch))
+                found |= known
             groups: dict[Partition, list[int]] = defaultdict(list)
             for position in left:
                 if position not in found:
@@ -152,6 +162,11 @@ class Sending:
             answers += await self._store(partition, messages[start : start + _SCRIPT_TASKS])
         return answers
 
+    async def _confirm(self, known: Mapping[Partition, Sequence[Message]]) -> None:
+        """Of tasks that are stored already: have their replicas asked, where that matters. Nothing is stored."""
+        for partition, messages in known.items() if self._replicated else ():
+            await self._group(partition, messages)
+
     async def _store(self, partition: Partition, messages: Sequence[Message]) -> list[int]:
         records = [partition.record(message.id) for message in messages]
         args: list[Argument] = []
@@ -160,11 +175,29 @@ class Sending:
             for message in messages:
                 args += (message.id, message.envelope, message.arguments)
             keys = [partition.due, partition.nudge, partition.closed, *records]
-            answers: list[int] = await self._gateway.run(_SCHEDULE, keys, args)
+            script = _SCHEDULE
         else:
             for message in messages:
                 args += (message.envelope, message.arguments)
-            answers = await self._gateway.run(_ENQUEUE, [partition.ready, partition.closed, *records], args)
+            keys = [partition.ready, partition.closed, *records]
+            script = _ENQUEUE
+        if self._replicated:
+            return await self._store_replicated(script, keys, args, partition, messages)
+        answers: list[int] = await self._gateway.run(script, keys, args)
+        return answers
+
+    async def _store_replicated(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Argument],
+        partition: Partition,
+        messages: Sequence[Message],
+    ) -> list[int]:
+        try:
+            answers: list[int] = await self._gateway.run_replicated(script, keys, args, partition.mark)
+        except NotReplicated as error:
+            raise error.of_tasks([message.id for message in messages]) from None
         return answers
 
     async def _known(self, named: Mapping[int, tuple[str, int]]) -> dict[int, Partition]:
@@ -179,6 +212,13 @@ class Sending:
         ]
         found = await self._gateway.pipeline([("EXISTS", where.record(task_id)) for _, where, task_id in places])
         return {position: where for (position, where, _), exists in zip(places, found, strict=True) if exists}
+
+
+def _by_partition(known: Mapping[int, Partition], batch: Sequence[Message]) -> dict[Partition, list[Message]]:
+    found: dict[Partition, list[Message]] = defaultdict(list)
+    for position, partition in known.items():
+        found[partition].append(batch[position])
+    return found
 
 
 class _Batch:

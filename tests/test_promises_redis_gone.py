@@ -181,3 +181,26 @@ async def test_a_task_waits_out_an_absence_that_is_longer_than_its_lease(app: Ap
     assert scene.calls.count("second") <= 1 + crashes
     completed = [event.step for event in await history(handle) if event.type == "step_completed"]
     assert completed == ["first", "second"]
+
+
+async def test_whoever_begins_to_wait_while_redis_is_away_waits_until_it_is_back(app: App, server: RedisServer) -> None:
+    """For the result and for the events; for longer than any command is asked again."""
+    app.producer.gateway.patience = 0.1
+    scene = Scene(app)
+    scene.goes_on.set()
+    handle = await scene.task.enqueue()
+    server.kill()
+    waiting = asyncio.create_task(handle.result())
+    following = asyncio.create_task(_types(handle))
+    with pytest.raises(TimeoutError):
+        await handle.result(timeout=1.0)
+    assert not waiting.done()
+    assert not following.done()
+    server.start()
+    async with working(app):
+        assert await soon(waiting) == (1, 0)
+        assert await soon(following) == ["step_completed", "step_completed"]
+
+
+async def _types(handle: TaskHandle[Any]) -> list[str]:
+    return [event.type async for event in handle.events()]

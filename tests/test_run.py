@@ -7,10 +7,9 @@ import gc
 import weakref
 from typing import Any
 
-import anyio
 import pytest
 from perdure.queues import Address, Delivery, Envelope, Gateway, History, Namespace
-from perdure.worker.durable import Ending, Run
+from perdure.worker.durable import Ending, Run, Threads
 from perdure.worker.durable import run as runs
 
 BOUND = 10.0
@@ -19,8 +18,8 @@ BOUND = 10.0
 def make_run() -> Run:
     delivery = Delivery(Namespace("ns").partition("default"), b"1-1", "a", 1, {})
     envelope = Envelope(id="x", task="t")
-    limiter = anyio.CapacityLimiter(1)
-    return Run(Gateway(Address("redis://nowhere")), delivery, envelope, History(), payload_limit=1, threads=limiter)
+    threads = Threads(1)
+    return Run(Gateway(Address("redis://nowhere")), delivery, envelope, History(), payload_limit=1, threads=threads)
 
 
 async def perform(run: Run, handler: Any) -> str:

@@ -6,6 +6,7 @@ PerdureError
 │   ├── TaskDefinitionError     a function that cannot be a task
 │   ├── InvalidArguments        arguments that do not fit the task; nothing was sent
 │   ├── TaskTimeout             a run took longer than it may
+│   │   └── TaskIdle            ... without any step that began or ended, or anything that was saved
 │   ├── UnknownTask             this worker has no handler of that name
 │   └── CrashLoop               deliveries of the task ended without any outcome too often
 ├── StepError                   how a step is defined or called
@@ -21,6 +22,8 @@ PerdureError
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from ..queues import LONGEST, PerdureError
 
@@ -38,6 +41,7 @@ __all__ = [
     "StepTimeout",
     "TaskDefinitionError",
     "TaskError",
+    "TaskIdle",
     "TaskTimeout",
     "UnknownTask",
     "UnserialisableResult",
@@ -67,6 +71,24 @@ class TaskTimeout(TaskError, TimeoutError):
         super().__init__(f"task {task!r} ran longer than {seconds:g} s")
         self.task = task
         self.seconds = seconds
+
+
+class TaskIdle(TaskTimeout):
+    """A run did nothing for longer than it may: no step began or ended, nothing was saved.
+
+    seconds: the limit. steps: those it was in, none where it was between steps.
+    """
+
+    def __init__(self, task: str, seconds: float, steps: Sequence[str]) -> None:
+        where = f"in step {', '.join(map(repr, steps))}" if steps else "outside its steps"
+        TaskError.__init__(
+            self,
+            f"task {task!r} did nothing for {seconds:g} s {where}: no step began or ended and nothing was saved. "
+            "A step that takes longer saves its progress (current_step().save), or its task has a longer idle_timeout",
+        )
+        self.task = task
+        self.seconds = seconds
+        self.steps = tuple(steps)
 
 
 class UnknownTask(TaskError, LookupError):

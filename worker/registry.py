@@ -18,6 +18,7 @@ from typing import Any, Concatenate, Generic, NotRequired, ParamSpec, Protocol, 
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
+from pydantic_core import to_json
 from typing_extensions import TypedDict
 
 from ..deadletter import Retry
@@ -25,12 +26,18 @@ from ..queues import (
     LONGEST,
     Form,
     Key,
+    Marks,
     Message,
     Options,
     Producer,
+    Replicated,
     TaskHandle,
+    has_secret,
     key_of,
     map_each,
+    marked_values,
+    reveal,
+    shows_mask,
 )
 from .durable import Codec, Context, Durability
 from .errors import InvalidArguments, TaskDefinitionError
@@ -54,13 +61,14 @@ class HasProducer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Task(Generic[P, R]):
-    """A registered handler. timeout, result_ttl: seconds, None for no limit and for the worker's setting."""
+    """A registered handler. timeout, idle_timeout, result_ttl: seconds, None for the worker's setting."""
 
     name: str
     handler: Handler[P, R]
     queue: str
     retry: Retry
     timeout: float | None
+    idle_timeout: float | None
     durability: Durability
     result_ttl: float | None
     app: HasProducer = field(repr=False)
@@ -110,17 +118,19 @@ class Task(Generic[P, R]):
         timeout: float | None = None,
         max_attempts: int | None = None,
         result_ttl: float | None = None,
+        durability: Replicated | None = None,
     ) -> TaskCall[P, R]:
         """The task with options for one call: `await audit.options(delay=60).enqueue("src")`.
 
         delay: seconds until it may run. key: tasks of one key are taken up in the order in which they were enqueued,
         see docs/partitions.md; where many are enqueued, it may be a function of each one's arguments. task_id: an id
-        of the caller's own, which makes enqueuing idempotent. The others take the place of what the task was defined
-        with.
+        of the caller's own, which makes enqueuing idempotent. durability: "replicated" waits until replicas have the
+        task, and raises `NotReplicated` where too few do in time, see docs/durability.md. The others take the place of
+        what the task was defined with.
         """
         wish = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
         form = Form(self.name, headers, wish) if headers or wish != _NO_WISH else self.form
-        return TaskCall(self, form, delay, queue, key, task_id)
+        return TaskCall(self, form, delay, queue, key, task_id, durability)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +143,16 @@ class TaskCall(Generic[P, R]):
     queue: str | None = None
     key: Key = None
     task_id: str | None = None
+    durability: Replicated | None = None
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """See `Task.enqueue`."""
         if callable(self.key):
             raise ValueError("a key that is a function is for enqueue_many and enqueue_stream: give one task its text")
-        message = self.form.message(self.task.arguments.encode_call(args, kwargs), key=self.key, task_id=self.task_id)
+        arguments, secrets = self.task.arguments.encode_call(args, kwargs)
+        message = self.form.message(arguments, secrets, key=self.key, task_id=self.task_id)
         return await self.task.app.producer.send_one(
-            message, queue=self._queue, delay=self.delay, decode=self.task.decode
+            message, queue=self._queue, delay=self.delay, decode=self.task.decode, durability=self.durability
         )
 
     async def enqueue_many(
@@ -148,14 +160,18 @@ class TaskCall(Generic[P, R]):
     ) -> list[TaskHandle[R]]:
         """See `Task.enqueue_many`."""
         messages, producer = self._messages(many), self.task.app.producer
-        return await producer.send(messages, queue=self._queue, delay=self.delay, decode=self.task.decode)
+        return await producer.send(
+            messages, queue=self._queue, delay=self.delay, decode=self.task.decode, durability=self.durability
+        )
 
     def enqueue_stream(
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
     ) -> AsyncIterator[TaskHandle[R]]:
         """See `Task.enqueue_stream`."""
         messages, producer = self._messages(many), self.task.app.producer
-        return producer.send_stream(messages, queue=self._queue, delay=self.delay, decode=self.task.decode)
+        return producer.send_stream(
+            messages, queue=self._queue, delay=self.delay, decode=self.task.decode, durability=self.durability
+        )
 
     def _messages(
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
@@ -163,7 +179,7 @@ class TaskCall(Generic[P, R]):
         if self.task_id is not None:
             raise ValueError("one task_id cannot name many tasks")
         form, encode, key = self.form, self.task.arguments.encode_call, self.key
-        return map_each(lambda args: form.message(encode((), args), key=key_of(key, args)), many)
+        return map_each(lambda args: form.message(*encode((), args), key=key_of(key, args)), many)
 
     @property
     def _queue(self) -> str:
@@ -188,15 +204,26 @@ class Arguments:
         self._adapter = _argument_adapter(name, handler, parameters[1:])
         self._validate = self._adapter.validator.validate_python
         self._to_json = self._adapter.serializer.to_json
+        self.has_secrets = has_secret(self._adapter.core_schema)
 
-    def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-        """Arguments of a call as a JSON object. Raises `InvalidArguments`."""
+    def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, Marks]:
+        """Arguments of a call as a JSON object, and where secrets are in it. Raises `InvalidArguments`."""
         try:
-            return self._to_json(self._validate(self._named(args, kwargs)))
+            checked = self._validate(self._named(args, kwargs))
+            data: bytes = self._to_json(checked)
+            if self.has_secrets or shows_mask(data):
+                whole, secrets = reveal(checked, self._adapter.dump_python(checked, mode="json"))
+                return to_json(whole), secrets
+            return data, ()
         except ValidationError as error:
             raise InvalidArguments(self._name, self._misfit(args, kwargs) or _problem(error)) from None
         except (TypeError, ValueError) as error:
             raise InvalidArguments(self._name, str(error)) from None
+
+    def secret_values(self, arguments: Mapping[str, Any]) -> list[str]:
+        """The secrets among decoded arguments, as text."""
+        whole, secrets = reveal(arguments, self._adapter.dump_python(dict(arguments), mode="json"))
+        return marked_values(to_json(whole), secrets)
 
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name. `TypeError` for too many, or one given twice."""
@@ -284,6 +311,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
         queue: str,
         retry: Retry,
         timeout: float | None,
+        idle_timeout: float | None,
         durability: Durability,
         result_ttl: float | None,
     ) -> Task[P, R]:
@@ -298,7 +326,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
             )
         if name in self._tasks:
             raise TaskDefinitionError(f"task {name!r} is defined twice: pass name=... to one of them")
-        for what, seconds in (("timeout", timeout), ("result_ttl", result_ttl)):
+        for what, seconds in (("timeout", timeout), ("idle_timeout", idle_timeout), ("result_ttl", result_ttl)):
             if seconds is not None and not 0 < seconds <= LONGEST:
                 raise TaskDefinitionError(
                     f"task {name!r}: {what} must be more than 0 seconds and at most {LONGEST:.0e}, not {seconds}"
@@ -313,6 +341,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
             queue=queue,
             retry=retry,
             timeout=timeout,
+            idle_timeout=idle_timeout,
             durability=durability,
             result_ttl=result_ttl,
             app=self._app,

@@ -5,30 +5,57 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from ..deadletter import DEFAULT_RETENTION, Retry
-from ..queues import DEFAULT_PAYLOAD_LIMIT, LONGEST, Address, check_name, default_data_dir
+from ..queues import (
+    DEFAULT_PAYLOAD_LIMIT,
+    LONGEST,
+    Address,
+    Replication,
+    Sealer,
+    check_name,
+    default_data_dir,
+    make_sealer,
+)
 from .errors import ConfigurationError
 
 __all__ = ["Settings", "load_settings"]
 
 Seconds = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
+Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Settings(BaseSettings):
-    """Everything a worker can be told, from arguments or from PERDURE_* variables of the environment.
+    """Everything a worker can be told, from arguments or from PERDURE_* variables of the environment. Times in seconds.
 
-    redis_url: where the queues are; empty for the embedded server in data_dir. namespace: the deployment's keys.
-    lease: seconds a delivery stays a silent worker's; all workers of a namespace must have the same. grace: seconds
-    that running tasks have to reach a step boundary when the worker is stopped. note_interval: seconds between notes
-    that a long step lives. probation: seconds for which a worker without supervisor takes nothing new while it runs a
-    task whose worker died, unless that is cleared before. result_ttl, dead_letter_ttl: seconds that outcomes and dead
-    letters are kept. partitions: whether a worker takes from all partitions of its queues, or from its share of them,
-    the rest being other workers' who share. payload_limit: bytes. unknown_task: how often, and how long apart, a task
-    of unknown name is handed to
-    others.
+    redis_url: where the queues are; empty for the embedded server in data_dir.
+    namespace: the deployment's keys.
+    lease: how long a delivery stays a silent worker's; all workers of a namespace must have the same.
+    grace: how long running tasks have to reach a step boundary when the worker is stopped.
+    note_interval: between notes that a long step lives.
+    probation: how long a worker without supervisor takes nothing new while it runs a task whose worker died, unless
+        that is cleared before.
+    result_ttl, dead_letter_ttl: how long outcomes and dead letters are kept.
+    partitions: whether a worker takes from all partitions of its queues, or from its share of them, the rest being
+        other workers' who share.
+    payload_limit: bytes.
+    replicas, replication_timeout: what `durability="replicated"` means: how many must have it, and for how long they
+        are waited for.
+    crash_threshold, crash_window: with more crashes of its workers than that within the window, a supervisor pauses.
+    restart_delays: before what crashed is started again, after the first crash within the window, the second and so on.
+    time_limit: how long one run may take where neither its task nor its producer says.
+    idle_limit: how long a run may go without a step that begins or ends and without a save, where its task does
+        not say.
+    stall_limit: for how long the event loop may be blocked, or a handler go on after it was cancelled, before the
+        worker gives the tasks up, and its supervisor replaces it.
+    stall_warning: after which a blocked loop is told of, with the stacks.
+    heartbeat: between two signs of life.
+    encryption_keys, encryption_key_file: keys of encryption, as text or in a file; the first one seals, all open.
+    encryption_required: refuse arguments, results and checkpoints that are not sealed.
+    unknown_task: how often, and how long apart, a task of unknown name, or sealed with an unknown key, is handed to
+        others.
     """
 
     model_config = SettingsConfigDict(env_prefix="PERDURE_", frozen=True, extra="ignore", env_ignore_empty=True)
@@ -39,14 +66,33 @@ class Settings(BaseSettings):
     lease: Annotated[float, Field(ge=0.3, le=3600)] = 15.0
     grace: Annotated[float, Field(ge=0)] = 30.0
     note_interval: Seconds = 60.0
+    time_limit: Seconds = 7 * 86_400.0
+    idle_limit: Seconds = 3600.0
+    stall_limit: Seconds = 60.0
+    stall_warning: Seconds = 5.0
+    heartbeat: Seconds = 5.0
     probation: Seconds = 30.0
     result_ttl: Seconds = 86_400.0
     dead_letter_ttl: Seconds = DEFAULT_RETENTION
     partitions: Literal["all", "share"] = "all"
     payload_limit: Annotated[int, Field(ge=1024)] = DEFAULT_PAYLOAD_LIMIT
+    replicas: Annotated[int, Field(ge=1)] = 1
+    replication_timeout: Seconds = 5.0
     log_level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_json: bool = False
+    encryption_keys: SecretStr = SecretStr("")
+    encryption_key_file: Path | None = None
+    encryption_required: bool = False
+    crash_threshold: Annotated[int, Field(ge=0)] = 3
+    crash_window: Seconds = 3600.0
+    restart_delays: Annotated[tuple[Delay, ...], NoDecode, Field(min_length=1)] = (5.0, 30.0, 120.0, 600.0)
     unknown_task: Retry = Retry(max_attempts=10, base=1.0, factor=2.0, cap=60.0)
+
+    @field_validator("restart_delays", mode="before")
+    @classmethod
+    def _split(cls, delays: object) -> object:
+        """In the environment: 5,30,120."""
+        return delays.split(",") if isinstance(delays, str) else delays
 
     @field_validator("namespace")
     @classmethod
@@ -54,9 +100,24 @@ class Settings(BaseSettings):
         return check_name("namespace", name)
 
     @property
+    def replication(self) -> Replication:
+        """What `durability="replicated"` means."""
+        return Replication(self.replicas, self.replication_timeout)
+
+    @property
     def address(self) -> Address:
         """The server's address. Raises `BadAddress`."""
         return Address.parse(self.redis_url or "embedded:", data_dir=lambda: self.data_dir or default_data_dir())
+
+    @property
+    def sealer(self) -> Sealer:
+        """What data of tasks is sealed with; without keys, nothing. Reads the key file. Raises `BadKeys`."""
+        file = self.encryption_key_file
+        return make_sealer(
+            self.encryption_keys.get_secret_value(),
+            None if file is None else file.expanduser(),
+            required=self.encryption_required,
+        )
 
 
 def load_settings(**overrides: object) -> Settings:
@@ -74,5 +135,7 @@ def load_settings(**overrides: object) -> Settings:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         where = name if name in given else f"PERDURE_{name.upper()}"
-        got = "" if name == "redis_url" else f" (got {first['input']!r})"  # a URL may hold a password
+        got = (
+            "" if name in ("redis_url", "encryption_keys") else f" (got {first['input']!r})"
+        )  # a URL may hold a password
         raise ConfigurationError(f"{where}: {first['msg']}{got}") from None

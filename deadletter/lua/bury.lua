@@ -26,6 +26,7 @@ if found then
     end
   end
 end
+begin_outcome(KEYS[2])
 redis.call('HSETNX', KEYS[2], 'at', string.match(ARGV[3], '^%d+'))
 letter[#letter + 1] = 'at'
 letter[#letter + 1] = redis.call('HGET', KEYS[2], 'at')

@@ -3,7 +3,8 @@
 -- ARGV  group, first character of consumers that are no workers, task id, retention in milliseconds
 -- returns  'missing', 'requested', 'cancelled', or the terminal state the task already has
 -- Atomic: looks and acts in one, so a worker cannot take the task in between. Where no worker ever came there is no
--- group yet, and XPENDING answers with an error: nobody holds the message.
+-- group yet, and XPENDING answers with an error: nobody holds the message. The first write frees memory, so that a full
+-- server lets the rest through (see fence.lua).
 local state = redis.call('HGET', KEYS[2], 'state')
 if not state then
   return 'missing'
@@ -11,6 +12,7 @@ end
 if state ~= 'queued' and state ~= 'scheduled' then
   return state
 end
+redis.call('HDEL', KEYS[2], 'cancel')
 if state == 'scheduled' then
   redis.call('ZREM', KEYS[5], ARGV[3])
 else
@@ -35,7 +37,7 @@ else
 end
 local time = redis.call('TIME')
 redis.call('HSET', KEYS[2], 'state', 'cancelled', 'finished', time[1] * 1000 + math.floor(time[2] / 1000))
-redis.call('HDEL', KEYS[2], 'entry', 'due', 'cancel')
+redis.call('HDEL', KEYS[2], 'entry', 'due')
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
 redis.call('PEXPIRE', KEYS[3], ARGV[4])
 redis.call('PEXPIRE', KEYS[4], ARGV[4])

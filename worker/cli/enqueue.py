@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from enum import StrEnum
 from itertools import groupby
 from operator import attrgetter
 from typing import Annotated, Any
 
 import typer
 
-from ...queues import Options, Producer, TaskHandle
+from ...queues import Options, Producer, Replicated, TaskHandle
 from .batch import Defaults, check, items, make_message, opened, problem
 from .connection import connected
 from .failures import Misuse
@@ -18,6 +19,13 @@ from .parameters import in_seconds, read_object, read_queue, read_task_id
 from .progress import Bar
 
 __all__ = ["enqueue"]
+
+
+class Durability(StrEnum):
+    """What `--durability` can be."""
+
+    REPLICATED = "replicated"
+
 
 _SHOWN = 500
 """Ids that are printed together."""
@@ -64,6 +72,21 @@ async def enqueue(
         float | None,
         in_seconds("How long its outcome is kept."),
     ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="An argument that is never to be shown; a.b for a member of one. May be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    durability: Annotated[
+        Durability | None,
+        typer.Option(
+            help="Wait until replicas have it too: PERDURE_REPLICAS of them, else one.",
+            show_default=False,
+        ),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Put a task on a queue; prints its id. Once it is printed, the task is never lost.
@@ -81,16 +104,25 @@ async def enqueue(
         options = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
     except ValueError as error:
         raise Misuse(problem(error)) from None
-    defaults = Defaults(task, queue, delay, key, options, producer.payload_limit)
+    secrets = tuple(tuple(name.split(".")) for name in secret or ())
+    defaults = Defaults(task, queue, delay, key, options, producer.payload_limit, secrets)
+    replicated: Replicated | None = None if durability is None else "replicated"
     if file is None:
-        await _send_one(producer, defaults, args, task_id, json)
+        await _send_one(producer, defaults, args, task_id, replicated, json)
     elif args is not None or task_id is not None:
         raise Misuse("--args and --id are for one task: in a file, every line says its own")
     else:
-        await _send_file(producer, defaults, file, json)
+        await _send_file(producer, defaults, file, replicated, json)
 
 
-async def _send_one(producer: Producer, defaults: Defaults, args: str | None, task_id: str | None, json: bool) -> None:
+async def _send_one(
+    producer: Producer,
+    defaults: Defaults,
+    args: str | None,
+    task_id: str | None,
+    durability: Replicated | None,
+    json: bool,
+) -> None:
     if defaults.task is None:
         raise Misuse("name a task, or a file of them with --file")
     try:
@@ -101,7 +133,7 @@ async def _send_one(producer: Producer, defaults: Defaults, args: str | None, ta
         message = make_message(defaults.task, arguments, defaults, task_id=task_id, key=defaults.key)
     except ValueError as error:
         raise Misuse(problem(error)) from None
-    await producer.send([message], queue=defaults.queue, delay=defaults.delay)
+    await producer.send([message], queue=defaults.queue, delay=defaults.delay, durability=durability)
     if json:
         print_json({"id": message.id, "queue": defaults.queue})
     else:
@@ -109,7 +141,9 @@ async def _send_one(producer: Producer, defaults: Defaults, args: str | None, ta
         tell(f"{defaults.task} is on queue {defaults.queue} of {producer.address.shown}")
 
 
-async def _send_file(producer: Producer, defaults: Defaults, path: str, json: bool) -> None:
+async def _send_file(
+    producer: Producer, defaults: Defaults, path: str, durability: Replicated | None, json: bool
+) -> None:
     """In the order of the lines; each id is printed once its task is stored."""
     with opened(path) as file:
         count = check(file, defaults)
@@ -117,7 +151,9 @@ async def _send_file(producer: Producer, defaults: Defaults, path: str, json: bo
             for (queue, delay), run in groupby(items(file, defaults), key=attrgetter("queue", "delay")):
                 sent: list[str] = []
                 messages = (item.message for item in run)
-                handles: AsyncIterator[TaskHandle[Any]] = producer.send_stream(messages, queue=queue, delay=delay)
+                handles: AsyncIterator[TaskHandle[Any]] = producer.send_stream(
+                    messages, queue=queue, delay=delay, durability=durability
+                )
                 async for handle in handles:
                     sent.append(handle.id)
                     if len(sent) == _SHOWN:

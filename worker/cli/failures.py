@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import typer
 
-from ...queues import BadAddress, PerdureError, Refused, TaskFailed, Unavailable
+from ...queues import BadAddress, BadKeys, PerdureError, Refused, TaskFailed, Unavailable
 from ..errors import ConfigurationError
 from .output import tell
 
@@ -35,13 +35,13 @@ class Misuse(Failed):
 
 
 _REMEDIES: tuple[tuple[type[PerdureError], str, str], ...] = (
-    (Unavailable, "", "start the server, or name another one with --redis-url or PERDURE_REDIS_URL"),
+    (Unavailable, "cannot reach", "start the server, or name another one with --redis-url or PERDURE_REDIS_URL"),
     (Refused, "credentials", "check the user and the password: redis://user:password@host:6379/0"),
     (TaskFailed, "", "'perdure dlq show' has the evidence, 'perdure dlq replay' puts it back on its queue"),
 )
 """Kind of error, what its text must contain, and what a person can do."""
 
-_MISUSES = (BadAddress, ConfigurationError)
+_MISUSES = (BadAddress, BadKeys, ConfigurationError)
 
 
 @contextmanager

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import gc
+from collections import Counter
 from enum import StrEnum
-from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, Final
 
-import anyio
 import typer
 
-from ...queues import Producer, check_name, list_workers
-from ..app import App
-from ..observe import configure_logging, logger
-from ..runtime import Worker
-from ..runtime.signals import stop_on_signals
+from ...queues import (
+    Producer,
+    SupervisorInfo,
+    WorkerInfo,
+    check_name,
+    list_supervisors,
+    list_workers,
+    paused_supervisors,
+    resume_supervisor,
+)
 from .connection import Place, connected, placed, redis_now
-from .failures import Misuse
-from .loading import load_app
-from .output import AsJson, ago, duration, print_json, print_table, tell
+from .failures import Failed, Misuse
+from .lazy import load
+from .output import AsJson, ago, duration, print_data, print_json, print_table, tell
 from .parameters import in_seconds
-from .parting import end_despite_threads
 
 __all__ = ["app"]
+
+_SUPERVISOR: Final = "Several processes"
 
 
 class Partitions(StrEnum):
@@ -37,13 +41,14 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def worker() -> None:
-    """Run workers, and see who works."""
+    """Run workers and supervisors, see who works, resume what is paused."""
 
 
 @app.command()
 @placed
 def run(
     place: Place,
+    context: typer.Context,
     application: Annotated[
         str, typer.Argument(metavar="APP", help="module:attribute or path/to/file.py:attribute.", show_default=False)
     ],
@@ -69,7 +74,39 @@ def run(
             show_default=False,
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Begins the worker's id. Else the app's.")] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Begins the worker's id, and the supervisor's. Else the app's.")
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="P",
+            help="Supervise so many worker processes, each with --concurrency of its own. Else this process is the "
+            "worker, and nobody starts it again.",
+            rich_help_panel=_SUPERVISOR,
+        ),
+    ] = None,
+    isolated: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="At most so many processes more, for tasks whose worker died: each runs one at a time and nothing "
+            "else. One is always kept waiting. Else as many as there are slots, at most 16.",
+            rich_help_panel=_SUPERVISOR,
+            show_default=False,
+        ),
+    ] = None,
+    alert: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="Run this in the shell, with JSON on its standard input, when workers crash so often that the "
+            "supervisor pauses.",
+            rich_help_panel=_SUPERVISOR,
+        ),
+    ] = None,
 ) -> None:
     """Run a worker until it is told to stop.
 
@@ -77,27 +114,31 @@ def run(
     hands its tasks to others, at no cost. Again: at once. A third time:
     the process ends, and its tasks are recovered by others.
 
-    Example: perdure worker run tasks.py:app --concurrency 32
+    With --processes, a supervisor runs workers as its children: one that
+    dies is replaced, and what it held goes on at once. It passes signals
+    on. SIGHUP replaces the workers one at a time, to load new code. After
+    too many crashes it pauses, until 'perdure worker resume'.
+
+    Example: perdure worker run tasks.py:app --processes 4 --concurrency 32
     """
-    loaded = load_app(application)
-    loaded.configure(**place.overrides(), lease=lease, grace=grace, partitions=partitions)
-    configure_logging(loaded.settings.log_level, json=loaded.settings.log_json)
-    _stay()
-    anyio.run(
-        _work,
-        loaded,
-        concurrency,
-        _read_queues(queues),
-        None if name is None else _checked("--name", "worker name", name),
-        burst,
-        backend_options={"use_uvloop": find_spec("uvloop") is not None},
+    chosen = None if name is None else _checked("--name", "worker name", name)
+    listed = _read_queues(queues)
+    if processes is not None:
+        load(".supervising:run_supervisor")(
+            context, place, processes=processes, isolated=isolated, alert=alert, name=chosen, burst=burst
+        )
+        return
+    if isolated is not None or alert is not None:
+        raise Misuse(f"--{'alert' if isolated is None else 'isolated'} is a supervisor's: give --processes too")
+    load(".replica:run_replica")(
+        place,
+        application,
+        concurrency=concurrency,
+        queues=listed,
+        name=chosen,
+        burst=burst,
+        settings={"lease": lease, "grace": grace, "partitions": partitions},
     )
-
-
-def _stay() -> None:
-    """What is loaded by now stays to the end: the garbage collector need not go through it again and again."""
-    gc.collect()
-    gc.freeze()
 
 
 def _read_queues(text: str | None) -> list[str] | None:
@@ -111,58 +152,121 @@ def _checked(option: str, kind: str, name: str) -> str:
         raise Misuse(f"{option}: {error}") from None
 
 
-async def _work(loaded: App, concurrency: int, queues: list[str] | None, name: str | None, burst: bool) -> None:
-    runner = Worker(loaded, concurrency=concurrency, queues=queues, name=name)
-    idle = sorted(set(runner.queues) - set(loaded.tasks.queues))
-    if idle:
-        logger.warning("no task of app {!r} is on {}: {} are", loaded.name, ", ".join(idle), loaded.tasks.queues)
-    code = 1
-    try:
-        async with stop_on_signals(runner.stop), runner:
-            logger.info(
-                "worker {} works on {} of namespace {} at {}, {} at once",
-                runner.id,
-                ", ".join(runner.queues),
-                loaded.settings.namespace,
-                loaded.settings.address.shown,
-                runner.concurrency,
-            )
-            await runner.run(burst=burst)
-        logger.info("worker {} stopped: {} ran", runner.id, runner.settled)
-        code = 0
-    finally:
-        end_despite_threads(code)
-
-
 @app.command("list")
 @connected
 async def list_(producer: Producer, *, json: AsJson = False) -> None:
-    """List the workers that gave a sign of life lately.
+    """List the workers and supervisors that gave a sign of life lately.
+
+    A supervisor that is paused is listed until it is resumed. With
+    --json: an object with "workers" and "supervisors".
 
     Example: perdure worker list
     """
     workers = await list_workers(producer.gateway, producer.namespace)
+    supervisors = await list_supervisors(producer.gateway, producer.namespace)
     if json:
-        print_json([info.summary() for info in workers])
-    elif workers:
-        since = ago(await redis_now(producer))
-        print_table(
-            ("worker", "app", "queues", "running#", "of#", "started", "seen", "host", "pid#", "version"),
-            [
-                (
-                    info.id,
-                    info.app,
-                    ", ".join(info.queues),
-                    str(info.in_flight),
-                    str(info.concurrency),
-                    since(info.started),
-                    f"{duration(info.seen)} ago",
-                    info.host,
-                    str(info.pid),
-                    info.version,
-                )
-                for info in workers
-            ],
+        print_json(
+            {
+                "workers": [info.summary() for info in workers],
+                "supervisors": [info.summary() for info in supervisors],
+            }
         )
+        return
+    now = await redis_now(producer)
+    if workers:
+        _show_workers(workers, now)
     else:
         tell(f"no workers in namespace {producer.namespace.name!r} on {producer.address.shown}")
+    if supervisors:
+        if workers:
+            print_data("")
+        _show_supervisors(supervisors, now)
+
+
+def _show_workers(workers: list[WorkerInfo], now: int) -> None:
+    since = ago(now)
+    print_table(
+        ("worker", "app", "queues", "running#", "of#", "started", "seen", "host", "pid#", "version"),
+        [
+            (
+                info.id,
+                info.app,
+                ", ".join(info.queues),
+                str(info.in_flight),
+                str(info.concurrency),
+                since(info.started),
+                f"{duration(info.seen)} ago",
+                info.host,
+                str(info.pid),
+                info.version,
+            )
+            for info in workers
+        ],
+    )
+
+
+def _show_supervisors(supervisors: list[SupervisorInfo], now: int) -> None:
+    since = ago(now)
+    print_table(
+        ("supervisor", "children", "of#", "crashes#", "within#", "started", "seen", "host", "pid#", "paused"),
+        [
+            (
+                info.name,
+                _count_states(info),
+                str(info.processes),
+                str(info.crashes),
+                duration(info.window) if info.window else "-",
+                since(info.started or None),
+                "gone" if info.seen is None else f"{duration(info.seen)} ago",
+                info.host,
+                str(info.pid or "-"),
+                f"{since(info.paused_since)}: {info.why}" if info.paused_since else "no",
+            )
+            for info in supervisors
+        ],
+    )
+    for name in sorted({info.name for info in supervisors if info.paused_since}):
+        tell(f"supervisor {name} is paused; when the cause is gone: perdure worker resume {name}")
+
+
+def _count_states(info: SupervisorInfo) -> str:
+    """How many children are in which state: '3 working, 1 idle'."""
+    states = Counter(child.state for child in info.children)
+    return ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
+
+
+@app.command()
+@connected
+async def resume(
+    producer: Producer,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="The supervisor, as listed.", show_default=False)
+    ] = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="All that are paused.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Have paused supervisors go on; prints their names.
+
+    A supervisor pauses when its workers crash too often. This lifts the
+    pause, forgets the crashes, and takes effect within two seconds.
+
+    Example: perdure worker resume --all
+    """
+    if (name is None) is not every:
+        raise Misuse("give the supervisor's name, as 'perdure worker list' shows it, or --all")
+    paused = await paused_supervisors(producer.gateway, producer.namespace)
+    if name is not None and name not in paused:
+        listed = f"paused are {', '.join(paused)}" if paused else "none is"
+        raise Failed(f"no supervisor {name!r} is paused in namespace {producer.namespace.name!r}: {listed}")
+    lifted = [
+        one
+        for one in (paused if name is None else [name])
+        if await resume_supervisor(producer.gateway, producer.namespace, one) or name
+    ]
+    if json:
+        print_json(lifted)
+    else:
+        for one in lifted:
+            print_data(one)
+        tell(f"resumed: {len(lifted)}")

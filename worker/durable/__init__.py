@@ -5,6 +5,7 @@ from .context import Context
 from .patience import until_available
 from .run import Ending, Run
 from .step import CURRENT_RUN, Durability, Happened, Step, StepOptions, current_step
+from .threads import Threads
 
 __all__ = [
     "CURRENT_RUN",
@@ -16,6 +17,7 @@ __all__ = [
     "Run",
     "Step",
     "StepOptions",
+    "Threads",
     "codec_of",
     "current_step",
     "until_available",

@@ -22,24 +22,34 @@ class Recorder:
         *,
         on_lost: Callable[[], None],
         on_cancel: Callable[[], None],
+        on_wait: Callable[[], None],
     ) -> None:
+        """on_wait: hears that Redis is away."""
         self._gateway = gateway
         self._delivery = delivery
         self._task_id = task_id
         self._on_lost = on_lost
         self._on_cancel = on_cancel
+        sealer = gateway.sealer
+        self._seal = sealer.of(delivery.partition, task_id) if sealer.active else None
+        self._on_wait = on_wait
         self._pending: list[Entry] = []
         self._put = 0
         self._written = 0
         self._writing = asyncio.Lock()
         self._background: asyncio.Task[None] | None = None
+        self._replicated = False
 
-    async def put(self, entry: Entry, *, wait: bool) -> None:
+    async def put(self, entry: Entry, *, wait: bool, replicated: bool = False) -> None:
         """Take an entry. With `wait` it is stored when this returns, otherwise soon, and always before the outcome.
 
-        Raises `LeaseLost`.
+        replicated: stored means that replicas have it too. Raises `LeaseLost`.
         """
+        if self._seal is not None:
+            entry = entry.sealed(self._seal)
         self._pending.append(entry)
+        if replicated:
+            self._replicated = True
         self._put += 1
         if wait:
             await self._write_until(self._put)
@@ -71,15 +81,18 @@ class Recorder:
 
     async def _write_pending(self) -> None:
         batch, self._pending = self._pending, []
+        replicated, self._replicated = self._replicated, False
         try:
             cancel = await until_available(
-                lambda: write_entries(self._gateway, self._delivery, self._task_id, batch),
+                lambda: write_entries(self._gateway, self._delivery, self._task_id, batch, replicated=replicated),
                 f"task {self._task_id}",
+                self._on_wait,
             )
         except LeaseLost:
             self._on_lost()
             raise
         except BaseException:
+            self._replicated = self._replicated or replicated
             self._pending[:0] = batch  # not known to be stored: goes out again, which changes nothing if it was
             raise
         self._written += len(batch)

@@ -10,8 +10,9 @@ from typing import Final
 
 import anyio
 
-from ...queues import Delivery, Envelope, Gateway, History
+from ...queues import Delivery, Envelope, Gateway, History, Redaction
 from .recorder import Recorder
+from .threads import Threads
 
 __all__ = ["Ending", "Run"]
 
@@ -30,10 +31,15 @@ class Ending(Enum):
     """The worker is stopping."""
     TIMED_OUT = "timed_out"
     """It took longer than it may."""
+    IDLE = "idle"
+    """It did nothing for longer than it may."""
 
 
 class Run:
     """One run. Belongs to the event loop it runs in; only `on_lost` and `on_cancel` may be called from elsewhere.
+
+    started, active: when it began and when a step began or ended or something was saved last (monotonic clock), which
+    is for others to judge. ended_at, idle_in: when it was ended from outside, and in which steps it was idle then.
 
     The handler runs in the asyncio task that entered the run (`with run:`). Ending a run cancels that task, and
     what was cancelled on the run's account is taken back when the block is left, so that the same task can go on to
@@ -48,16 +54,20 @@ class Run:
         "_quiet",
         "_recorder",
         "_task",
+        "active",
         "closed",
         "delivery",
+        "ended_at",
         "ending",
         "envelope",
         "gateway",
         "history",
+        "idle_in",
         "on_recorded",
         "on_step",
         "payload_limit",
         "record",
+        "redact",
         "result_ttl",
         "started",
         "steps_in_flight",
@@ -74,7 +84,7 @@ class Run:
         history: History,
         *,
         payload_limit: int,
-        threads: anyio.CapacityLimiter,
+        threads: Threads,
     ) -> None:
         self.gateway = gateway
         self.delivery = delivery
@@ -83,10 +93,13 @@ class Run:
         self.payload_limit = payload_limit
         self.threads = threads
         self.record = delivery.partition.record(envelope.id)
+        self.redact: Redaction | None = None
         self.ending: Ending | None = None
         self.stopping = False
         self.closed = False
-        self.started = time.monotonic()
+        self.started = self.active = time.monotonic()
+        self.ended_at = 0.0
+        self.idle_in: tuple[str, ...] = ()
         self.steps_in_flight: dict[str, float] = {}
         self.steps_recorded = 0
         self.on_step: Callable[[str], None] | None = None
@@ -116,6 +129,7 @@ class Run:
                 self.envelope.id,
                 on_lost=lambda: self.end(Ending.LOST),
                 on_cancel=lambda: self.end(Ending.CANCELLED),
+                on_wait=self.stir,
             )
         return self._recorder
 
@@ -169,6 +183,10 @@ class Run:
 
     def end(self, why: Ending) -> None:
         """Cancel the handler. The first reason counts, but a lost lease beats every other."""
+        if self.ending is None:
+            self.ended_at = time.monotonic()
+            if why is Ending.IDLE:
+                self.idle_in = tuple(self.steps_in_flight)
         if self.ending is None or why is Ending.LOST:
             self.ending = why
         if self._again is None:
@@ -192,7 +210,16 @@ class Run:
             self._task.cancel()
             self._again = self._loop.call_later(_INSIST, self._cancel)
 
+    @property
+    def task(self) -> asyncio.Task[object] | None:
+        """The asyncio task that its handler is in; None before it began and after it has ended."""
+        return self._task
+
     # its steps
+
+    def stir(self) -> None:
+        """Something happened: the run is not idle."""
+        self.active = time.monotonic()
 
     def next_key(self, name: str) -> str:
         """The key of the next step of this name: `read`, `read#2`, `read#3`, in the order of the calls."""
@@ -204,12 +231,13 @@ class Run:
         self.stopping = True
 
     def step_began(self, key: str) -> None:
-        self.steps_in_flight[key] = time.monotonic()
+        self.steps_in_flight[key] = self.active = time.monotonic()
         if self.on_step is not None:
             self.on_step(key)
 
     def step_ended(self, key: str) -> None:
         self.steps_in_flight.pop(key, None)
+        self.active = time.monotonic()
         if not self.steps_in_flight and self._quiet is not None:
             self._quiet.set()
             self._quiet = None

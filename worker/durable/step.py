@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 import anyio
-import anyio.to_thread
 import orjson
 
 from ...deadletter import Retry, backoff
@@ -23,7 +21,7 @@ __all__ = ["CURRENT_RUN", "Durability", "Happened", "Step", "StepOptions", "curr
 
 R = TypeVar("R")
 
-Durability = Literal["sync", "async"]
+Durability = Literal["sync", "async", "replicated"]
 
 CURRENT_RUN: ContextVar[Run | None] = ContextVar("perdure_run", default=None)
 _CURRENT_STEP: ContextVar[Step | None] = ContextVar("perdure_step", default=None)
@@ -41,7 +39,8 @@ class StepOptions:
     """How a step is run.
 
     timeout: seconds one try may take. retry: tries within this run, with backoff; None for one try. durability:
-    `sync` records before the next line runs, `async` in the background and always before the outcome. risky: record
+    `sync` records before the next line runs, `async` in the background and always before the outcome, `replicated` as
+    `sync` does and goes on only when replicas have the record too, see docs/durability.md. risky: record
     the intent before acting. verify: called with the step's arguments when an intent without a result is found;
     returns `Happened(result)`, or None when the effect did not happen. in_doubt: without `verify`, `retry` acts again
     under the same idempotency key, `fail` sends the task to the dead letters. on_mismatch: `error`, or `rerun` when
@@ -67,7 +66,7 @@ class StepOptions:
 
 
 _CHOICES: dict[str, tuple[str | None, ...]] = {
-    "durability": (None, "sync", "async"),
+    "durability": (None, "sync", "async", "replicated"),
     "in_doubt": ("retry", "fail"),
     "on_mismatch": ("error", "rerun"),
 }
@@ -76,8 +75,9 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 class Step:
     """The step that is running, as its function sees it: `current_step()`."""
 
-    def __init__(self, run: Run, key: str) -> None:
+    def __init__(self, run: Run, key: str, *, replicated: bool) -> None:
         self._run = run
+        self._replicated = replicated
         self.key = key
         self.attempt = 1
 
@@ -95,11 +95,13 @@ class Step:
     async def save(self, value: Any) -> None:
         """Keep the step's own progress: JSON data that is there as `saved` when the step is run again.
 
+        It also tells that the step lives: a step that takes longer than the task's idle timeout saves in time.
         From a step in a thread: `anyio.from_thread.run(step.save, value)`. Raises `PayloadTooLarge`, `LeaseLost`.
         """
         data, _ = _PLAIN.encode(f"save in step {self.key!r}", value)
         check_size(f"what step {self.key!r} saves", len(data), self._run.payload_limit)
-        await self._run.recorder.put(Entry(Kind.SAVED, self.key, data), wait=True)
+        await self._run.recorder.put(Entry(Kind.SAVED, self.key, data), wait=True, replicated=self._replicated)
+        self._run.stir()
         self._run.history.saved[self.key] = data
 
 
@@ -127,31 +129,34 @@ async def perform(
     _check_place(run, name)
     key = run.next_key(name)
     codec = codec_of(fn)
-    canonical, shown = fingerprint(args, kwargs)
+    canonical, shown = fingerprint(args, kwargs, run.redact)
     digest = hashlib.blake2b(canonical, digest_size=12).hexdigest()
     recorded = run.history.done.get(key)
     if recorded is not None:
         head, _, data = recorded.partition(b"\n")
         asked = orjson.loads(head)
         if asked["h"] == digest:
+            run.stir()
             return codec.decode(data)
         if options.on_mismatch == "error":
             raise StepMismatch(key, asked["a"], shown)
     if run.stopping:
         await run.boundary()
-    step = Step(run, key)
+    durability = options.durability or durability
+    replicated = durability == "replicated"
+    step = Step(run, key, replicated=replicated)
     token = _CURRENT_STEP.set(step)
     run.step_began(key)
     try:
         try:
-            value = await _reach(step, run, fn, args, kwargs, options, shown)
+            value = await _reach(step, run, fn, args, kwargs, options, shown, replicated=replicated)
         finally:
             _CURRENT_STEP.reset(token)
         data, value = codec.encode(f"step {key!r}", value)
         entry = _done(key, digest, shown, data, step.attempt)
         check_size(f"the record of step {key!r}", len(entry.value), run.payload_limit)
-        stored = (options.durability or durability) == "sync"
-        await run.recorder.put(entry, wait=stored)
+        stored = durability != "async"
+        await run.recorder.put(entry, wait=stored, replicated=replicated)
         run.steps_recorded += 1
         if stored and run.on_recorded is not None:
             run.on_recorded()
@@ -198,6 +203,8 @@ async def _reach(
     kwargs: dict[str, Any],
     options: StepOptions,
     shown: str,
+    *,
+    replicated: bool,
 ) -> Any:
     """Get the step's value: by running it, as often as its retry allows, or by learning that it happened already."""
     while True:
@@ -208,7 +215,7 @@ async def _reach(
                     return happened.result
             else:
                 intent = orjson.dumps({"a": shown})
-                await run.recorder.put(Entry(Kind.INTENT, step.key, intent), wait=True)
+                await run.recorder.put(Entry(Kind.INTENT, step.key, intent), wait=True, replicated=replicated)
                 run.history.intents[step.key] = intent
         try:
             return await _call(step, run, fn, args, kwargs, options.timeout)
@@ -218,6 +225,7 @@ async def _reach(
                 raise
             await anyio.sleep(backoff(retry, step.attempt))
             step.attempt += 1
+            run.stir()
 
 
 async def _resolve_doubt(
@@ -250,6 +258,5 @@ async def _call(
 
 
 async def _in_thread(run: Run, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    call = functools.partial(fn, *args, **kwargs)
-    value = await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=run.threads)
+    value = await run.threads.run(fn, args, kwargs)
     return await value if isinstance(value, Awaitable) else value

@@ -8,34 +8,36 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-import anyio
-
 from ...deadletter import Reason, after_crash, backoff
 from ...queues import (
+    CannotOpen,
     Delivery,
     Envelope,
     Gateway,
     History,
+    KeyMissing,
     LeaseLost,
     Leases,
     Partition,
     PayloadTooLarge,
+    PerdureError,
     UnreadableEnvelope,
     check_size,
     last_step,
     load_history,
 )
-from ..durable import CURRENT_RUN, Context, Ending, Run, until_available
-from ..errors import CrashLoop, InvalidArguments, TaskError, TaskTimeout, UnknownTask, UnserialisableResult
+from ..durable import CURRENT_RUN, Context, Ending, Run, Threads, until_available
+from ..errors import CrashLoop, InvalidArguments, TaskError, TaskIdle, TaskTimeout, UnknownTask, UnserialisableResult
 from ..observe import logger
 from ..registry import Registry, Task
 from ..settings import Settings
 from .isolation import Isolation
+from .opening import open_arguments, open_history
 from .outcome import Aside, Burial, Cancelled, HandOff, Outcome, Rerun, Success, after_error
 from .settling import Settler
 from .slots import Slots
 
-__all__ = ["Executor"]
+__all__ = ["Executor", "time_limit_of"]
 
 
 class Executor:
@@ -59,7 +61,7 @@ class Executor:
         self._registry = registry
         self._settings = settings
         self._leases = leases
-        self._threads = anyio.CapacityLimiter(threads)
+        self.threads = Threads(threads)
         self._settler = Settler(gateway, settings)
         self._stopping = False
         self.owed: dict[str, Partition] | None = None
@@ -94,7 +96,7 @@ class Executor:
             envelope,
             History(),
             payload_limit=self._settings.payload_limit,
-            threads=self._threads,
+            threads=self.threads,
         )
         self._hold(run)
         outcome: Outcome | None = None
@@ -152,10 +154,9 @@ class Executor:
         run.result_ttl = task.result_ttl
         if (given_up := await self._after_crash(run, task)) is not None:
             return given_up
-        try:
-            arguments = task.arguments.decode(run.delivery.fields.get(b"args", b"{}"))
-        except InvalidArguments as invalid:
-            return Burial(Reason.INVALID_ARGUMENTS, run.history.counters, invalid)
+        arguments = self._open(run, task)
+        if not isinstance(arguments, dict):
+            return arguments
         if run.history.suspect and not self._isolation.admit(run):
             return Aside()
         self._isolation.decided(run.delivery)
@@ -163,12 +164,30 @@ class Executor:
 
     def _unknown(self, run: Run) -> Outcome:
         """Hand it back for workers that may know it, a bounded number of times."""
-        error = UnknownTask(run.envelope.task, sorted(self._registry))
+        return self._returned(run, UnknownTask(run.envelope.task, sorted(self._registry)), Reason.UNKNOWN_TASK)
+
+    def _open(self, run: Run, task: Task[Any, Any]) -> dict[str, Any] | Outcome:
+        """The arguments by name, with the checkpoint open; or what becomes of a task where they cannot be had.
+
+        While keys are being changed, another worker may have the one that is missing here.
+        """
+        try:
+            if run.delivery.history:
+                open_history(run)
+            return open_arguments(run, task)
+        except KeyMissing as missing:
+            return self._returned(run, missing, Reason.SEALED)
+        except CannotOpen as broken:
+            return Burial(Reason.SEALED, run.history.counters, broken)
+        except InvalidArguments as invalid:
+            return Burial(Reason.INVALID_ARGUMENTS, run.history.counters, invalid)
+
+    def _returned(self, run: Run, error: PerdureError, reason: Reason) -> Outcome:
         counters = run.history.counters._replace(returns=run.history.counters.returns + 1)
         policy = self._settings.unknown_task
         if counters.returns >= policy.max_attempts:
-            return Burial(Reason.UNKNOWN_TASK, counters, error)
-        return Rerun(backoff(policy, counters.returns), "returned", counters, error)
+            return Burial(reason, counters, error)
+        return Rerun(backoff(policy, counters.returns), "returned", counters, error, suspect=run.history.suspect)
 
     async def _after_crash(self, run: Run, task: Task[Any, Any]) -> Outcome | None:
         """What its crashes come to: it is given up, or has to wait; None where it may run now."""
@@ -193,7 +212,7 @@ class Executor:
 
     async def _call(self, run: Run, task: Task[Any, Any], arguments: dict[str, Any]) -> Outcome:
         """Run the handler, in this asyncio task, so that ending the run is cancelling it."""
-        timeout = run.envelope.options.timeout or task.timeout
+        timeout = time_limit_of(run, task)
         limit = None if timeout is None else run.limit(timeout)
         token = CURRENT_RUN.set(run)
         error: BaseException | None = None
@@ -217,34 +236,63 @@ class Executor:
                 limit.cancel()
         if run.ending is not None or isinstance(error, asyncio.CancelledError):
             await run.settled_down()
-        return await self._judge(run, task, result, error, timeout)
+        return await self._judge(run, task, result, error)
 
     async def _judge(
-        self,
-        run: Run,
-        task: Task[Any, Any],
-        result: bytes | None,
-        error: BaseException | None,
-        timeout: float | None,
+        self, run: Run, task: Task[Any, Any], result: bytes | None, error: BaseException | None
     ) -> Outcome:
         counters = run.history.counters
         if run.ending is Ending.LOST:
             raise LeaseLost(run.id, "outcome")
-        await run.flush()
+        if result is not None or run.ending is not Ending.CANCELLED:
+            await run.flush()  # of one that is cancelled nobody will want the steps, and they may wait for Redis
         if result is not None:
             return Success(result, counters.attempted())
-        if run.ending is Ending.CANCELLED:
-            return Cancelled(counters)
-        if run.ending is Ending.HANDED_OFF:
-            return HandOff(counters)
-        if error is None or isinstance(error, asyncio.CancelledError):
-            if run.ending is Ending.TIMED_OUT:
-                error = TaskTimeout(task.name, timeout or 0.0)
-            else:
-                cause = error
-                error = TaskError(f"task {task.name!r} was cancelled from within its own handler")
-                error.__cause__ = cause
+        obeyed = error is None or isinstance(error, asyncio.CancelledError)
+        if run.ending in (Ending.CANCELLED, Ending.HANDED_OFF) or (obeyed and run.ending is not None):
+            return self._after_ending(run, task, run.ending)
+        if error is None or obeyed:
+            cause = error
+            error = TaskError(f"task {task.name!r} was cancelled from within its own handler")
+            error.__cause__ = cause
         return after_error(error, task.retry, counters, run.envelope.options.max_attempts)
+
+    def _after_ending(self, run: Run, task: Task[Any, Any], ending: Ending | None) -> Outcome:
+        """What follows a run that was ended from outside, and whose handler had nothing to say to that."""
+        counters = run.history.counters
+        if ending is Ending.CANCELLED:
+            return Cancelled(counters)
+        if ending is Ending.HANDED_OFF:
+            return HandOff(counters)
+        error: TaskError
+        if ending is Ending.IDLE:
+            error = TaskIdle(task.name, task.idle_timeout or self._settings.idle_limit, run.idle_in)
+        else:
+            error = TaskTimeout(task.name, time_limit_of(run, task) or self._settings.time_limit)
+        return after_error(error, task.retry, counters, run.envelope.options.max_attempts)
+
+    async def give_up(self, run: Run) -> bool:
+        """End the delivery of a run whose handler does not end though it was cancelled; its lease is not kept for it.
+
+        The outcome is that of the run's ending, as if the handler had obeyed. Whatever that does from now on is
+        refused, and its slot stays taken: what cannot be stopped must not pile up. Returns what `execute` does.
+        """
+        task, ending = self._registry.get(run.envelope.task), run.ending
+        run.ending = Ending.LOST
+        outcome: Outcome | None = None
+        try:
+            if task is not None and ending is not Ending.LOST:
+                await run.flush()
+                outcome = self._after_ending(run, task, ending)
+                await self._settler.settle(run, outcome, run.stir)
+                self.settled[run.delivery.partition.queue] += 1
+        except LeaseLost as error:
+            logger.bind(task=run.envelope.task, id=run.id).warning("{}; another worker goes on", error)
+        finally:
+            self._leases.drop(run)
+            if run.delivery.history:
+                self._isolation.release(run)
+        return isinstance(outcome, Rerun)
 
     def _encode(self, task: Task[Any, Any], value: Any) -> bytes:
         data, _ = task.result.encode(f"task {task.name!r}", value)
@@ -253,3 +301,8 @@ class Executor:
         except PayloadTooLarge as error:
             raise UnserialisableResult(f"task {task.name!r}", str(error)) from None
         return data
+
+
+def time_limit_of(run: Run, task: Task[Any, Any]) -> float | None:
+    """Seconds that the producer or the task allows a run; None where only the worker's own limit holds."""
+    return run.envelope.options.timeout or task.timeout

@@ -5,7 +5,8 @@ Both directions carry lines of JSON, over two inherited pipes that are named in 
 in the next instant. Where the supervisor ends, for whatever reason, the worker reads the end of the file, and stops.
 
     worker says              when
-    ready                    it is connected and begins to work; names its id, queues and server
+    loaded                   its app is imported; tells what the supervisor needs to know, and waits for `work`
+    ready                    it is connected and begins to work; names its id and its queues
     alive                    every second, from the beat's thread: how long the event loop has not answered
     suspects                 it knows of tasks that must run alone, which it leaves to others
     begins, step, ends       in isolation: which task it runs, in which step it is
@@ -13,16 +14,18 @@ in the next instant. Where the supervisor ends, for whatever reason, the worker 
     replace                  it is no longer fit for work (threads that do not end): another one should take its place
 
     supervisor says          meaning
+    work                     connect and begin
     isolate                  look for suspects now
     stop                     stop gracefully; said twice, at once
+
+A word that is not known is passed over: the two ends may be of different versions after a reload.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, MutableMapping
 from typing import Any, Final, Literal, Self
 
 import orjson
@@ -36,7 +39,7 @@ Role = Literal["worker", "isolated"]
 
 
 class Link:
-    """The line. What a worker says may be said from any thread, and never waits or fails for long."""
+    """The line. What a worker says may be said from any thread, and never waits or fails."""
 
     def __init__(self, role: Role, read: int, write: int) -> None:
         """read, write: file descriptors, which the link owns from now on."""
@@ -44,21 +47,43 @@ class Link:
         self._read = read
         self._write = write
         self._saying = threading.Lock()
+        self._unsaid = b""
+        os.set_blocking(write, False)
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
-        """The line to the supervisor that started this process; None where nobody supervises it."""
-        told = environment.get(SUPERVISED)
+    def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Self | None:
+        """The line to the supervisor that started this process; None where nobody supervises it.
+
+        Programs that this process starts are not supervised: neither the variable nor the pipes reach them.
+        """
+        told = environment.pop(SUPERVISED, None)
         if told is None:
             return None
         role, read, write = told.split(":")
+        for descriptor in (int(read), int(write)):
+            os.set_inheritable(descriptor, False)
         return cls("isolated" if role == "isolated" else "worker", int(read), int(write))
 
     def say(self, what: str, **more: Any) -> None:
-        """Tell the supervisor. One that is gone hears nothing, which `listen` finds out."""
+        """Tell the supervisor. One that is gone hears nothing, which `listen` finds out; to one that does not listen
+        (it is frozen) nothing more is said once the pipe is full.
+        """
         line = orjson.dumps({"say": what, **more}) + b"\n"
-        with self._saying, contextlib.suppress(OSError):
-            os.write(self._write, line)
+        with self._saying:
+            if self._flush():
+                self._unsaid = line
+                self._flush()
+
+    def _flush(self) -> bool:
+        """Write what is left of the last line, for lines must not mix; returns whether nothing is."""
+        try:
+            while self._unsaid:
+                self._unsaid = self._unsaid[os.write(self._write, self._unsaid) :]
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._unsaid = b""
+        return True
 
     def listen(self, on_told: Callable[[str], None], on_gone: Callable[[], None]) -> None:
         """Hear the supervisor, in a thread of its own, where both callbacks are called."""

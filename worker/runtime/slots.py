@@ -52,6 +52,11 @@ class Slots:
             self._busy.discard(task)
             self._announce()
 
+    def write_off(self, task: asyncio.Task[Any]) -> None:
+        """The work in this slot does not end: nobody waits for it any more, and the slot stays taken until it does."""
+        self._running.discard(task)
+        self._announce()
+
     def stay(self) -> None:
         """The outcome did not get through: the slot is needed on, or outcomes would pile up while Redis is away."""
         task = asyncio.current_task()

@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Literal, Self
 
@@ -24,6 +24,7 @@ from ...queues import (
     Namespace,
     Partition,
     QueueError,
+    ServerFull,
     read_partitions,
     release,
 )
@@ -33,6 +34,8 @@ from ..errors import ConfigurationError
 from ..observe import logger
 from .burst import Burst
 from .execution import Executor
+from .guard import Guard
+from .health import Health, Report
 from .intake import Intake
 from .isolation import Isolation
 from .janitor import Janitor
@@ -43,6 +46,7 @@ from .registration import Registration, describe
 from .slots import Slots
 from .sweep import Sweep
 from .territory import Territory
+from .vigil import Vigil
 
 __all__ = ["Worker"]
 
@@ -83,7 +87,7 @@ class Worker:
         self._partitions = partitions or self.settings.partitions
         namespace = Namespace(self.settings.namespace)
         self._namespace = namespace
-        self._gateway = Gateway(self.settings.address)
+        self._gateway = Gateway(self.settings.address, replication=self.settings.replication, sealer=app.sealer)
         self._slots = Slots(concurrency)
         self._isolation = Isolation(link, self.settings.probation)
         self._leases: Leases[Run] = Leases()
@@ -96,6 +100,14 @@ class Worker:
             self._isolation,
             threads=max(40, concurrency),
         )
+        self._link = link
+        self._vigil = Vigil(
+            warn_after=self.settings.stall_warning,
+            stall_limit=self.settings.stall_limit,
+            on_look=self._tell_alive,
+            who=self._blocking,
+        )
+        self._health = Health(self.id, self.settings, self._vigil, self._executor, self._slots, self._isolation)
         self._stop = anyio.Event()
         self._hurry = anyio.Event()
         self._stack = AsyncExitStack()
@@ -110,11 +122,17 @@ class Worker:
         """How many deliveries this worker has settled."""
         return self._executor.settled.total()
 
+    def health(self) -> Report:
+        """How the worker is; may be asked from any thread, and says so when the event loop is blocked."""
+        return self._health.report()
+
     async def __aenter__(self) -> Self:
         """Connect and check the server, load the scripts, join the groups, register, begin to beat."""
-        await self._gateway.open()
-        self._stack.push_async_callback(self._gateway.close)
+        self._vigil.start()
+        self._stack.push_async_callback(asyncio.to_thread, self._vigil.stop)
         try:
+            await self._gateway.open()
+            self._stack.push_async_callback(self._gateway.close)
             await self._join()
         except BaseException:
             await self._stack.aclose()
@@ -130,18 +148,31 @@ class Worker:
         self._sweep = Sweep([], self.settings.lease)
         self._promoter = Promoter(self._gateway, [], self.id)
         self._territory = Territory(self._coverage, self._consumer, self._serve)
+        self._guard = Guard(
+            self._executor,
+            self._slots,
+            self.app.tasks,
+            self.settings,
+            on_due=self._promoter.poke,
+            on_unfit=self._ask_for_replacement,
+        )
         await self._gateway.load_scripts()
         await self._territory.look()
-        info = describe(self.id, self.app.name, self.queues, self.concurrency)
-        self._registration = Registration(self._gateway, self._namespace, info, self._slots, self._executor.settled)
-        await self._registration.announce()
+        self._health.guard = self._guard
+        info = describe(self.id, self.app.name, self.queues, self.concurrency, self.settings.heartbeat)
+        self._registration = Registration(
+            self._gateway, self._namespace, info, self._slots, self._executor.settled, self._health
+        )
+        with suppress(ServerFull):  # it can finish what is there, though nobody hears of it
+            await self._registration.announce()
         beat = Beat(
             self.settings.address,
             self._gateway.socket,
             self.id,
             self._leases,
             self.settings.lease,
-            _report_beat,
+            self._report_beat,
+            self._vigil.may_beat,
         )
         beat.start()
         self._stack.push_async_callback(asyncio.to_thread, beat.stop)
@@ -165,6 +196,7 @@ class Worker:
         if self._stop.is_set():
             self._hurry.set()
         self._stop.set()
+        self._health.stopping = True
 
     def look_for_suspects(self) -> None:
         """Look now whether there is a task whose worker died, and run it alone."""
@@ -191,6 +223,7 @@ class Worker:
                 on_rerouted=self._territory.poke,
                 give_back=self._give_back,
             )
+            self._health.intake = intake
             janitor = Janitor(
                 self._gateway,
                 self._namespace,
@@ -201,7 +234,7 @@ class Worker:
                 worker=self.id,
             )
             notes = Notes(lambda: self._executor.runs, self.settings.note_interval)
-            for run in (self._territory.run, notes.run, self._registration.run):
+            for run in (self._territory.run, notes.run, self._registration.run, self._guard.run):
                 background.start_soon(run)
             if not self._isolation.only:
                 background.start_soon(self._promoter.run)
@@ -227,6 +260,21 @@ class Worker:
         """The worker's partitions are these now."""
         self._sweep.change(partitions)
         self._promoter.change(partitions)
+
+    def _tell_alive(self, lag: float) -> None:
+        """In the vigil's thread."""
+        if self._link is not None:
+            self._link.say("alive", lag=lag, health=self._health.report().summary())
+
+    def _ask_for_replacement(self, why: str) -> None:
+        if self._link is not None:
+            self._link.say("replace", why=why)
+
+    def _blocking(self, loop: asyncio.AbstractEventLoop) -> str:
+        """Whose handler the loop is in just now, for the log; called in the vigil's thread."""
+        current = asyncio.current_task(loop)
+        run = next((run for run in self._executor.runs if current is not None and run.task is current), None)
+        return "" if run is None else f", blocked by the handler of task {run.envelope.task!r} {run.id}"
 
     async def _execute(self, delivery: Delivery) -> None:
         if await self._executor.execute(delivery):
@@ -259,6 +307,8 @@ class Worker:
                 run.end(Ending.HANDED_OFF)
             with anyio.move_on_after(_FORCED):
                 await self._slots.wait_empty()
+            with anyio.move_on_after(_FORCED):
+                await self._guard.give_up_all()
 
     async def _empty_or_hurry(self) -> None:
         async with anyio.create_task_group() as waiting:
@@ -270,9 +320,10 @@ class Worker:
         await self._hurry.wait()
         scope.cancel()
 
-
-def _report_beat(trouble: QueueError | None) -> None:
-    if trouble is None:
-        logger.info("leases are renewed again")
-    else:
-        logger.warning("cannot renew leases: {}", trouble)
+    def _report_beat(self, trouble: QueueError | None) -> None:
+        """In the beat's thread."""
+        self._health.beat_troubled(trouble)
+        if trouble is None:
+            logger.info("leases are renewed again")
+        else:
+            logger.warning("cannot renew leases: {}", trouble)

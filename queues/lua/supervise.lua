@@ -1,0 +1,23 @@
+-- Says that a supervisor is there, and tells it where it stands.
+-- KEYS  supervisors, the supervisor, its crashes, paused supervisors, its pause
+-- ARGV  id, name, what it tells about itself (JSON), then in milliseconds: after which time of silence it counts as
+--       gone, the window in which crashes count, how long a pause is remembered without its supervisor
+-- returns  {crashes within the window, since when it is paused (0: it is not), why it is}
+-- Atomic only as a matter of course: said twice, it says the same.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('HSET', KEYS[2], 'told', ARGV[3], 'seen', now)
+redis.call('HSETNX', KEYS[2], 'started', now)
+redis.call('PEXPIRE', KEYS[2], ARGV[4])
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - tonumber(ARGV[4]))
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', now - tonumber(ARGV[5]))
+redis.call('ZREMRANGEBYSCORE', KEYS[4], '-inf', now)
+local pause = redis.call('HMGET', KEYS[5], 'since', 'why')
+if pause[1] then
+  redis.call('PEXPIRE', KEYS[5], ARGV[6])
+  redis.call('ZADD', KEYS[4], now + tonumber(ARGV[6]), ARGV[2])
+  redis.call('PEXPIRE', KEYS[4], ARGV[6])
+end
+return {redis.call('ZCARD', KEYS[3]), tonumber(pause[1] or 0), pause[2] or ''}

@@ -1,0 +1,20 @@
+-- Counts a crash of a supervisor's worker, and pauses the supervisor where there were too many within the window.
+-- KEYS  crashes, paused supervisors, pause
+-- ARGV  supervisor, worker that crashed, how many crashes are not too many yet, window and time that a pause is
+--       remembered without its supervisor in milliseconds, why (the crash in words)
+-- returns  {crashes within the window, since when it is paused (0: it is not), why it is}
+-- Atomic: two supervisors of one name share the counter. Repeatable: a worker crashes once, so it is counted once.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZADD', KEYS[1], 'NX', now, ARGV[2])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - tonumber(ARGV[4]))
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+local crashes = redis.call('ZCARD', KEYS[1])
+if crashes > tonumber(ARGV[3]) and redis.call('HSETNX', KEYS[3], 'since', now) == 1 then
+  redis.call('HSET', KEYS[3], 'why', ARGV[6], 'crashes', crashes)
+  redis.call('PEXPIRE', KEYS[3], ARGV[5])
+  redis.call('ZADD', KEYS[2], now + tonumber(ARGV[5]), ARGV[1])
+  redis.call('PEXPIRE', KEYS[2], ARGV[5])
+end
+local pause = redis.call('HMGET', KEYS[3], 'since', 'why')
+return {crashes, tonumber(pause[1] or 0), pause[2] or ''}

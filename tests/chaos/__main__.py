@@ -1,0 +1,74 @@
+"""`python -m chaos [run]` plays a run and checks it; `python -m chaos check DIR` checks a journal that was kept."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import secrets
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from .journal import read_journal
+from .options import Options
+from .play import play
+from .schedule import WEIGHTS
+from .verdict import verdict
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
+    commands = parser.add_subparsers(dest="command")
+    run = commands.add_parser("run", help="play a run and check it")
+    run.add_argument("--seconds", type=float, default=600.0, help="how long the monkey is at work (600)")
+    run.add_argument("--seed", type=int, default=None, help="what the schedule is drawn from; else a new one, printed")
+    run.add_argument("--journal", type=Path, default=None, help="keep the journal in this folder, which must be new")
+    run.add_argument("--workers", type=int, default=Options.workers, help="hosts with workers (%(default)s)")
+    run.add_argument("--processes", type=int, default=Options.processes, help="workers per supervisor; 0: none")
+    run.add_argument("--rate", type=float, default=Options.rate, help="tasks per second (%(default)s)")
+    run.add_argument("--pause", type=float, default=Options.pause, help="seconds between faults (%(default)s)")
+    run.add_argument("--lease", type=float, default=Options.lease, help="seconds (%(default)s)")
+    run.add_argument("--patience", type=float, default=Options.patience, help="seconds to end in (%(default)s)")
+    run.add_argument("--previous", default=None, help="commit whose workers take part; '' for none")
+    run.add_argument("--faults", type=_faults, default=Options.faults, metavar="A,B", help="only these")
+    check = commands.add_parser("check", help="check a journal that was kept")
+    check.add_argument("journal", type=Path)
+    return parser
+
+
+def _faults(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := set(names) - WEIGHTS.keys():
+        raise argparse.ArgumentTypeError(
+            f"no fault is called {', '.join(sorted(unknown))}; there are {', '.join(WEIGHTS)}"
+        )
+    return names
+
+
+def main() -> int:
+    """Returns the exit code: 1 where a promise was broken."""
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] not in ("run", "check", "-h", "--help"):
+        arguments.insert(0, "run")
+    told = vars(_parser().parse_args(arguments))
+    if told.pop("command") == "check":
+        return verdict(read_journal(told["journal"]), told["journal"])
+    kept = told["journal"]
+    folder = Path(kept or tempfile.mkdtemp(prefix="perdure-chaos-")).absolute()
+    if kept is not None:
+        folder.mkdir(parents=True)
+    if told["seed"] is None:
+        told["seed"] = secrets.randbelow(1_000_000)
+    options = Options(**told | {"journal": folder})
+    sys.stdout.write(f"seed {options.seed}: {options.seconds:g} s, journal in {folder}\n")
+    sys.stdout.flush()
+    asyncio.run(play(options))
+    code = verdict(read_journal(folder), folder)
+    if kept is None and code == 0:
+        shutil.rmtree(folder)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

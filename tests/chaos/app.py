@@ -1,0 +1,257 @@
+"""The application of the run: every kind of task there is, each telling the journal what it does.
+
+It is loaded by the workers of two versions, so it uses what both have. `perdure worker run chaos.app:app`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import perdure
+from perdure import App, Context, Happened, Retry, Snooze, current_step
+
+from .journal import SECOND
+from .kinds import KINDS
+from .telling import FOLDER, PEN, began, effect, made, running, stepped, told
+
+app = App("chaos")
+
+_STALL = 0.5
+"""Seconds that this process must have stood still to tell of it."""
+
+
+def _retry(kind: str) -> Retry:
+    return Retry(max_attempts=KINDS[kind].attempts, max_crashes=KINDS[kind].crashes, base=0.1, cap=1.0)
+
+
+def _options(kind: str) -> dict[str, Any]:
+    return {"name": kind, "queue": KINDS[kind].queue, "retry": _retry(kind)}
+
+
+async def work(inputs: list[str], pause: float) -> str:
+    token = began(inputs)
+    await anyio.sleep(pause)
+    return made(token)
+
+
+def labour(inputs: list[str], pause: float) -> str:
+    """The same in a thread."""
+    token = began(inputs)
+    time.sleep(pause)
+    return made(token)
+
+
+@app.task(**_options("chain"))
+@told
+async def chain(ctx: Context, steps: int, pause: float) -> list[str]:
+    """Steps that build on each other, each recorded before the next begins."""
+    found: list[str] = []
+    for number in range(steps):
+        found.append(await stepped(ctx, f"step-{number}", work, list(found), pause))
+    return found
+
+
+@app.task(**_options("hasty"))
+@told
+async def hasty(ctx: Context, steps: int, pause: float) -> list[str]:
+    """Steps recorded in the background, every third before the next begins."""
+    found: list[str] = []
+    for number in range(steps):
+        durability = "sync" if number % 3 == 2 else "async"
+        found.append(await stepped(ctx, f"step-{number}", work, list(found), pause, durability=durability))
+    return found
+
+
+@app.task(**_options("threads"))
+@told
+async def threads(ctx: Context, steps: int, pause: float) -> list[str]:
+    """Steps that are not async."""
+    found: list[str] = []
+    for number in range(steps):
+        found.append(await stepped(ctx, f"step-{number}", labour, list(found), pause))
+    return found
+
+
+@app.task(**_options("fans"))
+@told
+async def fans(ctx: Context, steps: int, pause: float) -> list[str]:
+    """Steps at the same time, and one that takes what all have made."""
+    found: dict[int, str] = {}
+
+    async def one(number: int) -> None:
+        found[number] = await stepped(ctx, f"ray-{number}", work, [], pause * (1 + number / steps))
+
+    async with anyio.create_task_group() as group:
+        for number in range(steps):
+            group.start_soon(one, number)
+    rays = [found[number] for number in range(steps)]
+    return [*rays, await stepped(ctx, "together", work, rays, pause)]
+
+
+async def flaky(inputs: list[str], pause: float, failures: int) -> str:
+    token = began(inputs)
+    await anyio.sleep(pause)
+    if current_step().attempt <= failures:
+        effect(token, "raised")
+        raise ValueError("a step that fails, and is tried again within its run")
+    return made(token)
+
+
+@app.task(**_options("tries"))
+@told
+async def tries(ctx: Context, steps: int, pause: float) -> list[str]:
+    """Steps that are tried again within the run."""
+    found: list[str] = []
+    again = Retry(max_attempts=3, base=0.05)
+    for number in range(steps):
+        found.append(await stepped(ctx, f"step-{number}", flaky, list(found), pause, number % 3, retry=again))
+    return found
+
+
+async def charge(inputs: list[str], pause: float) -> str:
+    """An effect in the world: a line in the ledger."""
+    token = began(inputs)
+    await anyio.sleep(pause / 2)
+    with _ledger().open("a") as ledger:
+        ledger.write(f"{token}\n")
+    effect(token)
+    await anyio.sleep(pause / 2)
+    return token
+
+
+def find_charge(inputs: list[str], pause: float) -> Happened[str] | None:
+    step = current_step()
+    task, _, key = step.idempotency_key.partition(":")
+    ledger = _ledger()
+    PEN.note("verifies", task=task, run=running(), step=key, found=ledger.exists())
+    return Happened(ledger.read_text().splitlines()[0]) if ledger.exists() else None
+
+
+def _ledger() -> Path:
+    return FOLDER / "ledger" / current_step().idempotency_key.replace(":", "-")
+
+
+@app.task(**_options("payment"))
+@told
+async def payment(ctx: Context, steps: int, pause: float) -> list[str]:
+    """A risky step that can find out whether it acted already."""
+    order = await stepped(ctx, "order", work, [], pause)
+    charged = await stepped(ctx, "charge", charge, [order], pause, risky=True, verify=find_charge)
+    return [order, charged, await stepped(ctx, "receipt", work, [order, charged], pause)]
+
+
+@app.task(**_options("doubtful"))
+@told
+async def doubtful(ctx: Context, steps: int, pause: float) -> list[str]:
+    """A risky step that is rather left to a person than done twice."""
+    order = await stepped(ctx, "order", work, [], pause)
+    charged = await stepped(ctx, "charge", charge, [order], pause, risky=True, in_doubt="fail")
+    return [order, charged]
+
+
+@app.task(**_options("stumbles"))
+@told
+async def stumbles(ctx: Context, steps: int, pause: float) -> list[str]:
+    """Fails at first, and keeps its checkpoint from attempt to attempt."""
+    found: list[str] = []
+    for number in range(steps):
+        found.append(await stepped(ctx, f"step-{number}", work, list(found), pause))
+        if number < ctx.attempt < 3:
+            raise ValueError(f"attempt {ctx.attempt} fails")
+    return found
+
+
+@app.task(**_options("dozes"))
+@told
+async def dozes(ctx: Context, steps: int, pause: float) -> list[str]:
+    """Sleeps without a slot between its steps."""
+    rested = ctx.resumed
+    found = [await stepped(ctx, "step-0", work, [], pause)]
+    if not rested:
+        raise Snooze(pause * 2)
+    found.append(await stepped(ctx, "step-1", work, list(found), pause))
+    return found
+
+
+@app.task(**_options("fails"))
+@told
+async def fails(ctx: Context, steps: int, pause: float) -> list[str]:
+    """Fails for good."""
+    await stepped(ctx, "step-0", work, [], pause)
+    raise ValueError("as it always does")
+
+
+async def endless(inputs: list[str]) -> str:
+    began(inputs)
+    await anyio.sleep_forever()
+    raise AssertionError
+
+
+@app.task(**_options("overtime"), timeout=0.8)
+@told
+async def overtime(ctx: Context, steps: int, pause: float) -> list[str]:
+    """Takes longer than it may."""
+    first = await stepped(ctx, "step-0", work, [], pause)
+    return [first, await stepped(ctx, "endless", endless, [first])]
+
+
+@app.task(**_options("fragile"))
+@told
+async def fragile(ctx: Context, steps: int, pause: float) -> list[str]:
+    """Innocent, and given up after its second crash."""
+    found: list[str] = []
+    for number in range(steps):
+        found.append(await stepped(ctx, f"step-{number}", work, list(found), pause))
+    return found
+
+
+async def suicide(inputs: list[str]) -> str:
+    token = began(inputs)
+    await anyio.sleep(0.05)
+    effect(token, "kills")
+    os.kill(os.getpid(), signal.SIGKILL)
+    await anyio.sleep_forever()
+    raise AssertionError
+
+
+@app.task(**_options("poison"))
+@told
+async def poison(ctx: Context, steps: int, pause: float) -> list[str]:
+    """Kills its process in its second step, and with it whatever else runs there."""
+    first = await stepped(ctx, "step-0", work, [], pause)
+    return [first, await stepped(ctx, "suicide", suicide, [first])]
+
+
+@app.task(**_options("keyed"))
+@told
+async def keyed(ctx: Context, steps: int, pause: float) -> list[str]:
+    """One of a key's tasks."""
+    return [await stepped(ctx, "step-0", work, [], pause)]
+
+
+def _feel_pulse() -> None:
+    """Tell of every time that this process stood still, for whatever reason: frozen, or starved of the machine."""
+    last = time.monotonic_ns()
+    while True:
+        time.sleep(0.1)
+        now = time.monotonic_ns()
+        if now - last > _STALL * SECOND:
+            PEN.note("stalled", since=last)
+        last = now
+
+
+if "CHAOS_ROLE" in os.environ:
+    PEN.note(
+        "process",
+        role=os.environ["CHAOS_ROLE"],
+        version=os.environ.get("CHAOS_VERSION", "this"),
+        package=str(Path(perdure.__file__).parent),
+        parent=os.getppid(),
+    )
+    threading.Thread(target=_feel_pulse, name="chaos pulse", daemon=True).start()

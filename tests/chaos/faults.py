@@ -1,0 +1,124 @@
+"""The faults of a run, and which of them can have cut off what a process was doing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from .journal import SECOND, Line
+
+__all__ = ["DEADLY", "HARMLESS", "SYMPTOMS", "Fault", "Faults"]
+
+DEADLY: Final = frozenset(
+    {"kill", "kill_host", "kill_supervisor", "kill_all", "kill_producer", "deploy", "reload", "poison", "exit"}
+)
+"""Faults after which a process works no more: they last for ever."""
+
+HARMLESS: Final = frozenset(
+    {"blink", "flush", "cut_all", "cut_news", "cut_one", "break", "slow", "replay", "partitions", "resume"}
+)
+"""Faults that may cut nothing off: a worker keeps its leases through them, whatever it was doing."""
+
+SYMPTOMS: Final = frozenset({"exit", "stall", "slow server"})
+"""What mostly follows from a fault, and where none is known is the machine's doing."""
+
+_EVER: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault. until: when it was over. pids: the processes that it hit; None for all of them."""
+
+    kind: str
+    begin: Line
+    until: int
+    pids: frozenset[int] | None
+    host: int | None = None
+
+
+class Faults:
+    """All faults: the monkey's, those of tasks that kill their process, and those of the machine."""
+
+    def __init__(self, lines: Sequence[Line], lease: float) -> None:
+        """lease: seconds. A fault has its effects until so much later: by then a worker knows what it has lost."""
+        self._slack = round(lease * SECOND)
+        self._families = _families(lines)
+        self.all = [*_by_the_monkey(lines), *_by_tasks(lines), *_by_the_machine(lines)]
+        self.all.sort(key=lambda fault: fault.begin.at)
+
+    def hitting(self, pid: int, since: int, until: int) -> Iterator[Fault]:
+        """Faults that hit a process between two times and can cut off what it does."""
+        family, host = self._families.get(pid, ({pid}, None))
+        for fault in self.all:
+            if fault.begin.at > until:
+                return
+            if fault.kind in HARMLESS or fault.until + self._slack < since:
+                continue
+            if (
+                fault.pids is None
+                or not fault.pids.isdisjoint(family)
+                or (fault.host is not None and fault.host == host)
+            ):
+                yield fault
+
+    def explain(self, pid: int, since: int, until: int) -> Fault | None:
+        """The last fault that hit a process between two times: what it was doing may have been cut off by it.
+
+        A symptom only where no fault is known.
+        """
+        return max(
+            self.hitting(pid, since, until),
+            key=lambda fault: (fault.kind not in SYMPTOMS, fault.begin.at),
+            default=None,
+        )
+
+
+def _families(lines: Sequence[Line]) -> dict[int, tuple[set[int], int | None]]:
+    """Of each process, it and its supervisor, and the number of its host."""
+    hosts = {line["child"]: line["number"] for line in lines if line.what == "started" and line["role"] == "worker"}
+    found: dict[int, tuple[set[int], int | None]] = {pid: ({pid}, host) for pid, host in hosts.items()}
+    for line in lines:
+        if line.what == "process" and line["parent"] in hosts:
+            found[line.pid] = ({line.pid, line["parent"]}, hosts[line["parent"]])
+    return found
+
+
+def _by_the_monkey(lines: Iterable[Line]) -> Iterator[Fault]:
+    open_ones: dict[int, Line] = {}
+    for line in lines:
+        if line.what == "fault":
+            open_ones[line["number"]] = line
+        elif line.what == "fault_over":
+            yield _fault(open_ones.pop(line["number"]), line.at)
+    for begin in open_ones.values():
+        yield _fault(begin, _EVER)
+
+
+def _fault(begin: Line, until: int) -> Fault:
+    kind = begin["kind"]
+    pids = begin.get("pids")
+    return Fault(
+        kind, begin, _EVER if kind in DEADLY else until, None if pids is None else frozenset(pids), begin.get("host")
+    )
+
+
+def _by_tasks(lines: Iterable[Line]) -> Iterator[Fault]:
+    for line in lines:
+        if line.what == "kills":
+            yield Fault("poison", line, _EVER, frozenset({line.pid}))
+
+
+def _by_the_machine(lines: Iterable[Line]) -> Iterator[Fault]:
+    """Processes that ended, and those that stood still for longer than the journal knows why."""
+    for line in lines:
+        if line.what == "exited":
+            yield Fault("exit", line, _EVER, frozenset({line["child"]}))
+        elif line.what == "stalled":
+            yield Fault("stall", _since(line), line.at, frozenset({line.pid}))
+        elif line.what == "slow_server":
+            yield Fault("slow server", _since(line), line.at, None)
+
+
+def _since(line: Line) -> Line:
+    return Line(line.number, line["since"], line.pid, line.what, line.data)

@@ -1,0 +1,157 @@
+"""What happened, put together from the lines of a journal: tasks with their runs and steps, faults, processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from .faults import Fault, Faults
+from .journal import Line
+from .kinds import KINDS, Kind
+
+__all__ = ["Fence", "History", "Run", "Task", "Violation", "history"]
+
+
+class Fence(NamedTuple):
+    """Where a delivery stands among those of its task: later ones are greater. entry: of the stream. handed: how often
+    Redis has handed it out.
+    """
+
+    entry: tuple[int, int]
+    handed: int
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a handler. begins, values, effects: the lines, in order. end: `returned` or `left`, if it ended."""
+
+    name: str
+    first: Line
+    fence: Fence
+    begins: list[Line] = field(default_factory=list)
+    values: list[Line] = field(default_factory=list)
+    effects: list[Line] = field(default_factory=list)
+    end: Line | None = None
+
+    @property
+    def pid(self) -> int:
+        return self.first.pid
+
+    @property
+    def at(self) -> int:
+        return self.first.at
+
+    @property
+    def order(self) -> tuple[Fence, int]:
+        """Which of two runs of a task is the later one."""
+        return self.fence, self.at
+
+    @property
+    def failed(self) -> bool:
+        """Whether its handler raised by itself: an attempt, not a fault."""
+        return self.end is not None and self.end.what == "left" and self.end["error"] not in _ENDED_FROM_OUTSIDE
+
+    def value(self, step: str) -> Line | None:
+        """The line of a step's value, if the handler got it."""
+        return next((line for line in self.values if line["step"] == step), None)
+
+    def began(self, step: str) -> bool:
+        return any(line["step"] == step for line in self.begins)
+
+
+_ENDED_FROM_OUTSIDE = ("CancelledError", "LeaseLost")
+
+
+@dataclass(slots=True)
+class Task:
+    """One task, as all who met it told of it."""
+
+    id: str
+    kind: str = ""
+    enqueue: Line | None = None
+    acknowledged: Line | None = None
+    runs: list[Run] = field(default_factory=list)
+    outcomes: list[Line] = field(default_factory=list)
+    cancels: list[Line] = field(default_factory=list)
+    answers: list[Line] = field(default_factory=list)
+    seen: list[Line] = field(default_factory=list)
+    final: Line | None = None
+    ledger: Line | None = None
+
+    @property
+    def rules(self) -> Kind:
+        """What may become of it."""
+        return KINDS[self.kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that was broken: which one, how, and the lines that show it."""
+
+    rule: str
+    what: str
+    lines: tuple[Line, ...] = ()
+
+
+@dataclass(slots=True)
+class History:
+    """Everything. start: when the first line was written."""
+
+    start: int
+    lease: float
+    tasks: dict[str, Task]
+    faults: Faults
+    replays: list[Fault]
+    lines: list[Line]
+
+    def replayed_between(self, since: int, until: int, *, fresh: bool = False) -> bool:
+        """Whether somebody may have replayed dead letters between two times; fresh: without their checkpoint."""
+        return any(
+            replay.begin.at <= until and replay.until >= since and (replay.begin["fresh"] or not fresh)
+            for replay in self.replays
+        )
+
+
+_OF_A_RUN: Final = {"begin": "begins", "value": "values", "effect": "effects"}
+_OF_A_TASK: Final = {
+    "outcome": "outcomes",
+    "cancel": "cancels",
+    "answer": "answers",
+    "seen": "seen",
+}
+
+
+def history(lines: Iterable[Line]) -> History:
+    """Put the lines together, which are in the order of their times."""
+    listed = list(lines)
+    tasks: dict[str, Task] = {}
+    runs: dict[str, Run] = {}
+    for line in listed:
+        if line.get("task") is None:
+            continue
+        task = tasks.setdefault(line["task"], Task(line["task"]))
+        task.kind = task.kind or line.get("kind") or ""
+        if line.what == "run":
+            runs[line["run"]] = Run(line["run"], line, _fence(line))
+            task.runs.append(runs[line["run"]])
+        elif line.what in _OF_A_RUN:
+            getattr(runs[line["run"]], _OF_A_RUN[line.what]).append(line)
+        elif line.what in ("returned", "left"):
+            runs[line["run"]].end = line
+        elif line.what in _OF_A_TASK:
+            getattr(task, _OF_A_TASK[line.what]).append(line)
+        elif line.what in ("enqueue", "acknowledged", "final", "ledger"):
+            setattr(task, line.what, line)
+    for task in tasks.values():
+        task.runs.sort(key=lambda run: run.order)
+    begins = next((line for line in listed if line.what == "begins"), None)
+    lease = float(begins["lease"]) if begins else 2.0
+    faults = Faults(listed, lease)
+    replays = [fault for fault in faults.all if fault.kind == "replay"]
+    return History(listed[0].at if listed else 0, lease, tasks, faults, replays, listed)
+
+
+def _fence(line: Line) -> Fence:
+    milliseconds, _, number = line["entry"].partition("-")
+    return Fence((int(milliseconds), int(number)), line["count"])

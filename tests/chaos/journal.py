@@ -1,0 +1,82 @@
+"""The journal of a run: one file outside of Redis, to which every process appends what it does, one line at a time.
+
+A line is written by one `write` to a file that is open for appending, so lines of several processes never mix, and
+what was written is in the file also when its process is killed in the next instant. Times are nanoseconds of
+CLOCK_MONOTONIC, which all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+__all__ = ["JOURNAL", "SECOND", "Line", "Pen", "read_journal"]
+
+JOURNAL: Final = "journal.jsonl"
+"""The file's name in the folder of a run."""
+
+SECOND: Final = 1_000_000_000
+
+
+class Pen:
+    """A process' way into the journal."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / JOURNAL, os.O_APPEND | os.O_WRONLY | os.O_CREAT, 0o644)
+
+    def note(self, what: str, **more: Any) -> None:
+        """Append one line, now."""
+        line = {"at": time.clock_gettime_ns(time.CLOCK_MONOTONIC), "pid": os.getpid(), "what": what, **more}
+        os.write(self._file, orjson.dumps(line) + b"\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line. number: its place in the file, from 1. data: what it tells besides."""
+
+    number: int
+    at: int
+    pid: int
+    what: str
+    data: dict[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.data[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.data.get(name, default)
+
+    def shown(self, since: int) -> str:
+        """The line for a reader; times in seconds after `since`."""
+        rest = " ".join(f"{name}={_short(value)}" for name, value in self.data.items())
+        return f"  line {self.number:>6}  {(self.at - since) / SECOND:9.3f} s  pid {self.pid}  {self.what}  {rest}"
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    return text if len(text) <= 160 else text[:157] + "..."
+
+
+def read_journal(folder: Path) -> list[Line]:
+    """All lines in the order of their times. `ValueError` names a line that cannot be read."""
+    with (folder / JOURNAL).open("rb") as file:
+        return parse(file)
+
+
+def parse(lines: Iterable[bytes]) -> list[Line]:
+    """The same of lines that are at hand."""
+    found: list[Line] = []
+    for number, text in enumerate(lines, 1):
+        try:
+            data = orjson.loads(text)
+            found.append(Line(number, data.pop("at"), data.pop("pid"), data.pop("what"), data))
+        except (orjson.JSONDecodeError, KeyError) as error:
+            raise ValueError(f"line {number} of the journal cannot be read: {error}: {text[:200]!r}") from None
+    found.sort(key=lambda line: line.at)
+    return found

@@ -1,0 +1,43 @@
+"""The kinds of tasks that a run has, and what may become of each: known to producers, handlers and checker alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["KINDS", "PATIENT", "Kind"]
+
+PATIENT: Final = 50
+"""Crashes that an innocent task survives: more than any run has for one task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """weight: how often it is drawn. attempts, crashes: the limits of its retry policy. deaths: reasons for which it
+    may become a dead letter. succeeds: whether it may succeed. queue: where it is put.
+    """
+
+    weight: int
+    attempts: int = 3
+    crashes: int = PATIENT
+    deaths: frozenset[str] = frozenset()
+    succeeds: bool = True
+    queue: str = "default"
+
+
+KINDS: Final[dict[str, Kind]] = {
+    "chain": Kind(48),
+    "hasty": Kind(32),
+    "threads": Kind(20),
+    "fans": Kind(20),
+    "tries": Kind(16),
+    "payment": Kind(20),
+    "doubtful": Kind(8, deaths=frozenset({"in_doubt"})),
+    "stumbles": Kind(16, attempts=4),
+    "dozes": Kind(12),
+    "fails": Kind(10, deaths=frozenset({"attempts_exhausted"}), succeeds=False),
+    "overtime": Kind(6, attempts=2, deaths=frozenset({"timeout"}), succeeds=False),
+    "fragile": Kind(12, crashes=1, deaths=frozenset({"crash_loop"})),
+    "poison": Kind(1, crashes=2, deaths=frozenset({"crash_loop"}), succeeds=False),
+    "keyed": Kind(28, queue="keyed"),
+}

@@ -1,0 +1,255 @@
+"""The monkey: carries the schedule out, and tells the journal when each fault begins and is over."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+import anyio
+import anyio.to_thread
+import redis
+
+from .fleet import Fleet, Keeper
+from .journal import Pen
+from .line import Line
+from .options import Options
+from .schedule import Plan
+from .server import DurableServer
+
+__all__ = ["Monkey"]
+
+_REPLAYED: Final = ("attempts_exhausted", "timeout", "crash_loop", "in_doubt")
+
+
+class Monkey:
+    """Plays every fault of a schedule, several at a time where their times overlap."""
+
+    def __init__(self, options: Options, server: DurableServer, fleet: Fleet, lines: Sequence[Line], pen: Pen) -> None:
+        self._options = options
+        self._server = server
+        self._fleet = fleet
+        self._lines = lines
+        self._pen = pen
+        self._numbers = itertools.count(1)
+        self._serverside = asyncio.Lock()
+        self._command_line = asyncio.Lock()
+        self._frozen: set[int] = set()
+
+    async def run(self, plans: Sequence[Plan]) -> None:
+        """Play them; returns when all are over."""
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        async with anyio.create_task_group() as playing:
+            for plan in plans:
+                await asyncio.sleep(start + plan.at - loop.time())
+                playing.start_soon(self._play, plan)
+
+    async def _play(self, plan: Plan) -> None:
+        act: Callable[[Plan], Awaitable[None]] = getattr(self, f"_{plan.fault}")
+        try:
+            await act(plan)
+        except (ProcessLookupError, redis.RedisError) as error:  # it ended by itself, or the server is away already
+            self._pen.note("missed", kind=plan.fault, error=str(error)[:200])
+
+    @asynccontextmanager
+    async def _fault(self, kind: str, pids: Sequence[int] | None, **more: object) -> AsyncIterator[None]:
+        """A fault while the block runs. pids: the processes that it hits; None for all."""
+        number = next(self._numbers)
+        self._pen.note("fault", number=number, kind=kind, pids=pids, **more)
+        try:
+            yield
+        finally:
+            self._pen.note("fault_over", number=number)
+
+    def _host(self, plan: Plan) -> Keeper:
+        return self._fleet.hosts[plan.host]
+
+    # workers
+
+    async def _kill(self, plan: Plan) -> None:
+        """One worker; of a supervisor, one of its children."""
+        await self._kill_these(_one_of(self._host(plan), plan.draw), "kill")
+
+    async def _kill_host(self, plan: Plan) -> None:
+        """All of a host at once: nobody is left to see it."""
+        await self._kill_these(self._host(plan).pids(), "kill_host")
+
+    async def _kill_supervisor(self, plan: Plan) -> None:
+        """The supervisor alone: its children stop, and hand over what they have."""
+        supervisors = [host.pid for host in self._fleet.hosts if host.supervised and host.pid is not None]
+        await self._kill_these(supervisors[int(plan.draw * len(supervisors)) :][:1], "kill_supervisor")
+
+    async def _kill_all(self, plan: Plan) -> None:
+        await self._kill_these([pid for host in self._fleet.hosts for pid in host.pids()], "kill_all")
+
+    async def _kill_these(self, pids: Sequence[int], kind: str) -> None:
+        async with self._fault(kind, pids):
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    async def _freeze(self, plan: Plan) -> None:
+        """A whole host, or one worker, for longer than its lease."""
+        await self._stand_still(plan, "freeze", self._options.lease * (1.2 + 1.3 * plan.length))
+
+    async def _blink(self, plan: Plan) -> None:
+        await self._stand_still(plan, "blink", self._options.lease * 0.5 * plan.length)
+
+    async def _stand_still(self, plan: Plan, kind: str, seconds: float) -> None:
+        host = self._host(plan)
+        chosen = host.pids() if plan.draw < 0.5 else _one_of(host, plan.draw)
+        pids = [pid for pid in chosen if pid not in self._frozen]
+        self._frozen.update(pids)
+        async with self._fault(kind, pids, seconds=seconds):
+            try:
+                for pid in pids:
+                    os.kill(pid, signal.SIGSTOP)
+                await asyncio.sleep(seconds)
+            finally:
+                for pid in pids:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGCONT)
+                self._frozen.difference_update(pids)
+
+    async def _deploy(self, plan: Plan) -> None:
+        """SIGTERM; the keeper starts another worker, of either version."""
+        host = self._host(plan)
+        pids = host.pids()
+        host.version = self._fleet.versions[int(plan.draw * len(self._fleet.versions))]
+        async with self._fault("deploy", pids, to=host.version):
+            host.send(signal.SIGTERM)
+
+    async def _reload(self, plan: Plan) -> None:
+        """SIGHUP: a supervisor replaces its children one by one."""
+        host = self._host(plan)
+        if not host.supervised:
+            host = self._fleet.hosts[0]
+        if host.supervised:
+            async with self._fault("reload", host.pids()):
+                host.send(signal.SIGHUP)
+
+    async def _kill_producer(self, plan: Plan) -> None:
+        producers = self._fleet.producers
+        await self._kill_these(producers[int(plan.draw * len(producers))].pids(), "kill_producer")
+
+    # the server
+
+    async def _redis_kill(self, plan: Plan) -> None:
+        async with self._serverside, self._fault("redis_kill", None):
+            self._server.kill()
+            await asyncio.sleep(plan.length * 1.5 * self._options.lease)
+            await anyio.to_thread.run_sync(self._server.start)
+
+    async def _redis_stop(self, plan: Plan) -> None:
+        async with self._serverside, self._fault("redis_stop", None):
+            await anyio.to_thread.run_sync(self._server.terminate)
+            await asyncio.sleep(plan.length * 1.5 * self._options.lease)
+            await anyio.to_thread.run_sync(self._server.start)
+
+    async def _redis_freeze(self, plan: Plan) -> None:
+        async with self._serverside, self._fault("redis_freeze", None):
+            self._server.freeze()
+            await asyncio.sleep(plan.length * 2 * self._options.lease)
+            self._server.thaw()
+
+    async def _flush(self, plan: Plan) -> None:
+        await self._tell_server("flush", "SCRIPT", "FLUSH")
+
+    async def _cut_all(self, plan: Plan) -> None:
+        await self._tell_server("cut_all", "CLIENT", "KILL", "TYPE", "normal")
+
+    async def _cut_news(self, plan: Plan) -> None:
+        await self._tell_server("cut_news", "CLIENT", "KILL", "TYPE", "pubsub")
+
+    async def _cut_one(self, plan: Plan) -> None:
+        async with self._serverside:
+            with redis.Redis.from_url(self._server.url, socket_timeout=5) as client:
+                ids = [int(one["id"]) for one in client.client_list()]
+                async with self._fault("cut_one", None):
+                    client.client_kill_filter(_id=str(ids[int(plan.draw * len(ids))]))
+
+    async def _tell_server(self, kind: str, *command: str) -> None:
+        async with self._serverside:
+            with redis.Redis.from_url(self._server.url, socket_timeout=5) as client:
+                async with self._fault(kind, None):
+                    client.execute_command(*command)
+
+    # the lines
+
+    async def _hold(self, plan: Plan) -> None:
+        line = self._lines[plan.host]
+        async with self._fault("hold", self._host(plan).pids(), host=plan.host):
+            line.hold()
+            await asyncio.sleep(plan.length**2 * 12)  # beyond what a command waits, now and then
+            line.heal()
+
+    async def _slow(self, plan: Plan) -> None:
+        """An answer takes no longer than a twelfth of a lease."""
+        await self._delay(plan, "slow", plan.draw * self._options.lease / 24)
+
+    async def _crawl(self, plan: Plan) -> None:
+        """An answer takes longer than the third of a lease that a beat waits."""
+        await self._delay(plan, "crawl", self._options.lease * (0.17 + 0.1 * plan.draw))
+
+    async def _delay(self, plan: Plan, kind: str, each_way: float) -> None:
+        line = self._lines[plan.host]
+        async with self._fault(kind, self._host(plan).pids(), host=plan.host, each_way=each_way):
+            line.slow(each_way)
+            await asyncio.sleep(1 + plan.length * 4)
+            line.heal()
+
+    async def _break(self, plan: Plan) -> None:
+        line = self._lines[int(plan.draw * len(self._lines))]  # the producers' as well
+        async with self._fault("break", None):
+            await line.cut()
+
+    # people
+
+    async def _replay(self, plan: Plan) -> None:
+        reason = _REPLAYED[int(plan.draw * len(_REPLAYED))]
+        await self._command("replay", "dlq", "replay", "--all", "--reason", reason, fresh=False)
+
+    async def _replay_fresh(self, plan: Plan) -> None:
+        await self._command("replay", "dlq", "replay", "--all", "--fresh", fresh=True)
+
+    async def _resume(self, plan: Plan) -> None:
+        """Supervisors that have seen too many crashes have paused."""
+        await self._command("resume", "worker", "resume", "--all")
+
+    async def _partitions(self, plan: Plan) -> None:
+        queue = "keyed" if plan.length < 0.6 else "default"
+        await self._command("partitions", "queue", "partitions", queue, str(1 + int(plan.draw * 4)))
+
+    async def _command(self, kind: str, *command: str, **more: object) -> None:
+        """One command of perdure's, as a person gives it. What it hits, it hits for as long as it runs."""
+        async with self._command_line, self._fault(kind, [], command=" ".join(command), **more):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "perdure.worker.cli", *command),
+                env=self._fleet.environment(self._server.url, "this"),
+                cwd=self._options.journal,
+                stdout=PIPE,
+                stderr=PIPE,
+            )
+            out, error = await process.communicate()
+            self._pen.note("commanded", code=process.returncode, out=len(out.split()), error=error.decode()[-200:])
+
+    async def rest(self) -> None:
+        """Whatever was still going on has ended: everybody stands on their feet."""
+        for line in self._lines:
+            line.heal()
+        await self._command("resume", "worker", "resume", "--all")
+        self._pen.note("rest")
+
+
+def _one_of(host: Keeper, draw: float) -> list[int]:
+    """A plain worker, or one of a supervisor's children."""
+    pids = host.pids()
+    workers = pids[1:] if host.supervised else pids
+    return workers[int(draw * len(workers)) :][:1]

@@ -1,0 +1,148 @@
+"""A producer of the run: enqueues tasks of every kind, waits for their outcomes, cancels some.
+
+`python -m chaos.producer SEED RATE`. At SIGTERM it enqueues nothing more and goes on waiting; whoever started it ends
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+from contextlib import suppress
+from typing import Any, Final
+
+from perdure import Producer, State, TaskCancelled, TaskFailed, TaskHandle, Unavailable
+from perdure.queues import QueueError
+
+from .kinds import KINDS
+from .telling import PEN
+
+__all__ = ["Customer"]
+
+MOST_WAITED_FOR: Final = 120
+"""Tasks without outcome at which a producer holds back, so that no backlog grows beyond the run."""
+
+
+class Customer:
+    """Whoever enqueues and waits. What it enqueues is drawn from its seed."""
+
+    def __init__(self, producer: Producer, seed: int, rate: float) -> None:
+        """rate: tasks per second; 0 for none."""
+        self._producer = producer
+        self._dice = random.Random(seed)
+        self._name = f"{seed}-{os.getpid()}"
+        self._rate = rate
+        self._number = 0
+        self._rest = asyncio.Event()
+        if not rate:
+            self._rest.set()
+        self._waiting: set[asyncio.Task[None]] = set()
+
+    def rest(self) -> None:
+        """Enqueue nothing more."""
+        self._rest.set()
+
+    async def run(self) -> None:
+        """Enqueue until told to rest, then wait for what was enqueued; the process stays."""
+        PEN.note("process", role="producer", version="this", package="", parent=os.getppid())
+        while not self._rest.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._rest.wait(), self._dice.expovariate(self._rate))
+            if len(self._waiting) < MOST_WAITED_FOR and not self._rest.is_set():
+                await self._enqueue()
+        PEN.note("rests")
+        await asyncio.Event().wait()
+
+    async def _enqueue(self) -> None:
+        kind = self._dice.choices(list(KINDS), [one.weight for one in KINDS.values()])[0]
+        args = {"steps": self._dice.randint(2, 5), "pause": round(self._dice.uniform(0.02, 0.35), 3)}
+        draw = self._dice.random()
+        if kind == "keyed":
+            await self._one(kind, args, key=f"{self._name}-{self._dice.randrange(3)}")
+        elif draw < 0.06:
+            await self._many(kind, args)
+        else:
+            delay = round(self._dice.uniform(0.1, 3.0), 3) if draw < 0.2 else 0.0
+            handle = await self._one(kind, args, delay=delay)
+            if handle is not None and self._dice.random() < 0.06:
+                self._start(self._cancel(handle, self._dice.uniform(0.0, 1.5)))
+
+    async def _one(
+        self, kind: str, args: dict[str, Any], *, delay: float = 0.0, key: str | None = None
+    ) -> TaskHandle[Any] | None:
+        """As a caller does who may not lose it: the same id again until it is stored."""
+        self._number += 1
+        task_id = f"{kind}-{self._name}-{self._number}"
+        PEN.note("enqueue", task=task_id, kind=kind, args=args, delay=delay, key=key)
+        while True:
+            try:
+                handle = await self._producer.enqueue(
+                    kind, args, queue=KINDS[kind].queue, delay=delay, key=key, task_id=task_id
+                )
+            except Unavailable as error:
+                PEN.note("unacknowledged", task=task_id, error=str(error)[:200])
+                await asyncio.sleep(0.2)
+                continue
+            self._acknowledged(handle, kind, key)
+            return handle
+
+    async def _many(self, kind: str, args: dict[str, Any]) -> None:
+        """A bulk call, whose tasks have ids of the library's own. What it does not acknowledge, nobody relies on."""
+        try:
+            handles = await self._producer.enqueue_many(kind, [args] * 3, queue=KINDS[kind].queue)
+        except Unavailable as error:
+            PEN.note("unacknowledged", task=None, error=str(error)[:200])
+            return
+        for handle in handles:
+            self._acknowledged(handle, kind, None)
+
+    def _acknowledged(self, handle: TaskHandle[Any], kind: str, key: str | None) -> None:
+        place = handle.partition
+        PEN.note("acknowledged", task=handle.id, kind=kind, queue=place.queue, partition=place.index, key=key)
+        self._start(self._wait(handle))
+        if self._dice.random() < 0.1:
+            self._start(self._wait(handle))
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+
+    async def _wait(self, handle: TaskHandle[Any]) -> None:
+        while True:
+            try:
+                result = await handle.result()
+            except TaskFailed as failed:
+                PEN.note("outcome", task=handle.id, state=State.DEAD, reason=failed.reason)
+            except TaskCancelled:
+                PEN.note("outcome", task=handle.id, state=State.CANCELLED)
+            except Unavailable:  # before it waited
+                await asyncio.sleep(0.2)
+                continue
+            except QueueError as error:
+                PEN.note("outcome", task=handle.id, state="unknown", reason=f"{type(error).__name__}: {error}")
+            else:
+                PEN.note("outcome", task=handle.id, state=State.SUCCEEDED, result=result)
+            return
+
+    async def _cancel(self, handle: TaskHandle[Any], after: float) -> None:
+        await asyncio.sleep(after)
+        PEN.note("cancel", task=handle.id)
+        try:
+            PEN.note("answer", task=handle.id, state=await handle.cancel())
+        except QueueError as error:
+            PEN.note("unanswered", task=handle.id, error=str(error)[:200])
+
+
+async def main() -> None:
+    async with Producer() as producer:
+        customer = Customer(producer, int(sys.argv[1]), float(sys.argv[2]))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, customer.rest)
+        await customer.run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

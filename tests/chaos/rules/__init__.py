@@ -1,0 +1,33 @@
+"""The rules: what Perdure promises, as questions to a history. Each file has one subject."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from ..history import History, Violation
+from .cancelling import check_cancelled
+from .endings import check_lost, check_once, check_outcomes
+from .letters import check_letters
+from .order import check_order
+from .processes import check_processes
+from .recorded import check_recorded
+from .repeats import check_charges, check_repeats
+from .states import check_states
+
+__all__ = ["RULES"]
+
+RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
+    check_lost,
+    check_once,
+    check_outcomes,
+    check_recorded,
+    check_repeats,
+    check_charges,
+    check_letters,
+    check_cancelled,
+    check_states,
+    check_order,
+    check_processes,
+)
+"""All of them, in the order in which their findings are told."""

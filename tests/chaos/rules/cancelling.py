@@ -1,0 +1,30 @@
+"""A task is cancelled only where somebody asked for it, and then nothing of it runs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..history import History, Violation
+from ..journal import SECOND
+
+__all__ = ["check_cancelled"]
+
+
+def check_cancelled(history: History) -> Iterator[Violation]:
+    """See above. A run that began before, on a worker that a fault kept from hearing of it, may still be seen."""
+    for task in history.tasks.values():
+        told = [line for line in [*task.outcomes, task.final] if line is not None and line["state"] == "cancelled"]
+        for line in told:
+            if not any(cancel.at < line.at for cancel in task.cancels):
+                yield Violation("cancelled unasked", f"{task.id} is cancelled, and nobody asked for it", (line,))
+        for answer in task.answers:
+            if answer["state"] != "cancelled":
+                continue
+            if task.final is not None and task.final["state"] != "cancelled":
+                what = f"{task.id} was said to be cancelled, and is {task.final['state']}"
+                yield Violation("finished twice", what, (answer, task.final))
+            for run in task.runs:
+                since = run.at - round(2 * history.lease * SECOND)
+                if run.at > answer.at and history.faults.explain(run.pid, since, run.at) is None:
+                    what = f"{task.id} was begun after it had been cancelled"
+                    yield Violation("finished twice", what, (answer, run.first))

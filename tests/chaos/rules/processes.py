@@ -1,0 +1,46 @@
+"""No worker ends by itself."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+from ..history import History, Violation
+from ..journal import SECOND, Line
+
+__all__ = ["check_processes"]
+
+_STARTING = 30 * SECOND
+
+
+def check_processes(history: History) -> Iterator[Violation]:
+    """A process that ended was killed, told to end, or could not reach the server when it was started."""
+    started: dict[int, Line] = {}
+    killed = {line.pid for line in history.lines if line.what == "kills"}
+    for line in history.lines:
+        if line.what == "started":
+            started[line["child"]] = line
+        elif line.what == "exited" and not line["closing"] and line["child"] not in killed:
+            begun = started[line["child"]]
+            if begun["role"] == "producer" and line["code"] == -signal.SIGTERM:
+                continue  # told to rest before it could hear
+            if line["code"] == 1 and line.at - begun.at < _STARTING and _away(history, begun, line):
+                continue
+            if not any(
+                fault.pids is not None and line["child"] in fault.pids and fault.begin.at <= line.at
+                for fault in history.faults.all
+                if fault.kind != "exit"
+            ):
+                what = f"a {line['role']} ended by itself, with code {line['code']}"
+                yield Violation("ended by itself", what, (begun, line))
+
+
+def _away(history: History, begun: Line, ended: Line) -> bool:
+    """Whether the server could not be reached while the process was starting."""
+    return any(
+        fault.kind != "exit" and fault.pids is None and fault.begin.at <= ended.at and fault.until >= begun.at
+        for fault in history.faults.all
+    ) or any(
+        fault.host == begun.get("number") and fault.begin.at <= ended.at and fault.until >= begun.at
+        for fault in history.faults.all
+    )

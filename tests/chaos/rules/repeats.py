@@ -1,0 +1,92 @@
+"""Effects are repeated only for steps in flight at a fault.
+
+A step that is begun again, in another run, was in flight when something ended the run that began it before: a fault
+that hit its process while the step was in flight; the attempt's own failure; a replay. A fault counts until one lease
+after its end: by then a worker has learned what it lost. `HARMLESS` faults explain nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..faults import Fault
+from ..history import History, Run, Task, Violation
+from ..journal import SECOND, Line
+
+__all__ = ["check_charges", "check_repeats", "reason_of_repeat", "repeats"]
+
+
+def check_repeats(history: History) -> Iterator[Violation]:
+    """Every second beginning of a step has its reason."""
+    for task in history.tasks.values():
+        yield from _trials(task)
+        for former, first, later, second in repeats(task):
+            if reason_of_repeat(history, former, first, later, second) is None:
+                what = f"{task.id}, step {second['step']}: begun again, and no fault had cut it off"
+                end = () if former.end is None else (former.end,)
+                yield Violation("repeated without a fault", what, (former.first, first, *end, later.first, second))
+
+
+def repeats(task: Task) -> Iterator[tuple[Run, Line, Run, Line]]:
+    """Beginnings of a step in another run than the one that began it last before, by time; both runs, both lines."""
+    begins = sorted(((begin, run) for run in task.runs for begin in run.begins), key=lambda one: one[0].at)
+    last: dict[str, tuple[Line, Run]] = {}
+    for begin, run in begins:
+        former = last.get(begin["step"])
+        if former is not None and former[1] is not run:
+            yield former[1], former[0], run, begin
+        last[begin["step"]] = (begin, run)
+
+
+def reason_of_repeat(history: History, former: Run, first: Line, later: Run, second: Line) -> str | None:
+    """Why the step was begun again: a kind of fault, `attempt`, `replay`; None where nothing explains it."""
+    if former.order > later.order:  # the later beginning is that of a run that had lost its lease
+        fault = history.faults.explain(later.pid, later.at - round(history.lease * SECOND), second.at)
+        return None if fault is None else f"stale after {fault.kind}"
+    fault = _cut_off(history, former, first, second)
+    if fault is not None:
+        return fault.kind
+    if former.end is not None and former.end.at < second.at:
+        if former.failed or later.first["attempt"] > former.first["attempt"]:
+            return "attempt"
+        if former.fence.entry != later.fence.entry and history.replayed_between(former.end.at, second.at):
+            return "replay"
+    return None
+
+
+def _cut_off(history: History, run: Run, first: Line, second: Line) -> Fault | None:
+    return history.faults.explain(run.pid, first.at, second.at)
+
+
+def _trials(task: Task) -> Iterator[Violation]:
+    """Within one run a step is begun again only as its own retry says: the next trial."""
+    for run in task.runs:
+        last: dict[str, Line] = {}
+        for begin in run.begins:
+            former = last.get(begin["step"])
+            if former is not None and begin["trial"] != former["trial"] + 1:
+                what = f"{task.id}, step {begin['step']}: begun twice in one run"
+                yield Violation("repeated without a fault", what, (run.first, former, begin))
+            last[begin["step"]] = begin
+
+
+def check_charges(history: History) -> Iterator[Violation]:
+    """A risky step with `verify` acts once; twice only where the other run could not yet have been found out.
+
+    That is: where the run which acted second had looked before the first one acted, which only a process that went on
+    without its lease can bring about.
+    """
+    for task in history.tasks.values():
+        tokens = task.ledger["tokens"] if task.ledger is not None else []
+        if len(tokens) < 2:
+            continue
+        effects = {line["token"]: (line, run) for run in task.runs for line in run.effects}
+        for token in tokens[1:]:
+            first, second = effects.get(tokens[0]), effects.get(token)
+            if first is None or second is None:
+                continue  # killed between the effect and its line
+            stale = min(first[1], second[1], key=lambda run: run.order)
+            since = stale.at - round(history.lease * SECOND)
+            if history.faults.explain(stale.pid, since, max(first[0].at, second[0].at)) is None:
+                what = f"{task.id}: charged twice, though the second run could have found out"
+                yield Violation("charged twice", what, (first[1].first, first[0], second[1].first, second[0]))

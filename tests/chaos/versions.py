@@ -1,0 +1,56 @@
+"""The package as it was at another commit, for workers that share the queue during a rolling deploy."""
+
+from __future__ import annotations
+
+import subprocess
+import tarfile
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+from typing import Final
+
+__all__ = ["ROOT", "NoHistory", "former_commit", "unpack"]
+
+ROOT: Final = Path(__file__).parents[2]
+"""The checkout, which is the package."""
+
+_PACKAGE: Final = ("__init__.py", "queues", "deadletter", "worker")
+
+
+class NoHistory(Exception):
+    """The commit is not in this checkout, or this is none."""
+
+
+def former_commit() -> str:
+    """The latest tag before the present commit, else the newest commit before it whose package is another one.
+
+    Raises `NoHistory`.
+    """
+    with suppress(NoHistory):  # else nothing was released yet
+        return _git("describe", "--tags", "--abbrev=0", "HEAD^").decode().strip()
+    found = _git("log", "-n", "2", "--format=%H", "--", *_PACKAGE).decode().split()
+    changed = _git("status", "--porcelain", "--", *_PACKAGE).strip()
+    if changed and found:
+        return found[0]
+    if len(found) < 2:
+        raise NoHistory("this checkout knows of no earlier commit")
+    return found[1]
+
+
+def unpack(commit: str, folder: Path) -> Path:
+    """Write the package of a commit below `folder`; returns what PYTHONPATH is to name. Raises `NoHistory`."""
+    package = folder / "perdure"
+    package.mkdir(parents=True)
+    with tarfile.open(fileobj=BytesIO(_git("archive", commit, *_PACKAGE))) as archive:
+        archive.extractall(package, filter="data")
+    return folder
+
+
+def _git(*command: str) -> bytes:
+    try:
+        done = subprocess.run(["git", "-C", ROOT, *command], check=False, capture_output=True)
+    except OSError as error:
+        raise NoHistory(f"git cannot be run: {error}") from None
+    if done.returncode:
+        raise NoHistory(done.stderr.decode().strip())
+    return done.stdout

@@ -1,0 +1,154 @@
+"""Watching, from a thread of its own, that the event loop answers.
+
+The loop is asked again and again; for as long as it owes an answer it lags. A lag of a few seconds is logged with the
+stacks of all threads, the loop's first: what blocks is read there. One over the stall limit is the end of the worker's
+claim to its tasks: `may_beat` says no, their leases lapse, and others take them. When the loop comes back it may beat
+again; what it lost meanwhile is refused in Redis.
+
+Code that keeps the interpreter's lock (C code that does not release it) stops this thread as well, and the beat's. Then
+nothing is renewed anyway, and the stacks are dumped to stderr by faulthandler, whose timer needs no lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from ..observe import logger
+from .stacks import stacks_of_all_threads
+
+__all__ = ["Vigil"]
+
+_TICK: Final = 1.0
+"""Seconds between two looks at the loop, at the most."""
+
+
+class Vigil:
+    """Keeps watch over one event loop, the one in which `start` is called.
+
+    `lag` and `may_beat` may be asked from any thread, and need nobody's help: not the loop's, nor this thread's.
+    """
+
+    def __init__(
+        self,
+        *,
+        warn_after: float,
+        stall_limit: float,
+        on_look: Callable[[float], None] = lambda lag: None,
+        who: Callable[[asyncio.AbstractEventLoop], str] = lambda loop: "",
+    ) -> None:
+        """warn_after, stall_limit: seconds. on_look: called in the vigil's thread, each second or more often, with the
+        lag in seconds. who: names whom the loop is working for, as far as that can be told; called in that thread too.
+        """
+        self._warn_after = warn_after
+        self._stall_limit = stall_limit
+        self._on_look = on_look
+        self._who = who
+        self._tick = min(_TICK, warn_after / 4, stall_limit / 4)
+        self._asked: float | None = None
+        self._excused = False
+        self._warned = False
+        self._stalled = False
+        self._stop = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread = 0
+        self._thread = threading.Thread(target=self._run, name="perdure vigil", daemon=True)
+
+    def start(self) -> None:
+        """Begin; to be called in the loop that is to be watched."""
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; returns when the thread has."""
+        self._stop.set()
+        self._thread.join(timeout=self._tick + 1.0)
+
+    @property
+    def lag(self) -> float:
+        """Seconds for which the loop has owed an answer; 0 where it answers."""
+        asked = self._asked
+        return 0.0 if asked is None else time.monotonic() - asked
+
+    def may_beat(self) -> bool:
+        """Whether the loop has answered within the stall limit, so that its tasks are still in good hands."""
+        return self.lag <= self._stall_limit
+
+    def is_slow(self) -> bool:
+        """Whether the loop has not answered for long enough to be worth a warning."""
+        return self.lag > self._warn_after
+
+    def _run(self) -> None:
+        armed = self._arm()
+        looked = time.monotonic()
+        try:
+            while not self._stop.wait(self._tick):
+                armed = self._arm()
+                now = time.monotonic()
+                # The whole process may have stood still. Then the loop gets one tick to answer before it is judged.
+                absent, looked = now - looked - self._tick, now
+                if absent > self._warn_after:
+                    logger.warning(
+                        "this process stood still for {:.1f} s: it was stopped, or code kept the interpreter's lock "
+                        "(then its stacks are on stderr)",
+                        absent,
+                    )
+                    if self._asked is not None and not self._excused:
+                        self._excused = True
+                        continue
+                self._look()
+        finally:
+            if armed:
+                faulthandler.cancel_dump_traceback_later()
+
+    def _look(self) -> None:
+        lag = self.lag
+        self._on_look(lag)
+        if lag > self._warn_after and not self._warned:
+            self._warned = True
+            stacks = stacks_of_all_threads(self._loop_thread)
+            logger.bind(stacks=stacks).warning("{}", self._told(lag))
+        if lag > self._stall_limit and not self._stalled:
+            self._stalled = True
+            logger.error("{}: leases are no longer renewed, and other workers take the tasks", self._told(lag))
+        if self._asked is None:
+            self._ask()
+
+    def _told(self, lag: float) -> str:
+        who = "" if self._loop is None else self._who(self._loop)
+        return f"the event loop has not answered for {lag:.1f} s{who}"
+
+    def _ask(self) -> None:
+        if self._loop is None:
+            return
+        self._excused = False
+        self._asked = time.monotonic()
+        try:
+            self._loop.call_soon_threadsafe(self._answer)
+        except RuntimeError:  # the loop is closed: there is nothing to watch any more
+            self._asked = None
+            self._stop.set()
+
+    def _answer(self) -> None:
+        """In the loop."""
+        lag, self._asked = self.lag, None
+        if self._warned:
+            renewed = " and leases are renewed again" if self._stalled else ""
+            logger.warning("the event loop answers again, after {:.1f} s{}", lag, renewed)
+            self._warned = self._stalled = False
+
+    def _arm(self) -> bool:
+        """Have the stacks dumped to stderr should this thread not come back, for want of the interpreter's lock."""
+        if sys.stderr is None:
+            return False
+        try:
+            faulthandler.dump_traceback_later(self._warn_after + self._tick, file=sys.stderr)
+        except (AttributeError, OSError, RuntimeError, ValueError):  # a stderr that is no file, or is closed
+            return False
+        return True

@@ -1,0 +1,113 @@
+"""One place for an ordinary child, which is kept filled."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import anyio
+
+from ..observe import logger
+from .child import Child
+from .ledger import Ledger
+from .plan import Facts
+
+__all__ = ["Post"]
+
+_HASTY: Final = 1.0
+"""Seconds that a child lives that is worth its start; one that ends sooner, though cleanly, is not replaced at once."""
+
+
+class Post:
+    """Has a child started, waits for its end, and has another one started: after a crash with a delay, while the
+    supervisor is paused not at all.
+    """
+
+    def __init__(
+        self,
+        hire: Callable[[], Awaitable[Child | None]],
+        retire: Callable[[Child], None],
+        ledger: Ledger,
+        facts: Facts,
+        *,
+        burst: bool,
+    ) -> None:
+        """hire: starts a child; returns it when it works, None where it ended before. retire: has one stop. burst: a
+        child that ended cleanly is not replaced.
+        """
+        self.child: Child | None = None
+        self._hire = hire
+        self._retire = retire
+        self._ledger = ledger
+        self._facts = facts
+        self._burst = burst
+        self._filling = anyio.Lock()
+        self._failures = 0
+
+    async def keep(self) -> None:
+        """Keep it filled; with `burst`, until a child has come to its end, or a pause begins."""
+        delay = 0.0
+        while True:
+            if self.child is None:
+                if self._burst and self._ledger.standing.paused:
+                    return
+                await self._bide(delay)
+                delay = await self._fill()
+                continue
+            child = self.child
+            await child.settled.wait()
+            if self.child is not child:
+                continue  # it was replaced
+            self.child = None
+            if self._burst and not child.crashed:
+                return
+            delay = self._delay_after(child)
+
+    async def renew(self) -> bool:
+        """Have another child take the place of the one that is there, once it works; False where it does not come up,
+        and the old one goes on.
+        """
+        async with self._filling:
+            old = self.child
+            if old is None or old.stops:
+                return True  # who comes next is a new one anyway
+            new = await self._hire()
+            if new is None:
+                return False
+            self.child = new
+        self._retire(old)
+        await old.settled.wait()
+        return True
+
+    async def _bide(self, delay: float) -> None:
+        with anyio.move_on_after(delay):
+            await self._ledger.wait_resumed()
+        await self._ledger.wait_unpaused()
+
+    async def _fill(self) -> float:
+        """Have a child started; returns after how many seconds to try again where it did not come up."""
+        async with self._filling:
+            if self.child is not None:
+                return 0.0
+            self.child = await self._hire()
+        if self.child is not None:
+            self._failures = 0
+            return 0.0
+        self._failures += 1
+        delay = self._facts.delay(self._failures)
+        logger.error("a worker did not start (its own message is above); it is tried again in {:g} s", delay)
+        return delay
+
+    def _delay_after(self, child: Child) -> float:
+        if not child.crashed:
+            return 0.0 if time.monotonic() - child.began > _HASTY else _HASTY
+        delay = self._facts.delay(child.crashes)
+        if not self._ledger.standing.paused:
+            logger.warning(
+                "crash {} within {:g} s: another worker is started in {:g} s",
+                child.crashes,
+                self._facts.crash_window,
+                delay,
+            )
+        return delay
