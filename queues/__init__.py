@@ -49,7 +49,7 @@ from .keys import Namespace, Partition, check_name
 from .leases import Delivery, Leases
 from .marks import Marks, hide, keep_hidden, marked_values, read_marks
 from .place import default_address, default_data_dir, default_namespace, default_sealer
-from .presence import WorkerInfo, announce, list_workers, withdraw
+from .presence import WorkerInfo, announce, list_workers, present_workers, withdraw
 from .producer import Key, Producer, key_of, map_each
 from .reading import OneConnection, Reading, read_partitions
 from .records import Record, State, opened_error, pairs, read_record, shown_arguments
@@ -187,6 +187,7 @@ __all__ = [
     "opened_error",
     "pairs",
     "paused_supervisors",
+    "present_workers",
     "promote_due",
     "queue_partitions",
     "read_events",

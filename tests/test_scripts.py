@@ -26,8 +26,11 @@ from perdure.queues import (
     Refused,
     Script,
     State,
+    WorkerInfo,
     acquit,
+    announce,
     find_task,
+    list_workers,
     load_script,
     promote_due,
     release,
@@ -168,6 +171,9 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
     assert await standing(gateway, partition) is Standing.DRAINED
     assert not await retire_generation(gateway, namespace, "default", route, route.former[0], kept=60)
     assert await share_queue(gateway, namespace, "default", "a", ttl=60) == {"a"}
+    info = WorkerInfo("a", "x", "h", 7, "0.1", ("default",), concurrency=8, in_flight=3, started=0)
+    await announce(gateway, namespace, info, ttl=60)
+    assert [one.id for one in await list_workers(gateway, namespace)] == ["a"]
 
 
 async def test_each_survives_a_server_that_forgot_it(gateway: Gateway, namespace: Namespace) -> None:
