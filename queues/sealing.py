@@ -34,7 +34,7 @@ from typing import Any, Final
 from .errors import BadKeys, KeyMissing, NotSealed, SealBroken
 from .keys import Partition
 
-__all__ = ["ERROR", "NO_KEYS", "NO_SEAL", "RESULT", "Seal", "Sealer", "arguments_of", "is_sealed"]
+__all__ = ["ERROR", "MARK", "NO_KEYS", "NO_SEAL", "RESULT", "Seal", "Sealer", "arguments_of", "is_sealed"]
 
 MARK: Final = b"\xc1"
 VERSION: Final = b"\x01"
