@@ -122,6 +122,11 @@ class Worker:
         """How many deliveries this worker has settled."""
         return self._executor.settled.total()
 
+    @property
+    def unending(self) -> int:
+        """How many handlers go on though they were ended and their tasks were given up."""
+        return self._slots.written_off
+
     def health(self) -> Report:
         """How the worker is; may be asked from any thread, and says so when the event loop is blocked."""
         return self._health.report()
