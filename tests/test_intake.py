@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from crew import Held, worker
 from perdure.queues import Delivery, Gateway, Leases, Partition, Producer
-from perdure.worker.runtime import sweep as sweep_module
 from perdure.worker.runtime.intake import Intake
 from perdure.worker.runtime.isolation import Isolation
 from perdure.worker.runtime.slots import Slots
@@ -45,7 +45,7 @@ def test_when_redis_is_back_leases_are_renewed_before_anything_is_claimed(
     partition: Partition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(sweep_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     sweep = Sweep([partition], 15.0)
     sweep.ask()
     sweep.postpone()

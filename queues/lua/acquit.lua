@@ -3,7 +3,8 @@
 -- KEYS  ready stream, record, log
 -- ARGV  fence (4), its crashes so far
 -- returns  0 refused, the lease has passed; 1 cleared
--- Atomic: no longer a suspect in the act that excuses its crashes. Crashes that are known to be its own (guilty) stay counted. Asked twice, it says the same once.
+-- Atomic: no longer a suspect in the act that excuses its crashes. Crashes that are known to be its own (guilty) stay
+-- counted. Asked twice, it says the same once.
 if not owned(KEYS[1]) then
   return 0
 end

@@ -74,7 +74,7 @@ async def _work(
     link = None if reins is None else reins.link
     runner = Worker(loaded, concurrency=concurrency, queues=queues, name=name, link=link)
     idle = sorted(set(runner.queues) - set(loaded.tasks.queues))
-    if idle and link is None:
+    if idle and (link is None or link.role == "worker"):
         logger.warning("no task of app {!r} is on {}: {} are", loaded.name, ", ".join(idle), loaded.tasks.queues)
     code = 1
     try:

@@ -87,7 +87,7 @@ class Worker:
         self._partitions = partitions or self.settings.partitions
         namespace = Namespace(self.settings.namespace)
         self._namespace = namespace
-        self._gateway = Gateway(self.settings.address, replication=self.settings.replication)
+        self._gateway = Gateway(self.settings.address, replication=self.settings.replication, sealer=app.sealer)
         self._slots = Slots(concurrency)
         self._isolation = Isolation(link, self.settings.probation)
         self._leases: Leases[Run] = Leases()

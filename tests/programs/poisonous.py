@@ -1,0 +1,44 @@
+"""An app for test_poison.py: tasks of two steps, one of which kills its process in the second.
+
+What happens goes into the journal. In the second step all wait until there is a file that lets them go on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import anyio
+from perdure import App, Context, Retry
+
+JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
+GATES = Path(os.environ["GATES"])
+
+app = App("poisonous")
+
+
+def note(what: str, number: int) -> None:
+    """One line, in one write: lines of several processes never mix."""
+    os.write(JOURNAL, f"{os.getpid()} {what} {number}\n".encode())
+
+
+async def first(number: int) -> int:
+    note("first", number)
+    return number
+
+
+async def second(number: int, poison: bool) -> int:
+    note("begin", number)
+    while not (GATES / ("poison" if poison else "innocent")).exists():  # noqa: ASYNC110 - a file tells of nothing
+        await anyio.sleep(0.01)
+    if poison:
+        os.kill(os.getpid(), signal.SIGKILL)
+    note("end", number)
+    return number
+
+
+@app.task(retry=Retry(max_crashes=1, base=0.01))
+async def job(ctx: Context, number: int, poison: bool) -> int:
+    """Two steps, one after the other."""
+    return await ctx.step("second", second, await ctx.step("first", first, number), poison)
