@@ -251,7 +251,7 @@ class Worker:
                     reading.start_soon(intake.run)
                     await self._stop.wait()
             except BaseException:  # cancelled from outside: what runs is cancelled as well, at once
-                with anyio.CancelScope(shield=True):
+                with anyio.move_on_after(_FORCED, shield=True):  # what does not end is given up below
                     await self._slots.cancel()
                 raise
             finally:
