@@ -39,6 +39,7 @@ class Supervisor:
         self._plan = plan
         self._ledger: Ledger | None = None
         self._company: Company | None = None
+        self._reload_asked = False
         self._stopped = 0
         self._stopping = anyio.Event()
 
@@ -109,6 +110,8 @@ class Supervisor:
                 return _code_of_failure(pilot)
             logger.info("supervisor {} of {} workers, process {}", ledger.name, self._plan.processes, os.getpid())
         self._company = Company(self._plan, facts, ledger, self._children)
+        if self._reload_asked:  # before there was anything to reload; who has started may have the old code
+            self._company.reload()
         self._tending.start_soon(ledger.run)
         self._tending.start_soon(Watch(self._children, facts.stall_limit).run)
         return await self._company.run(None if pilot.stops else pilot)
@@ -157,6 +160,7 @@ class Supervisor:
 
     def reload(self) -> None:
         """Replace all children by new ones, one at a time: SIGHUP."""
+        self._reload_asked = True
         if self._company is not None:
             self._company.reload()
 
