@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import anyio
 from redis.asyncio.client import PubSub
+from redis.exceptions import TimeoutError as ReplyTimeout
 
 from .connection import translated
 from .errors import QueueError, Unavailable
@@ -29,6 +30,12 @@ LOST = b""
 _FIRST_DELAY: Final = 0.05
 _LONGEST_DELAY: Final = 2.0
 """Seconds before a lost connection is made anew, after the first failure and after many."""
+
+_SILENCE: Final = 10.0
+"""Seconds without news after which the server is asked whether it is there."""
+
+_ANSWERING: Final = 5.0
+"""Seconds that it has to answer."""
 
 _FAREWELL: Final = 1.0
 """Seconds that leaving a channel may take, also for a waiter who was cancelled: the connection is everybody's."""
@@ -114,7 +121,7 @@ class News:
                             await self._begin_anew()
                     continue
                 with translated(self._gateway.address.shown):
-                    message = await heard.get_message(timeout=30.0)
+                    message = await self._hear(heard)
                 delay = _FIRST_DELAY
                 if message is not None:
                     self._hand_out(message)
@@ -124,6 +131,18 @@ class News:
                         await self._drop()
                 await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
                 delay = min(delay * 2, _LONGEST_DELAY)
+
+    async def _hear(self, pubsub: PubSub) -> dict[str, Any] | None:
+        """The next message. Where none comes for long, ask whether the server is there at all: nothing else would
+        ever tell of a connection that broke without a word.
+        """
+        message: dict[str, Any] | None = await pubsub.get_message(timeout=_SILENCE)
+        if message is None:
+            await pubsub.ping()
+            message = await pubsub.get_message(timeout=_ANSWERING)
+            if message is None:
+                raise ReplyTimeout(f"no answer on the connection for news within {_ANSWERING:g} s")
+        return message
 
     # with the lock held
 

@@ -17,7 +17,8 @@ PATIENCE = 10.0
 class LossyLine:
     """A proxy between unix sockets. `lose(text)` breaks the connection in place of the next reply to such a command.
 
-    While `flowing` is cleared, connections stand and nothing goes through.
+    While `flowing` is cleared, connections stand and nothing goes through. `hang` has those that stand now stay so for
+    good, without a word to anybody. `delay`: seconds by which each reply comes later.
     """
 
     def __init__(self, server: Path, path: Path) -> None:
@@ -30,6 +31,19 @@ class LossyLine:
         self._listener: asyncio.Server | None = None
         self.flowing = asyncio.Event()
         self.flowing.set()
+        self.delay = 0.0
+        self._hung_there: set[asyncio.StreamWriter] = set()
+        self._hung_back: set[asyncio.StreamWriter] = set()
+        self._open: set[asyncio.StreamWriter] = set()
+
+    def hang(self, *, there: bool = True, back: bool = True) -> int:
+        """Carry nothing more on the connections that stand now: there (to the server), back, or both ways.
+
+        Returns how many they are.
+        """
+        self._hung_there |= self._open if there else set()
+        self._hung_back |= self._open if back else set()
+        return len(self._open)
 
     def lose(self, text: bytes) -> None:
         self._wanted = text
@@ -70,11 +84,16 @@ class LossyLine:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(_close, writer)
-            answers, upstream = await asyncio.open_unix_connection(self._server)
+            try:
+                answers, upstream = await asyncio.open_unix_connection(self._server)
+            except OSError:
+                return  # the server is away, and so are those who ask for it
+            self._open.add(writer)
+            stack.callback(self._open.discard, writer)
             stack.push_async_callback(_close, upstream)
             doomed = asyncio.Event()
             both = [
-                asyncio.create_task(self._carry(reader, upstream, doomed)),
+                asyncio.create_task(self._carry(reader, upstream, doomed, writer)),
                 asyncio.create_task(self._carry_back(answers, writer, doomed)),
             ]
             try:
@@ -84,13 +103,20 @@ class LossyLine:
                     one.cancel()
                 await asyncio.gather(*both, return_exceptions=True)
 
-    async def _carry(self, reader: asyncio.StreamReader, upstream: asyncio.StreamWriter, doomed: asyncio.Event) -> None:
+    async def _carry(
+        self,
+        reader: asyncio.StreamReader,
+        upstream: asyncio.StreamWriter,
+        doomed: asyncio.Event,
+        back: asyncio.StreamWriter,
+    ) -> None:
         while data := await reader.read(65536):
             if self._wanted is not None and self._wanted in data:
                 self._wanted = None
                 doomed.set()
             await self.flowing.wait()
-            upstream.write(data)
+            if back not in self._hung_there:
+                upstream.write(data)
 
     async def _carry_back(
         self, answers: asyncio.StreamReader, writer: asyncio.StreamWriter, doomed: asyncio.Event
@@ -99,7 +125,10 @@ class LossyLine:
             if doomed.is_set():
                 self.lost += 1
                 return
-            writer.write(data)
+            if self.delay:
+                await asyncio.sleep(self.delay)
+            if writer not in self._hung_back:
+                writer.write(data)
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:

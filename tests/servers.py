@@ -56,6 +56,18 @@ class RedisServer:
         return self.process.pid
 
     def start(self, password: str = "") -> RedisServer:
+        """Start it, and wait until it answers."""
+        self.launch()
+        assert self.process is not None
+        deadline = time.monotonic() + 20
+        while not answers(self.socket, password):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError((self.folder / "server.log").read_text())
+            time.sleep(0.01)
+        return self
+
+    def launch(self, *more: str) -> None:
+        """Start it, and do not wait for it. more: options beside its own."""
         command: list[str | Path] = [
             self.program,
             *([self.config] if self.config else []),
@@ -66,21 +78,22 @@ class RedisServer:
             "--dir",
             self.folder,
             *self.options,
+            *more,
         ]
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        deadline = time.monotonic() + 20
-        while not answers(self.socket, password):
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError((self.folder / "server.log").read_text())
-            time.sleep(0.01)
-        return self
 
     def kill(self) -> None:
         """SIGKILL, as a power cut would."""
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+
+    def end(self) -> None:
+        """SIGTERM, and wait: it leaves in peace, and its data stays."""
+        assert self.process is not None
+        self.process.terminate()
+        self.process.wait(20)
 
     def stop(self) -> None:
         if self.process is not None and self.process.poll() is None:

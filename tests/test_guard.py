@@ -207,12 +207,12 @@ async def test_who_waits_for_redis_is_not_idle(limited: Limited, monkeypatch: py
     """Redis is away for longer than the limit while the step is to be recorded."""
     refused: list[float] = []
 
-    async def away(*args: object) -> bool:
+    async def away(*args: object, **options: object) -> bool:
         if len(refused) < 5:
             refused.append(time.monotonic())
             await asyncio.sleep(0.2)
             raise Unavailable("Redis is away")
-        return await write_entries(*args)  # type: ignore[arg-type]
+        return await write_entries(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(recorder_module, "write_entries", away)
     monkeypatch.setattr("perdure.worker.durable.patience._LONGEST_WAIT", 0.1)

@@ -252,6 +252,7 @@ async def test_a_primary_that_is_demoted_meanwhile_confirms_nothing(
                 await soon(waiting)
             with pytest.raises(Unavailable):
                 await soon(producer.enqueue("t", durability="replicated"))
+            await until(lambda: _has_left(primary), "its connection has left the server that refuses writes")
         finally:
             primary.command("REPLICAOF", "NO", "ONE")
             replica.thaw()
@@ -260,6 +261,11 @@ async def test_a_primary_that_is_demoted_meanwhile_confirms_nothing(
             )
         producer.gateway.patience = 30.0
         assert await (await soon(producer.enqueue("t", durability="replicated"))).status() is State.QUEUED
+
+
+async def _has_left(node: Node) -> bool:
+    """Whether no connection is there on which somebody waited."""
+    return b"cmd=wait" not in node.command("CLIENT", "LIST")
 
 
 async def test_one_that_waits_is_told_when_the_producer_closes(

@@ -42,6 +42,11 @@ class Keeper:
         self._task: asyncio.Task[None] | None = None
 
     @property
+    def supervised(self) -> bool:
+        """Whether what runs is a supervisor. The other version's workers are plain: it may know of none."""
+        return bool(self.processes) and self.version == "this"
+
+    @property
     def pid(self) -> int | None:
         """Of the process that runs now, if one does."""
         process = self._process
@@ -117,8 +122,9 @@ class Fleet:
         ]
         for host in self.hosts:
             host.processes = options.processes if host.number % 2 == 0 else 0
-            if former is not None and host.number % 2:
-                host.version = "former"
+        for one in (*self.hosts, *self.producers):
+            if former is not None and one.number % 2:
+                one.version = "former"
 
     @property
     def versions(self) -> list[str]:
@@ -136,12 +142,14 @@ class Fleet:
         environment = self.environment(self._lines[host.number].url, host.version) | {
             "PERDURE_LEASE": str(options.lease),
             "PERDURE_GRACE": str(options.grace),
+            "PERDURE_CRASH_THRESHOLD": "8",
+            "PERDURE_RESTART_DELAYS": "0.2,0.5,1,2",
             "CHAOS_ROLE": "worker",
             "CHAOS_VERSION": host.version,
         }
         command = [sys.executable, "-m", "perdure.worker.cli", "worker", "run", "chaos.app:app", "--concurrency", "8"]
-        if host.processes and host.version == "this":
-            command += ["--processes", str(host.processes)]
+        if host.supervised:
+            command += ["--processes", str(host.processes), "--name", f"chaos-{host.number}"]
         return command, environment
 
     def _producer(self, producer: Keeper) -> tuple[list[str], Mapping[str, str]]:
@@ -149,7 +157,7 @@ class Fleet:
         rate = 0.0 if producer.resting else options.rate / options.producers
         seed = options.seed * 1000 + producer.number
         command = [sys.executable, "-m", "chaos.producer", str(seed), str(rate)]
-        return command, self.environment(self._lines[-1].url, "this")
+        return command, self.environment(self._lines[-1].url, producer.version)
 
     def environment(self, url: str, version: str) -> dict[str, str]:
         """What every process of the run is told."""

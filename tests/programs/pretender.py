@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -90,4 +89,4 @@ def _is_pipe(descriptor: Path) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import TYPE_CHECKING
 
 from loguru import logger as _logger
@@ -16,6 +17,8 @@ __all__ = ["configure_logging", "logger"]
 def _make_printable(record: Record) -> None:
     """Control characters in a task's error must not reach the terminal as such.
 
+    A traceback becomes text here, for a handler of the application's own, such as loguru's first one, would show the
+    values of its variables (`diagnose`), and these may be secrets.
     Stacks that are bound to a record as `stacks` follow its message, in lines of their own, whatever the format.
     """
     message = record["message"]
@@ -23,6 +26,11 @@ def _make_printable(record: Record) -> None:
         record["message"] = "".join(char if char.isprintable() else repr(char)[1:-1] for char in message)
     if stacks := record["extra"].pop("stacks", ""):
         record["message"] += f"\n{stacks}"
+    raised = record["exception"]
+    if raised is not None and raised.type is not None:
+        lines = "".join(traceback.format_exception(raised.type, raised.value, raised.traceback))
+        record["message"] += "\n" + lines.rstrip()
+        record["exception"] = None
 
 
 logger = _logger.patch(_make_printable)

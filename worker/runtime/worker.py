@@ -35,6 +35,7 @@ from ..observe import logger
 from .burst import Burst
 from .execution import Executor
 from .guard import Guard
+from .health import Health, Report
 from .intake import Intake
 from .isolation import Isolation
 from .janitor import Janitor
@@ -86,7 +87,7 @@ class Worker:
         self._partitions = partitions or self.settings.partitions
         namespace = Namespace(self.settings.namespace)
         self._namespace = namespace
-        self._gateway = Gateway(self.settings.address, replication=self.settings.replication)
+        self._gateway = Gateway(self.settings.address, replication=self.settings.replication, sealer=app.sealer)
         self._slots = Slots(concurrency)
         self._isolation = Isolation(link, self.settings.probation)
         self._leases: Leases[Run] = Leases()
@@ -106,6 +107,7 @@ class Worker:
             on_look=self._tell_alive,
             who=self._blocking,
         )
+        self._health = Health(self.id, self.settings, self._vigil, self._executor, self._slots, self._isolation)
         self._stop = anyio.Event()
         self._hurry = anyio.Event()
         self._stack = AsyncExitStack()
@@ -119,6 +121,10 @@ class Worker:
     def settled(self) -> int:
         """How many deliveries this worker has settled."""
         return self._executor.settled.total()
+
+    def health(self) -> Report:
+        """How the worker is; may be asked from any thread, and says so when the event loop is blocked."""
+        return self._health.report()
 
     async def __aenter__(self) -> Self:
         """Connect and check the server, load the scripts, join the groups, register, begin to beat."""
@@ -152,8 +158,11 @@ class Worker:
         )
         await self._gateway.load_scripts()
         await self._territory.look()
-        info = describe(self.id, self.app.name, self.queues, self.concurrency)
-        self._registration = Registration(self._gateway, self._namespace, info, self._slots, self._executor.settled)
+        self._health.guard = self._guard
+        info = describe(self.id, self.app.name, self.queues, self.concurrency, self.settings.heartbeat)
+        self._registration = Registration(
+            self._gateway, self._namespace, info, self._slots, self._executor.settled, self._health
+        )
         with suppress(ServerFull):  # it can finish what is there, though nobody hears of it
             await self._registration.announce()
         beat = Beat(
@@ -162,7 +171,7 @@ class Worker:
             self.id,
             self._leases,
             self.settings.lease,
-            _report_beat,
+            self._report_beat,
             self._vigil.may_beat,
         )
         beat.start()
@@ -187,6 +196,7 @@ class Worker:
         if self._stop.is_set():
             self._hurry.set()
         self._stop.set()
+        self._health.stopping = True
 
     def look_for_suspects(self) -> None:
         """Look now whether there is a task whose worker died, and run it alone."""
@@ -213,6 +223,7 @@ class Worker:
                 on_rerouted=self._territory.poke,
                 give_back=self._give_back,
             )
+            self._health.intake = intake
             janitor = Janitor(
                 self._gateway,
                 self._namespace,
@@ -253,7 +264,7 @@ class Worker:
     def _tell_alive(self, lag: float) -> None:
         """In the vigil's thread."""
         if self._link is not None:
-            self._link.say("alive", lag=lag)
+            self._link.say("alive", lag=lag, health=self._health.report().summary())
 
     def _ask_for_replacement(self, why: str) -> None:
         if self._link is not None:
@@ -309,9 +320,10 @@ class Worker:
         await self._hurry.wait()
         scope.cancel()
 
-
-def _report_beat(trouble: QueueError | None) -> None:
-    if trouble is None:
-        logger.info("leases are renewed again")
-    else:
-        logger.warning("cannot renew leases: {}", trouble)
+    def _report_beat(self, trouble: QueueError | None) -> None:
+        """In the beat's thread."""
+        self._health.beat_troubled(trouble)
+        if trouble is None:
+            logger.info("leases are renewed again")
+        else:
+            logger.warning("cannot renew leases: {}", trouble)
