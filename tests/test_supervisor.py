@@ -382,6 +382,15 @@ async def test_a_reload_replaces_one_at_a_time(stage: Stage) -> None:
     assert (await stage.info()).crashes == 0
 
 
+async def test_a_reload_that_comes_early_is_remembered(stage: Stage) -> None:
+    supervisor = await stage.begin(processes=1)
+    await stage.journal.line("began")
+    supervisor.reload()  # the first child may have read the old code
+    pilot = await stage.came(1)
+    await stage.told(pilot, "stop")
+    await stage.came(2)
+
+
 async def test_a_reload_lets_a_suspect_come_to_its_end(stage: Stage) -> None:
     supervisor = await stage.start(processes=1)
     [busy] = stage.ready("isolated")
