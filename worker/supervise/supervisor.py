@@ -16,6 +16,7 @@ from typing import Any, Final
 import anyio
 from anyio.abc import TaskGroup
 
+from ...queues import QueueError
 from ..observe import logger
 from .alert import alert
 from .child import Child, how_it_ended
@@ -142,7 +143,13 @@ class Supervisor:
         """Returns how many tasks it held."""
         if self._ledger is None or not child.ready.is_set():
             return 0
-        held = (await self._ledger.report(child)).held
+        try:
+            held = (await self._ledger.report(child)).held
+        except QueueError as error:  # Redis said no; one that is away is waited for
+            logger.error(
+                "the end of worker {} cannot be reported: {}; its tasks wait for the lease", child.worker, error
+            )
+            return 0
         logger.warning(
             "worker {} (process {}) ended by {}: {} of its tasks go on elsewhere",
             child.worker,
