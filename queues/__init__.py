@@ -60,7 +60,7 @@ from .rerouting import close_former, load_route, load_routes, retire_generation,
 from .revealing import SECRET, has_secret, reveal, shows_mask
 from .routes import MOST_PARTITIONS, Generation, Route, spread
 from .scripts import Script, load_script
-from .sealing import ERROR, NO_KEYS, NO_SEAL, Seal, Sealer, arguments_of, is_sealed
+from .sealing import ERROR, MARK, NO_KEYS, NO_SEAL, Seal, Sealer, arguments_of, is_sealed
 from .sealing_keys import generate_key, make_sealer
 from .sending import Message
 from .settlement import Counters, cancelled, release, reschedule, succeed
@@ -83,6 +83,7 @@ __all__ = [
     "ERROR",
     "FORMAT_VERSION",
     "LONGEST",
+    "MARK",
     "MOST_PARTITIONS",
     "NO_KEYS",
     "NO_SEAL",
