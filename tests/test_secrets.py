@@ -136,6 +136,12 @@ def test_what_is_hidden_and_given_back_is_what_it_was(arguments: dict[str, Any],
         assert orjson.loads(keep_hidden(hidden, lambda: data, marks)) == arguments
 
 
+def test_numbers_of_any_size_outlive_an_edit() -> None:
+    data = b'{"token":"secret","number":123456789012345678901234567890}'
+    edited = b'{"token":"%b","number":223456789012345678901234567890}' % MASK.encode()
+    assert keep_hidden(edited, lambda: data, (("token",),)) == data.replace(b":1", b":2")
+
+
 def test_arguments_that_cannot_be_read_are_hidden_as_a_whole() -> None:
     assert orjson.loads(hide(b'{"token": "abc', (("token",),))) == MASK
     assert orjson.loads(hide(b'{"token": "abc"}', EVERYTHING)) == MASK
