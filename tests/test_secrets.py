@@ -281,6 +281,19 @@ async def test_producers_by_name_send_secrets_too(settings: Settings) -> None:
 
 
 @pytest.mark.integration
+async def test_a_secret_that_its_producer_did_not_mark_is_kept_out_of_errors_and_logs(
+    settings: Settings, log: list[str]
+) -> None:
+    async with build(settings) as app:
+        account = {"user": "ada", "password": "another-s3cret"}
+        handle = await app.producer.enqueue("log_in", {"token": TOKEN, "how": "raises", "account": account})
+        await work_off(app)
+        dead = await letter(app, handle)
+        assert dead.message == f"cannot log in with '{MASK}'"
+        assert TOKEN not in dead.traceback + "".join(log) + repr([event.data for event in await history(handle)])
+
+
+@pytest.mark.integration
 async def test_who_edits_arguments_leaves_hidden_ones_as_they_are(settings: Settings) -> None:
     async with build(with_keys(settings, FIRST)) as app:
         handle = await app.tasks["log_in"].enqueue(SecretStr(TOKEN), "raises")
