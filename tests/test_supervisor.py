@@ -16,13 +16,17 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import anyio
 import psutil
 import pytest
 from perdure.queues import Producer, Refused, SupervisorInfo, list_supervisors, resume_supervisor
 from perdure.worker.settings import Settings
-from perdure.worker.supervise import Plan, Supervisor, child, children, ledger, ward
+from perdure.worker.supervise import Plan, Supervisor, alert, child, children, ledger, ward, watch
+from perdure.worker.supervise.child import Child
+from perdure.worker.supervise.line import Line
+from perdure.worker.supervise.watch import Watch
 from processes import Crew, Line
 from servers import BUNDLED, RedisServer, find_program
 from working import BOUND, until
@@ -266,7 +270,8 @@ async def test_isolated_children_with_nothing_to_do_end_but_one(stage: Stage, mo
     assert not stage.journal.lines("heard", "stop", pid=more)
 
 
-async def test_the_death_of_an_isolated_child_counts_nothing_and_another_one_comes(stage: Stage) -> None:
+async def test_the_death_of_an_isolated_child_counts_nothing_and_another_one_comes_at_once(stage: Stage) -> None:
+    stage.change(restart_delays=[1000.0])
     await stage.start(processes=1)
     [warm] = stage.ready("isolated")
     stage.order(warm, 'say {"what": "begins", "id": "t1"}', "kill SIGKILL")
@@ -306,6 +311,69 @@ async def test_a_child_that_does_not_answer_is_dumped_and_replaced(
         assert "Fatal Python error: Aborted" in capfd.readouterr().err
 
 
+@dataclass
+class Mute:
+    """A child as the watch sees it, which was heard of long ago."""
+
+    heard: float = 0.0
+    lag: float = 0.0
+    stalled: str = ""
+    stops: int = 0
+    worker: str = "mute"
+    pid: int = 0
+    gone: anyio.Event = field(default_factory=anyio.Event)
+
+    async def abort(self, why: str) -> None:
+        self.stalled = why
+
+
+@pytest.mark.parametrize(("pace", "killed"), [(1.0, True), (100.0, False)], ids=["watching", "frozen itself"])
+async def test_silence_counts_only_while_the_supervisor_listens(
+    pace: float, killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A supervisor that was frozen, and its children with it, has heard of none of them for long."""
+    child, looks = Mute(), 0
+
+    async def sleep(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        await asyncio.sleep(0)
+        if looks > 12:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(f"{watch.__name__}.time.monotonic", lambda: looks * pace)
+    monkeypatch.setattr(f"{watch.__name__}.anyio.sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await Watch(cast("list[Child]", [child]), 10.0).run()
+    assert (child.stalled == "stalled") is killed
+
+
+async def test_the_last_words_of_a_dead_child_are_heard() -> None:
+    """Its end may be known before what it has said was read: the pipe keeps it."""
+
+    class Dead:
+        pid = 0
+
+        async def wait(self) -> int:
+            return -signal.SIGKILL
+
+    line = Line()
+    child = Child("isolated", cast("asyncio.subprocess.Process", Dead()), line, lambda *_: None)
+    os.write(line.theirs[1], b'{"say": "begins", "id": "t1"}\n{"say": "step", "id": "t1", "step": "die"}\n{"say": "en')
+    line.give_away()
+    await child.wait()
+    assert (child.how, child.doing) == ("SIGKILL", {"t1": "die"})
+
+
+async def test_an_alert_that_hangs_is_ended_with_all_it_has_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(alert, "_BOUND", 0.2)
+    told = tmp_path / "pid"
+    await alert.alert(f"sleep 1000 & echo $! > {told}; wait", {"event": "paused"})
+    await until(lambda: gone(int(told.read_text())), "the end of what the alert has started")
+
+
 async def test_nonsense_on_the_line_harms_nobody(stage: Stage) -> None:
     await stage.start(processes=1)
     [one] = stage.ready()
@@ -330,6 +398,15 @@ async def test_a_reload_replaces_one_at_a_time(stage: Stage) -> None:
     ]
     assert len(stage.ready("isolated")) == 2
     assert (await stage.info()).crashes == 0
+
+
+async def test_a_reload_that_comes_early_is_remembered(stage: Stage) -> None:
+    supervisor = await stage.begin(processes=1)
+    await stage.journal.line("began")
+    supervisor.reload()  # the first child may have read the old code
+    pilot = await stage.came(1)
+    await stage.told(pilot, "stop")
+    await stage.came(2)
 
 
 async def test_a_reload_lets_a_suspect_come_to_its_end(stage: Stage) -> None:
@@ -438,7 +515,7 @@ async def test_a_crash_while_redis_is_away_is_told_when_it_is_back(
 
 
 async def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid)
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 async def test_where_redis_refuses_no_child_begins(stage: Stage) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import anyio
 from anyio.abc import TaskGroup
 
+from ...queues import QueueError
 from ..observe import logger
 from ..runtime.health import Combined
 from .alert import alert
@@ -42,6 +43,7 @@ class Supervisor:
         self._all: Iterable[Child] = ()
         self._ledger: Ledger | None = None
         self._company: Company | None = None
+        self._reload_asked = False
         self._stopped = 0
         self._stopping = anyio.Event()
 
@@ -117,6 +119,8 @@ class Supervisor:
                 return _code_of_failure(pilot)
             logger.info("supervisor {} of {} workers, process {}", ledger.name, self._plan.processes, os.getpid())
         self._company = Company(self._plan, facts, ledger, self._children)
+        if self._reload_asked:  # before there was anything to reload; who has started may have the old code
+            self._company.reload()
         self._tending.start_soon(ledger.run)
         self._tending.start_soon(Watch(self._children, facts.stall_limit).run)
         return await self._company.run(None if pilot.stops else pilot)
@@ -147,7 +151,13 @@ class Supervisor:
         """Returns how many tasks it held."""
         if self._ledger is None or not child.ready.is_set():
             return 0
-        held = (await self._ledger.report(child)).held
+        try:
+            held = (await self._ledger.report(child)).held
+        except QueueError as error:  # Redis said no; one that is away is waited for
+            logger.error(
+                "the end of worker {} cannot be reported: {}; its tasks wait for the lease", child.worker, error
+            )
+            return 0
         logger.warning(
             "worker {} (process {}) ended by {}: {} of its tasks go on elsewhere",
             child.worker,
@@ -165,6 +175,7 @@ class Supervisor:
 
     def reload(self) -> None:
         """Replace all children by new ones, one at a time: SIGHUP."""
+        self._reload_asked = True
         if self._company is not None:
             self._company.reload()
 
