@@ -23,9 +23,8 @@ import psutil
 import pytest
 from perdure.queues import Producer, Refused, SupervisorInfo, list_supervisors, resume_supervisor
 from perdure.worker.settings import Settings
-from perdure.worker.supervise import Plan, Supervisor, alert, child, children, ledger, ward, watch
+from perdure.worker.supervise import Plan, Supervisor, alert, child, children, ledger, line, ward, watch
 from perdure.worker.supervise.child import Child
-from perdure.worker.supervise.line import Line
 from perdure.worker.supervise.watch import Watch
 from processes import Crew, Line
 from servers import BUNDLED, RedisServer, find_program
@@ -357,12 +356,14 @@ async def test_the_last_words_of_a_dead_child_are_heard() -> None:
         async def wait(self) -> int:
             return -signal.SIGKILL
 
-    line = Line()
-    child = Child("isolated", cast("asyncio.subprocess.Process", Dead()), line, lambda *_: None)
-    os.write(line.theirs[1], b'{"say": "begins", "id": "t1"}\n{"say": "step", "id": "t1", "step": "die"}\n{"say": "en')
-    line.give_away()
-    await child.wait()
-    assert (child.how, child.doing) == ("SIGKILL", {"t1": "die"})
+    its_line = line.Line()
+    dead = Child("isolated", cast("asyncio.subprocess.Process", Dead()), its_line, lambda *_: None)
+    os.write(
+        its_line.theirs[1], b'{"say": "begins", "id": "t1"}\n{"say": "step", "id": "t1", "step": "die"}\n{"say": "en'
+    )
+    its_line.give_away()
+    await dead.wait()
+    assert (dead.how, dead.doing) == ("SIGKILL", {"t1": "die"})
 
 
 async def test_an_alert_that_hangs_is_ended_with_all_it_has_started(
