@@ -133,7 +133,7 @@ _READERS: Final[dict[str, Callable[[bytes], Any]]] = {
 
 def _read(announced: bytes | list[bytes] | None, now: int) -> WorkerInfo | None:
     """What was announced, by this version or another; None where nothing was, or nothing that can be understood."""
-    if announced is None:
+    if not announced:
         return None
     try:
         if isinstance(announced, bytes):

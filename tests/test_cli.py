@@ -61,6 +61,7 @@ LEAVES = dict(leaves(commands))
 def test_the_commands_are_these() -> None:
     assert {" ".join(path) for path in LEAVES} == {
         "worker run",
+        "worker health",
         "worker list",
         "worker resume",
         "enqueue",

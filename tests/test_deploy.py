@@ -413,6 +413,19 @@ def test_composes_health_check_tells_a_server_that_serves_from_one_that_does_not
     assert check() != 0
 
 
+def test_composes_health_check_of_the_worker_is_a_command_that_there_is(
+    image: Image, server: RedisServer, namespace_name: str
+) -> None:
+    check = read_compose()["services"]["worker"]["healthcheck"]
+    kind, *command = check["test"]
+    assert kind == "CMD"
+    environment = image.environment() | {"PERDURE_REDIS_URL": server.url, "PERDURE_NAMESPACE": namespace_name}
+    done = call(command, env=environment, cwd=image.workdir)
+    assert done.returncode == 1
+    assert "not alive: no worker on host" in done.stderr
+    assert seconds(check["timeout"]) < seconds(check["interval"])
+
+
 def test_compose_can_scale_the_worker() -> None:
     worker = read_compose()["services"]["worker"]
     assert not {"container_name", "ports", "hostname", "scale", "deploy"} & worker.keys()

@@ -25,6 +25,7 @@ from perdure.queues import Producer, Refused, SupervisorInfo, list_supervisors, 
 from perdure.worker.settings import Settings
 from perdure.worker.supervise import Plan, Supervisor, alert, child, children, ledger, ward, watch
 from perdure.worker.supervise.child import Child
+from perdure.worker.supervise.line import Line
 from perdure.worker.supervise.watch import Watch
 from processes import Crew, Line
 from servers import BUNDLED, RedisServer, find_program
@@ -345,6 +346,23 @@ async def test_silence_counts_only_while_the_supervisor_listens(
     with pytest.raises(asyncio.CancelledError):
         await Watch(cast("list[Child]", [child]), 10.0).run()
     assert (child.stalled == "stalled") is killed
+
+
+async def test_the_last_words_of_a_dead_child_are_heard() -> None:
+    """Its end may be known before what it has said was read: the pipe keeps it."""
+
+    class Dead:
+        pid = 0
+
+        async def wait(self) -> int:
+            return -signal.SIGKILL
+
+    line = Line()
+    child = Child("isolated", cast("asyncio.subprocess.Process", Dead()), line, lambda *_: None)
+    os.write(line.theirs[1], b'{"say": "begins", "id": "t1"}\n{"say": "step", "id": "t1", "step": "die"}\n{"say": "en')
+    line.give_away()
+    await child.wait()
+    assert (child.how, child.doing) == ("SIGKILL", {"t1": "die"})
 
 
 async def test_an_alert_that_hangs_is_ended_with_all_it_has_started(

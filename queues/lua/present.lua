@@ -2,13 +2,16 @@
 -- KEYS  announcement of one worker, then those of others
 -- ARGV  none
 -- returns  {milliseconds of Redis' clock, for each key: fields and values of a hash, the text of a string, or nil}
--- A string is what workers of versions before the hash announce.
+-- A string is what workers of versions before the hash announce; asked for a hash, Redis answers with an error.
 local function announced(key)
-  local kind = redis.call('TYPE', key).ok
-  if kind == 'hash' then
-    return redis.call('HGETALL', key)
+  local found = redis.pcall('HGETALL', key)
+  if found.err then
+    found = redis.pcall('GET', key)
   end
-  return kind == 'string' and redis.call('GET', key)
+  if type(found) == 'table' and found.err then
+    return false
+  end
+  return found
 end
 local found = {announced(KEYS[1])}
 for i = 2, #KEYS do

@@ -90,8 +90,8 @@ class Combined:
 
     @property
     def live(self) -> bool:
-        """Whether all are."""
-        return all(report.live for report in self.reports)
+        """Whether any is, or there is none: the supervisor replaces the others by itself."""
+        return not self.reports or any(report.live for report in self.reports)
 
     @property
     def ready(self) -> bool:

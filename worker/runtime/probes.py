@@ -20,6 +20,10 @@ _PATIENCE: Final = 5.0
 """Seconds that a client has to send its request."""
 
 
+_TURN: Final = 0.1
+"""Seconds that it takes to end, at the most."""
+
+
 class Probed(Protocol):
     """What is asked: a worker's report, or that of several."""
 
@@ -49,7 +53,9 @@ class Probes:
 
         self._server = ThreadingHTTPServer((host, port), Handler)
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, name="perdure probes", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_TURN,), name="perdure probes", daemon=True
+        )
 
     @property
     def address(self) -> str:

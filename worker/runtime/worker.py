@@ -122,6 +122,11 @@ class Worker:
         """How many deliveries this worker has settled."""
         return self._executor.settled.total()
 
+    @property
+    def unending(self) -> int:
+        """How many handlers go on though they were ended and their tasks were given up."""
+        return self._slots.written_off
+
     def health(self) -> Report:
         """How the worker is; may be asked from any thread, and says so when the event loop is blocked."""
         return self._health.report()
@@ -246,7 +251,7 @@ class Worker:
                     reading.start_soon(intake.run)
                     await self._stop.wait()
             except BaseException:  # cancelled from outside: what runs is cancelled as well, at once
-                with anyio.CancelScope(shield=True):
+                with anyio.move_on_after(_FORCED, shield=True):  # what does not end is given up below
                     await self._slots.cancel()
                 raise
             finally:

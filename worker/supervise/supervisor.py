@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from anyio.abc import TaskGroup
 
 from ...queues import QueueError
 from ..observe import logger
+from ..runtime.health import Combined
 from .alert import alert
 from .child import Child, how_it_ended
 from .children import Children
@@ -25,6 +26,7 @@ from .company import Company
 from .first import first_of
 from .ledger import Ledger
 from .plan import Facts, Plan
+from .probing import health_of
 from .watch import Watch
 
 __all__ = ["Supervisor"]
@@ -38,11 +40,16 @@ class Supervisor:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._all: Iterable[Child] = ()
         self._ledger: Ledger | None = None
         self._company: Company | None = None
         self._reload_asked = False
         self._stopped = 0
         self._stopping = anyio.Event()
+
+    def health(self) -> Combined:
+        """How the workers are, as they tell it; may be asked from any thread."""
+        return health_of(self._all)
 
     async def run(self) -> int:
         """Supervise until a signal says stop, or with a burst until all is done. Returns the exit code.
@@ -53,6 +60,7 @@ class Supervisor:
         async with anyio.create_task_group() as tending:
             self._children = Children(self._plan.commands, tending, on_said=self._hear, on_end=self._settle)
             self._tending = tending
+            self._all = self._children
             with self._signals():
                 code = 0
                 try:
