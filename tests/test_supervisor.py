@@ -23,9 +23,8 @@ import psutil
 import pytest
 from perdure.queues import Producer, Refused, SupervisorInfo, list_supervisors, resume_supervisor
 from perdure.worker.settings import Settings
-from perdure.worker.supervise import Plan, Supervisor, alert, child, children, ledger, ward, watch
+from perdure.worker.supervise import Plan, Supervisor, alert, child, children, ledger, line, ward, watch
 from perdure.worker.supervise.child import Child
-from perdure.worker.supervise.line import Line
 from perdure.worker.supervise.watch import Watch
 from processes import Crew, Line
 from servers import BUNDLED, RedisServer, find_program
@@ -294,13 +293,13 @@ async def test_a_child_that_asks_for_it_is_replaced_once_another_works(stage: St
 async def test_a_child_that_does_not_answer_is_dumped_and_replaced(
     stage: Stage, stuck: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    stage.change(stall_limit=0.5)
+    stage.change(stall_limit=500.0 if stuck == "in its loop" else 0.5)
     await stage.start(processes=1)
     [one] = stage.ready()
     stage.order(one, 'say {"what": "alive", "lag": 0.0}', "note lives")
     await stage.journal.line("noted", "lives")
     if stuck == "in its loop":
-        stage.order(one, 'say {"what": "alive", "lag": 0.7}')
+        stage.order(one, 'say {"what": "alive", "lag": 501}')
     elif stuck == "in C code":
         stage.order(one, "stick")
     else:
@@ -332,7 +331,7 @@ async def test_silence_counts_only_while_the_supervisor_listens(
     pace: float, killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A supervisor that was frozen, and its children with it, has heard of none of them for long."""
-    child, looks = Mute(), 0
+    mute, looks = Mute(), 0
 
     async def sleep(_: float) -> None:
         nonlocal looks
@@ -344,8 +343,8 @@ async def test_silence_counts_only_while_the_supervisor_listens(
     monkeypatch.setattr(f"{watch.__name__}.time.monotonic", lambda: looks * pace)
     monkeypatch.setattr(f"{watch.__name__}.anyio.sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
-        await Watch(cast("list[Child]", [child]), 10.0).run()
-    assert (child.stalled == "stalled") is killed
+        await Watch(cast("list[Child]", [mute]), 10.0).run()
+    assert (mute.stalled == "stalled") is killed
 
 
 async def test_the_last_words_of_a_dead_child_are_heard() -> None:
@@ -357,12 +356,12 @@ async def test_the_last_words_of_a_dead_child_are_heard() -> None:
         async def wait(self) -> int:
             return -signal.SIGKILL
 
-    line = Line()
-    child = Child("isolated", cast("asyncio.subprocess.Process", Dead()), line, lambda *_: None)
-    os.write(line.theirs[1], b'{"say": "begins", "id": "t1"}\n{"say": "step", "id": "t1", "step": "die"}\n{"say": "en')
-    line.give_away()
-    await child.wait()
-    assert (child.how, child.doing) == ("SIGKILL", {"t1": "die"})
+    pipes = line.Line()
+    dead = Child("isolated", cast("asyncio.subprocess.Process", Dead()), pipes, lambda *_: None)
+    os.write(pipes.theirs[1], b'{"say": "begins", "id": "t1"}\n{"say": "step", "id": "t1", "step": "die"}\n{"say": "en')
+    pipes.give_away()
+    await dead.wait()
+    assert (dead.how, dead.doing) == ("SIGKILL", {"t1": "die"})
 
 
 async def test_an_alert_that_hangs_is_ended_with_all_it_has_started(
