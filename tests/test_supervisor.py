@@ -217,6 +217,7 @@ async def test_stopping_drains_all_children(stage: Stage) -> None:
 
 
 async def test_the_second_signal_hurries_and_the_third_kills(stage: Stage) -> None:
+    stage.change(grace=1000.0)
     await stage.start(processes=1)
     (stage.folder / "stubborn").touch()
     everybody = stage.alive()
@@ -244,7 +245,7 @@ async def test_a_child_has_its_own_pipes_and_no_others(stage: Stage) -> None:
 
 
 async def test_suspects_wake_who_is_idle_and_bring_in_others_up_to_the_limit(stage: Stage) -> None:
-    await stage.start(processes=1, isolated=2)
+    supervisor = await stage.start(processes=1, isolated=2)
     [ordinary], [warm] = stage.ready(), stage.ready("isolated")
     stage.order(ordinary, 'say {"what": "suspects"}')
     await stage.told(warm, "isolate")
@@ -254,7 +255,9 @@ async def test_suspects_wake_who_is_idle_and_bring_in_others_up_to_the_limit(sta
     stage.order(more, 'say {"what": "begins", "id": "t2"}', 'say {"what": "suspects"}')
     stage.order(warm, 'say {"what": "ends", "id": "t1"}', 'say {"what": "suspects"}')
     await stage.told(warm, "isolate", 2)
-    assert len(stage.ready("isolated")) == 2
+    supervisor.stop()
+    await stage.ended()
+    assert len(stage.journal.lines("began", "isolated")) == 2
 
 
 async def test_isolated_children_with_nothing_to_do_end_but_one(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
