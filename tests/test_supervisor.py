@@ -21,7 +21,15 @@ from typing import Any, cast
 import anyio
 import psutil
 import pytest
-from perdure.queues import Producer, Refused, SupervisorInfo, list_supervisors, resume_supervisor
+from perdure.queues import (
+    Producer,
+    Refused,
+    SupervisorInfo,
+    SupervisorState,
+    Unavailable,
+    list_supervisors,
+    resume_supervisor,
+)
 from perdure.worker.settings import Settings
 from perdure.worker.supervise import Plan, Supervisor, alert, child, children, ledger, line, ward, watch
 from perdure.worker.supervise.child import Child
@@ -514,6 +522,25 @@ async def test_a_crash_while_redis_is_away_is_told_when_it_is_back(
             await stage.counted(1)
     finally:
         server.stop()
+
+
+async def test_a_crash_is_counted_though_redis_goes_away_in_between(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, calls = ledger.count_crash, 0
+
+    async def away(*args: Any, **named: Any) -> SupervisorState:
+        nonlocal calls
+        calls += 1
+        if calls < 3:
+            raise Unavailable("away")
+        return await count(*args, **named)
+
+    monkeypatch.setattr(ledger, "count_crash", away)
+    await stage.start(processes=1)
+    stage.order(stage.ready()[0], "kill SIGKILL")
+    await stage.came(2)
+    await stage.counted(1)
 
 
 async def gone(pid: int) -> bool:
