@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from ..queues import (
     NO_SEAL,
     Envelope,
@@ -24,6 +22,7 @@ from ..queues import (
     is_sealed,
     opened_error,
     pairs,
+    plain_data,
     read_marks,
     shown_arguments,
 )
@@ -233,8 +232,8 @@ def _data(value: bytes | None) -> Any:
     if value is None:
         return None
     try:
-        return orjson.loads(value)
-    except orjson.JSONDecodeError:
+        return plain_data(value)
+    except ValueError:
         return _text(value)
 
 

@@ -10,6 +10,7 @@ from .due import promote_due, watch_due
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
     FORMAT_VERSION,
+    LONGEST,
     Envelope,
     Options,
     check_size,
@@ -52,14 +53,14 @@ from .place import default_address, default_data_dir, default_namespace, default
 from .presence import WorkerInfo, announce, list_workers, present_workers, withdraw
 from .producer import Key, Producer, key_of, map_each
 from .reading import OneConnection, Reading, read_partitions
-from .records import Record, State, opened_error, pairs, read_record, shown_arguments
+from .records import Record, State, opened_error, pairs, plain_data, read_record, shown_arguments
 from .redaction import Redaction
 from .replication import Replicated, Replication
 from .rerouting import close_former, load_route, load_routes, retire_generation, set_partitions
 from .revealing import SECRET, has_secret, reveal, shows_mask
 from .routes import MOST_PARTITIONS, Generation, Route, spread
 from .scripts import Script, load_script
-from .sealing import ERROR, NO_KEYS, NO_SEAL, Seal, Sealer, arguments_of, is_sealed
+from .sealing import ERROR, MARK, NO_KEYS, NO_SEAL, Seal, Sealer, arguments_of, is_sealed
 from .sealing_keys import generate_key, make_sealer
 from .sending import Message
 from .settlement import Counters, cancelled, release, reschedule, succeed
@@ -81,6 +82,8 @@ __all__ = [
     "DEFAULT_PAYLOAD_LIMIT",
     "ERROR",
     "FORMAT_VERSION",
+    "LONGEST",
+    "MARK",
     "MOST_PARTITIONS",
     "NO_KEYS",
     "NO_SEAL",
@@ -187,6 +190,7 @@ __all__ = [
     "opened_error",
     "pairs",
     "paused_supervisors",
+    "plain_data",
     "present_workers",
     "promote_due",
     "queue_partitions",

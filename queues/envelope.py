@@ -24,6 +24,7 @@ from .revealing import SECRET, reveal
 __all__ = [
     "DEFAULT_PAYLOAD_LIMIT",
     "FORMAT_VERSION",
+    "LONGEST",
     "Envelope",
     "Options",
     "check_task_id",
@@ -38,7 +39,10 @@ DEFAULT_PAYLOAD_LIMIT: Final = 1024 * 1024
 
 _TASK_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+LONGEST: Final = 1e10
+"""Seconds that any time may have (three centuries). One beyond what Redis can count would fail a script halfway."""
+
+Seconds = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
 
 
 def check_task_id(task_id: str) -> str:

@@ -13,6 +13,7 @@ from pydantic_core import from_json
 from .address import Address
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
+    LONGEST,
     Options,
     check_size,
     encode_arguments,
@@ -212,8 +213,8 @@ class Producer:
         return None if partition is None else self._handle(task_id, partition, from_json)
 
     def _sending(self, queue: str, delay: float, durability: Replicated | None) -> Sending:
-        if delay < 0:
-            raise ValueError(f"delay must not be negative, not {delay}")
+        if not 0 <= delay <= LONGEST:
+            raise ValueError(f"delay must be 0 to {LONGEST:.0e} seconds, not {delay}")
         if durability not in (None, "replicated"):
             raise ValueError(f"durability of what is enqueued is 'replicated' or None, not {durability!r}")
         way = self._ways.get(queue)

@@ -16,7 +16,7 @@ from .keys import GROUP, Partition, is_nobody
 from .marks import Marks, hide, read_marks
 from .sealing import ERROR, NO_SEAL, RESULT, Seal, arguments_of
 
-__all__ = ["Record", "State", "opened_error", "pairs", "read_record", "read_records", "shown_arguments"]
+__all__ = ["Record", "State", "opened_error", "pairs", "plain_data", "read_record", "read_records", "shown_arguments"]
 
 
 class State(StrEnum):
@@ -241,6 +241,19 @@ def _json_or_text(data: bytes | None) -> Any:
     if not data:
         return None
     try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError:
+        return plain_data(data)
+    except ValueError:
         return data.decode("utf-8", "replace")
+
+
+def plain_data(data: bytes) -> Any:
+    """Stored JSON as data that can be shown in a document. `ValueError` where it is none, or is nested too deeply.
+
+    More can be read than can be written again (254 levels): here it has room for a list of documents around it.
+    """
+    found = orjson.loads(data)
+    try:
+        orjson.dumps([[found]])
+    except orjson.JSONEncodeError as error:
+        raise ValueError(str(error)) from None
+    return found

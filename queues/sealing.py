@@ -34,7 +34,7 @@ from typing import Any, Final
 from .errors import BadKeys, KeyMissing, NotSealed, SealBroken
 from .keys import Partition
 
-__all__ = ["ERROR", "NO_KEYS", "NO_SEAL", "RESULT", "Seal", "Sealer", "arguments_of", "is_sealed"]
+__all__ = ["ERROR", "MARK", "NO_KEYS", "NO_SEAL", "RESULT", "Seal", "Sealer", "arguments_of", "is_sealed"]
 
 MARK: Final = b"\xc1"
 VERSION: Final = b"\x01"
@@ -43,6 +43,9 @@ RESULT: Final = "result"
 ERROR: Final = "error"
 
 _OVERHEAD: Final = 34
+
+_NEWEST: Final = 15
+"""Versions of the form that may come: what has none of them was never sealed, or was changed."""
 
 
 def arguments_of(task: str) -> str:
@@ -113,6 +116,8 @@ class Seal:
             if self._sealer.required if plain is None else not plain:
                 raise NotSealed(self._what(kind))
             return data
+        if not 0 < data[1] <= _NEWEST:
+            raise SealBroken(self._what(kind))
         if data[1:2] != VERSION:
             raise KeyMissing(self._what(kind), f"in a form of version {data[1]}, which this version cannot open")
         key_id = data[2:6]

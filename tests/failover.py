@@ -18,10 +18,10 @@ from pathlib import Path
 import anyio
 from anyio.to_thread import run_sync
 from clusters import Cluster, cluster_of_its_own, slot_of
-from load import Fault, Figures, Journal, Load, Replication, redirections
+from load import Fault, Figures, Journal, Load, redirections
 from nodes import Node
 from perdure import Producer, Settings
-from perdure.queues import Namespace, Partition
+from perdure.queues import Namespace, Partition, Replication
 from processes import Crew, hire
 from sentinels import sentinels_of_its_own
 from servers import BUNDLED, SYSTEM, find_program
@@ -52,24 +52,28 @@ def queues_on_every_node(cluster: Cluster, each: int = 2) -> list[str]:
 
 @asynccontextmanager
 async def under_load(
-    url: str, queues: Sequence[str], replication: Replication, folder: Path
+    url: str, queues: Sequence[str], folder: Path, *, replicas: int = 1, steps: str = "sync"
 ) -> AsyncIterator[tuple[Load, Crew]]:
-    """Workers and producers at work while the block runs; afterwards the producers have stopped."""
+    """Workers and producers at work while the block runs; afterwards the producers have stopped.
+
+    replicas: how many must have what is enqueued, and steps where they are `replicated`.
+    """
     settings = Settings(redis_url=url, namespace=NAMESPACE.name, lease=LEASE)
-    with hire(settings, folder, CARRIER, {"QUEUES": ",".join(queues)}) as crew:
+    told = {"QUEUES": ",".join(queues), "DURABILITY": steps, "PERDURE_REPLICAS": str(replicas)}
+    with hire(settings, folder, CARRIER, told) as crew:
         for _ in range(WORKERS):
             crew.start(concurrency=8)
         for replica in crew.replicas:
             await replica.ready()
-        async with Producer(url, namespace=NAMESPACE.name) as producer:
-            load = Load(producer, queues, replication, Journal(crew.journal))
+        replication = Replication(replicas, 0.5)
+        async with Producer(url, namespace=NAMESPACE.name, replication=replication) as producer:
+            load = Load(producer, queues, Journal(crew.journal))
             running = asyncio.create_task(load.run())
             try:
                 yield load, crew
             finally:
                 load.stop()
                 await asyncio.gather(running, return_exceptions=True)
-                await replication.close()
 
 
 async def ended_well(crew: Crew) -> bool:
@@ -94,10 +98,7 @@ async def resharding(program: Path, folder: Path, rounds: int) -> Figures:
     with cluster_of_its_own(program) as cluster:
         queues = queues_on_every_node(cluster)
 
-        def primary(partition: Partition) -> Node:
-            return cluster.owner(slot_of(partition.ready))
-
-        async with under_load(cluster.url(), queues, Replication(primary), folder) as (load, crew):
+        async with under_load(cluster.url(), queues, folder) as (load, crew):
             await acknowledged(load, 50)
             for _ in range(rounds):
                 for queue in queues:
@@ -142,7 +143,7 @@ async def primary_killed(program: Path, folder: Path, rounds: int, *, full_cover
         def primary(partition: Partition) -> Node:
             return cluster.owner(slot_of(partition.ready))
 
-        async with under_load(cluster.url(), queues, Replication(primary), folder) as (load, crew):
+        async with under_load(cluster.url(), queues, folder) as (load, crew):
             for number in range(rounds):
                 await _begin_long(load, rounds)
                 await acknowledged(load, 200)
@@ -165,8 +166,8 @@ async def primary_killed(program: Path, folder: Path, rounds: int, *, full_cover
 async def sentinel_primary_killed(program: Path, folder: Path, rounds: int) -> Figures:
     """The one primary is killed, the sentinels make a replica the primary; then, when it has come back, that one."""
     with sentinels_of_its_own(program, options=CAREFUL) as sentinels:
-        replication = Replication(lambda _: sentinels.primary, sentinels.replicas)
-        async with under_load(sentinels.url(), ["q0", "q1"], replication, folder) as (
+        replicas = sentinels.replicas
+        async with under_load(sentinels.url(), ["q0", "q1"], folder, replicas=replicas, steps="replicated") as (
             load,
             crew,
         ):
@@ -188,8 +189,8 @@ async def sentinel_primary_replaced(
 ) -> Figures:
     """A replica is made the primary while the primary lives, and goes on taking writes until it hears of it."""
     with sentinels_of_its_own(program, options=options) as sentinels:
-        replication = Replication(lambda _: sentinels.primary, sentinels.replicas)
-        async with under_load(sentinels.url(), ["q0", "q1"], replication, folder) as (
+        replicas = sentinels.replicas
+        async with under_load(sentinels.url(), ["q0", "q1"], folder, replicas=replicas, steps="replicated") as (
             load,
             crew,
         ):

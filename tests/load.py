@@ -2,12 +2,9 @@
 
 What is counted lives outside of Redis: ids are noted before they are enqueued, handlers write theirs into a file.
 
-A task counts as acknowledged when its handle was returned *and* the replicas are known to have it. Replication is
-asynchronous: a primary that dies may take with it what it alone had, whoever was told of it. So after each `enqueue`
-its record is looked up on the primary, a marker is written behind it, and `WAIT` on the same connection waits until
-the replicas have the marker, and with it, since replication keeps the order, the record. All three are one pipeline on
-one connection: when the primary changes in between, none of them counts. It has to be every replica that may be
-promoted: of two, the one that is not goes on acknowledging for the former primary while the other has taken its place.
+A task counts as acknowledged when `enqueue(durability="replicated")` returned. Replication is asynchronous: a primary
+that dies may take with it what it alone had, whoever was told of it. It has to be every replica that may be promoted:
+of two, the one that is not goes on acknowledging for the former primary while the other has taken its place.
 """
 
 from __future__ import annotations
@@ -15,64 +12,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-import redis.asyncio
 from nodes import BOUND, Node
-from perdure import Producer, State, TaskHandle, TaskNotFound, Unavailable
-from perdure.queues import Partition, QueueError
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from perdure import NotReplicated, Producer, State, TaskHandle, TaskNotFound
+from perdure.queues import QueueError
 
 _LONG: Final = "long"
 """What the ids of long runs begin with."""
-
-_SEEN: Final = """
-if redis.call('EXISTS', KEYS[1]) == 0 then
-  return 0
-end
-redis.call('SET', KEYS[2], '1', 'PX', 60000)
-return 1
-"""
-
-
-class Replication:
-    """Asks the primary of a partition whether a replica has a task's record."""
-
-    def __init__(self, primary: Callable[[Partition], Node], copies: int = 1) -> None:
-        """primary: who serves a partition now; may raise while nobody does. copies: replicas that must have it."""
-        self._primary = primary
-        self._copies = copies
-        self._clients: dict[int, redis.asyncio.Redis] = {}
-
-    async def has(self, handle: TaskHandle[Any], *, within: float = 0.5) -> bool:
-        """Whether so many replicas have it; False where that is not known."""
-        partition = handle.partition
-        record = partition.record(handle.id)
-        try:
-            client = self._client(self._primary(partition))
-            pipe = client.pipeline(transaction=False)
-            pipe.execute_command("EVAL", _SEEN, 2, record, f"{partition.ready}:marker")
-            pipe.execute_command("WAIT", self._copies, round(within * 1000))
-            seen, replicas = await pipe.execute()
-        except (redis.RedisError, OSError, LookupError, AssertionError, StopIteration):
-            return False
-        return bool(seen == 1 and replicas >= self._copies)
-
-    def _client(self, node: Node) -> redis.asyncio.Redis:
-        if node.port not in self._clients:
-            self._clients[node.port] = redis.asyncio.Redis(
-                host="127.0.0.1", port=node.port, protocol=2, retry=Retry(NoBackoff(), 0), socket_timeout=5
-            )
-        return self._clients[node.port]
-
-    async def close(self) -> None:
-        for client in self._clients.values():
-            await client.aclose()
 
 
 @dataclass(frozen=True)
@@ -99,10 +50,22 @@ class Journal:
             runs = found.setdefault(task_id, [])
             if what == "start":
                 runs.append(Run(int(pid), at, None))
-            else:
+            elif what == "finish":
                 position = max(index for index, run in enumerate(runs) if run.pid == int(pid))
                 runs[position] = Run(int(pid), runs[position].started, at)
         return found
+
+    def steps_run_again(self) -> int:
+        """Tasks whose step was run once more after a run had its record."""
+        recorded: set[str] = set()
+        again: set[str] = set()
+        for line in self.path.read_text().splitlines():
+            _, what, _, task_id = line.split(" ")
+            if what == "recorded":
+                recorded.add(task_id)
+            elif what == "half" and task_id in recorded:
+                again.add(task_id)
+        return len(again)
 
 
 @dataclass(frozen=True)
@@ -144,6 +107,8 @@ class Figures:
     """Runs that were begun before a fault and take longer than a lease."""
     long_run_twice: int
     """Of those: begun again, because their lease was not renewed in time."""
+    steps_run_again: int
+    """Tasks whose step was run once more though its record was known."""
     redirections: dict[str, int] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[str, str]]:
@@ -160,6 +125,7 @@ class Figures:
             ("run twice without a crash", f"{self.unexplained:,}"),
             ("runs longer than a lease", f"{self.long_runs:,}"),
             ("of them run twice", f"{self.long_run_twice:,}"),
+            ("recorded steps run again", f"{self.steps_run_again:,}"),
             ("longest pause of enqueue", f"{self.enqueue_pause:.2f} s"),
             ("longest pause of work", f"{self.work_pause:.2f} s"),
         ]
@@ -174,7 +140,6 @@ class Load:
 
     producer: Producer
     queues: Sequence[str]
-    replication: Replication
     journal: Journal
     rate: float = 150.0
     """Tasks per second of all producers together. Each queue has two: one without a server holds up no other."""
@@ -208,14 +173,6 @@ class Load:
             left = 2 * len(self.queues) / self.rate - (time.monotonic() - begun)
             await asyncio.sleep(max(0.0, left))
 
-    async def _result(self, handle: TaskHandle[Any]) -> Any:
-        """Wait for it; where the server is away just when the waiting would begin, begin again."""
-        while True:
-            try:
-                return await handle.result()
-            except Unavailable:
-                await asyncio.sleep(0.1)
-
     async def begin_long(self, pause: float) -> None:
         """Enqueue a task of that many seconds on each queue."""
         for queue in self.queues:
@@ -228,7 +185,7 @@ class Load:
         begun = time.monotonic()
         while True:
             try:
-                handle = await self.producer.enqueue("carry", args, queue=queue, task_id=task_id)
+                handle, confirmed = await self._enqueue(task_id, queue, args)
             except QueueError:
                 if time.monotonic() - begun > BOUND:
                     raise
@@ -237,10 +194,19 @@ class Load:
             break
         self.slowest = max(self.slowest, time.monotonic() - begun)
         self.returned[task_id] = handle
-        if await self.replication.has(handle):
+        if confirmed:
             self.acknowledged.add(task_id)
             if len(self.acknowledged) % self.waited_for == 0:
-                self._waiters[task_id] = asyncio.create_task(self._result(handle))
+                self._waiters[task_id] = asyncio.create_task(handle.result())
+
+    async def _enqueue(self, task_id: str, queue: str, args: dict[str, float]) -> tuple[TaskHandle[Any], bool]:
+        """Enqueue; returns whether the replicas are known to have it as well."""
+        try:
+            return await self.producer.enqueue(
+                "carry", args, queue=queue, task_id=task_id, durability="replicated"
+            ), True
+        except NotReplicated:
+            return await self.producer.enqueue("carry", args, queue=queue, task_id=task_id), False
 
     async def figures(self, redirections: dict[str, int] | None = None) -> Figures:
         """Wait until all that was acknowledged is finished, and count."""
@@ -266,6 +232,7 @@ class Load:
             pause_elsewhere=self._pause_elsewhere(runs),
             long_runs=sum(task_id.startswith(_LONG) for task_id in runs),
             long_run_twice=sum(task_id.startswith(_LONG) for task_id in twice),
+            steps_run_again=self.journal.steps_run_again(),
             redirections=redirections or {},
         )
 

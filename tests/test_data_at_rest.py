@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import orjson
 import pytest
@@ -22,7 +23,8 @@ from perdure import (
     current_step,
 )
 from perdure.deadletter import DeadLetter, Reason, Replay, replay
-from perdure.queues import CannotOpen, KeyMissing, NotSealed, SealBroken
+from perdure.queues import CannotOpen, KeyMissing, NotSealed, SealBroken, make_sealer
+from processes import give, hire
 from resting import FIRST, SECOND, everything, with_keys
 from working import history, letter, redis_command, soon, take_and_die, until, work_off, working
 
@@ -357,6 +359,31 @@ async def test_keys_are_changed_while_workers_of_both_sets_run(settings: Setting
             assert handle is not None
             await handle.result()
         assert MARKER.encode() not in await everything(a)
+
+
+@pytest.mark.processes
+async def test_a_killed_worker_s_checkpoint_goes_on_under_new_keys(settings: Settings, tmp_path: Path) -> None:
+    """The killed process sealed with the old key; the one that goes on seals with the new one and opens both."""
+    known = f"{SECOND},{FIRST}"
+    sealer = make_sealer(known, None)
+    with hire(settings, tmp_path) as crew:
+        async with Producer(settings.redis_url, namespace=settings.namespace, sealer=sealer) as producer:
+            crew.environment["PERDURE_ENCRYPTION_KEYS"] = f"{FIRST},{SECOND}"
+            killed = await crew.start().ready()
+            handle = await producer.enqueue("gate", {"name": "g"})
+            await crew.line("saved", f"{handle.id}:second", pid=killed.pid)
+            killed.kill()
+            crew.environment["PERDURE_ENCRYPTION_KEYS"] = known
+            crew.start()
+            await crew.line("saved", f"{handle.id}:second", number=2)
+            await give(producer, "g", MARKER)
+            result = await soon(handle.result())
+            assert result["steps"] == ["first", f"{MARKER} after progress", "third"]
+            assert len(crew.lines("begin", f"{handle.id}:first")) == 1
+            stored = await producer.gateway.command("HVALS", handle.partition.steps(handle.id))
+            ids = make_sealer(known, None).key_ids
+            assert {value[2:6].hex() for value in stored} == set(ids)
+            assert not [value for value in stored if MARKER.encode() in value]
 
 
 async def test_many_steps_at_once_are_recorded_once(settings: Settings) -> None:

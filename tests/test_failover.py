@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 from anyio.to_thread import run_sync
 from clusters import Cluster, cluster_of_its_own, slot_of
 from conftest import default_kind
-from failover import primary_killed, resharding, sentinel_primary_killed, sentinel_primary_replaced
-from load import Figures, Replication
+from failover import (
+    primary_killed,
+    resharding,
+    sentinel_primary_killed,
+    sentinel_primary_replaced,
+)
+from load import Figures
 from nodes import wait_for
-from perdure import Producer, State, TaskNotFound, Unavailable
+from perdure import NotReplicated, Producer, State, TaskHandle, TaskNotFound, Unavailable
+from perdure.queues import Replication
 from servers import find_program
+from working import soon
 
 pytestmark = [pytest.mark.cluster, pytest.mark.integration, pytest.mark.processes]
 
@@ -29,6 +38,7 @@ def program() -> Path:
 def check(figures: Figures) -> None:
     print(*(f"{name}: {value}" for name, value in figures.rows()), sep="\n")  # noqa: T201 - shown when it fails
     assert figures.lost == 0
+    assert figures.steps_run_again == 0
     assert figures.acknowledged >= 200
     assert figures.waiters == figures.waited
 
@@ -62,33 +72,76 @@ async def cluster(program: Path) -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 async def producer(cluster: Cluster, namespace_name: str) -> AsyncIterator[Producer]:
-    async with Producer(cluster.url(), namespace=namespace_name) as producer:
+    async with Producer(cluster.url(), namespace=namespace_name, replication=Replication(1, 2.0)) as producer:
         yield producer
 
 
-async def test_what_only_a_killed_primary_had_is_gone_and_was_never_called_acknowledged(
+async def test_what_only_a_killed_primary_had_is_gone_and_was_never_called_replicated(
     cluster: Cluster, producer: Producer
 ) -> None:
-    """Replication is asynchronous: `enqueue` returns when the primary has the task. WAIT tells the difference."""
+    """Replication is asynchronous: a plain `enqueue` returns when the primary has the task."""
     slot = slot_of(producer.namespace.partition("default").ready)
-    replication = Replication(lambda _: cluster.owner(slot))
+    kept = await producer.enqueue("task", durability="replicated")
+    (replica,) = cluster.replicas_of(cluster.owner(slot))
+    replica.freeze()
+    cluster.owner(slot).command("CLIENT", "KILL", "TYPE", "replica")  # so that nothing waits for it in its socket
+    gone = await producer.enqueue("task")
+    assert await gone.status() is State.QUEUED
+    with pytest.raises(NotReplicated):
+        await producer.enqueue("task", task_id="unsure", durability="replicated")
+    victim = await run_sync(cluster.kill_primary, slot)
+    replica.thaw()
+    await run_sync(cluster.failed_over, slot, victim)
+    assert await kept.status() is State.QUEUED
+    with pytest.raises(TaskNotFound):
+        await gone.status()
+    assert await producer.find("unsure") is None
+    await run_sync(cluster.restart, victim)
+    assert await (await confirmed_on(producer, "default", "unsure")).status() is State.QUEUED
+
+
+async def confirmed_on(producer: Producer, queue: str, task_id: str) -> TaskHandle[Any]:
+    """As a caller does who may not lose it: the same id again until it is confirmed."""
+    while True:
+        try:
+            return await soon(producer.enqueue("task", queue=queue, task_id=task_id, durability="replicated"))
+        except Unavailable:
+            await anyio.sleep(0.05)
+
+
+async def test_replicas_are_asked_of_the_node_that_has_the_partition(cluster: Cluster, producer: Producer) -> None:
+    """One node's replica stands still: what is on the others is confirmed. Slots that move are followed."""
+    slots: dict[str, int] = {}
+    while len({cluster.owner(slot) for slot in slots.values()}) < len(cluster.serving()):
+        name = f"q{len(slots)}"
+        slots[name] = slot_of(producer.namespace.partition(name).ready)
+    queues = list(slots)
+    handles = [await producer.enqueue("task", queue=queue, durability="replicated") for queue in queues]
+    hit = queues[0]
+    (replica,) = cluster.replicas_of(cluster.owner(slots[hit]))
+    replica.freeze()
     try:
-        kept = await producer.enqueue("task")
-        assert await replication.has(kept, within=20)
-        (replica,) = cluster.replicas_of(cluster.owner(slot))
-        replica.freeze()
-        cluster.owner(slot).command("CLIENT", "KILL", "TYPE", "replica")  # so that nothing waits for it in its socket
-        gone = await producer.enqueue("task")
-        assert await gone.status() is State.QUEUED
-        assert not await replication.has(gone)
-        victim = await run_sync(cluster.kill_primary, slot)
-        replica.thaw()
-        await run_sync(cluster.failed_over, slot, victim)
-        assert await kept.status() is State.QUEUED
-        with pytest.raises(TaskNotFound):
-            await gone.status()
+        for queue in queues:
+            if cluster.owner(slots[queue]) is cluster.owner(slots[hit]):
+                with pytest.raises(NotReplicated):
+                    await producer.enqueue("task", queue=queue, durability="replicated")
+            else:
+                await producer.enqueue("task", queue=queue, durability="replicated")
     finally:
-        await replication.close()
+        replica.thaw()
+    serving = cluster.serving()
+    target = serving[(serving.index(cluster.owner(slots[hit])) + 1) % len(serving)]
+    move = cluster.migrate(slots[hit], target)
+    await run_sync(move.begin)
+    asked = await confirmed_on(producer, hit, "while-moving")  # ASK: new keys belong on the target
+    await run_sync(move.keys)
+    await run_sync(move.finish)
+    moved = await confirmed_on(producer, hit, "moved")
+    for handle in (asked, moved):
+        (copy,) = cluster.replicas_of(target)
+        copy.command("READONLY")
+        assert copy.command("EXISTS", handle.partition.record(handle.id)) == 1
+    assert len({handle.id for handle in handles}) == len(queues)
 
 
 async def test_a_primary_that_must_have_replicas_refuses_what_they_would_not_hear_of(

@@ -293,6 +293,7 @@ async def test_the_beat_renews_again(scene: Scene, way: str) -> None:
     delivery = await read_one(await worker(scene.direct, partition, leases=leases))
     leases.hold(Held(delivery, handle.id))
     beat = Beat(scene.app.producer.address, None, "a", leases, 0.6, troubles.append)
+    await age(scene.direct, delivery)
     beat.start()
     try:
         await until(lambda: _was_renewed(scene, delivery), "the lease is renewed")

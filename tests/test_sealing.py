@@ -117,6 +117,13 @@ def test_a_later_form_is_said_to_be_one() -> None:
         Sealer([FIRST]).of(HERE, "x").open("result", sealed[:1] + b"\x02" + sealed[2:])
 
 
+@pytest.mark.parametrize("version", [0, 16, 255])
+def test_what_only_looks_sealed_is_not_handed_to_others(version: int) -> None:
+    for sealer in (NO_KEYS, Sealer([FIRST])):
+        with pytest.raises(SealBroken):
+            sealer.of(HERE, "x").open("result", b"\xc1" + bytes([version]) * 60)
+
+
 def test_plain_data_is_read_unless_that_is_refused() -> None:
     assert Sealer([FIRST]).of(HERE, "x").open("result", b"[1]") == b"[1]"
     strict = Sealer([FIRST], required=True).of(HERE, "x")

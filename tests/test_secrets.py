@@ -55,7 +55,7 @@ class Tokens(RootModel[list[SecretStr]]):
 def build(settings: Settings | None = None) -> App:
     app = App("secrets", settings=settings)
 
-    @app.task(retry=Retry(max_attempts=1))
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
     async def log_in(ctx: Context, token: SecretStr, how: str = "well", account: Account | None = None) -> str:
         value = token.get_secret_value()
         await ctx.step("plain", asyncio.sleep, 0, value)

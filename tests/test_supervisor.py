@@ -376,6 +376,25 @@ async def test_the_last_words_of_a_dead_child_are_heard() -> None:
     assert (dead.how, dead.doing) == ("SIGKILL", {"t1": "die"})
 
 
+async def test_the_last_words_of_a_dead_child_are_heard() -> None:
+    """Its end may be known before what it has said was read: the pipe keeps it."""
+
+    class Dead:
+        pid = 0
+
+        async def wait(self) -> int:
+            return -signal.SIGKILL
+
+    its_line = line.Line()
+    dead = Child("isolated", cast("asyncio.subprocess.Process", Dead()), its_line, lambda *_: None)
+    os.write(
+        its_line.theirs[1], b'{"say": "begins", "id": "t1"}\n{"say": "step", "id": "t1", "step": "die"}\n{"say": "en'
+    )
+    its_line.give_away()
+    await dead.wait()
+    assert (dead.how, dead.doing) == ("SIGKILL", {"t1": "die"})
+
+
 async def test_an_alert_that_hangs_is_ended_with_all_it_has_started(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

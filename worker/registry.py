@@ -23,6 +23,7 @@ from typing_extensions import TypedDict
 
 from ..deadletter import Retry
 from ..queues import (
+    LONGEST,
     Form,
     Key,
     Marks,
@@ -326,8 +327,10 @@ class Registry(Mapping[str, Task[Any, Any]]):
         if name in self._tasks:
             raise TaskDefinitionError(f"task {name!r} is defined twice: pass name=... to one of them")
         for what, seconds in (("timeout", timeout), ("idle_timeout", idle_timeout), ("result_ttl", result_ttl)):
-            if seconds is not None and not seconds > 0:
-                raise TaskDefinitionError(f"task {name!r}: {what} must be more than 0 seconds, not {seconds}")
+            if seconds is not None and not 0 < seconds <= LONGEST:
+                raise TaskDefinitionError(
+                    f"task {name!r}: {what} must be more than 0 seconds and at most {LONGEST:.0e}, not {seconds}"
+                )
         try:
             result = Codec(_hints(name, handler).get("return", Any))
         except PydanticUserError as error:

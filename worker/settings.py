@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from ..deadletter import DEFAULT_RETENTION, Retry
 from ..queues import (
     DEFAULT_PAYLOAD_LIMIT,
+    LONGEST,
     Address,
     Replication,
     Sealer,
@@ -22,7 +23,7 @@ from .errors import ConfigurationError
 
 __all__ = ["Settings", "load_settings"]
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
 Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 

@@ -62,6 +62,10 @@ class Faults:
             ):
                 yield fault
 
+    def supervised(self, pid: int) -> bool:
+        """Whether the process has a supervisor."""
+        return len(self._families.get(pid, ({pid}, None))[0]) > 1
+
     def explain(self, pid: int, since: int, until: int) -> Fault | None:
         """The last fault that hit a process between two times: what it was doing may have been cut off by it.
 

@@ -17,7 +17,7 @@ import psutil
 from .journal import Pen
 from .line import Line
 from .options import NAMESPACE, Options
-from .versions import ROOT
+from .versions import ROOT, knows_supervisors
 
 __all__ = ["Fleet", "Keeper"]
 
@@ -34,6 +34,8 @@ class Keeper:
         self.version = "this"
         self.processes = 0
         """Workers under the supervisor; 0 where it is a plain worker."""
+        self.supervisors: frozenset[str] = frozenset()
+        """The versions that have one."""
         self.resting = False
         self._pen = pen
         self._log = log
@@ -43,8 +45,8 @@ class Keeper:
 
     @property
     def supervised(self) -> bool:
-        """Whether what runs is a supervisor. The other version's workers are plain: it may know of none."""
-        return bool(self.processes) and self.version == "this"
+        """Whether what runs is a supervisor."""
+        return bool(self.processes) and self.version in self.supervisors
 
     @property
     def pid(self) -> int | None:
@@ -120,8 +122,10 @@ class Fleet:
         self.producers = [
             Keeper("producer", number, pen, folder / "producers.log") for number in range(options.producers)
         ]
+        supervisors = {"this", *(["former"] if former is not None and knows_supervisors(former) else [])}
         for host in self.hosts:
             host.processes = options.processes if host.number % 2 == 0 else 0
+            host.supervisors = frozenset(supervisors)
         for one in (*self.hosts, *self.producers):
             if former is not None and one.number % 2:
                 one.version = "former"

@@ -11,11 +11,14 @@ import os
 import signal
 import sys
 import time
+from typing import Literal
 
 import anyio
 from perdure import App, Context, Retry, Worker
 
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
+
+DURABILITY: Literal["sync", "replicated"] = "replicated" if os.environ["DURABILITY"] == "replicated" else "sync"
 
 app = App("carrier")
 
@@ -25,11 +28,17 @@ def note(what: str, task_id: str) -> None:
     os.write(JOURNAL, f"{os.getpid()} {what} {time.monotonic_ns()} {task_id}\n".encode())
 
 
+async def half(task_id: str, pause: float) -> None:
+    note("half", task_id)
+    await anyio.sleep(pause)
+
+
 @app.task(retry=Retry(max_attempts=1, max_crashes=1000))
 async def carry(ctx: Context, pause: float) -> str:
-    """Takes `pause` seconds, in two steps."""
+    """Takes `pause` seconds, one half of them in a step."""
     note("start", ctx.task_id)
-    await ctx.step("half", anyio.sleep, pause / 2)
+    await ctx.step("half", half, ctx.task_id, pause / 2, durability=DURABILITY)
+    note("recorded", ctx.task_id)
     await anyio.sleep(pause / 2)
     note("finish", ctx.task_id)
     return ctx.task_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...queues import Redaction, arguments_of, is_sealed, marked_values
+from ...queues import MARK, Redaction, arguments_of, marked_values
 from ..durable import Run
 from ..registry import Task
 
@@ -22,12 +22,13 @@ def open_arguments(run: Run, task: Task[Any, Any]) -> dict[str, Any]:
     Raises `CannotOpen`, `InvalidArguments`.
     """
     data = run.delivery.fields.get(b"args", b"{}")
-    sealer, marks = run.gateway.sealer, run.envelope.secrets
-    if sealer.required or is_sealed(data):
+    sealer = run.gateway.sealer
+    if data[:1] == MARK or sealer.required:
         data = sealer.of(run.delivery.partition, run.id).open(arguments_of(task.name), data)
+    marks, known = run.envelope.secrets, task.arguments
     if marks:
         run.redact = Redaction(marked_values(data, marks))
-    arguments = task.arguments.decode(data)
-    if task.arguments.has_secrets and not marks:  # its producer did not know
-        run.redact = Redaction(task.arguments.secret_values(arguments))
+    arguments = known.decode(data)
+    if known.has_secrets and not marks:  # its producer did not know
+        run.redact = Redaction(known.secret_values(arguments))
     return arguments
