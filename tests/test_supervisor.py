@@ -291,14 +291,17 @@ async def test_the_death_of_an_isolated_child_counts_nothing_and_another_one_com
 
 
 async def test_a_child_that_asks_for_it_is_replaced_once_another_works(stage: Stage) -> None:
-    await stage.start(processes=1)
+    supervisor = await stage.start(processes=1)
     [old] = stage.ready()
-    stage.order(old, 'say {"what": "replace", "why": "threads"}')
+    stage.order(old, *['say {"what": "replace", "why": "threads"}'] * 2)
     await stage.told(old, "stop")
     new = await stage.came(2)
     happened = [(line.what, line.pid) for line in stage.journal.lines() if line.key in ("worker", "stop")]
     assert happened.index(("ready", new)) < happened.index(("heard", old))
     assert (await stage.info()).crashes == 0
+    supervisor.stop()
+    await stage.ended()
+    assert len(stage.journal.lines("began", "worker")) == 2  # though it was asked for twice
 
 
 @pytest.mark.parametrize("stuck", ["in its loop", "in C code", "stopped"])
