@@ -371,23 +371,6 @@ async def test_the_last_words_of_a_dead_child_are_heard() -> None:
         async def wait(self) -> int:
             return -signal.SIGKILL
 
-    pipes = line.Line()
-    dead = Child("isolated", cast("asyncio.subprocess.Process", Dead()), pipes, lambda *_: None)
-    os.write(pipes.theirs[1], b'{"say": "begins", "id": "t1"}\n{"say": "step", "id": "t1", "step": "die"}\n{"say": "en')
-    pipes.give_away()
-    await dead.wait()
-    assert (dead.how, dead.doing) == ("SIGKILL", {"t1": "die"})
-
-
-async def test_the_last_words_of_a_dead_child_are_heard() -> None:
-    """Its end may be known before what it has said was read: the pipe keeps it."""
-
-    class Dead:
-        pid = 0
-
-        async def wait(self) -> int:
-            return -signal.SIGKILL
-
     its_line = line.Line()
     dead = Child("isolated", cast("asyncio.subprocess.Process", Dead()), its_line, lambda *_: None)
     os.write(
