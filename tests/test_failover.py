@@ -133,8 +133,8 @@ async def test_replicas_are_asked_of_the_node_that_has_the_partition(cluster: Cl
     target = serving[(serving.index(cluster.owner(slots[hit])) + 1) % len(serving)]
     move = cluster.migrate(slots[hit], target)
     await run_sync(move.begin)
-    asked = await confirmed_on(producer, hit, "while-moving")  # ASK: new keys belong on the target
     await run_sync(move.keys)
+    asked = await confirmed_on(producer, hit, "while-moving")  # the former node says ASK
     await run_sync(move.finish)
     moved = await confirmed_on(producer, hit, "moved")
     for handle in (asked, moved):
