@@ -10,7 +10,7 @@ SOURCES := $(wildcard $(addsuffix /*.py,$(PACKAGES)) $(addsuffix /*.lua,$(PACKAG
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-system test-cluster test-valkey failover check format
-.PHONY: bench bench-scale bench-peers chaos clean
+.PHONY: model fuzz bounded chaos bench bench-scale bench-peers clean
 
 help:
 	@printf '%s\n' \
@@ -22,9 +22,12 @@ help:
 	  'make test-valkey  all tests on a Valkey server' \
 	  'make check        ruff, mypy --strict, import layers' \
 	  'make format       rewrite the code in the house format' \
+	  'make model       a thousand random runs of all scripts beside a model of them (MODEL_SEED, MODEL_RUNS)' \
+	  'make fuzz        ten thousand hostile messages to a real worker (FUZZ_SEED, FUZZ_ENTRIES)' \
+	  'make bounded     100,000 tasks of all outcomes leave nothing behind, in Redis and in the worker' \
 	  'make failover     primaries killed and slots moved under load, and what became of the tasks' \
 	  'make chaos        ten minutes of faults, and a proof from the journal that every promise held' \
-  'make bench        throughput, step rate, latency and recovery beside the raw limit' \
+	  'make bench        throughput, step rate, latency and recovery beside the raw limit' \
 	  'make bench-scale  what tasks and idle workers cost Redis, with 1, 16 and 500 workers; writes docs/scaling.md' \
 	  'make bench-peers  the same beside ten peers, into docs/benchmarks.md (most of an hour)' \
 	  'make install      the virtual environment in .venv, with everything the above need' \
@@ -39,7 +42,7 @@ $(VENV)/python-ready:
 
 $(VENV)/dependencies: pyproject.toml $(VENV)/python-ready
 	$(PIP) install --quiet --group test --group check
-	$(PIP) install --quiet --no-build-isolation --config-settings editable_mode=strict --editable '.[embedded,metrics]'
+	$(PIP) install --quiet --no-build-isolation --config-settings editable_mode=strict --editable '.[embedded,metrics,encryption]'
 	@touch $@
 
 $(VENV)/installed: $(VENV)/dependencies $(SOURCES)
@@ -79,6 +82,17 @@ check: install
 format: install
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+model: export MODEL_RUNS ?= 1000
+model: export MODEL_ACTS ?= 60
+model: export MODEL_SEED ?= $(shell $(PYTHON) -c 'import secrets; print(secrets.randbelow(2**32))')
+model: install
+	$(BIN)/python -m pytest tests/test_model.py -rP
+
+fuzz: export FUZZ_ENTRIES ?= 10000
+fuzz: export FUZZ_SEED ?= $(shell $(PYTHON) -c 'import secrets; print(secrets.randbelow(2**32))')
+fuzz: install
+	$(BIN)/python -m pytest tests/test_fuzz.py -rP
 
 failover: install
 	$(BIN)/python tests/failover.py

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .deadletter import Retry
     from .queues import (
+        CannotOpen,
         LeaseLost,
         NotReplicated,
         PayloadTooLarge,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "App",
+    "CannotOpen",
     "Context",
     "Happened",
     "InvalidArguments",
@@ -58,6 +60,7 @@ __all__ = [
 
 _HOMES = {
     "App": ".worker.app",
+    "CannotOpen": ".queues",
     "Context": ".worker.durable",
     "Happened": ".worker.durable",
     "InvalidArguments": ".worker.errors",

@@ -29,7 +29,7 @@ from .latency import LATENCY
 from .machine import machine_line, run
 from .memory import MEMORY
 from .place import Place
-from .recovery import recovery
+from .recovery import SUPERVISED, recovery
 from .server import NoServer, given_server, own_server, server_line
 from .size import FULL, QUICK, Size
 from .startup import STARTUP
@@ -52,6 +52,7 @@ def measures(size: Size) -> list[Measure]:
         HAND_OVER,
         recovery("recovery_short_lease", size.short_lease, at_once=False),
         recovery("recovery", size.lease, at_once=True),
+        SUPERVISED,
     ]
 
 

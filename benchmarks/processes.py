@@ -17,9 +17,9 @@ from pathlib import Path
 
 from .place import Place
 
-__all__ = ["Child", "started", "tell"]
+__all__ = ["ROOT", "Child", "started", "tell"]
 
-_ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[1]
 _READY_WITHIN = 60.0
 
 
@@ -68,7 +68,7 @@ class Child:
 async def started(module: str, place: Place, *arguments: str) -> AsyncIterator[Child]:
     """A module of this package, run as a process at a place; ready on entry, dead on exit."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", f"{__package__}.{module}", *arguments, stdout=PIPE, env=place.environment, cwd=_ROOT
+        sys.executable, "-m", f"{__package__}.{module}", *arguments, stdout=PIPE, env=place.environment, cwd=ROOT
     )
     child = Child(process)
     try:

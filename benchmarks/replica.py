@@ -16,6 +16,9 @@ __all__ = ["TICK", "app"]
 TICK = 0.002
 """Seconds one step of `tick` takes."""
 
+PACE = 0.02
+"""The same of `pace`."""
+
 app = App("bench")
 
 
@@ -32,15 +35,41 @@ async def hang(ctx: Context) -> None:
 
 
 @app.task
+async def hang_once(ctx: Context) -> None:
+    """Hangs after its first step, and not when it is resumed there."""
+    await ctx.step("first", _instant)
+    if ctx.resumed:
+        tell()
+    else:
+        await ctx.step("hang", _hang)
+
+
+@app.task
 async def tick(ctx: Context) -> None:
     """Many short steps."""
     for _ in range(10_000):
         await ctx.step("tick", _tick)
 
 
+@app.task
+async def pace(ctx: Context) -> None:
+    """The same, slower: what nobody reads must have room in the pipe."""
+    for _ in range(10_000):
+        await ctx.step("pace", _pace)
+
+
+async def _instant() -> None:
+    """Nothing to do."""
+
+
 async def _hang() -> None:
     tell()
     await asyncio.Event().wait()
+
+
+async def _pace() -> None:
+    tell()
+    await asyncio.sleep(PACE)
 
 
 async def _tick() -> None:

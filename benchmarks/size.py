@@ -27,7 +27,7 @@ class Size:
     one task alone. shared_steps: durable steps of all concurrent tasks together. pick_ups: tasks sent to an idle
     worker. delays: delayed tasks. lease, short_lease: of the workers that are killed. backlog, small_backlog: what is
     compared; backlog_samples: how often each act is measured.
-    expired: tasks that are run and forgotten.
+    expired: tasks that are run and forgotten. kills: of a supervised worker, within a round.
     """
 
     rounds: int
@@ -43,6 +43,7 @@ class Size:
     small_backlog: Backlog
     backlog_samples: int
     expired: int
+    kills: int
 
 
 FULL: Final = Size(
@@ -59,6 +60,7 @@ FULL: Final = Size(
     small_backlog=Backlog(10_000, 1_000, 1_000),
     backlog_samples=500,
     expired=1_000_000,
+    kills=4,
 )
 
 QUICK: Final = Size(
@@ -75,5 +77,6 @@ QUICK: Final = Size(
     small_backlog=Backlog(200, 50, 50),
     backlog_samples=20,
     expired=500,
+    kills=1,
 )
 """To see that everything runs; its figures say nothing."""

@@ -7,7 +7,7 @@ from typing import Final
 
 import orjson
 
-from ..queues import Counters, Delivery, Gateway, LeaseLost, Partition, load_script
+from ..queues import ERROR, Counters, Delivery, Gateway, LeaseLost, Partition, load_script
 from .evidence import Evidence
 from .reasons import Reason
 
@@ -48,7 +48,7 @@ async def bury(
         task_id,
         task,
         str(reason),
-        orjson.dumps(evidence.fields()),
+        gateway.sealer.of(partition, task_id).close(ERROR, orjson.dumps(evidence.fields())),
         counters.attempts,
         counters.crashes,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 
 __all__ = ["Evidence"]
@@ -20,7 +21,8 @@ class Evidence:
     traceback: str = ""
 
     @classmethod
-    def of(cls, error: BaseException) -> Evidence:
+    def of(cls, error: BaseException, redact: Callable[[str], str] | None = None) -> Evidence:
+        """redact: keeps secrets out of message and traceback."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         try:
@@ -28,6 +30,8 @@ class Evidence:
         except Exception as broken:  # noqa: BLE001 - whatever a foreign __str__ raises, the task must be buried
             message = f"<no message: str() raised {type(broken).__name__}>"
         lines = "".join(traceback.format_exception(kind, error, error.__traceback__))
+        if redact is not None:
+            message, lines = redact(message), redact(lines)
         return cls(name, _cut(message, _MESSAGE_LIMIT), _cut(lines, _TRACEBACK_LIMIT))
 
     def fields(self) -> dict[str, object]:

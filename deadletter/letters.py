@@ -10,9 +10,22 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
-from ..queues import Envelope, Gateway, Partition, UnreadableEnvelope, pairs
+from ..queues import (
+    NO_SEAL,
+    Envelope,
+    Gateway,
+    Marks,
+    Partition,
+    Seal,
+    UnreadableEnvelope,
+    hide,
+    is_sealed,
+    opened_error,
+    pairs,
+    plain_data,
+    read_marks,
+    shown_arguments,
+)
 from .reasons import Reason
 
 __all__ = ["DeadLetter", "Filter", "count_letters", "find_letter", "list_letters"]
@@ -22,7 +35,10 @@ _PAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A task given up. Times are milliseconds of Redis' clock; `raw` holds the fields of an unreadable message."""
+    """A task given up. Times are milliseconds of Redis' clock; `raw` holds the fields of an unreadable message.
+
+    args, raw: as they are stored, which may be sealed and holds the secrets; `shown_arguments` is for people.
+    """
 
     id: str
     entry: str
@@ -40,6 +56,14 @@ class DeadLetter:
     args: bytes | None
     envelope: Envelope | None
     raw: Mapping[str, bytes]
+    secrets: Marks = ()
+    seal: Seal = field(default=NO_SEAL, repr=False, compare=False)
+
+    def shown_arguments(self) -> bytes | None:
+        """The arguments as JSON, without their secrets; where they cannot be opened, why."""
+        if self.envelope is None and self.args is not None and is_sealed(self.args):
+            return b"(sealed, and the envelope that says for which task cannot be read)"
+        return shown_arguments(self.seal, self.task, self.args, self.secrets)
 
     def summary(self) -> dict[str, Any]:
         """The letter as plain data, for programs; bytes that are not UTF-8 as base64."""
@@ -57,10 +81,13 @@ class DeadLetter:
             "worker": self.worker,
             "enqueued_at": self.enqueued_at,
             "died_at": self.died_at,
-            "args": _data(self.args),
+            "args": _data(self.shown_arguments()),
             "headers": self.envelope.headers if self.envelope else {},
-            "raw": {name: _text(value) for name, value in self.raw.items()},
+            "raw": {name: _text(self._shown_raw(name, value)) for name, value in self.raw.items()},
         }
+
+    def _shown_raw(self, name: str, value: bytes) -> bytes:
+        return hide(value, self.secrets) if name == "args" else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +111,7 @@ async def list_letters(
     while heads:
         _, position = heads[0]
         page = pages[position]
-        letter = _letter(page.partition, *page.entries.popleft())
+        letter = _letter(gateway, page.partition, *page.entries.popleft())
         if not page.entries:
             await page.turn()
         if page.entries:
@@ -106,7 +133,7 @@ async def find_letter(gateway: Gateway, partitions: Sequence[Partition], task_id
     for partition, entry in zip(partitions, entries, strict=True):
         if entry is not None:
             found = await gateway.command("XRANGE", partition.dead, entry, entry)
-            return _letter(partition, *found[0]) if found else None
+            return _letter(gateway, partition, *found[0]) if found else None
     return None
 
 
@@ -156,9 +183,10 @@ class _Pages:
             self.last = page[-1][0]
 
 
-def _letter(partition: Partition, entry: bytes, flat: list[bytes]) -> DeadLetter:
+def _letter(gateway: Gateway, partition: Partition, entry: bytes, flat: list[bytes]) -> DeadLetter:
     fields = pairs(flat)
-    evidence = orjson.loads(fields[b"evidence"])
+    seal = gateway.sealer.of(partition, fields[b"id"].decode())
+    evidence = opened_error(seal, fields[b"evidence"])
     died_at = int(entry.partition(b"-")[0])
     return DeadLetter(
         id=fields[b"id"].decode(),
@@ -181,6 +209,8 @@ def _letter(partition: Partition, entry: bytes, flat: list[bytes]) -> DeadLetter
             for name, value in fields.items()
             if name.startswith(b"raw:")
         },
+        secrets=read_marks(fields.get(b"env", fields.get(b"raw:env", b""))),
+        seal=seal,
     )
 
 
@@ -202,8 +232,8 @@ def _data(value: bytes | None) -> Any:
     if value is None:
         return None
     try:
-        return orjson.loads(value)
-    except orjson.JSONDecodeError:
+        return plain_data(value)
+    except ValueError:
         return _text(value)
 
 

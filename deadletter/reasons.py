@@ -26,5 +26,7 @@ class Reason(StrEnum):
     """No worker that looked at it knew its name."""
     UNSERIALISABLE_RESULT = "unserialisable_result"
     """A result that cannot be stored as JSON, or is over the size limit."""
+    SEALED = "sealed"
+    """Its arguments or its checkpoint are sealed, and no worker that looked at them could open them."""
     IN_DOUBT = "in_doubt"
     """A risky step was cut off, and whether its effect happened is for a person to find out."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 
-from ..queues import Gateway, load_script
+from ..queues import Gateway, arguments_of, is_sealed, keep_hidden, load_script
 from .letters import DeadLetter
 
 __all__ = ["Replay", "purge", "purge_all", "replay", "replay_all"]
@@ -22,7 +22,7 @@ _DISCARD = load_script(_LUA / "discard.lua")
 @dataclass(frozen=True, slots=True)
 class Replay:
     """How to replay. fresh: without the checkpoint, from the first step. args: a JSON object that replaces the
-    arguments. rate: at most so many per second.
+    arguments, in which asterisks in the place of a secret stand for the former one. rate: at most so many per second.
     """
 
     fresh: bool = False
@@ -35,8 +35,12 @@ class Replay:
 
 
 async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
-    """Put one dead letter back on its queue, counters at zero. False where another replayed or purged it first."""
+    """Put one dead letter back on its queue, counters at zero. False where another replayed or purged it first.
+
+    Raises `CannotOpen` where new arguments would have to be sealed, or hold what is hidden, and the key is missing.
+    """
     partition = letter.partition
+    args = b"" if how.args is None else _edited(gateway, letter, how.args)
     keys = [
         partition.dead,
         partition.record(letter.id),
@@ -44,7 +48,20 @@ async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
         partition.log(letter.id),
         partition.ready,
     ]
-    return bool(await gateway.run(_REPLAY, keys, [letter.entry, int(how.fresh), how.args or b""]))
+    return bool(await gateway.run(_REPLAY, keys, [letter.entry, int(how.fresh), args]))
+
+
+def _edited(gateway: Gateway, letter: DeadLetter, edited: bytes) -> bytes:
+    """New arguments as they are stored: with what was hidden in its place again, and sealed as the former ones were."""
+    if letter.envelope is None or letter.args is None:
+        return edited
+    kind = arguments_of(letter.envelope.task)
+    seal = gateway.sealer.of(letter.partition, letter.id)
+    if is_sealed(letter.args) and not gateway.sealer.active:
+        seal.open(kind, letter.args)  # raises: they were sealed, and new ones would lie open
+    if letter.secrets:
+        edited = keep_hidden(edited, lambda: seal.open(kind, letter.args or b"{}", plain=True), letter.secrets)
+    return seal.close(kind, edited)
 
 
 async def replay_all(

@@ -10,6 +10,7 @@ from .due import promote_due, watch_due
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
     FORMAT_VERSION,
+    LONGEST,
     Envelope,
     Options,
     check_size,
@@ -19,14 +20,19 @@ from .envelope import (
 )
 from .errors import (
     BadAddress,
+    BadKeys,
     CancelRequested,
+    CannotOpen,
     EmbeddedServerError,
+    KeyMissing,
     LeaseLost,
     NotReplicated,
+    NotSealed,
     PayloadTooLarge,
     PerdureError,
     QueueError,
     Refused,
+    SealBroken,
     ServerFull,
     TaskCancelled,
     TaskFailed,
@@ -42,15 +48,20 @@ from .handle import TaskHandle
 from .inspection import QueueStats, find_task, list_queues, list_tasks, queue_partitions
 from .keys import Namespace, Partition, check_name
 from .leases import Delivery, Leases
-from .place import default_address, default_data_dir, default_namespace
-from .presence import WorkerInfo, announce, list_workers, withdraw
+from .marks import Marks, hide, keep_hidden, marked_values, read_marks
+from .place import default_address, default_data_dir, default_namespace, default_sealer
+from .presence import WorkerInfo, announce, list_workers, present_workers, withdraw
 from .producer import Key, Producer, key_of, map_each
 from .reading import OneConnection, Reading, read_partitions
-from .records import Record, State, pairs, read_record
+from .records import Record, State, opened_error, pairs, plain_data, read_record, shown_arguments
+from .redaction import Redaction
 from .replication import Replicated, Replication
 from .rerouting import close_former, load_route, load_routes, retire_generation, set_partitions
+from .revealing import SECRET, has_secret, reveal, shows_mask
 from .routes import MOST_PARTITIONS, Generation, Route, spread
 from .scripts import Script, load_script
+from .sealing import ERROR, MARK, NO_KEYS, NO_SEAL, Seal, Sealer, arguments_of, is_sealed
+from .sealing_keys import generate_key, make_sealer
 from .sending import Message
 from .settlement import Counters, cancelled, release, reschedule, succeed
 from .supervision import (
@@ -69,12 +80,20 @@ from .turns import take_turns
 
 __all__ = [
     "DEFAULT_PAYLOAD_LIMIT",
+    "ERROR",
     "FORMAT_VERSION",
+    "LONGEST",
+    "MARK",
     "MOST_PARTITIONS",
+    "NO_KEYS",
+    "NO_SEAL",
+    "SECRET",
     "Address",
     "BadAddress",
+    "BadKeys",
     "Beat",
     "CancelRequested",
+    "CannotOpen",
     "ChildInfo",
     "Consumer",
     "Counters",
@@ -89,12 +108,15 @@ __all__ = [
     "Generation",
     "History",
     "Key",
+    "KeyMissing",
     "Kind",
     "LeaseLost",
     "Leases",
+    "Marks",
     "Message",
     "Namespace",
     "NotReplicated",
+    "NotSealed",
     "OneConnection",
     "Options",
     "Partition",
@@ -106,11 +128,15 @@ __all__ = [
     "Reader",
     "Reading",
     "Record",
+    "Redaction",
     "Refused",
     "Replicated",
     "Replication",
     "Route",
     "Script",
+    "Seal",
+    "SealBroken",
+    "Sealer",
     "ServerFull",
     "State",
     "SupervisorInfo",
@@ -128,6 +154,7 @@ __all__ = [
     "WorkerInfo",
     "acquit",
     "announce",
+    "arguments_of",
     "cancelled",
     "check_name",
     "check_size",
@@ -137,8 +164,14 @@ __all__ = [
     "default_address",
     "default_data_dir",
     "default_namespace",
+    "default_sealer",
     "encode_arguments",
     "find_task",
+    "generate_key",
+    "has_secret",
+    "hide",
+    "is_sealed",
+    "keep_hidden",
     "key_of",
     "last_step",
     "list_queues",
@@ -149,14 +182,20 @@ __all__ = [
     "load_route",
     "load_routes",
     "load_script",
+    "make_sealer",
     "map_each",
+    "marked_values",
     "new_task_id",
     "note_alive",
+    "opened_error",
     "pairs",
     "paused_supervisors",
+    "plain_data",
+    "present_workers",
     "promote_due",
     "queue_partitions",
     "read_events",
+    "read_marks",
     "read_partitions",
     "read_record",
     "recorded_steps",
@@ -165,8 +204,11 @@ __all__ = [
     "reschedule",
     "resume_supervisor",
     "retire_generation",
+    "reveal",
     "set_aside",
     "set_partitions",
+    "shown_arguments",
+    "shows_mask",
     "spread",
     "succeed",
     "supervise",

@@ -15,6 +15,7 @@ from .keys import Partition
 from .leases import Delivery
 from .records import pairs
 from .scripts import queue_script
+from .sealing import Seal
 from .settlement import Counters
 
 __all__ = ["Entry", "History", "Kind", "last_step", "load_history", "note_alive", "recorded_steps", "write_entries"]
@@ -39,6 +40,14 @@ class Entry(NamedTuple):
     value: bytes
     log: bytes = b"{}"
 
+    def sealed(self, seal: Seal) -> Entry:
+        """The entry as it is stored. Once only: written again, it must be the same."""
+        return self._replace(value=seal.close(f"{_SHELF[self.kind]}:{self.step}", self.value))
+
+
+_SHELF = {Kind.DONE: "d", Kind.INTENT: "i", Kind.SAVED: "s"}
+"""What the names of a step hash's fields begin with."""
+
 
 @dataclass(slots=True)
 class History:
@@ -61,6 +70,12 @@ class History:
     def blamed(self) -> int:
         """Crashes that count against the task: those since it last got further."""
         return self.counters.crashes - self.excused
+
+    def open(self, seal: Seal) -> None:
+        """Open what is sealed. Raises `CannotOpen`."""
+        for shelf, records in (("d", self.done), ("i", self.intents), ("s", self.saved)):
+            for step, value in records.items():
+                records[step] = seal.open(f"{shelf}:{step}", value)
 
 
 async def write_entries(
@@ -110,7 +125,7 @@ _FIELDS: Final = ("attempts", "crashes", "returns", "excused", "cancel", "suspec
 
 
 async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> History:
-    """Read what earlier runs left, in one round trip."""
+    """Read what earlier runs left, in one round trip; what is sealed is still so."""
     partition = delivery.partition
     counts, steps = await gateway.pipeline(
         [

@@ -18,10 +18,13 @@ import uuid_utils
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import PayloadTooLarge, UnreadableEnvelope
+from .marks import DEEPEST, MOST_MARKS, Marks
+from .revealing import SECRET, reveal
 
 __all__ = [
     "DEFAULT_PAYLOAD_LIMIT",
     "FORMAT_VERSION",
+    "LONGEST",
     "Envelope",
     "Options",
     "check_task_id",
@@ -36,7 +39,10 @@ DEFAULT_PAYLOAD_LIMIT: Final = 1024 * 1024
 
 _TASK_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+LONGEST: Final = 1e10
+"""Seconds that any time may have (three centuries). One beyond what Redis can count would fail a script halfway."""
+
+Seconds = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
 
 
 def check_task_id(task_id: str) -> str:
@@ -70,9 +76,14 @@ class Options(BaseModel):
 
 _NO_OPTIONS: Final = Options()
 
+_Mark = Annotated[tuple[str, ...], Field(max_length=DEEPEST)]
+
 
 class Envelope(BaseModel):
-    """One task as it travels: identity, name, headers for tracing and routing, options."""
+    """One task as it travels: identity, name, headers for tracing and routing, options.
+
+    secrets: where in the arguments values are that nobody is to see, see marks.py.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -81,11 +92,12 @@ class Envelope(BaseModel):
     task: Annotated[str, Field(min_length=1, max_length=256)]
     headers: dict[str, str] = Field(default_factory=dict)
     options: Options = _NO_OPTIONS
+    secrets: Annotated[tuple[_Mark, ...], Field(max_length=MOST_MARKS)] = ()
 
     @property
     def plain(self) -> bool:
         """Whether it says no more than the task's id and name."""
-        return not self.headers and (self.options is _NO_OPTIONS or self.options == _NO_OPTIONS)
+        return not self.headers and not self.secrets and (self.options is _NO_OPTIONS or self.options == _NO_OPTIONS)
 
     def encode(self) -> bytes:
         fields: dict[str, Any] = {"v": self.v, "id": self.id, "task": self.task}
@@ -95,6 +107,8 @@ class Envelope(BaseModel):
             options = self.options.model_dump(exclude_none=True)
             if options:
                 fields["options"] = options
+        if self.secrets:
+            fields["secrets"] = self.secrets
         return orjson.dumps(fields)
 
     @classmethod
@@ -114,11 +128,24 @@ class Envelope(BaseModel):
         return envelope
 
 
-def encode_arguments(arguments: Mapping[str, Any]) -> bytes:
-    """Arguments by name as JSON; `TypeError` names what cannot be JSON."""
+def encode_arguments(arguments: Mapping[str, Any]) -> tuple[bytes, Marks]:
+    """Arguments by name as JSON, and where secrets are among them. `TypeError` names what cannot be JSON."""
+    secret = False
+
+    def mask(value: Any) -> str:
+        nonlocal secret
+        if not isinstance(value, SECRET):
+            raise TypeError
+        secret = True
+        return ""
+
     try:
-        return orjson.dumps(dict(arguments))
-    except TypeError as error:
+        data = orjson.dumps(dict(arguments), default=mask)
+        if not secret:
+            return data, ()
+        whole, marks = reveal(dict(arguments), orjson.loads(data))
+        return orjson.dumps(whole), marks
+    except (TypeError, ValueError) as error:
         raise TypeError(
             f"arguments cannot be sent as JSON: {error}; pass plain data, or enqueue through the typed task, "
             "which serialises pydantic types"

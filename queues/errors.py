@@ -10,6 +10,11 @@ PerdureError                    everything Perdure raises on purpose
 │   ├── EmbeddedServerError     the embedded server cannot be started, shared or stopped
 │   ├── PayloadTooLarge         arguments, result or record over the size limit
 │   ├── UnreadableEnvelope      an entry on a stream that is not a task this version can read
+│   ├── BadKeys                 keys of encryption that cannot be used
+│   ├── CannotOpen              sealed data that this process cannot open
+│   │   ├── KeyMissing          it was sealed with a key that this process has not
+│   │   ├── SealBroken          it was changed, or belongs to another task, step or kind
+│   │   └── NotSealed           it is not sealed, where only sealed data is accepted
 │   ├── LeaseLost               a write was refused because the delivery passed to another worker
 │   ├── CancelRequested         a write was stored, and somebody asked for the task to be cancelled
 │   ├── TaskNotFound            no record of that id: never enqueued, or past its retention
@@ -26,14 +31,19 @@ from typing import Any
 
 __all__ = [
     "BadAddress",
+    "BadKeys",
     "CancelRequested",
+    "CannotOpen",
     "EmbeddedServerError",
+    "KeyMissing",
     "LeaseLost",
     "NotReplicated",
+    "NotSealed",
     "PayloadTooLarge",
     "PerdureError",
     "QueueError",
     "Refused",
+    "SealBroken",
     "ServerFull",
     "TaskCancelled",
     "TaskFailed",
@@ -124,6 +134,41 @@ class PayloadTooLarge(QueueError, ValueError):
 
 class UnreadableEnvelope(QueueError, ValueError):
     """An entry on a stream that is not a task this version of Perdure can read."""
+
+
+class BadKeys(QueueError, ValueError):
+    """Keys of encryption that cannot be used: not 32 bytes in base64, in a file open to all, or without the package."""
+
+
+class CannotOpen(QueueError):
+    """Sealed data that this process cannot open. what: which data of which task."""
+
+    def __init__(self, what: str, problem: str) -> None:
+        super().__init__(f"{what} cannot be opened: {problem}")
+        self.what = what
+
+
+class KeyMissing(CannotOpen):
+    """It was sealed with a key that this process has not; another process may have it."""
+
+    def __init__(self, what: str, how: str) -> None:
+        super().__init__(
+            what, f"sealed {how}; set PERDURE_ENCRYPTION_KEYS (or PERDURE_ENCRYPTION_KEY_FILE) to all keys in use"
+        )
+
+
+class SealBroken(CannotOpen):
+    """It was changed since it was sealed, or belongs to another task, step or kind of data."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, "it was changed in Redis, or moved there from another task, step or field")
+
+
+class NotSealed(CannotOpen):
+    """It is not sealed, and PERDURE_ENCRYPTION_REQUIRED accepts sealed data only."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, "it is not sealed, and PERDURE_ENCRYPTION_REQUIRED is set")
 
 
 class LeaseLost(QueueError):

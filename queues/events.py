@@ -9,7 +9,8 @@ import orjson
 
 from .gateway import Gateway
 from .keys import Partition
-from .records import pairs
+from .records import opened_error, pairs
+from .sealing import Seal, is_sealed
 
 __all__ = ["TaskEvent", "read_events"]
 
@@ -34,10 +35,11 @@ async def read_events(
 ) -> list[TaskEvent]:
     """Events after an event id, oldest first."""
     entries = await gateway.command("XRANGE", partition.log(task_id), f"({after}", "+", "COUNT", limit)
-    return [_event(entry_id, pairs(fields)) for entry_id, fields in entries]
+    seal = gateway.sealer.of(partition, task_id)
+    return [_event(entry_id, pairs(fields), seal) for entry_id, fields in entries]
 
 
-def _event(entry_id: bytes, fields: dict[bytes, bytes]) -> TaskEvent:
+def _event(entry_id: bytes, fields: dict[bytes, bytes], seal: Seal) -> TaskEvent:
     data = fields.get(b"data")
     step = fields.get(b"step")
     return TaskEvent(
@@ -45,5 +47,5 @@ def _event(entry_id: bytes, fields: dict[bytes, bytes]) -> TaskEvent:
         at=int(entry_id.partition(b"-")[0]),
         type=fields[b"type"].decode(),
         step=None if step is None else step.decode(),
-        data=orjson.loads(data) if data else None,
+        data=None if not data else opened_error(seal, data) if is_sealed(data) else orjson.loads(data),
     )

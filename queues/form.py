@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
 from pydantic import ValidationError
 
 from .envelope import Envelope, Options, check_task_id, new_task_id
+from .marks import Marks
 from .routes import spread
 from .sending import Message
 
@@ -32,10 +34,16 @@ class Form:
         self._before += b'"id":"'
         self._after = b'"' + self._after
 
-    def message(self, arguments: bytes, *, key: str | None = None, task_id: str | None = None) -> Message:
-        """One task. task_id: the caller's own; `ValueError` for one that cannot be."""
+    def message(
+        self, arguments: bytes, secrets: Marks = (), *, key: str | None = None, task_id: str | None = None
+    ) -> Message:
+        """One task. secrets: where its arguments hold some. task_id: the caller's own; `ValueError` for one that cannot
+        be.
+        """
         own_id = task_id is not None
         known = new_task_id() if task_id is None else check_task_id(task_id)
         key = task_id if key is None else key
         envelope = b"%b%b%b" % (self._before, known.encode(), self._after)
+        if secrets:
+            envelope = b'%b,"secrets":%b}' % (envelope[:-1], orjson.dumps(secrets))
         return Message(known, envelope, arguments, None if key is None else spread(key), own_id)

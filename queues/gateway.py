@@ -42,6 +42,7 @@ from .protocol import PlainWire
 from .reader import Reader
 from .replication import Replication, Replicator
 from .scripts import Script, loaded_scripts
+from .sealing import NO_KEYS, Sealer
 from .server import check_server
 from .wire import Argument, ClientWire, Command, PipelinedWire, Wire
 
@@ -63,13 +64,22 @@ _TROUBLE: Final = (RedisError, OSError, Unavailable)
 class Gateway:
     """Commands, scripts and pipelines on one server, or on the nodes of a cluster."""
 
-    def __init__(self, address: Address, *, patience: float = 3.0, replication: Replication | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        patience: float = 3.0,
+        replication: Replication | None = None,
+        sealer: Sealer = NO_KEYS,
+    ) -> None:
         """`patience`: seconds for which a repeatable command is asked again before `Unavailable` is raised.
 
-        replication: how many replicas must have what `run_replicated` writes, and how long they are waited for.
+        replication: how many replicas must have what `run_replicated` writes, and how long they are waited for. sealer:
+        what this room seals and opens data of tasks with; the gateway itself carries bytes, and looks into none.
         """
         self.address = address
         self.replication = replication or Replication()
+        self.sealer = sealer
         self.patience = patience
         self._embedded = EmbeddedServer(address.directory) if address.directory is not None else None
         self._client: redis.asyncio.Redis | None = None

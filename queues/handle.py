@@ -20,6 +20,7 @@ from .keys import GROUP, NOBODY, Partition
 from .news import News
 from .records import Record, State, read_record
 from .scripts import queue_script
+from .sealing import RESULT
 
 __all__ = ["TaskHandle"]
 
@@ -78,7 +79,8 @@ class TaskHandle(Generic[R]):
 
         It outlives a server that goes away, also one that is away when the waiting begins. timeout: seconds to wait,
         None for ever. Raises `TimeoutError` when they have passed, `TaskFailed` when the task is a dead letter,
-        `TaskCancelled` when it was cancelled, `TaskNotFound` when nothing is known of it.
+        `TaskCancelled` when it was cancelled, `TaskNotFound` when nothing is known of it, `CannotOpen` when
+        it is sealed and the key is missing.
         """
         begun = time.monotonic()
         with anyio.fail_after(None if timeout is None else max(timeout, _ONE_LOOK)):
@@ -122,7 +124,9 @@ class TaskHandle(Generic[R]):
             raise TaskCancelled(self.id)
         if record.state is State.DEAD:
             raise TaskFailed(self.id, record.reason or "unknown", dict(record.error or {}))
-        return self._decode(record.result or b"null")
+        if record.result is None:
+            return self._decode(b"null")
+        return self._decode(record.seal.open(RESULT, record.result))
 
     async def cancel(self) -> State:
         """Cancel the task: at once where nobody runs it, else at its next step or beat.

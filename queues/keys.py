@@ -19,7 +19,7 @@ as on one server.
     {ns}:queues                   hash    producers, workers  for ever: one field per queue (its route, routes.py)
     {ns}:sharing:QUEUE            zset    workers             TTL of a few refreshes (score: ms), one member per sharer
     {ns}:workers                  zset    workers             one member per worker that beat lately (score: ms)
-    {ns}:worker:ID                string  workers             TTL of a few announcements (JSON)
+    {ns}:worker:ID                hash    workers             TTL of six announcements; a string (JSON) of older workers
     {ns}:supervisors              zset    supervisors         TTL of a few announcements (score: ms of the last one)
     {ns}:supervisor:ID            hash    supervisors         TTL of a few announcements
     {ns}:crashes:NAME             zset    supervisors         TTL of the window; one member per crash (score: ms)

@@ -8,8 +8,10 @@ from pathlib import Path
 from .address import Address
 from .errors import BadAddress
 from .replication import Replication
+from .sealing import Sealer
+from .sealing_keys import make_sealer
 
-__all__ = ["default_address", "default_data_dir", "default_namespace", "default_replication"]
+__all__ = ["default_address", "default_data_dir", "default_namespace", "default_replication", "default_sealer"]
 
 
 def default_namespace() -> str:
@@ -33,6 +35,19 @@ def default_address(url: str | None = None, data_dir: Path | None = None) -> Add
     """
     text = url or os.environ.get("PERDURE_REDIS_URL") or "embedded:"
     return Address.parse(text, data_dir=lambda: data_dir or default_data_dir())
+
+
+def default_sealer() -> Sealer:
+    """With the keys of PERDURE_ENCRYPTION_KEYS or PERDURE_ENCRYPTION_KEY_FILE; without any, data stays plain.
+
+    Raises `BadKeys`.
+    """
+    file = os.environ.get("PERDURE_ENCRYPTION_KEY_FILE")
+    return make_sealer(
+        os.environ.get("PERDURE_ENCRYPTION_KEYS", ""),
+        Path(file).expanduser() if file else None,
+        required=os.environ.get("PERDURE_ENCRYPTION_REQUIRED", ""),
+    )
 
 
 def default_replication() -> Replication:

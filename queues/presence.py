@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
 import orjson
 
-from .gateway import Gateway
+from .gateway import Argument, Gateway
 from .keys import Namespace
+from .records import pairs
+from .scripts import queue_script
 
-__all__ = ["WorkerInfo", "announce", "list_workers", "total_rates", "withdraw"]
+__all__ = ["WorkerInfo", "announce", "list_workers", "present_workers", "total_rates", "withdraw"]
+
+_ANNOUNCE = queue_script("announce")
+_PRESENT = queue_script("present")
+
+_MISSED: Final = 2
+"""Intervals without an announcement after which a worker is presumed dead."""
+
+_DEFAULT_INTERVAL: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """One worker. started: milliseconds of Redis' clock. seen: seconds since its last sign of life. rates: by queue,
-    deliveries it settles per second at present.
+    """One worker. concurrency: its slots. started: milliseconds of Redis' clock. seen, progress: seconds since its last
+    sign of life, and since it began, recorded or settled anything (None where it does not tell). interval: seconds
+    between two signs of life. rates: by queue, deliveries it settles per second at present. health: what it says of
+    itself, as plain data; empty where it does not tell.
 
     Workers of several versions read each other's announcements: a field that is added here needs a default.
     """
@@ -34,29 +46,30 @@ class WorkerInfo:
     started: int
     seen: float = 0.0
     rates: Mapping[str, float] = field(default_factory=dict)
+    progress: float | None = None
+    interval: float = _DEFAULT_INTERVAL
+    health: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def presumed_dead(self) -> bool:
+        """Whether it has missed two signs of life: it died, or is stuck, or cannot reach Redis."""
+        return self.seen > _MISSED * self.interval
 
     def summary(self) -> dict[str, Any]:
         """The worker as plain data, for programs."""
-        return asdict(self)
+        return asdict(self) | {"presumed_dead": self.presumed_dead}
 
 
 async def announce(gateway: Gateway, namespace: Namespace, info: WorkerInfo, ttl: float) -> int:
-    """Say that the worker is there. ttl: seconds after which it counts as gone without another word.
+    """Say that the worker is there. ttl: seconds after which it is forgotten without another word.
 
     Returns when it started, in milliseconds of Redis' clock: now, where `info` does not say.
     """
-    key = namespace.worker(info.id)
-    now = await _now_ms(gateway, namespace)
-    started = info.started or now
-    told = asdict(info) | {"queues": list(info.queues), "started": started, "seen": now}
-    await gateway.pipeline(
-        [
-            ("SET", key, orjson.dumps(told), "PX", round(ttl * 1000)),
-            ("ZADD", namespace.workers, now, info.id),
-            ("ZREMRANGEBYSCORE", namespace.workers, "-inf", now - round(ttl * 1000)),
-        ]
-    )
-    return started
+    since = -1 if info.progress is None else max(0, round(info.progress * 1000))
+    args: list[Argument] = [info.id, round(ttl * 1000), info.started, since]
+    for name, (write, _) in _FIELDS.items():
+        args += (name, write(getattr(info, name)))
+    return int(await gateway.run(_ANNOUNCE, [namespace.worker(info.id), namespace.workers], args))
 
 
 async def withdraw(gateway: Gateway, namespace: Namespace, worker_id: str) -> None:
@@ -65,32 +78,72 @@ async def withdraw(gateway: Gateway, namespace: Namespace, worker_id: str) -> No
 
 
 async def list_workers(gateway: Gateway, namespace: Namespace) -> list[WorkerInfo]:
-    """Workers that were heard of lately, the longest running first."""
+    """Workers that were heard of lately, the longest running first; some of them may be presumed dead."""
     ids = await gateway.command("ZRANGE", namespace.workers, 0, -1)
     if not ids:
         return []
-    found = await gateway.command("MGET", *(namespace.worker(worker.decode()) for worker in ids))
-    now = await _now_ms(gateway, namespace)
-    workers = []
-    for data in found:
-        if data is not None:
-            told = {name: value for name, value in orjson.loads(data).items() if name in _KNOWN}
-            seen = (now - told["seen"]) / 1000
-            workers.append(WorkerInfo(**told | {"queues": tuple(told["queues"]), "seen": max(0.0, seen)}))
-    return sorted(workers, key=lambda worker: worker.started)
+    now, announced = await gateway.run(_PRESENT, [namespace.worker(worker.decode()) for worker in ids], [])
+    workers = [_read(found, now) for found in announced]
+    return sorted((worker for worker in workers if worker is not None), key=lambda worker: worker.started)
+
+
+async def present_workers(gateway: Gateway, namespace: Namespace) -> set[str]:
+    """Ids of the workers that are not presumed dead."""
+    return {worker.id for worker in await list_workers(gateway, namespace) if not worker.presumed_dead}
 
 
 def total_rates(workers: Iterable[WorkerInfo]) -> dict[str, float]:
     """By queue, what all of them settle per second. Queues on which nobody settles anything are left out."""
     rates: Counter[str] = Counter()
     for worker in workers:
-        rates.update(worker.rates)
+        if not worker.presumed_dead:
+            rates.update(worker.rates)
     return dict(rates)
 
 
-_KNOWN = {one.name for one in fields(WorkerInfo)}
+def _text(value: object) -> str:
+    return str(value)
 
 
-async def _now_ms(gateway: Gateway, namespace: Namespace) -> int:
-    seconds, micros = await gateway.command("TIME", node_of=namespace.workers)
-    return int(seconds) * 1000 + int(micros) // 1000
+_FIELDS: Final[Mapping[str, tuple[Callable[[Any], str | bytes], Callable[[bytes], Any]]]] = {
+    "app": (_text, bytes.decode),
+    "host": (_text, bytes.decode),
+    "pid": (_text, int),
+    "version": (_text, bytes.decode),
+    "queues": (orjson.dumps, orjson.loads),
+    "concurrency": (_text, int),
+    "in_flight": (_text, int),
+    "rates": (orjson.dumps, orjson.loads),
+    "interval": (_text, float),
+    "health": (orjson.dumps, orjson.loads),
+}
+"""How a field is written into the hash, and read."""
+
+_WRITTEN_BY_THE_SCRIPT: Final[Mapping[str, Callable[[bytes], Any]]] = {
+    "id": bytes.decode,
+    "started": int,
+    "seen": int,
+    "progress": int,
+}
+_READERS: Final[dict[str, Callable[[bytes], Any]]] = {
+    **{name: read for name, (_, read) in _FIELDS.items()},
+    **_WRITTEN_BY_THE_SCRIPT,
+}
+
+
+def _read(announced: bytes | list[bytes] | None, now: int) -> WorkerInfo | None:
+    """What was announced, by this version or another; None where nothing was, or nothing that can be understood."""
+    if not announced:
+        return None
+    try:
+        if isinstance(announced, bytes):
+            told = {name: value for name, value in orjson.loads(announced).items() if name in _READERS}
+        else:
+            fields = {name.decode(): value for name, value in pairs(announced).items()}
+            told = {name: read(fields[name]) for name, read in _READERS.items() if name in fields}
+        told["seen"] = max(0.0, (now - told["seen"]) / 1000)
+        if "progress" in told:
+            told["progress"] = max(0.0, (now - told["progress"]) / 1000)
+        return WorkerInfo(**told | {"queues": tuple(told["queues"])})
+    except (KeyError, TypeError, ValueError):
+        return None

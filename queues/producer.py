@@ -7,11 +7,13 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import orjson
 from pydantic_core import from_json
 
 from .address import Address
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
+    LONGEST,
     Options,
     check_size,
     encode_arguments,
@@ -22,9 +24,10 @@ from .handle import TaskHandle
 from .inspection import find_task
 from .keys import Namespace, Partition
 from .news import News
-from .place import default_address, default_namespace, default_replication
+from .place import default_address, default_namespace, default_replication, default_sealer
 from .replication import Replicated, Replication
 from .routes import spread
+from .sealing import Sealer, arguments_of
 from .sending import Message, Sending
 from .way import Way
 
@@ -55,16 +58,22 @@ class Producer:
         payload_limit: int = DEFAULT_PAYLOAD_LIMIT,
         gateway: Gateway | None = None,
         replication: Replication | None = None,
+        sealer: Sealer | None = None,
     ) -> None:
         """redis_url: else PERDURE_REDIS_URL, else the embedded server. namespace: else PERDURE_NAMESPACE, else
         `perdure`. address: in place of a URL. payload_limit: bytes that envelope and arguments of one task may have.
         gateway: one that is open already, shared; it stays its owner's. replication: what `durability="replicated"`
         means, else PERDURE_REPLICAS and PERDURE_REPLICATION_TIMEOUT, else one replica within 5 s.
+        sealer: what tasks are sealed with, else the keys that the environment names (docs/security.md).
         """
         self.address = address or default_address(redis_url)
         self.namespace = Namespace(namespace or default_namespace())
         self.payload_limit = payload_limit
-        self.gateway = gateway or Gateway(self.address, replication=replication or default_replication())
+        self.gateway = gateway or Gateway(
+            self.address,
+            replication=replication or default_replication(),
+            sealer=default_sealer() if sealer is None else sealer,
+        )
         self._owns_gateway = gateway is None
         self.news = News(self.gateway)
         self._ways: dict[str, Way] = {}
@@ -98,8 +107,9 @@ class Producer:
     ) -> TaskHandle[Any]:
         """Enqueue one task by name; once this returns, the task is never lost.
 
-        args: arguments by name, plain JSON data. delay: seconds until it may run. key: tasks of one key are taken up
-        in the order in which they were enqueued, see docs/partitions.md. task_id: an id of the caller's own makes
+        args: arguments by name, plain JSON data; a `SecretStr` is sent whole and never shown. delay: seconds until it
+        may run. key: tasks of one key are taken up in the order in which they were enqueued, see docs/partitions.md.
+        task_id: an id of the caller's own makes
         enqueuing idempotent: a task that is known already (under the same key) is left alone. timeout, max_attempts,
         result_ttl: see `Options`. durability: "replicated" waits until replicas have the task, see docs/durability.md.
         Raises `PayloadTooLarge`, `TypeError` for arguments that are not JSON, `Unavailable`, and as kinds of it
@@ -109,7 +119,7 @@ class Producer:
             form = Form(task, headers, Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl))
         else:
             form = _plain(task)
-        message = form.message(encode_arguments(args or {}), key=key, task_id=task_id)
+        message = form.message(*encode_arguments(args or {}), key=key, task_id=task_id)
         return await self.send_one(message, queue=queue, delay=delay, durability=durability)
 
     async def enqueue_many(
@@ -151,7 +161,7 @@ class Producer:
         durability: Replicated | None = None,
     ) -> TaskHandle[R]:
         """Enqueue one task that is encoded already."""
-        self._check(message)
+        message = self._ready(message, queue)
         if durability is not None:
             message = _placed_by_id(message)
         return self._handle(message.id, await self._sending(queue, delay, durability).one(message), decode)
@@ -171,11 +181,10 @@ class Producer:
         """
         sending = self._sending(queue, delay, durability)
         listed = [message async for message in messages] if isinstance(messages, AsyncIterable) else list(messages)
-        for message in listed:
-            self._check(message)
+        ready = [self._ready(message, queue) for message in listed]
         if durability is not None:
-            listed = [_placed_by_id(message) for message in listed]
-        return [self._handle(*one, decode) async for batch in sending.all(listed) for one in batch]
+            ready = [_placed_by_id(message) for message in ready]
+        return [self._handle(*one, decode) async for batch in sending.all(ready) for one in batch]
 
     async def send_stream(
         self,
@@ -187,10 +196,10 @@ class Producer:
         durability: Replicated | None = None,
     ) -> AsyncIterator[TaskHandle[R]]:
         """Enqueue tasks that are encoded already as they come, in constant memory; yields the handle of each."""
-        checked = map_each(self._check, messages)
+        ready = map_each(lambda message: self._ready(message, queue), messages)
         if durability is not None:
-            checked = map_each(_placed_by_id, checked)
-        stored = self._sending(queue, delay, durability).all(checked)
+            ready = map_each(_placed_by_id, ready)
+        stored = self._sending(queue, delay, durability).all(ready)
         try:
             async for batch in stored:
                 for task_id, partition in batch:
@@ -204,8 +213,8 @@ class Producer:
         return None if partition is None else self._handle(task_id, partition, from_json)
 
     def _sending(self, queue: str, delay: float, durability: Replicated | None) -> Sending:
-        if delay < 0:
-            raise ValueError(f"delay must not be negative, not {delay}")
+        if not 0 <= delay <= LONGEST:
+            raise ValueError(f"delay must be 0 to {LONGEST:.0e} seconds, not {delay}")
         if durability not in (None, "replicated"):
             raise ValueError(f"durability of what is enqueued is 'replicated' or None, not {durability!r}")
         way = self._ways.get(queue)
@@ -213,11 +222,17 @@ class Producer:
             way = self._ways[queue] = Way(self.gateway, self.namespace, queue)
         return Sending(self.gateway, way, delay, replicated=durability is not None)
 
-    def _check(self, message: Message) -> Message:
+    def _ready(self, message: Message, queue: str) -> Message:
+        """The message, checked (its size is that of the data itself) and sealed."""
         size = len(message.envelope) + len(message.arguments)
         if size > self.payload_limit:
             check_size("the task's envelope and arguments", size, self.payload_limit)
-        return message
+        sealer = self.gateway.sealer
+        if not sealer.active:
+            return message
+        kind = arguments_of(orjson.loads(message.envelope)["task"])
+        seal = sealer.of(self.namespace.partition(queue), message.id)
+        return message._replace(arguments=seal.close(kind, message.arguments))
 
     def _handle(self, task_id: str, partition: Partition, decode: Callable[[bytes], R]) -> TaskHandle[R]:
         return TaskHandle(task_id, partition, self.gateway, self.news, decode)
@@ -247,7 +262,7 @@ def _plain(task: str) -> Form:
 def _messages(
     form: Form, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], key: Key
 ) -> Iterable[Message] | AsyncIterable[Message]:
-    return map_each(lambda args: form.message(encode_arguments(args), key=key_of(key, args)), many)
+    return map_each(lambda args: form.message(*encode_arguments(args), key=key_of(key, args)), many)
 
 
 def map_each(make: Callable[[T], U], many: Iterable[T] | AsyncIterable[T]) -> Iterable[U] | AsyncIterable[U]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 import orjson
 
 from .envelope import Envelope
-from .errors import Refused, UnreadableEnvelope
+from .errors import CannotOpen, Refused, UnreadableEnvelope
 from .gateway import Command, Gateway, is_missing_group
 from .keys import GROUP, Partition, is_nobody
+from .marks import Marks, hide, read_marks
+from .sealing import ERROR, NO_SEAL, RESULT, Seal, arguments_of
 
-__all__ = ["Record", "State", "pairs", "read_record", "read_records"]
+__all__ = ["Record", "State", "opened_error", "pairs", "plain_data", "read_record", "read_records", "shown_arguments"]
 
 
 class State(StrEnum):
@@ -35,7 +37,10 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A task as it stood when it was read. Times are milliseconds of Redis' clock since the epoch."""
+    """A task as it stood when it was read. Times are milliseconds of Redis' clock since the epoch.
+
+    args, result: as they are stored, which may be sealed; `shown_arguments` and `shown_result` are for people.
+    """
 
     id: str
     queue: str
@@ -57,6 +62,21 @@ class Record:
     result: bytes | None
     reason: str | None
     error: Mapping[str, Any] | None
+    secrets: Marks = ()
+    seal: Seal = field(default=NO_SEAL, repr=False, compare=False)
+
+    def shown_arguments(self) -> bytes | None:
+        """The arguments as JSON, without their secrets; where they cannot be opened, why."""
+        return shown_arguments(self.seal, self.task, self.args, self.secrets)
+
+    def shown_result(self) -> bytes | None:
+        """The result as JSON; where it cannot be opened, why."""
+        if self.result is None:
+            return None
+        try:
+            return self.seal.open(RESULT, self.result, plain=True)
+        except CannotOpen as error:
+            return f"({error})".encode()
 
     def summary(self) -> dict[str, Any]:
         """The record as plain data, for programs."""
@@ -66,7 +86,7 @@ class Record:
             "partition": self.partition,
             "state": str(self.state),
             "task": self.task,
-            "args": _json_or_text(self.args),
+            "args": _json_or_text(self.shown_arguments()),
             "headers": dict(self.headers),
             "attempts": self.attempts,
             "crashes": self.crashes,
@@ -82,6 +102,24 @@ class Record:
             "error": self.error,
         }
         return shown
+
+
+def shown_arguments(seal: Seal, task: str | None, data: bytes | None, secrets: Marks) -> bytes | None:
+    """Arguments as they may be shown: opened, and without their secrets; where they cannot be opened, why."""
+    if data is None:
+        return None
+    try:
+        return hide(seal.open(arguments_of(task or "?"), data, plain=True), secrets)
+    except CannotOpen as error:
+        return f"({error})".encode()
+
+
+def opened_error(seal: Seal, data: bytes) -> Any:
+    """What is told of an error: its evidence, or in its place why it cannot be opened."""
+    try:
+        return _json_or_text(seal.open(ERROR, data, plain=True))
+    except CannotOpen as error:
+        return {"error": type(error).__name__, "message": str(error), "traceback": ""}
 
 
 def pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
@@ -100,7 +138,7 @@ async def read_records(gateway: Gateway, partition: Partition, task_ids: Sequenc
     hashes = [pairs(flat) for flat in raw]
     messages = await _read_messages(gateway, partition, hashes)
     return [
-        _record(partition, task_id, fields, message) if fields else None
+        _record(partition, task_id, fields, message, gateway.sealer.of(partition, task_id)) if fields else None
         for task_id, fields, message in zip(task_ids, hashes, messages, strict=True)
     ]
 
@@ -142,7 +180,9 @@ async def _read_messages(
     return messages
 
 
-def _record(partition: Partition, task_id: str, fields: Mapping[bytes, bytes], message: _Message | None) -> Record:
+def _record(
+    partition: Partition, task_id: str, fields: Mapping[bytes, bytes], message: _Message | None, seal: Seal
+) -> Record:
     payload = {**fields, **(message.fields if message else {})}
     envelope = _envelope(payload.get(b"env"))
     state = State(fields.get(b"state", b"queued").decode())
@@ -172,7 +212,9 @@ def _record(partition: Partition, task_id: str, fields: Mapping[bytes, bytes], m
         step_alive_at=_number(fields, b"alive"),
         result=fields.get(b"result"),
         reason=_text(fields, b"reason"),
-        error=_json_or_text(fields.get(b"error")),
+        error=opened_error(seal, fields[b"error"]) if b"error" in fields else None,
+        secrets=envelope.secrets if envelope else read_marks(payload.get(b"env", b"")),
+        seal=seal,
     )
 
 
@@ -199,6 +241,19 @@ def _json_or_text(data: bytes | None) -> Any:
     if not data:
         return None
     try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError:
+        return plain_data(data)
+    except ValueError:
         return data.decode("utf-8", "replace")
+
+
+def plain_data(data: bytes) -> Any:
+    """Stored JSON as data that can be shown in a document. `ValueError` where it is none, or is nested too deeply.
+
+    More can be read than can be written again (254 levels): here it has room for a list of documents around it.
+    """
+    found = orjson.loads(data)
+    try:
+        orjson.dumps([[found]])
+    except orjson.JSONEncodeError as error:
+        raise ValueError(str(error)) from None
+    return found

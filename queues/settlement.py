@@ -18,6 +18,7 @@ from .keys import RELEASED
 from .leases import Delivery
 from .records import State
 from .scripts import queue_script
+from .sealing import ERROR, RESULT
 
 __all__ = ["Counters", "cancelled", "release", "reschedule", "succeed"]
 
@@ -59,6 +60,8 @@ async def succeed(
     envelope: the message's, where the caller has read it, which saves the script reading the message once more.
     written: False where this delivery has put nothing into the checkpoint.
     """
+    if gateway.sealer.active:
+        result = gateway.sealer.of(delivery.partition, task_id).close(RESULT, result)
     await _finish(gateway, delivery, task_id, State.SUCCEEDED, result, counters, ran, ttl, envelope, written)
 
 
@@ -137,8 +140,12 @@ async def reschedule(
     data: dict[str, object],
     suspect: bool = False,
 ) -> None:
-    """Put the task into the due set and acknowledge. delay: seconds. suspect: it stays one. Raises `LeaseLost`."""
+    """Put the task into the due set and acknowledge. delay: seconds. data: about the error. suspect: it stays one.
+
+    Raises `LeaseLost`.
+    """
     partition = delivery.partition
+    told = gateway.sealer.of(partition, task_id).close(ERROR, orjson.dumps(data))
     keys = [
         partition.ready,
         partition.record(task_id),
@@ -147,7 +154,7 @@ async def reschedule(
         partition.nudge,
     ]
     counts = (counters.attempts, counters.crashes, counters.returns)
-    args: list[Argument] = [*delivery.fence, task_id, max(0, round(delay * 1000)), *counts, event, orjson.dumps(data)]
+    args: list[Argument] = [*delivery.fence, task_id, max(0, round(delay * 1000)), *counts, event, told]
     if suspect:
         args.append("waited")
     if not await gateway.run(_RETRY, keys, args):

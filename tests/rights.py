@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_DOCUMENT = Path(__file__).parent.parent / "docs" / "cluster.md"
+_DOCUMENT = Path(__file__).parent.parent / "docs" / "security.md"
 
 
-def documented_rights(namespace: str) -> list[str]:
-    """As arguments of ACL SETUSER, for this namespace."""
-    found = re.search(r"^    ACL SETUSER worker on >PASSWORD (.*?)\n\n", _DOCUMENT.read_text("utf-8"), re.DOTALL | re.M)
+def documented_rights(namespace: str, user: str = "perdure") -> list[str]:
+    """As arguments of ACL SETUSER, for this namespace. user: a role, or the one for everything."""
+    found = re.search(
+        rf"^    ACL SETUSER {user} on >PASSWORD (.*?)\n\n", _DOCUMENT.read_text("utf-8") + "\n", re.DOTALL | re.M
+    )
     assert found is not None
     return found[1].replace("\\\n", " ").replace("perdure", namespace).split()

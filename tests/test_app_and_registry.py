@@ -125,8 +125,8 @@ def test_two_tasks_cannot_have_one_name(app: App) -> None:
         async def another(ctx: Context) -> None: ...
 
 
-@pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1}, {"result_ttl": 0}])
-def test_times_of_a_task_are_more_than_nothing(app: App, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1}, {"result_ttl": 0}, {"result_ttl": 1e300}])
+def test_times_of_a_task_are_more_than_nothing_and_less_than_for_ever(app: App, options: dict[str, Any]) -> None:
     with pytest.raises(TaskDefinitionError, match="must be more than 0 seconds"):
 
         @app.task(**options)

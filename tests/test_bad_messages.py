@@ -63,6 +63,7 @@ GARBAGE: dict[str, dict[str, str | bytes]] = {
     "a number for a name": {"env": envelope(task=7)},
     "an empty name": {"env": envelope(task="")},
     "options that make no sense": {"env": envelope(options={"timeout": -1})},
+    "a time that no clock can hold": {"env": envelope(options={"result_ttl": 1e18})},
     "nested without end": {"env": '{"v":' + "[" * 5000},
     "a version that is no number": {"env": envelope(v="new")},
     "many fields": {f"field{number}": "x" for number in range(2000)},

@@ -44,6 +44,7 @@ UNITS = {
     "hand_over": "ms",
     "recovery_short_lease": "s",
     "recovery": "s",
+    "recovery_supervised": "s",
 }
 
 

@@ -61,12 +61,14 @@ LEAVES = dict(leaves(commands))
 def test_the_commands_are_these() -> None:
     assert {" ".join(path) for path in LEAVES} == {
         "worker run",
+        "worker health",
         "worker list",
         "worker resume",
         "enqueue",
         *(f"task {name}" for name in ("list", "show", "result", "watch", "cancel", "events")),
         *(f"queue {name}" for name in ("list", "metrics", "partitions")),
         *(f"dlq {name}" for name in ("list", "show", "replay", "purge", "export")),
+        *(f"keys {name}" for name in ("generate", "list")),
         *(f"server {name}" for name in ("start", "stop", "status")),
         "bench",
     }
@@ -87,6 +89,8 @@ def test_help_of_every_command_has_an_example_of_it(path: tuple[str, ...]) -> No
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
 def test_every_command_says_where_the_queues_are_in_the_same_options(path: tuple[str, ...]) -> None:
     options = {option for parameter in LEAVES[path].params for option in parameter.opts}
+    if path[0] == "keys":
+        return  # they are of no server
     wanted = {"--data-dir"} if path[0] == "server" else {"--redis-url", "--namespace", "--data-dir"}
     assert wanted <= options
 
@@ -96,12 +100,13 @@ def test_every_command_that_prints_data_prints_json() -> None:
     assert without == {
         ("worker", "run"),
         ("dlq", "export"),  # is JSON already
+        ("keys", "generate"),  # is one word
         ("queue", "metrics"),  # is text of Prometheus'
         ("server", "stop"),
     }
 
 
-@pytest.mark.parametrize("group", ["worker", "task", "queue", "dlq", "server"])
+@pytest.mark.parametrize("group", ["worker", "task", "queue", "dlq", "keys", "server"])
 def test_a_group_without_a_command_shows_its_help_and_ends_with_2(group: str) -> None:
     answer = call(group)
     assert (answer.code, answer.err) == (2, "")

@@ -124,6 +124,31 @@ def test_show_of_an_unreadable_message_has_its_raw_fields(crew: Crew, redis_url:
     assert "raw env" in call("dlq", "show", letter["id"]).out
 
 
+def test_what_a_terminal_would_act_upon_is_shown_as_text(crew: Crew, redis_url: str, namespace_name: str) -> None:
+    """In names of fields and in values, for people and for programs, for whom it stays the same."""
+    hostile: dict[Any, Any] = {"\x1b[2J": "a\x9b2J\u202eb\x7f"}
+    redis.Redis.from_url(redis_url).xadd(f"{{{namespace_name}:default:0}}:ready", hostile)
+    crew.work()
+    [letter] = dead()
+    assert letter["raw"] == hostile
+    for command in (("list", "--json"), ("show", letter["id"]), ("show", letter["id"], "--json"), ("export",)):
+        shown = call("dlq", *command).out
+        assert shown.isascii() or not set(shown) & set("\x1b\x9b\u202e\x7f")
+        assert "u202e" in shown
+
+
+def test_arguments_nested_deeper_than_json_is_written_are_shown_as_text(
+    crew: Crew, redis_url: str, namespace_name: str
+) -> None:
+    deep = "[" * 600 + "]" * 600
+    message: dict[Any, Any] = {"env": '{"v":1,"id":"deep","task":"fail"}', "args": deep}
+    redis.Redis.from_url(redis_url).xadd(f"{{{namespace_name}:default:0}}:ready", message)
+    crew.work()
+    assert dead()[0]["args"] == deep
+    assert call("dlq", "export").lines[0]["args"] == deep
+    assert call("task", "show", "deep", "--json").json["args"] == deep
+
+
 @pytest.mark.parametrize("command", [("show", "nothing"), ("replay", "nothing"), ("purge", "nothing")], ids=" ".join)
 def test_a_dead_letter_that_is_not_there(command: tuple[str, ...]) -> None:
     answer = call("dlq", *command)

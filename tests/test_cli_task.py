@@ -296,7 +296,8 @@ def test_no_queues_is_said_on_stderr() -> None:
 
 def test_the_output_of_json_commands_is_nothing_but_json() -> None:
     enqueue("add")
-    for command in (("task", "list"), ("queue", "list"), ("worker", "list"), ("dlq", "list")):
-        answer = call(*command, "--json")
-        assert isinstance(answer.json, list)
+    commands: dict[str, type] = {"task": list, "queue": list, "worker": dict, "dlq": list}
+    for command, kind in commands.items():
+        answer = call(command, "list", "--json")
+        assert isinstance(answer.json, kind)
         assert (answer.code, answer.err) == (0, "")

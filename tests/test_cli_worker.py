@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 import pytest
-from commands import BOUND, Running, call, process
-from perdure.queues import spread
+from commands import BOUND, Answer, Running, call, process
+from perdure.queues import Producer, count_crash, spread
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
@@ -289,6 +290,42 @@ def test_list_shows_who_works(url: tuple[str, str], folder: Path) -> None:
     assert (answer.code, answer.out) == (0, "")
     assert "no workers" in answer.err
     cancel(url, task_id)
+
+
+@pytest.mark.parametrize("option", [("--alert", "mail"), ("--isolated", "3")])
+def test_what_only_a_supervisor_has_needs_processes(option: tuple[str, str]) -> None:
+    answer = call("worker", "run", "tasks:app", *option)
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert f"{option[0]} is a supervisor's: give --processes too" in answer.err
+
+
+async def test_paused_supervisors_are_listed_and_resumed(
+    url: tuple[str, str], redis_url: str, namespace_name: str
+) -> None:
+    async with Producer(redis_url, namespace=namespace_name) as producer:
+        for name in ("one", "two", "three"):
+            await count_crash(
+                producer.gateway, producer.namespace, name, "w", why=f"{name} fell", threshold=0, window=60
+            )
+    listed = await in_thread("worker", "list", *url)
+    assert "two fell" in listed.out
+    assert "supervisor two is paused; when the cause is gone: perdure worker resume two" in listed.err
+    supervisors = (await in_thread("worker", "list", "--json", *url)).json["supervisors"]
+    assert {(info["name"], info["why"], info["crashes"]) for info in supervisors} >= {("one", "one fell", 1)}
+    assert (await in_thread("worker", "resume", "one", *url)).ids == ["one"]
+    again = await in_thread("worker", "resume", "one", *url)
+    assert (again.code, again.out) == (1, "")
+    assert "no supervisor 'one' is paused" in again.err
+    assert set((await in_thread("worker", "resume", "--all", "--json", *url)).json) == {"two", "three"}
+    assert (await in_thread("worker", "resume", "--all", *url)).code == 0
+    assert (await in_thread("worker", "list", "--json", *url)).json == {"workers": [], "supervisors": []}
+    for misuse in ((), ("one", "--all")):
+        assert (await in_thread("worker", "resume", *misuse, *url)).code == 2
+
+
+async def in_thread(*args: str) -> Answer:
+    """A command has an event loop of its own."""
+    return await anyio.to_thread.run_sync(call, *args)
 
 
 def test_exit_functions_may_take_longer_than_threads_that_are_stuck(folder: Path) -> None:

@@ -502,6 +502,13 @@ async def test_a_silent_name_that_holds_nothing_is_removed(gateway: Gateway, par
     assert await consumers(gateway, partition.nudge) == {"b"}
 
 
+async def test_a_name_of_one_that_only_ever_heard_nudges_is_removed(gateway: Gateway, partition: Partition) -> None:
+    b = await idle(gateway, partition, "a", "b")
+    await gateway.command("XGROUP", "DELCONSUMER", partition.ready, GROUP, "a")
+    assert await b.forget(partition, -1.0, present=["b"]) == 1
+    assert await consumers(gateway, partition.nudge) == {"b"}
+
+
 async def test_a_name_that_holds_something_stays(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import psutil
 import pytest
 import redis
 import yaml
@@ -38,8 +39,10 @@ ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
 UNIT = DEPLOY / "perdure-worker@.service"
 
-LEAVING = 10.0
-"""Seconds a worker may need beyond its grace: cancelled runs give their tasks back, then it leaves the groups."""
+LEAVING = 15.0
+"""Seconds beyond a worker's grace: cancelled runs give their tasks back, it leaves the groups, and its supervisor tells
+whom it had to kill.
+"""
 
 
 # Reading the files
@@ -342,7 +345,7 @@ def test_the_image_holds_no_setting_that_belongs_to_a_deployment(image: Image) -
 
 def test_the_image_is_stopped_by_a_signal_that_its_own_process_gets(image: Image) -> None:
     assert image.one("STOPSIGNAL") == "SIGTERM"
-    assert image.command() == ["perdure", "worker", "run", "app.py:app"]  # exec form: no shell stands in between
+    assert image.command()[:4] == ["perdure", "worker", "run", "app.py:app"]  # exec form: no shell stands in between
 
 
 @pytest.fixture(params=["a child", "the first process"])
@@ -410,6 +413,19 @@ def test_composes_health_check_tells_a_server_that_serves_from_one_that_does_not
     assert check() != 0
 
 
+def test_composes_health_check_of_the_worker_is_a_command_that_there_is(
+    image: Image, server: RedisServer, namespace_name: str
+) -> None:
+    check = read_compose()["services"]["worker"]["healthcheck"]
+    kind, *command = check["test"]
+    assert kind == "CMD"
+    environment = image.environment() | {"PERDURE_REDIS_URL": server.url, "PERDURE_NAMESPACE": namespace_name}
+    done = call(command, env=environment, cwd=image.workdir)
+    assert done.returncode == 1
+    assert "not alive: no worker on host" in done.stderr
+    assert seconds(check["timeout"]) < seconds(check["interval"])
+
+
 def test_compose_can_scale_the_worker() -> None:
     worker = read_compose()["services"]["worker"]
     assert not {"container_name", "ports", "hostname", "scale", "deploy"} & worker.keys()
@@ -420,6 +436,7 @@ def test_compose_starts_workers_after_redis_and_gives_them_time_to_hand_over() -
     assert worker["depends_on"] == {"redis": {"condition": "service_healthy"}}
     assert worker["restart"] == "unless-stopped"
     assert seconds(worker["stop_grace_period"]) >= float(worker["environment"]["PERDURE_GRACE"]) + LEAVING
+    assert worker["init"]  # who collects what tasks leave behind
 
 
 def test_compose_builds_the_image_of_this_repository() -> None:
@@ -495,6 +512,24 @@ async def test_the_units_own_command_works_and_hands_over_when_stopped(
     program = Program(unit.command, unit.environment, Path(unit.one("WorkingDirectory")), place)
     result = await hand_over(image, producer, program, seconds(unit.one("TimeoutStopSec")))
     assert [step for steps in carriers(result).values() for step in steps] == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_reload_of_the_unit_replaces_its_workers(
+    image: Image, unit: Unit, producer: Producer, namespace_name: str
+) -> None:
+    program, signal_name, target = unit.one("ExecReload").split()
+    assert (program, target) == ("/bin/kill", "$MAINPID")
+    handle = await enqueue(image, producer, steps=3, seconds=0.1)
+    with Program(unit.command, unit.environment, Path(unit.one("WorkingDirectory"))).started() as supervisor:
+        before = carriers(await handle.result(timeout=20))
+        call([program, signal_name, str(supervisor.pid)])
+        with anyio.fail_after(20):
+            while any(psutil.pid_exists(int(worker.rpartition("-")[2])) for worker in before):  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+        again = await enqueue(image, producer, steps=3, seconds=0.1)
+        after = carriers(await again.result(timeout=20))
+        assert supervisor.stop(seconds(unit.one("TimeoutStopSec"))) == 0
+    assert not before.keys() & after.keys()
 
 
 def test_the_unit_gives_a_worker_more_time_than_its_grace(unit: Unit) -> None:

@@ -192,6 +192,7 @@ async def test_the_limit_itself_is_allowed(gateway: Gateway, namespace_name: str
     [
         ({"args": {"when": object()}}, TypeError),
         ({"delay": -1.0}, ValueError),
+        ({"delay": float("inf")}, ValueError),
         ({"queue": "no spaces"}, ValueError),
         ({"queue": "a:b"}, ValueError),
         ({"queue": "~released"}, ValueError),

@@ -207,12 +207,12 @@ async def test_who_waits_for_redis_is_not_idle(limited: Limited, monkeypatch: py
     """Redis is away for longer than the limit while the step is to be recorded."""
     refused: list[float] = []
 
-    async def away(*args: object) -> bool:
+    async def away(*args: object, **options: object) -> bool:
         if len(refused) < 5:
             refused.append(time.monotonic())
             await asyncio.sleep(0.2)
             raise Unavailable("Redis is away")
-        return await write_entries(*args)  # type: ignore[arg-type]
+        return await write_entries(*args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(recorder_module, "write_entries", away)
     monkeypatch.setattr("perdure.worker.durable.patience._LONGEST_WAIT", 0.1)
@@ -310,13 +310,20 @@ async def test_a_stubborn_handlers_task_is_cancelled_all_the_same(limited: Limit
         async def job(ctx: Context) -> None:
             await stubborn()
 
-        async with working(app):
+        async with working(app) as worker:
             handle = await job.enqueue()
             await soon(stubborn.begun.wait())
             await handle.cancel()
             with pytest.raises(TaskCancelled):
                 await soon(handle.result())
-            stubborn.let_go.set()
+            stubborn.let_go.set()  # it returns, as if nothing had been
+
+            async def idle() -> bool:
+                return worker.in_flight == 0
+
+            await until(idle, "the slot is free again")
+            assert worker.settled == 1
+        assert await handle.status() is State.CANCELLED
 
 
 async def test_a_worker_stops_in_spite_of_a_stubborn_handler_and_hands_its_task_over(
@@ -435,3 +442,28 @@ async def test_a_blocked_loop_is_told_to_the_supervisor_as_it_lags(limited: Limi
             await soon(handle.result())
             worker.stop()
             await soon(running)
+
+
+async def test_a_worker_that_is_cancelled_does_not_wait_for_a_stubborn_handler(
+    limited: Limited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_FORCED", 0.2)
+    async with limited(grace=0.1) as app:
+        stubborn = Stubborn()
+
+        @app.task
+        async def job(ctx: Context) -> str:
+            if not stubborn.begun.is_set():
+                await stubborn()
+            return "carried on"
+
+        async with Worker(app) as worker:
+            running = asyncio.create_task(worker.run())
+            handle = await job.enqueue()
+            await soon(stubborn.begun.wait())
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await soon(running)
+        await work_off(app)
+        assert await soon(handle.result()) == "carried on"
+        stubborn.let_go.set()

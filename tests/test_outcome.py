@@ -113,8 +113,8 @@ def test_snooze_sets_the_delay_and_counts_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", [RetryLater, Snooze])
-@pytest.mark.parametrize("after", [-1, float("nan")])
-def test_a_time_to_wait_is_not_negative(kind: type[RetryLater | Snooze], after: float) -> None:
+@pytest.mark.parametrize("after", [-1, float("nan"), float("inf"), 1e300])
+def test_a_time_to_wait_is_not_negative_nor_without_end(kind: type[RetryLater | Snooze], after: float) -> None:
     with pytest.raises(ValueError, match="0 or more seconds"):
         kind(after=after)
 

@@ -10,6 +10,7 @@ import pytest
 
 NAMES = {
     "App",
+    "CannotOpen",
     "Context",
     "Happened",
     "InvalidArguments",

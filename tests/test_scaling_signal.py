@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import orjson
 import pytest
@@ -19,11 +19,14 @@ from perdure.queues import (
     announce,
     list_queues,
     list_workers,
+    present_workers,
     withdraw,
 )
-from perdure.worker.runtime import registration
 from perdure.worker.runtime.rates import WINDOW, Rates
 from working import soon, until, working
+
+BEFORE_THE_HASH = {"id", "app", "host", "pid", "version", "queues", "concurrency", "in_flight", "started", "seen"}
+"""What the first version of all told."""
 
 INFO = WorkerInfo(
     id="a", app="audit", host="h", pid=7, version="0.1", queues=("default",), concurrency=8, in_flight=3, started=0
@@ -114,13 +117,40 @@ async def test_a_worker_that_is_gone_counts_no_longer(
     assert stats.rate == 1.0
 
 
-async def test_announcements_of_older_and_newer_versions_are_understood(gateway: Gateway, namespace: Namespace) -> None:
+async def test_announcements_of_older_versions_are_understood(gateway: Gateway, namespace: Namespace) -> None:
+    """A text with everything in it, read with MGET, is what workers announced before they had a hash."""
+    await announce(gateway, namespace, replace(INFO, id="new", rates={"default": 1.0}), ttl=30.0)
+    seconds, _ = await gateway.command("TIME")
+    told = {name: value for name, value in asdict(INFO).items() if name in BEFORE_THE_HASH}
+    for name, more in (("old", {"rates": {"default": 4.0}}), ("older", {})):
+        announced = told | {"id": name, "started": 5, "seen": int(seconds) * 1000} | more
+        await gateway.command("SET", namespace.worker(name), orjson.dumps(announced), "PX", 15_000)
+        await gateway.command("ZADD", namespace.workers, int(seconds) * 1000, name)
+    found = {one.id: one for one in await list_workers(gateway, namespace)}
+    assert found.keys() == {"new", "old", "older"}
+    assert (found["old"].rates, found["older"].rates) == ({"default": 4.0}, {})
+    assert (found["old"].queues, found["old"].progress, found["old"].health) == (("default",), None, {})
+    assert not found["old"].presumed_dead
+    assert await present_workers(gateway, namespace) == {"new", "old", "older"}
+
+
+async def test_workers_of_older_versions_read_the_index_without_error(gateway: Gateway, namespace: Namespace) -> None:
+    """They ask for texts, find none in place of the hash, and leave the worker out."""
     await announce(gateway, namespace, INFO, ttl=30.0)
-    told = orjson.loads(await gateway.command("GET", namespace.worker("a")))
-    del told["rates"]
-    await gateway.command("SET", namespace.worker("a"), orjson.dumps(told | {"of_the_future": [1]}), "KEEPTTL")
-    (found,) = await list_workers(gateway, namespace)
-    assert (found.id, found.rates, found.queues) == ("a", {}, ("default",))
+    ids = await gateway.command("ZRANGE", namespace.workers, 0, -1)
+    assert await gateway.command("MGET", *(namespace.worker(one.decode()) for one in ids)) == [None]
+
+
+async def test_announcements_of_newer_versions_are_understood(gateway: Gateway, namespace: Namespace) -> None:
+    """What they tell besides is left alone; one that cannot be understood is left out."""
+    for name in ("a", "strange", "foreign"):
+        await announce(gateway, namespace, replace(INFO, id=name), ttl=30.0)
+    await gateway.command("HSET", namespace.worker("a"), "of_the_future", "[1")
+    await gateway.command("HSET", namespace.worker("strange"), "queues", "no list")
+    await gateway.command("DEL", namespace.worker("foreign"))
+    await gateway.command("LPUSH", namespace.worker("foreign"), "x")
+    await gateway.command("PEXPIRE", namespace.worker("foreign"), 30_000)
+    assert [one.id for one in await list_workers(gateway, namespace)] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -184,11 +214,8 @@ async def test_looking_at_a_queue_costs_the_same_however_much_waits_and_runs(
 
 
 @pytest.mark.integration
-async def test_a_worker_tells_what_it_settled_on_each_queue(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(registration, "_INTERVAL", 0.02)
-    async with App("rates", settings=settings) as app:
+async def test_a_worker_tells_what_it_settled_on_each_queue(settings: Settings) -> None:
+    async with App("rates", settings=settings.model_copy(update={"heartbeat": 0.2})) as app:
 
         @app.task
         async def job(ctx: Context) -> None:

@@ -26,15 +26,22 @@ from perdure.queues import (
     Refused,
     Script,
     State,
+    SupervisorInfo,
+    WorkerInfo,
     acquit,
+    announce,
+    count_crash,
     find_task,
+    list_workers,
     load_script,
     promote_due,
     release,
     report_crash,
+    resume_supervisor,
     retire_generation,
     set_aside,
     set_partitions,
+    supervise,
     take_suspect,
 )
 from perdure.queues.gateway import Argument
@@ -162,12 +169,18 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         await acquit(gateway, suspect.delivery, "suspect", crashes=0)
         found = await report_crash(gateway, namespace, ["default"], "a", how="SIGKILL", doing={})
         assert found.held == 1
+        await supervise(gateway, namespace, SupervisorInfo(id="s", name="s", window=60.0), ttl=15)
+        assert (await count_crash(gateway, namespace, "s", "a", why="", threshold=0, window=60)).paused
+        assert await resume_supervisor(gateway, namespace, "s")
         await a.leave()
         assert "a" not in await consumers(gateway, partition.ready)
     route = await set_partitions(gateway, namespace, "default", 2)
     assert await standing(gateway, partition) is Standing.DRAINED
     assert not await retire_generation(gateway, namespace, "default", route, route.former[0], kept=60)
     assert await share_queue(gateway, namespace, "default", "a", ttl=60) == {"a"}
+    info = WorkerInfo("a", "x", "h", 7, "0.1", ("default",), concurrency=8, in_flight=3, started=0)
+    await announce(gateway, namespace, info, ttl=60)
+    assert [one.id for one in await list_workers(gateway, namespace)] == ["a"]
 
 
 async def test_each_survives_a_server_that_forgot_it(gateway: Gateway, namespace: Namespace) -> None:

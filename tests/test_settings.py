@@ -72,9 +72,9 @@ async def test_a_wrong_password_is_refused_and_not_retried(place: str, unused_tc
 
 def test_control_characters_do_not_reach_the_log() -> None:
     lines: list[str] = []
-    sink = logger.add(lambda message: lines.append(str(message)), format="{message}")
+    sink = logger.add(lambda message: lines.append(str(message)), format="{message} {extra[task]}")
     try:
-        logger.warning("attempt failed: {}", "\x1b[31mred\x07")
+        logger.bind(task="\x1b[2Jname").warning("attempt failed: {}", "\x1b[31mred\x07")
     finally:
         logger.remove(sink)
-    assert lines == ["attempt failed: \\x1b[31mred\\x07\n"]
+    assert lines == ["attempt failed: \\x1b[31mred\\x07 \\x1b[2Jname\n"]

@@ -7,8 +7,9 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 from ..deadletter import Retry
-from ..queues import Producer, Unavailable, check_name
+from ..queues import Producer, Sealer, Unavailable, check_name
 from .durable import Durability
+from .observe import logger
 from .registry import Handler, P, R, Registry, Task
 from .settings import Settings, load_settings
 
@@ -44,6 +45,8 @@ class App:
         self._namespace = namespace
         self.tasks = Registry(self)
         self._producer: Producer | None = None
+        self._sealer: Sealer | None = None
+        self._warned = False
         self._users = 0
 
     @property
@@ -57,6 +60,14 @@ class App:
         """Put settings on top of those in force, before the app is used: what a command line says."""
         given = {name: value for name, value in settings.items() if value is not None}
         self._settings = load_settings(**(self.settings.model_dump() | given))
+        self._sealer = None
+
+    @property
+    def sealer(self) -> Sealer:
+        """What data of tasks is sealed with; keys are read when they are first needed. Raises `BadKeys`."""
+        if self._sealer is None:
+            self._sealer = self.settings.sealer
+        return self._sealer
 
     @property
     def producer(self) -> Producer:
@@ -71,8 +82,10 @@ class App:
                 address=self.settings.address,
                 namespace=self.settings.namespace,
                 payload_limit=self.settings.payload_limit,
+                sealer=self.sealer,
                 replication=self.settings.replication,
             )
+            self._warn_of_open_secrets()
             self._producer = await producer.__aenter__()
         self._users += 1
         return self
@@ -84,6 +97,17 @@ class App:
         if self._users == 0 and self._producer is not None:
             producer, self._producer = self._producer, None
             await producer.__aexit__(kind, error, trace)
+
+    def _warn_of_open_secrets(self) -> None:
+        """Secrets are never shown, but without a key whoever can read Redis can read them: said once."""
+        tasks = sorted(name for name, task in self.tasks.items() if task.arguments.has_secrets)
+        if tasks and not self.sealer.active and not self._warned:
+            self._warned = True
+            logger.warning(
+                "secret arguments of {} are stored readably in Redis: set PERDURE_ENCRYPTION_KEYS "
+                "('perdure keys generate' makes one; docs/security.md)",
+                ", ".join(tasks),
+            )
 
     @overload
     def task(self, handler: Handler[P, R], /) -> Task[P, R]: ...

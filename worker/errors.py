@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..queues import PerdureError
+from ..queues import LONGEST, PerdureError
 
 __all__ = [
     "ConfigurationError",
@@ -167,8 +167,8 @@ class Reschedule(PerdureError):
     """Base of what a handler raises to be run again later. after: seconds."""
 
     def __init__(self, after: float, why: str = "") -> None:
-        if not after >= 0:
-            raise ValueError(f"after must be 0 or more seconds, not {after}")
+        if not 0 <= after <= LONGEST:
+            raise ValueError(f"after must be 0 or more seconds and at most {LONGEST:.0e}, not {after}")
         super().__init__(why or f"run again in {after:g} s")
         self.after = after
         self.why = why

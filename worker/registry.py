@@ -18,19 +18,26 @@ from typing import Any, Concatenate, Generic, NotRequired, ParamSpec, Protocol, 
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
+from pydantic_core import to_json
 from typing_extensions import TypedDict
 
 from ..deadletter import Retry
 from ..queues import (
+    LONGEST,
     Form,
     Key,
+    Marks,
     Message,
     Options,
     Producer,
     Replicated,
     TaskHandle,
+    has_secret,
     key_of,
     map_each,
+    marked_values,
+    reveal,
+    shows_mask,
 )
 from .durable import Codec, Context, Durability
 from .errors import InvalidArguments, TaskDefinitionError
@@ -142,7 +149,8 @@ class TaskCall(Generic[P, R]):
         """See `Task.enqueue`."""
         if callable(self.key):
             raise ValueError("a key that is a function is for enqueue_many and enqueue_stream: give one task its text")
-        message = self.form.message(self.task.arguments.encode_call(args, kwargs), key=self.key, task_id=self.task_id)
+        arguments, secrets = self.task.arguments.encode_call(args, kwargs)
+        message = self.form.message(arguments, secrets, key=self.key, task_id=self.task_id)
         return await self.task.app.producer.send_one(
             message, queue=self._queue, delay=self.delay, decode=self.task.decode, durability=self.durability
         )
@@ -171,7 +179,7 @@ class TaskCall(Generic[P, R]):
         if self.task_id is not None:
             raise ValueError("one task_id cannot name many tasks")
         form, encode, key = self.form, self.task.arguments.encode_call, self.key
-        return map_each(lambda args: form.message(encode((), args), key=key_of(key, args)), many)
+        return map_each(lambda args: form.message(*encode((), args), key=key_of(key, args)), many)
 
     @property
     def _queue(self) -> str:
@@ -196,15 +204,26 @@ class Arguments:
         self._adapter = _argument_adapter(name, handler, parameters[1:])
         self._validate = self._adapter.validator.validate_python
         self._to_json = self._adapter.serializer.to_json
+        self.has_secrets = has_secret(self._adapter.core_schema)
 
-    def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-        """Arguments of a call as a JSON object. Raises `InvalidArguments`."""
+    def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, Marks]:
+        """Arguments of a call as a JSON object, and where secrets are in it. Raises `InvalidArguments`."""
         try:
-            return self._to_json(self._validate(self._named(args, kwargs)))
+            checked = self._validate(self._named(args, kwargs))
+            data: bytes = self._to_json(checked)
+            if self.has_secrets or shows_mask(data):
+                whole, secrets = reveal(checked, self._adapter.dump_python(checked, mode="json"))
+                return to_json(whole), secrets
+            return data, ()
         except ValidationError as error:
             raise InvalidArguments(self._name, self._misfit(args, kwargs) or _problem(error)) from None
         except (TypeError, ValueError) as error:
             raise InvalidArguments(self._name, str(error)) from None
+
+    def secret_values(self, arguments: Mapping[str, Any]) -> list[str]:
+        """The secrets among decoded arguments, as text."""
+        whole, secrets = reveal(arguments, self._adapter.dump_python(dict(arguments), mode="json"))
+        return marked_values(to_json(whole), secrets)
 
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name. `TypeError` for too many, or one given twice."""
@@ -308,8 +327,10 @@ class Registry(Mapping[str, Task[Any, Any]]):
         if name in self._tasks:
             raise TaskDefinitionError(f"task {name!r} is defined twice: pass name=... to one of them")
         for what, seconds in (("timeout", timeout), ("idle_timeout", idle_timeout), ("result_ttl", result_ttl)):
-            if seconds is not None and not seconds > 0:
-                raise TaskDefinitionError(f"task {name!r}: {what} must be more than 0 seconds, not {seconds}")
+            if seconds is not None and not 0 < seconds <= LONGEST:
+                raise TaskDefinitionError(
+                    f"task {name!r}: {what} must be more than 0 seconds and at most {LONGEST:.0e}, not {seconds}"
+                )
         try:
             result = Codec(_hints(name, handler).get("return", Any))
         except PydanticUserError as error:

@@ -5,16 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from ..deadletter import DEFAULT_RETENTION, Retry
-from ..queues import DEFAULT_PAYLOAD_LIMIT, Address, Replication, check_name, default_data_dir
+from ..queues import (
+    DEFAULT_PAYLOAD_LIMIT,
+    LONGEST,
+    Address,
+    Replication,
+    Sealer,
+    check_name,
+    default_data_dir,
+    make_sealer,
+)
 from .errors import ConfigurationError
 
 __all__ = ["Settings", "load_settings"]
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
 Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -43,7 +52,10 @@ class Settings(BaseSettings):
         worker gives the tasks up, and its supervisor replaces it.
     stall_warning: after which a blocked loop is told of, with the stacks.
     heartbeat: between two signs of life.
-    unknown_task: how often, and how long apart, a task of unknown name is handed to others.
+    encryption_keys, encryption_key_file: keys of encryption, as text or in a file; the first one seals, all open.
+    encryption_required: refuse arguments, results and checkpoints that are not sealed.
+    unknown_task: how often, and how long apart, a task of unknown name, or sealed with an unknown key, is handed to
+        others.
     """
 
     model_config = SettingsConfigDict(env_prefix="PERDURE_", frozen=True, extra="ignore", env_ignore_empty=True)
@@ -68,6 +80,9 @@ class Settings(BaseSettings):
     replication_timeout: Seconds = 5.0
     log_level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_json: bool = False
+    encryption_keys: SecretStr = SecretStr("")
+    encryption_key_file: Path | None = None
+    encryption_required: bool = False
     crash_threshold: Annotated[int, Field(ge=0)] = 3
     crash_window: Seconds = 3600.0
     restart_delays: Annotated[tuple[Delay, ...], NoDecode, Field(min_length=1)] = (5.0, 30.0, 120.0, 600.0)
@@ -94,6 +109,16 @@ class Settings(BaseSettings):
         """The server's address. Raises `BadAddress`."""
         return Address.parse(self.redis_url or "embedded:", data_dir=lambda: self.data_dir or default_data_dir())
 
+    @property
+    def sealer(self) -> Sealer:
+        """What data of tasks is sealed with; without keys, nothing. Reads the key file. Raises `BadKeys`."""
+        file = self.encryption_key_file
+        return make_sealer(
+            self.encryption_keys.get_secret_value(),
+            None if file is None else file.expanduser(),
+            required=self.encryption_required,
+        )
+
 
 def load_settings(**overrides: object) -> Settings:
     """Settings from the environment, with what is given (and is not None) on top.
@@ -110,5 +135,7 @@ def load_settings(**overrides: object) -> Settings:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         where = name if name in given else f"PERDURE_{name.upper()}"
-        got = "" if name == "redis_url" else f" (got {first['input']!r})"  # a URL may hold a password
+        got = (
+            "" if name in ("redis_url", "encryption_keys") else f" (got {first['input']!r})"
+        )  # a URL may hold a password
         raise ConfigurationError(f"{where}: {first['msg']}{got}") from None

@@ -42,7 +42,8 @@ def _tasks(history: History) -> Iterator[str]:
     replays = sum(task.final["replays"] for task in tasks if task.final is not None)
     versions = Counter(line["version"] for line in history.lines if line.what == "process" and line["role"] == "worker")
     processes = ", ".join(f"{number} of {name} version" for name, number in versions.items())
-    yield f"replayed: {replays}; worker processes: {processes}"
+    former = next((line["former"] for line in history.lines if line.what == "versions"), None)
+    yield f"replayed: {replays}; worker processes: {processes}{f' ({former[:12]})' if former else ''}"
 
 
 def _steps(history: History) -> Iterator[str]:
@@ -80,7 +81,7 @@ def _recoveries(history: History) -> Iterator[str]:
         yield "recoveries: none"
         return
     yield f"recoveries: {len(everything)}, the longest {max(everything):.2f} s"
-    yield "  (from the fault to the task running again, without the time in which Redis was away)"
+    yield "  (from the fault to the task running again, without the time without Redis; seen: by a supervisor)"
     for kind, times in sorted(found.items(), key=lambda one: -max(one[1])):
         yield f"  {kind:14} {len(times):5} times, median {statistics.median(times):6.2f} s, longest {max(times):6.2f} s"
 
@@ -97,7 +98,10 @@ def _recovery(history: History, run: Run, following: Run) -> tuple[str, float] |
     if not faults:
         return None
     first = min(faults, key=lambda fault: fault.begin.at)
-    return first.kind, (following.at - first.begin.at - _away(history, first.begin.at, following.at)) / SECOND
+    seen = first.kind in ("kill", "poison") and history.faults.supervised(run.pid)
+    return f"{first.kind}, seen" if seen else first.kind, (
+        following.at - first.begin.at - _away(history, first.begin.at, following.at)
+    ) / SECOND
 
 
 def _away(history: History, since: int, until: int) -> int:

@@ -10,11 +10,13 @@ from .journal import SECOND, Line
 
 __all__ = ["DEADLY", "HARMLESS", "SYMPTOMS", "Fault", "Faults"]
 
-DEADLY: Final = frozenset({"kill", "kill_all", "kill_child", "kill_supervisor", "deploy", "reload", "poison", "exit"})
+DEADLY: Final = frozenset(
+    {"kill", "kill_host", "kill_supervisor", "kill_all", "kill_producer", "deploy", "reload", "poison", "exit"}
+)
 """Faults after which a process works no more: they last for ever."""
 
 HARMLESS: Final = frozenset(
-    {"blink", "flush", "cut_all", "cut_news", "cut_one", "break", "slow", "replay", "partitions", "kill_producer"}
+    {"blink", "flush", "cut_all", "cut_news", "cut_one", "break", "slow", "replay", "partitions", "resume"}
 )
 """Faults that may cut nothing off: a worker keeps its leases through them, whatever it was doing."""
 
@@ -59,6 +61,10 @@ class Faults:
                 or (fault.host is not None and fault.host == host)
             ):
                 yield fault
+
+    def supervised(self, pid: int) -> bool:
+        """Whether the process has a supervisor."""
+        return len(self._families.get(pid, ({pid}, None))[0]) > 1
 
     def explain(self, pid: int, since: int, until: int) -> Fault | None:
         """The last fault that hit a process between two times: what it was doing may have been cut off by it.

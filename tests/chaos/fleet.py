@@ -17,7 +17,7 @@ import psutil
 from .journal import Pen
 from .line import Line
 from .options import NAMESPACE, Options
-from .versions import ROOT
+from .versions import ROOT, knows_supervisors
 
 __all__ = ["Fleet", "Keeper"]
 
@@ -34,12 +34,19 @@ class Keeper:
         self.version = "this"
         self.processes = 0
         """Workers under the supervisor; 0 where it is a plain worker."""
+        self.supervisors: frozenset[str] = frozenset()
+        """The versions that have one."""
         self.resting = False
         self._pen = pen
         self._log = log
         self._process: Process | None = None
         self._closing = False
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def supervised(self) -> bool:
+        """Whether what runs is a supervisor."""
+        return bool(self.processes) and self.version in self.supervisors
 
     @property
     def pid(self) -> int | None:
@@ -115,10 +122,13 @@ class Fleet:
         self.producers = [
             Keeper("producer", number, pen, folder / "producers.log") for number in range(options.producers)
         ]
+        supervisors = {"this", *(["former"] if former is not None and knows_supervisors(former) else [])}
         for host in self.hosts:
             host.processes = options.processes if host.number % 2 == 0 else 0
-            if former is not None and host.number % 2:
-                host.version = "former"
+            host.supervisors = frozenset(supervisors)
+        for one in (*self.hosts, *self.producers):
+            if former is not None and one.number % 2:
+                one.version = "former"
 
     @property
     def versions(self) -> list[str]:
@@ -136,12 +146,14 @@ class Fleet:
         environment = self.environment(self._lines[host.number].url, host.version) | {
             "PERDURE_LEASE": str(options.lease),
             "PERDURE_GRACE": str(options.grace),
+            "PERDURE_CRASH_THRESHOLD": "8",
+            "PERDURE_RESTART_DELAYS": "0.2,0.5,1,2",
             "CHAOS_ROLE": "worker",
             "CHAOS_VERSION": host.version,
         }
         command = [sys.executable, "-m", "perdure.worker.cli", "worker", "run", "chaos.app:app", "--concurrency", "8"]
-        if host.processes and host.version == "this":
-            command += ["--processes", str(host.processes)]
+        if host.supervised:
+            command += ["--processes", str(host.processes), "--name", f"chaos-{host.number}"]
         return command, environment
 
     def _producer(self, producer: Keeper) -> tuple[list[str], Mapping[str, str]]:
@@ -149,7 +161,7 @@ class Fleet:
         rate = 0.0 if producer.resting else options.rate / options.producers
         seed = options.seed * 1000 + producer.number
         command = [sys.executable, "-m", "chaos.producer", str(seed), str(rate)]
-        return command, self.environment(self._lines[-1].url, "this")
+        return command, self.environment(self._lines[-1].url, producer.version)
 
     def environment(self, url: str, version: str) -> dict[str, str]:
         """What every process of the run is told."""

@@ -74,26 +74,38 @@ class Monkey:
     # workers
 
     async def _kill(self, plan: Plan) -> None:
-        await self._kill_these([self._host(plan)], "kill")
+        """One worker; of a supervisor, one of its children."""
+        await self._kill_these(_one_of(self._host(plan), plan.draw), "kill")
+
+    async def _kill_host(self, plan: Plan) -> None:
+        """All of a host at once: nobody is left to see it."""
+        await self._kill_these(self._host(plan).pids(), "kill_host")
+
+    async def _kill_supervisor(self, plan: Plan) -> None:
+        """The supervisor alone: its children stop, and hand over what they have."""
+        supervisors = [host.pid for host in self._fleet.hosts if host.supervised and host.pid is not None]
+        await self._kill_these(supervisors[int(plan.draw * len(supervisors)) :][:1], "kill_supervisor")
 
     async def _kill_all(self, plan: Plan) -> None:
-        await self._kill_these(self._fleet.hosts, "kill_all")
+        await self._kill_these([pid for host in self._fleet.hosts for pid in host.pids()], "kill_all")
 
-    async def _kill_these(self, keepers: Sequence[Keeper], kind: str) -> None:
-        pids = [pid for keeper in keepers for pid in keeper.pids()]
+    async def _kill_these(self, pids: Sequence[int], kind: str) -> None:
         async with self._fault(kind, pids):
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     async def _freeze(self, plan: Plan) -> None:
+        """A whole host, or one worker, for longer than its lease."""
         await self._stand_still(plan, "freeze", self._options.lease * (1.2 + 1.3 * plan.length))
 
     async def _blink(self, plan: Plan) -> None:
         await self._stand_still(plan, "blink", self._options.lease * 0.5 * plan.length)
 
     async def _stand_still(self, plan: Plan, kind: str, seconds: float) -> None:
-        pids = [pid for pid in self._host(plan).pids() if pid not in self._frozen]
+        host = self._host(plan)
+        chosen = host.pids() if plan.draw < 0.5 else _one_of(host, plan.draw)
+        pids = [pid for pid in chosen if pid not in self._frozen]
         self._frozen.update(pids)
         async with self._fault(kind, pids, seconds=seconds):
             try:
@@ -114,9 +126,18 @@ class Monkey:
         async with self._fault("deploy", pids, to=host.version):
             host.send(signal.SIGTERM)
 
+    async def _reload(self, plan: Plan) -> None:
+        """SIGHUP: a supervisor replaces its children one by one."""
+        host = self._host(plan)
+        if not host.supervised:
+            host = self._fleet.hosts[0]
+        if host.supervised:
+            async with self._fault("reload", host.pids()):
+                host.send(signal.SIGHUP)
+
     async def _kill_producer(self, plan: Plan) -> None:
         producers = self._fleet.producers
-        await self._kill_these([producers[int(plan.draw * len(producers))]], "kill_producer")
+        await self._kill_these(producers[int(plan.draw * len(producers))].pids(), "kill_producer")
 
     # the server
 
@@ -198,6 +219,10 @@ class Monkey:
     async def _replay_fresh(self, plan: Plan) -> None:
         await self._command("replay", "dlq", "replay", "--all", "--fresh", fresh=True)
 
+    async def _resume(self, plan: Plan) -> None:
+        """Supervisors that have seen too many crashes have paused."""
+        await self._command("resume", "worker", "resume", "--all")
+
     async def _partitions(self, plan: Plan) -> None:
         queue = "keyed" if plan.length < 0.6 else "default"
         await self._command("partitions", "queue", "partitions", queue, str(1 + int(plan.draw * 4)))
@@ -219,4 +244,12 @@ class Monkey:
         """Whatever was still going on has ended: everybody stands on their feet."""
         for line in self._lines:
             line.heal()
+        await self._command("resume", "worker", "resume", "--all")
         self._pen.note("rest")
+
+
+def _one_of(host: Keeper, draw: float) -> list[int]:
+    """A plain worker, or one of a supervisor's children."""
+    pids = host.pids()
+    workers = pids[1:] if host.supervised else pids
+    return workers[int(draw * len(workers)) :][:1]

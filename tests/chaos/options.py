@@ -20,8 +20,8 @@ class Options:
     journal: the folder. workers: hosts, each with a worker or a supervisor. producers, rate: how many, and tasks per
     second of all of them. pause: seconds between two faults on average. lease, grace: the workers' settings, seconds.
     patience: seconds that all tasks have to end when the monkey rests. previous: the commit whose workers share the
-    queue; empty for none. processes: those of a supervisor; 0 for plain workers only. faults: those that the monkey may
-    choose from.
+    queue; empty for none. processes: those of a supervisor, which every other host has; 0 for plain workers only.
+    faults: those that the monkey may choose from.
     """
 
     journal: Path
@@ -35,5 +35,5 @@ class Options:
     grace: float = 2.0
     patience: float = 180.0
     previous: str | None = None
-    processes: int = 0
+    processes: int = 2
     faults: Sequence[str] = tuple(WEIGHTS)

@@ -74,8 +74,11 @@ async def play(options: Options) -> None:
 
 
 async def _all_there(producer: Producer, fleet: Fleet) -> None:
-    """Wait until every worker has announced itself: the monkey's time begins then."""
-    wanted = sum(max(1, host.processes) for host in fleet.hosts)
+    """Wait until every worker has announced itself: the monkey's time begins then.
+
+    A supervisor has an isolated worker besides.
+    """
+    wanted = sum(host.processes + 1 if host.supervised else 1 for host in fleet.hosts)
     with anyio.fail_after(_STARTED_WITHIN):
         while len(await list_workers(producer.gateway, producer.namespace)) < wanted:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.1)

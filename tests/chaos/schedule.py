@@ -15,6 +15,8 @@ __all__ = ["WEIGHTS", "Plan", "schedule"]
 
 WEIGHTS: Final[dict[str, int]] = {
     "kill": 10,
+    "kill_host": 5,
+    "kill_supervisor": 3,
     "kill_all": 2,
     "freeze": 8,
     "blink": 4,
@@ -29,7 +31,9 @@ WEIGHTS: Final[dict[str, int]] = {
     "slow": 3,
     "crawl": 3,
     "break": 4,
-    "deploy": 7,
+    "deploy": 6,
+    "reload": 3,
+    "resume": 2,
     "replay": 4,
     "replay_fresh": 1,
     "partitions": 1,

@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Final
 
-__all__ = ["ROOT", "NoHistory", "former_commit", "unpack"]
+__all__ = ["ROOT", "NoHistory", "former_commit", "knows_supervisors", "unpack"]
 
 ROOT: Final = Path(__file__).parents[2]
 """The checkout, which is the package."""
@@ -44,6 +44,11 @@ def unpack(commit: str, folder: Path) -> Path:
     with tarfile.open(fileobj=BytesIO(_git("archive", commit, *_PACKAGE))) as archive:
         archive.extractall(package, filter="data")
     return folder
+
+
+def knows_supervisors(folder: Path) -> bool:
+    """Whether the version that was unpacked there has `worker run --processes`."""
+    return (folder / "perdure" / "worker" / "supervise").is_dir()
 
 
 def _git(*command: str) -> bytes:

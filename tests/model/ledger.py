@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import orjson
 from perdure.queues import Delivery, Namespace, Partition
 from perdure.queues.consumer import RELEASED_IDLE_MS
-from perdure.queues.keys import RELEASED
+from perdure.queues.keys import RELEASED, SUSPECTS, is_nobody
 
 from model.later import Id, Later, Moment, Value, text_of
 from model.shelf import Fields, Pending, Shelf, Stream
@@ -24,6 +25,9 @@ Told = dict[str, Value | int | str]
 """Fields of a hash, as they are given."""
 
 HOUR = 3_600_000
+
+CRASHES = ("guilty", "excused", "crash")
+"""Fields of a record that tell of crashes."""
 
 
 class Ledger:
@@ -248,10 +252,17 @@ class Ledger:
         record = self.at.record(task)
         self._close_message(delivery)
         self.held.put(record, {"worker": delivery.worker, "settled": _fence(delivery)})
-        self.held.drop(record, "entry", "step", "alive")
+        self.held.drop(record, "entry", "step", "alive", "suspect")
 
     def retry(
-        self, delivery: Delivery, task: str, delay: int, counts: tuple[int, int, int], event: str, data: bytes
+        self,
+        delivery: Delivery,
+        task: str,
+        delay: int,
+        counts: tuple[int, int, int],
+        event: str,
+        data: bytes,
+        suspect: bool,
     ) -> bool:
         if not self.owned(delivery):
             return self.settled(delivery, task)
@@ -264,6 +275,8 @@ class Ledger:
         numbers = {"attempts": counts[0], "crashes": counts[1], "returns": counts[2]}
         self.held.put(record, {"state": "scheduled", "due": due, "error": data, **numbers})
         self._settle(delivery, task)
+        if suspect:
+            self.held.put(record, {"suspect": "waited"})
         self.note_event(task, event, data)
         if first is None or self.held.now + delay < first:
             self.nudge("due")
@@ -329,6 +342,70 @@ class Ledger:
         self.tell(task, "dead")
         return True
 
+    # -- suspects
+
+    def crash(self, worker: str, how: str, doing: Mapping[str, str]) -> int:
+        """The worker died, and its supervisor says so."""
+        held = sorted(
+            (one for one, held in self.pending.items() if held.owner == worker), key=lambda one: Id(one).order
+        )
+        alone = len(held) == 1
+        for entry in held:
+            count = self.pending[entry].count
+            self._suspect(entry, count if alone else count - 1)
+            task = _task_of(self.ready.find(entry))
+            if task is not None:
+                self._note_crash(task, count, alone, {"how": how, "worker": worker, "alone": alone}, doing)
+            self.nudge("suspect")
+        self._name_gone(worker)
+        return len(held)
+
+    def _note_crash(
+        self, task: str, count: int, alone: bool, known: dict[str, object], doing: Mapping[str, str]
+    ) -> None:
+        record = self.at.record(task)
+        told = orjson.dumps(known | ({"step": doing[task]} if task in doing else {}))
+        self.held.drop(record, "step", "alive")
+        self.held.put(record, {"suspect": "alone" if alone else "company", "crash": told})
+        if alone:
+            self.held.put(record, {"guilty": int(self.held.get(record, "crashes") or 0) + count})
+        self.note_event(task, "crashed", told)
+        self.tell(task, "crashed")
+
+    def _suspect(self, entry: bytes, count: int) -> None:
+        self.pending[entry] = Pending(SUSPECTS, count, Moment(loose=True))
+        self.ready.names[SUSPECTS] = True
+
+    def set_aside(self, delivery: Delivery) -> bool:
+        if not self.owned(delivery):
+            pending = self.pending.get(delivery.entry)
+            return pending is not None and pending.owner == SUSPECTS
+        self._suspect(delivery.entry, delivery.count - 1)
+        self.nudge("suspect")
+        return True
+
+    def take_suspect(self, worker: str) -> tuple[list[Handed], bool]:
+        """The first of those that wait, and whether there are more."""
+        waiting = sorted(
+            (one for one, held in self.pending.items() if held.owner == SUSPECTS), key=lambda one: Id(one).order
+        )
+        for entry in waiting[:1]:
+            self.pending[entry] = Pending(worker, self.pending[entry].count + 1, Moment(loose=True))
+            self.ready.names[worker] = True
+        return [self._handed(entry) for entry in waiting[:1]], len(waiting) > 1
+
+    def acquit(self, delivery: Delivery, task: str, crashes: int) -> bool:
+        if not self.owned(delivery):
+            return False
+        record = self.at.record(task)
+        excused = crashes - int(self.held.get(record, "guilty") or 0)
+        suspect = self.held.get(record, "suspect") is not None
+        if suspect or excused > int(self.held.get(record, "excused") or 0):
+            self.held.drop(record, "suspect")
+            self.held.put(record, {"excused": excused})
+            self.note_event(task, "cleared", b'{"excused":%d}' % excused)
+        return True
+
     # -- from outside
 
     def cancel(self, task: str, retention: int) -> str:
@@ -344,7 +421,7 @@ class Ledger:
             entry = self.held.get(record, "entry")
             assert entry is not None
             pending = self.pending.get(entry)
-            if pending is not None and pending.owner != RELEASED:
+            if pending is not None and not is_nobody(pending.owner):
                 self.held.put(record, {"cancel": "1"})
                 return "running"
             self.held.put(record, _payload(self.ready.find(entry)))
@@ -371,7 +448,7 @@ class Ledger:
         replays = int(self.held.get(record, "replays") or 0) + 1
         zero = {"attempts": 0, "crashes": 0, "returns": 0}
         self.held.put(record, {"state": "queued", "entry": entry, "replays": replays, **zero})
-        self.held.drop(record, "dead", "reason", "error", "finished", "result", "settled", "cancel")
+        self.held.drop(record, "dead", "reason", "error", "finished", "result", "settled", "cancel", *CRASHES)
         self.note_event(task, "replayed", b'{"fresh":true}' if fresh else b'{"fresh":false}')
         if fresh:
             self.held.delete(steps)
@@ -410,7 +487,7 @@ class Ledger:
         """Names without a message go, but those of workers that are there."""
         for name in [*self.ready.names]:
             holds = any(held.owner == name for held in self.pending.values())
-            if name not in present and name != RELEASED and not holds:
+            if name not in present and not is_nobody(name) and not holds:
                 self._name_gone(name)
 
     def _name_gone(self, worker: str) -> None:
@@ -449,6 +526,13 @@ class Ledger:
         self.held.expire(HOUR, self.at.ready, self.at.nudge, self.at.dead)
         self.held.expire(max(HOUR, kept), self.at.closed)
         return True
+
+
+def _task_of(fields: Fields | None) -> str | None:
+    try:
+        return str(orjson.loads(_plain(fields or ())[b"env"])["id"])
+    except (LookupError, TypeError, orjson.JSONDecodeError):
+        return None
 
 
 def _fence(delivery: Delivery) -> bytes:

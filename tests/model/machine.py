@@ -40,12 +40,15 @@ from perdure.queues import (
     succeed,
     write_entries,
 )
-from perdure.queues.keys import GROUP, RELEASED
-from perdure.queues.rerouting import close, standing
+from perdure.queues.crashes import report_crash
+from perdure.queues.keys import GROUP, RELEASED, SUSPECTS, is_nobody
+from perdure.queues.rerouting import close
+from perdure.queues.rerouting import standing as standing_of
 from perdure.queues.routes import SINGLE
 from perdure.queues.scripts import queue_script
 from perdure.queues.sending import Sending
 from perdure.queues.sharing import share_queue
+from perdure.queues.suspects import acquit, set_aside, take_suspect
 
 from model.ground import Ground
 from model.later import Moment, text_of
@@ -62,16 +65,31 @@ LEASE = 60_000
 
 MINUTE = 60_000
 
+CHORES = ("trim", "watch", "leave", "leave", "forget", "close", "retire", "reroute", "share")
+
 GARBAGE: tuple[dict[bytes, bytes], ...] = (
     {b"junk": b"1"},
     {b"env": b"\xff", b"args": b"{}"},
     {b"env": b"7", b"again": b"x"},
 )
 
+OLD_LETTER = (
+    (b"id", b"t3"),
+    (b"task", b"t"),
+    (b"reason", b"timeout"),
+    (b"evidence", orjson.dumps(EVIDENCE.fields())),
+    (b"attempts", b"1"),
+    (b"crashes", b"0"),
+    (b"worker", b"z"),
+    (b"env", Envelope(id="t3", task="t").encode()),
+    (b"args", b"{}"),
+    (b"at", b"1"),
+)
+
 tasks = st.sampled_from(TASKS)
 workers = st.sampled_from(WORKERS)
-MINE, LOST, ANY = "mine", "lost", "any"
-standings = st.sampled_from([MINE, MINE, LOST, ANY])
+MINE, LOST, AGAIN, HANDED, OUTDONE, ANY = "mine", "lost", "taken again", "handed on", "outdone", "any"
+standings = st.sampled_from([MINE, MINE, MINE, LOST, AGAIN, HANDED, OUTDONE, ANY])
 numbers = st.integers(0, 3)
 which = st.integers(0, 60)
 delays = st.sampled_from([0, MINUTE, HOUR])
@@ -93,6 +111,7 @@ class Queues(RuleBasedStateMachine):
         self.namespace = Namespace(f"m{uuid.uuid4().hex[:12]}")
         self.partition = self.namespace.partition("default")
         self.ledger = Ledger(self.namespace, self.partition)
+        self.names = {name: name for name in WORKERS}  # a new one after a crash
         self.crew: dict[str, Consumer] = {}
         self.tables: dict[str, Leases[Any]] = {}
         self.deliveries: list[tuple[Delivery, str]] = []  # all that ever were, stale ones too
@@ -114,6 +133,8 @@ class Queues(RuleBasedStateMachine):
         agree(self.ground.heard(), self.ledger.news)
         self.ledger.news.clear()
         agree(list(broken_promises(self.ledger, TASKS)), [])
+        if self.ledger.held.exists(self.partition.closed):
+            agree(int(self.ground.run(standing_of(self.ground.gateway, self.partition))), self.ledger.drained())
 
     def same(self, answer: object, expected: object) -> None:
         agree(answer, expected)
@@ -122,17 +143,32 @@ class Queues(RuleBasedStateMachine):
     def pick(self, which: int, standing: str) -> tuple[Delivery, str]:
         """A delivery to act on: one that owns its message, one that has just lost it, or any that ever was."""
         owning = [one for one in self.deliveries if self.ledger.owned(one[0])]
-        if not owning or not self.deliveries:
+        if not owning:
             owning = self.obtain()
         pool = self.deliveries if standing == ANY else owning
         picked = pool[-1 - which % len(pool)]
-        if standing == LOST and self.ledger.owned(picked[0]):
-            other = next(name for name in WORKERS if name != picked[0].worker)
-            self.age(sorted(self.held_by_workers()).index(picked[0].entry), LEASE)
-            self.is_as_expected()
-            self.claim(other, 4, heard=which % 2 == 0)
-            self.is_as_expected()
+        if self.ledger.owned(picked[0]) and standing != ANY:
+            if which % 2:
+                self.write(*picked, [("intent", "u:1", b"0", b"{}"), ("done", "s", b"%d" % which, b"{}")])
+            if standing != MINE:
+                self.take_away(picked[0], standing)
         return picked
+
+    def take_away(self, delivery: Delivery, standing: str) -> None:
+        """Another worker has the message now, or the same one anew: its lease passed, or it was given back (then the
+        count is the same); and has settled it meanwhile, if so wished.
+        """
+        if standing in (LOST, AGAIN):
+            self.age(sorted(self.held_by_workers()).index(delivery.entry), LEASE)
+            self.is_as_expected()
+        else:
+            self.give_back(delivery, None)
+        others = [name for name in WORKERS if (self.names[name] == delivery.worker) == (standing == AGAIN)]
+        self.claim((others or WORKERS)[0], 4, heard=True)
+        self.is_as_expected()
+        newer, task = self.deliveries[-1]
+        if standing == OUTDONE and task in TASKS and self.ledger.owned(newer):
+            self.put_off(newer, task, MINUTE, (1, 1, 1))
 
     def obtain(self) -> list[tuple[Delivery, str]]:
         """Deliveries of a new task, or of what was left."""
@@ -165,6 +201,7 @@ class Queues(RuleBasedStateMachine):
 
     def join(self, name: str) -> Consumer:
         """The worker's hands; they are on the stream from when they are first needed."""
+        name = self.names[name]
         if name not in self.crew:
             self.tables[name] = Leases()
             made = worker(self.ground.gateway, self.partition, name=name, lease=LEASE / 1000, leases=self.tables[name])
@@ -179,7 +216,7 @@ class Queues(RuleBasedStateMachine):
         agree(told, expected)
         for one in deliveries if heard else []:
             self.deliveries.append((one, _task_of(one)))
-            self.tables[name].hold(Held(one, self.deliveries[-1][1]))
+            self.tables[one.worker].hold(Held(one, self.deliveries[-1][1]))
 
     def end(self, delivery: Delivery) -> None:
         """The worker holds it no longer: settled, or lost."""
@@ -195,14 +232,9 @@ class Queues(RuleBasedStateMachine):
         now = self.ground.command("TIME")
         self.ledger.held.now = int(now[0]) * 1000 + int(now[1]) // 1000
         for age in (72 * HOUR, HOUR) if old else ():
-            fields = {"id": "t3", "task": "t", "reason": "timeout", "evidence": orjson.dumps(EVIDENCE.fields())}
-            more = {"attempts": b"1", "crashes": b"0", "worker": "z", "args": b"{}", "at": b"1"}
-            letter = fields | {"env": Envelope(id="t3", task="t").encode()} | more
-            flat = [part for pair in letter.items() for part in pair]
-            entry = f"{self.ledger.held.now - age}-0"
-            self.ground.command("XADD", self.partition.dead, entry, *flat)
-            kept = tuple((k.encode(), v.encode() if isinstance(v, str) else v) for k, v in letter.items())
-            self.ledger.held.add(self.partition.dead, kept).known = entry.encode()
+            entry = b"%d-0" % (self.ledger.held.now - age)
+            self.ground.command("XADD", self.partition.dead, entry, *(part for pair in OLD_LETTER for part in pair))
+            self.ledger.held.add(self.partition.dead, OLD_LETTER).known = entry
         self.look_for_letters()
         if some:
             self.enqueue(some, 0, headers=False)
@@ -216,25 +248,36 @@ class Queues(RuleBasedStateMachine):
             expected = self.ledger.schedule(delay, stored) if delay else self.ledger.enqueue(stored)
             self.same(self.ground.run(sending._store(self.partition, messages)), expected)
 
-    @rule(fields=st.sampled_from(GARBAGE))
     def post_garbage(self, fields: dict[bytes, bytes]) -> None:
-        self.ground.command("XADD", self.partition.ready, "*", *(part for pair in fields.items() for part in pair))
+        flat = [part for pair in fields.items() for part in pair]
+        self.ground.command("XADD", self.partition.ready, "*", *flat)
         self.ledger.held.add(self.partition.ready, tuple(fields.items()))
+
+    @rule(fields=st.sampled_from(GARBAGE), name=workers)
+    def bury_garbage(self, fields: dict[bytes, bytes], name: str) -> None:
+        self.read(name, 4, heard=True)
+        self.is_as_expected()
+        self.post_garbage(fields)
+        self.is_as_expected()
+        self.read(name, 4, heard=True)
+        self.is_as_expected()
+        self.bury(0, ANY, raw=True, counters=(0, 0), kept=MINUTE)
 
     # -- taking
 
     @rule(name=workers, most=st.integers(1, 4), heard=st.sampled_from([True, True, True, False]))
     def read(self, name: str, most: int, heard: bool) -> None:
         taken = self.ground.run(self.join(name).read(most, block=None))
-        expected, why = self.ledger.read(name, most)
+        expected, why = self.ledger.read(self.names[name], most)
         self.begin(name, taken.deliveries, expected, heard=heard)
-        told = (taken.claimable, taken.due, taken.rerouted)
-        agree(told, (not why <= {b"due", b"route"}, b"due" in why, b"route" in why))
+        told = (taken.claimable, taken.due, taken.rerouted, taken.suspects)
+        heard_of = [one in why for one in (b"released", b"due", b"route", b"suspect")]
+        agree(told, tuple(heard_of))
 
     @rule(name=workers, most=st.integers(1, 4), heard=st.sampled_from([True, True, True, False]))
     def claim(self, name: str, most: int, heard: bool) -> None:
         _, claimed = self.ground.run(self.join(name).claim(self.partition, "0-0", most))
-        self.begin(name, claimed, self.ledger.claim(name, LEASE, most), heard=heard)
+        self.begin(name, claimed, self.ledger.claim(self.names[name], LEASE, most), heard=heard)
 
     @rule(name=workers)
     def claim_all(self, name: str) -> None:
@@ -245,17 +288,20 @@ class Queues(RuleBasedStateMachine):
             claimed += some
             if cursor == "0-0":
                 break
-        self.begin(name, claimed, self.ledger.claim(name, LEASE, 100))
+        self.begin(name, claimed, self.ledger.claim(self.names[name], LEASE, 100))
 
     @rule(name=workers)
     def adopt(self, name: str) -> None:
         adopted = self.ground.run(self.join(name).adopt(self.partition))
-        holding = {held.delivery.entry for held in self.tables[name].holders()}
-        self.begin(name, adopted, self.ledger.adopt(name, holding))
+        holding = {held.delivery.entry for held in self.tables[self.names[name]].holders()}
+        self.begin(name, adopted, self.ledger.adopt(self.names[name], holding))
 
     @rule(some=st.lists(which, min_size=1, max_size=3), standing=standings)
     def beat(self, some: list[int], standing: str) -> None:
         picked = [self.pick(one, standing) for one in some]
+        for position in range(len(self.held_by_workers())):
+            self.age(position, LEASE // 2)
+        self.is_as_expected()
         beating = picked[0][0].worker
         picked = [one for one in picked if one[0].worker == beating]
         keys = [self.partition.ready, *(self.partition.record(task) for _, task in picked)]
@@ -271,17 +317,16 @@ class Queues(RuleBasedStateMachine):
     @rule(which=which, standing=standings, some=entries)
     def record(self, which: int, standing: str, some: list[tuple[str, str, int]]) -> None:
         delivery, task = self.pick(which, standing)
+        if task in TASKS:
+            self.write(delivery, task, [(kind, step, b"%d" % n, b'{"ms":%d}' % n) for kind, step, n in some])
+
+    def write(self, delivery: Delivery, task: str, written: list[tuple[str, str, bytes, bytes]]) -> None:
         if task not in TASKS:
             return
-        written = [(kind, step, b"%d" % value, b'{"ms":%d}' % value) for kind, step, value in some]
         for _ in range(2):
             expected = self.ledger.record(delivery, task, written)
-            act = write_entries(
-                self.ground.gateway,
-                delivery,
-                task,
-                [Entry(Kind(kind), step, value, data) for kind, step, value, data in written],
-            )
+            given = [Entry(Kind(kind), step, value, data) for kind, step, value, data in written]
+            act = write_entries(self.ground.gateway, delivery, task, given)
             try:
                 answer = 1 + self.ground.run(act)
                 self.written.add(delivery.fence)
@@ -337,14 +382,24 @@ class Queues(RuleBasedStateMachine):
         told = {"args": delivery.fields[b"args"], "at": delivery.entry.partition(b"-")[0]}
         return told | ({"env": delivery.fields[b"env"]} if envelope.headers else {"task": b"t"})
 
-    @rule(which=which, standing=standings, delay=delays, counters=st.tuples(numbers, numbers, numbers))
-    def retry(self, which: int, standing: str, delay: int, counters: tuple[int, int, int]) -> None:
+    @rule(
+        which=which,
+        standing=standings,
+        delay=delays,
+        counters=st.tuples(numbers, numbers, numbers),
+        suspect=st.booleans(),
+    )
+    def retry(self, which: int, standing: str, delay: int, counters: tuple[int, int, int], suspect: bool) -> None:
         delivery, task = self.pick(which, standing)
-        if task not in TASKS:
-            return
+        if task in TASKS:
+            self.put_off(delivery, task, delay, counters, suspect)
+
+    def put_off(
+        self, delivery: Delivery, task: str, delay: int, counters: tuple[int, int, int], suspect: bool = False
+    ) -> None:
         data: dict[str, object] = {"error": "ValueError"}
         for _ in range(2):
-            expected = self.ledger.retry(delivery, task, delay, counters, "attempt_failed", orjson.dumps(data))
+            expected = self.ledger.retry(delivery, task, delay, counters, "attempt_failed", orjson.dumps(data), suspect)
             act = reschedule(
                 self.ground.gateway,
                 delivery,
@@ -353,6 +408,7 @@ class Queues(RuleBasedStateMachine):
                 delay=delay / 1000,
                 event="attempt_failed",
                 data=data,
+                suspect=suspect,
             )
             self.same(self.ground.accepted(act), expected)
         self.end(delivery)
@@ -360,7 +416,9 @@ class Queues(RuleBasedStateMachine):
     @rule(which=which, standing=standings, began=st.booleans())
     def release(self, which: int, standing: str, began: bool) -> None:
         delivery, task = self.pick(which, standing)
-        known = task if began and task in TASKS else None
+        self.give_back(delivery, task if began and task in TASKS else None)
+
+    def give_back(self, delivery: Delivery, known: str | None) -> None:
         data: dict[str, object] | None = {"why": "shutdown"} if known else None
         for _ in range(2):
             expected = self.ledger.release(delivery, known, None if data is None else orjson.dumps(data))
@@ -390,7 +448,60 @@ class Queues(RuleBasedStateMachine):
         self.end(delivery)
         self.look_for_letters()
 
+    # -- suspects
+
+    @rule(name=workers, stepping=st.sets(tasks))
+    def crash(self, name: str, stepping: set[str]) -> None:
+        """A worker's process ends, and its supervisor reports it. The name is never used again."""
+        dead = self.names[name]
+        doing = dict.fromkeys(stepping, "s")
+        expected = self.ledger.crash(dead, "SIGKILL", doing)
+        act = report_crash(self.ground.gateway, self.namespace, ["default"], dead, how="SIGKILL", doing=doing)
+        agree(self.ground.run(act).held, expected)
+        self.names[name] = f"{name}{len(self.crew)}"
+
+    @rule(which=which, standing=standings)
+    def set_aside(self, which: int, standing: str) -> None:
+        delivery, task = self.pick(which, standing)
+        for _ in range(2):
+            expected = self.ledger.set_aside(delivery)
+            self.same(self.ground.accepted(set_aside(self.ground.gateway, delivery, task)), expected)
+        self.end(delivery)
+
+    @rule(name=workers, heard=st.booleans(), which=which)
+    def take_suspect(self, name: str, heard: bool, which: int) -> None:
+        self.join(name)
+        if not any(held.owner == SUSPECTS for held in self.ledger.pending.values()):
+            dying = self.pick(which, MINE)[0].worker
+            for one in WORKERS:
+                if self.names[one] == dying:
+                    self.crash(one, {"t0"})
+            self.is_as_expected()
+            self.join(name)
+        taken = self.ground.run(take_suspect(self.ground.gateway, self.partition, self.names[name]))
+        expected, more = self.ledger.take_suspect(self.names[name])
+        self.begin(name, [taken.delivery] if taken.delivery else [], expected, heard=heard)
+        agree(taken.more, more)
+
+    @rule(which=which, standing=standings, more=numbers)
+    def acquit(self, which: int, standing: str, more: int) -> None:
+        delivery, task = self.pick(which, standing)
+        if task in TASKS:
+            crashes = int(self.ledger.held.get(self.partition.record(task), "guilty") or 0) + more
+            for _ in range(2):
+                expected = self.ledger.acquit(delivery, task, crashes)
+                self.same(self.ground.accepted(acquit(self.ground.gateway, delivery, task, crashes)), expected)
+
     # -- from outside
+
+    @rule(which=which, put_off=st.booleans(), kept=lifetimes)
+    def cancel_what_began(self, which: int, put_off: bool, kept: int) -> None:
+        delivery, task = self.pick(which, MINE)
+        if task in TASKS and put_off:
+            self.put_off(delivery, task, MINUTE, (1, 0, 0))
+        elif task in TASKS:
+            self.give_back(delivery, task)
+        self.cancel(task, kept)
 
     @rule(task=tasks, kept=lifetimes)
     def cancel(self, task: str, kept: int) -> None:
@@ -404,23 +515,36 @@ class Queues(RuleBasedStateMachine):
                 answer = "missing"
             self.same(answer, expected)
 
-    @precondition(lambda self: self.letters)
-    @rule(which=which, fresh=st.booleans(), edited=st.booleans())
-    def replay(self, which: int, fresh: bool, edited: bool) -> None:
-        letter = self.letters[-1 - which % len(self.letters)]
+    @rule(which=which, fresh=st.booleans(), edited=st.booleans(), late=st.booleans())
+    def replay(self, which: int, fresh: bool, edited: bool, late: bool) -> None:
+        letter = self.pick_letter(which, late)
         args = b'{"edited":1}' if edited else None
         for _ in range(2):
             expected = self.ledger.replay(letter.entry.encode(), letter.id, fresh, args)
             done = self.ground.run(replay(self.ground.gateway, letter, Replay(fresh=fresh, args=args)))
             self.same(done, expected)
 
-    @precondition(lambda self: self.letters)
-    @rule(which=which)
-    def purge(self, which: int) -> None:
-        letter = self.letters[-1 - which % len(self.letters)]
+    @rule(which=which, late=st.booleans())
+    def purge(self, which: int, late: bool) -> None:
+        letter = self.pick_letter(which, late)
         for _ in range(2):
             expected = self.ledger.discard(letter.entry.encode(), letter.id)
             self.same(self.ground.run(purge(self.ground.gateway, letter)), expected)
+
+    def pick_letter(self, which: int, late: bool) -> DeadLetter:
+        """One that is there, or any that ever was. late: its record has expired meanwhile."""
+        if not self.held_letters():
+            self.bury(which, MINE, raw=False, counters=(1, 1), kept=MINUTE)
+        there = self.held_letters()
+        pool = [one for one in self.letters if one.entry in there and which % 4] or self.letters
+        letter = pool[-1 - which % len(pool)]
+        if late:
+            self.expire(letter.id)
+            self.is_as_expected()
+        return letter
+
+    def held_letters(self) -> set[str]:
+        return {text_of(entry).decode() for entry, _ in self.ledger.held.stream(self.partition.dead).entries}
 
     def look_for_letters(self) -> None:
         found = self.ground.run(self._letters())
@@ -475,39 +599,53 @@ class Queues(RuleBasedStateMachine):
             answer = self.ground.run(self.ground.gateway.run(queue_script("promote"), keys, some))
             self.same(answer, self.ledger.promote(some))
 
-    @rule(age=st.sampled_from([MINUTE, 2 * HOUR, 100 * HOUR]))
     def trim(self, age: int) -> None:
         expected = self.ledger.trim(self.ledger.held.now - age)
         agree(self.ground.run(trim_letters(self.ground.gateway, self.partition, age / 1000)), expected)
 
+    # -- what is done now and then
+
+    @rule(what=st.sampled_from(CHORES), name=workers, other=workers, number=numbers)
+    def chore(self, what: str, name: str, other: str, number: int) -> None:
+        match what:
+            case "trim":
+                self.trim((MINUTE, 2 * HOUR, 100 * HOUR)[number % 3])
+            case "watch":
+                self.watch(name)
+            case "leave":
+                self.leave(name)
+            case "forget":
+                self.forget(name, {other} if number % 2 else set())
+            case "close" if self.number > 5 and self.deliveries:
+                self.close(2 + number % 2)
+            case "retire":
+                self.retire((0, HOUR, 2 * HOUR)[number % 3], long_ago=number > 1)
+            case "reroute":
+                self.reroute((b"", b"1", b"2")[number % 3], b"%d" % (1 + number % 2))
+            case "share":
+                self.share(name, other if number % 2 else None)
+
     # -- workers that go
 
-    @precondition(lambda self: self.crew)
-    @rule(name=workers)
     def watch(self, name: str) -> None:
         """A worker watches the due set."""
-        self.ground.command("SET", self.partition.watch, name)
-        self.ledger.held.strings[self.partition.watch] = name.encode()
+        self.ground.command("SET", self.partition.watch, self.names[name])
+        self.ledger.held.strings[self.partition.watch] = self.names[name].encode()
 
-    @precondition(lambda self: self.crew)
-    @rule(name=workers)
     def leave(self, name: str) -> None:
-        if name in self.crew:
+        if self.names[name] in self.crew:
             for _ in range(2):
-                self.ledger.leave(name)
-                self.ground.run(self.crew[name].leave())
+                self.ledger.leave(self.names[name])
+                self.ground.run(self.crew[self.names[name]].leave())
                 self.is_as_expected()
 
-    @precondition(lambda self: self.crew)
-    @rule(name=workers, present=st.sets(workers))
     def forget(self, name: str, present: set[str]) -> None:
-        self.ground.run(self.join(name).forget(self.partition, -1.0, present))
-        self.ledger.forget(present)
+        there = {self.names[one] for one in present}
+        self.ground.run(self.join(name).forget(self.partition, -1.0, there))
+        self.ledger.forget(there)
 
     # -- partitions that close
 
-    @precondition(lambda self: self.number > 4)
-    @rule(count=st.integers(2, 3))
     def close(self, count: int) -> None:
         route = SINGLE.changed(count)
         for _ in range(2):
@@ -515,7 +653,6 @@ class Queues(RuleBasedStateMachine):
             self.ground.run(close(self.ground.gateway, self.partition, route))
             self.is_as_expected()
 
-    @rule(kept=st.sampled_from([0, HOUR, 2 * HOUR]), long_ago=st.booleans())
     def retire(self, kept: int, long_ago: bool) -> None:
         if long_ago and self.ledger.held.get(self.partition.closed, "empty") is not None:
             self.ground.command("HSET", self.partition.closed, "empty", 1)
@@ -526,7 +663,6 @@ class Queues(RuleBasedStateMachine):
             answer = self.ground.run(self.ground.gateway.run(queue_script("retire"), keys, [kept]))
             self.same(bool(answer), self.ledger.retire(kept))
 
-    @rule(was=st.sampled_from([b"", b"1", b"2"]), new=st.sampled_from([b"1", b"2"]))
     def reroute(self, was: bytes, new: bytes) -> None:
         known = self.ledger.held.get(self.namespace.queues, "other") or b""
         done = known in (was, new)
@@ -538,7 +674,6 @@ class Queues(RuleBasedStateMachine):
                 self.ledger.held.put(self.namespace.queues, {"other": new})
             self.same(bool(answer), done)
 
-    @rule(name=workers, silent=st.none() | workers)
     def share(self, name: str, silent: str | None) -> None:
         """A worker shares the queue; another may have been silent for long."""
         key = self.namespace.sharing("default")
@@ -556,20 +691,23 @@ class Queues(RuleBasedStateMachine):
     @rule(task=tasks)
     def look(self, task: str) -> None:
         gateway, held = self.ground.gateway, self.ledger.held
-        agree(int(self.ground.run(standing(gateway, self.partition))), self.ledger.drained())
         record = self.ground.run(read_record(gateway, self.partition, task))
         state = self.ledger.state(task)
         agree((record is None), (state is None))
         if record is not None and state is not None:
             entry = held.get(self.partition.record(task), "entry")
             pending = self.ledger.pending.get(entry or b"")
-            running = state == b"queued" and pending is not None and pending.owner != RELEASED
+            running = state == b"queued" and pending is not None and not is_nobody(pending.owner)
             agree(record.state, (State.RUNNING if running else State(state.decode())))
         for delivery, known in self.deliveries:
             if known == task and self.ledger.owned(delivery):
                 history = self.ground.run(load_history(gateway, delivery, task))
                 crashes = int(held.get(self.partition.record(task), "crashes") or 0)
                 agree(history.counters.crashes, crashes + delivery.count - 1)
+                excused = int(held.get(self.partition.record(task), "excused") or 0)
+                marked = held.get(self.partition.record(task), "suspect") is not None
+                blamed = history.counters.crashes - excused
+                agree((history.blamed, history.suspect), (blamed, marked or (delivery.count > 1 and blamed > 0)))
                 steps = {
                     name: text_of(value) for name, value in held.hashes.get(self.partition.steps(task), {}).items()
                 }

@@ -23,7 +23,7 @@ from typing import IO, Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
-from ...queues import Form, Message, Options, PayloadTooLarge, check_name, check_size, spread
+from ...queues import Form, Marks, Message, Options, PayloadTooLarge, check_name, check_size, spread
 from .failures import Failed, Misuse
 from .parameters import read_object
 
@@ -34,7 +34,7 @@ _SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What holds for the lines that do not say otherwise, and the options and the size limit of all."""
+    """What holds for the lines that do not say otherwise, and the options, size limit and secret arguments of all."""
 
     task: str | None
     queue: str
@@ -42,6 +42,7 @@ class Defaults:
     key: str | None
     options: Options
     payload_limit: int
+    secrets: Marks = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ def make_message(
     headers: dict[str, str] | None = None,
 ) -> Message:
     """A task ready to be sent. Raises `ValueError` of several kinds: `problem` has their text."""
-    message = Form(task, headers, defaults.options).message(to_json(args), key=key, task_id=task_id)
+    message = Form(task, headers, defaults.options).message(to_json(args), defaults.secrets, key=key, task_id=task_id)
     size = len(message.envelope) + len(message.arguments)
     check_size("the task's envelope and arguments", size, defaults.payload_limit)
     return message

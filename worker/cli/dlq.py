@@ -105,6 +105,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
         return
     since = ago(await redis_now(producer))
     summary: dict[str, Any] = letter.summary()
+    shown = letter.shown_arguments()
     headers = ", ".join(f"{name}: {value}" for name, value in summary["headers"].items())
     print_fields(
         {
@@ -118,7 +119,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "enqueued": f"{timestamp(letter.enqueued_at)} ({since(letter.enqueued_at)})",
             "attempts": f"{letter.attempts}, crashes: {letter.crashes}",
             "worker": letter.worker,
-            "arguments": None if letter.args is None else letter.args.decode("utf-8", "replace"),
+            "arguments": None if shown is None else shown.decode("utf-8", "replace"),
             "headers": headers or None,
             "steps kept": ", ".join(steps) or "none",
             **{f"raw {name}": value for name, value in summary["raw"].items()},

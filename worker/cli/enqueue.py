@@ -72,6 +72,14 @@ async def enqueue(
         float | None,
         in_seconds("How long its outcome is kept."),
     ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="An argument that is never to be shown; a.b for a member of one. May be given again.",
+            show_default=False,
+        ),
+    ] = None,
     durability: Annotated[
         Durability | None,
         typer.Option(
@@ -96,7 +104,8 @@ async def enqueue(
         options = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
     except ValueError as error:
         raise Misuse(problem(error)) from None
-    defaults = Defaults(task, queue, delay, key, options, producer.payload_limit)
+    secrets = tuple(tuple(name.split(".")) for name in secret or ())
+    defaults = Defaults(task, queue, delay, key, options, producer.payload_limit, secrets)
     replicated: Replicated | None = None if durability is None else "replicated"
     if file is None:
         await _send_one(producer, defaults, args, task_id, replicated, json)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import typer
 
-from ...queues import BadAddress, PerdureError, Refused, TaskFailed, Unavailable
+from ...queues import BadAddress, BadKeys, PerdureError, Refused, TaskFailed, Unavailable
 from ..errors import ConfigurationError
 from .output import tell
 
@@ -41,7 +41,7 @@ _REMEDIES: tuple[tuple[type[PerdureError], str, str], ...] = (
 )
 """Kind of error, what its text must contain, and what a person can do."""
 
-_MISUSES = (BadAddress, ConfigurationError)
+_MISUSES = (BadAddress, BadKeys, ConfigurationError)
 
 
 @contextmanager

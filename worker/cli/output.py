@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ...queues import plain_data
+
 __all__ = [
     "AsJson",
     "ago",
@@ -37,7 +39,11 @@ __all__ = [
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_ACTS = r"\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
+"""What a terminal acts upon beyond ASCII: control characters, and those that turn the direction of writing."""
+
+_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f{_ACTS}]")
+_CONTROL_IN_JSON = re.compile(f"[{_ACTS}]")
 
 _STATE_STYLES = {
     "queued": "cyan",
@@ -53,7 +59,16 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 def clean(text: str) -> str:
     """The text with its control characters made visible; line breaks and tabs stay."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _CONTROL.sub(lambda found: _escape(found[0], "\\x"), text)
+
+
+def _escape(char: str, short: str) -> str:
+    return f"{short}{ord(char):02x}" if ord(char) < 0x100 else f"\\u{ord(char):04x}"
+
+
+def _json(data: Any, option: int = 0) -> str:
+    """JSON that a terminal shows and does not act upon: what it would, is escaped."""
+    return _CONTROL_IN_JSON.sub(lambda found: _escape(found[0], "\\u00"), orjson.dumps(data, option=option).decode())
 
 
 def tell(message: str) -> None:
@@ -73,12 +88,12 @@ def print_data(text: str) -> None:
 
 def print_json(data: Any) -> None:
     """One document."""
-    typer.echo(orjson.dumps(data, option=orjson.OPT_INDENT_2).decode())
+    typer.echo(_json(data, orjson.OPT_INDENT_2))
 
 
 def print_json_lines(documents: Iterable[Any], file: TextIO | None = None) -> None:
     """Many documents, each in a line of its own, on stdout or in a file."""
-    typer.echo("\n".join(orjson.dumps(document).decode() for document in documents), file=file)
+    typer.echo("\n".join(map(_json, documents)), file=file)
 
 
 def as_data(value: bytes | None) -> Any:
@@ -86,8 +101,8 @@ def as_data(value: bytes | None) -> Any:
     if value is None:
         return None
     try:
-        return orjson.loads(value)
-    except orjson.JSONDecodeError:
+        return plain_data(value)
+    except ValueError:
         return value.decode("utf-8", "replace")
 
 
@@ -116,7 +131,7 @@ def print_fields(fields: Mapping[str, str | Text | None]) -> None:
     table.add_column(overflow="fold")
     for name, value in fields.items():
         if value is not None:
-            table.add_row(name, Text(clean(value)) if isinstance(value, str) else value)
+            table.add_row(Text(clean(name)), Text(clean(value)) if isinstance(value, str) else value)
     stdout().print(table)
 
 

@@ -17,6 +17,7 @@ from ..runtime.signals import stop_on_signals
 from .connection import Place
 from .loading import load_app
 from .parting import end_despite_threads
+from .probing import ProbePlace
 from .reins import Reins
 
 __all__ = ["run_replica"]
@@ -24,6 +25,7 @@ __all__ = ["run_replica"]
 
 def run_replica(
     place: Place,
+    probe: ProbePlace,
     application: str,
     *,
     concurrency: int,
@@ -44,6 +46,7 @@ def run_replica(
     anyio.run(
         _work,
         loaded,
+        probe,
         reins,
         concurrency,
         queues,
@@ -60,18 +63,25 @@ def _stay() -> None:
 
 
 async def _work(
-    loaded: App, reins: Reins | None, concurrency: int, queues: Sequence[str] | None, name: str | None, burst: bool
+    loaded: App,
+    probe: ProbePlace,
+    reins: Reins | None,
+    concurrency: int,
+    queues: Sequence[str] | None,
+    name: str | None,
+    burst: bool,
 ) -> None:
     link = None if reins is None else reins.link
     runner = Worker(loaded, concurrency=concurrency, queues=queues, name=name, link=link)
     idle = sorted(set(runner.queues) - set(loaded.tasks.queues))
-    if idle and link is None:
+    if idle and (link is None or link.role == "worker"):
         logger.warning("no task of app {!r} is on {}: {} are", loaded.name, ", ".join(idle), loaded.tasks.queues)
     code = 1
     try:
         async with AsyncExitStack() as stack:
             stop = runner.stop if reins is None else reins.take(runner)
             await stack.enter_async_context(stop_on_signals(stop))
+            stack.enter_context(probe.serving(runner.health))
             await stack.enter_async_context(runner)
             if reins is not None:
                 reins.link.say("ready", worker=runner.id, queues=runner.queues)
@@ -88,4 +98,4 @@ async def _work(
         logger.info("worker {} stopped: {} ran", runner.id, runner.settled)
         code = 0
     finally:
-        end_despite_threads(code)
+        end_despite_threads(code, lambda: runner.unending)

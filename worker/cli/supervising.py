@@ -13,10 +13,11 @@ from ..observe import configure_logging
 from ..settings import load_settings
 from ..supervise import Plan, Supervisor
 from .connection import Place
+from .probing import ProbePlace
 
 __all__ = ["run_supervisor"]
 
-_OWN: Final = ("processes", "isolated", "alert")
+_OWN: Final = ("processes", "isolated", "alert", "health_port", "health_host")
 """Options of the supervisor, which children are not given."""
 
 _OF_ORDINARY: Final = ("burst", "concurrency")
@@ -27,7 +28,9 @@ _ISOLATED: Final = 16
 """Isolated children at most, unless told otherwise: each is a process, and each suspect is to go on at once."""
 
 
-def run_supervisor(context: typer.Context, place: Place, *, processes: int, isolated: int | None, **how: Any) -> None:
+def run_supervisor(
+    context: typer.Context, place: Place, probe: ProbePlace, *, processes: int, isolated: int | None, **how: Any
+) -> None:
     """Supervise; ends with the supervisor's exit code. how: see `Plan`."""
     settings = load_settings(**place.overrides())
     configure_logging(settings.log_level, json=settings.log_json)
@@ -40,7 +43,9 @@ def run_supervisor(context: typer.Context, place: Place, *, processes: int, isol
         isolated or max(2, min(_ISOLATED, processes * context.params["concurrency"])),
         **how,
     )
-    code = anyio.run(Supervisor(plan).run)
+    supervisor = Supervisor(plan)
+    with probe.serving(supervisor.health):
+        code = anyio.run(supervisor.run)
     if code:
         raise typer.Exit(code)
 

@@ -100,7 +100,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
     """
     record = await (await find_handle(producer, task_id)).record()
     if json:
-        print_json(record.summary() | {"result": as_data(record.result)})
+        print_json(record.summary() | {"result": as_data(record.shown_result())})
         return
     since = ago(await redis_now(producer))
     error = record.error or {}
@@ -111,7 +111,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "state": state_text(record.state),
             "queue": record.queue,
             "partition": str(record.partition),
-            "arguments": None if record.args is None else record.args.decode("utf-8", "replace"),
+            "arguments": _text(record.shown_arguments()),
             "headers": ", ".join(f"{name}: {value}" for name, value in record.headers.items()) or None,
             "attempts": f"{record.attempts}, crashes: {record.crashes}, replays: {record.replays}",
             "enqueued": _when(record.enqueued_at, since),
@@ -121,13 +121,17 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "worker": record.worker,
             "step": record.step,
             "step alive": _when(record.step_alive_at, since),
-            "result": None if record.result is None else record.result.decode("utf-8", "replace"),
+            "result": _text(record.shown_result()),
             "reason": record.reason,
             "error": f"{error.get('error')}: {error.get('message')}" if error else None,
         }
     )
     if error.get("traceback"):
         print_text(f"\n{error['traceback'].rstrip()}")
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else data.decode("utf-8", "replace")
 
 
 def _when(at: int | None, since: Any) -> str | None:
@@ -178,7 +182,7 @@ async def _raw_handle(producer: Producer, task_id: str) -> TaskHandle[str]:
 
 async def _print_outcome(handle: TaskHandle[Any]) -> None:
     record = await handle.record()
-    outcome = {"id": record.id, "state": record.state, "result": as_data(record.result)}
+    outcome = {"id": record.id, "state": record.state, "result": as_data(record.shown_result())}
     print_json(outcome | {"reason": record.reason, "error": record.error})
 
 
@@ -196,7 +200,7 @@ async def watch(producer: Producer, task_id: TaskId, *, json: AsJson = False) ->
         async for event in handle.events():
             print_json_lines([event.summary()])
         record = await handle.record()
-        print_json_lines([record.summary() | {"result": as_data(record.result)}])
+        print_json_lines([record.summary() | {"result": as_data(record.shown_result())}])
     else:
         record = await watch_on_screen(handle)
     if record.state is not State.SUCCEEDED:

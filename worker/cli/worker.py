@@ -20,6 +20,7 @@ from ...queues import (
 )
 from .connection import Place, connected, placed, redis_now
 from .failures import Failed, Misuse
+from .health import health
 from .lazy import load
 from .output import AsJson, ago, duration, print_data, print_json, print_table, tell
 from .parameters import in_seconds
@@ -27,6 +28,7 @@ from .parameters import in_seconds
 __all__ = ["app"]
 
 _SUPERVISOR: Final = "Several processes"
+_HEALTH: Final = "Health"
 
 
 class Partitions(StrEnum):
@@ -107,6 +109,25 @@ def run(
             rich_help_panel=_SUPERVISOR,
         ),
     ] = None,
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="Answer HTTP probes here: /livez and /readyz. 0 for any free port, which is logged.",
+            rich_help_panel=_HEALTH,
+        ),
+    ] = None,
+    health_host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST",
+            help="Where they are answered; 0.0.0.0 in a container that is probed from outside. Else 127.0.0.1.",
+            rich_help_panel=_HEALTH,
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Run a worker until it is told to stop.
 
@@ -123,15 +144,17 @@ def run(
     """
     chosen = None if name is None else _checked("--name", "worker name", name)
     listed = _read_queues(queues)
+    probe = load(".probing:ProbePlace")(health_host, health_port)
     if processes is not None:
         load(".supervising:run_supervisor")(
-            context, place, processes=processes, isolated=isolated, alert=alert, name=chosen, burst=burst
+            context, place, probe, processes=processes, isolated=isolated, alert=alert, name=chosen, burst=burst
         )
         return
     if isolated is not None or alert is not None:
         raise Misuse(f"--{'alert' if isolated is None else 'isolated'} is a supervisor's: give --processes too")
     load(".replica:run_replica")(
         place,
+        probe,
         application,
         concurrency=concurrency,
         queues=listed,
@@ -186,7 +209,7 @@ async def list_(producer: Producer, *, json: AsJson = False) -> None:
 def _show_workers(workers: list[WorkerInfo], now: int) -> None:
     since = ago(now)
     print_table(
-        ("worker", "app", "queues", "running#", "of#", "started", "seen", "host", "pid#", "version"),
+        ("worker", "app", "queues", "running#", "of#", "health", "started", "seen", "host", "pid#", "version"),
         [
             (
                 info.id,
@@ -194,6 +217,7 @@ def _show_workers(workers: list[WorkerInfo], now: int) -> None:
                 ", ".join(info.queues),
                 str(info.in_flight),
                 str(info.concurrency),
+                _health_in_a_word(info),
                 since(info.started),
                 f"{duration(info.seen)} ago",
                 info.host,
@@ -203,6 +227,16 @@ def _show_workers(workers: list[WorkerInfo], now: int) -> None:
             for info in workers
         ],
     )
+
+
+def _health_in_a_word(info: WorkerInfo) -> str:
+    """'ready', or what it is not; '?' for a worker of a version that does not tell."""
+    if info.presumed_dead:
+        return "presumed dead"
+    if not info.health:
+        return "?"
+    failing = [str(level["name"]) for level in info.health.get("levels", ()) if not level["ok"]]
+    return f"not {', '.join(failing)}" if failing else "ready"
 
 
 def _show_supervisors(supervisors: list[SupervisorInfo], now: int) -> None:
@@ -270,3 +304,6 @@ async def resume(
         for one in lifted:
             print_data(one)
         tell(f"resumed: {len(lifted)}")
+
+
+app.command()(health)

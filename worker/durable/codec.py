@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
+from ...queues import reveal, shows_mask
 from ..errors import UnserialisableResult
 
 __all__ = ["Codec", "codec_of", "fingerprint", "is_async"]
@@ -27,9 +28,13 @@ _UNCHANGED = (str, int, bool, type(None))  # by their way through JSON; a float 
 
 
 class Codec:
-    """Encodes results of one declared type."""
+    """Encodes results of one declared type.
 
-    def __init__(self, declared: Any) -> None:
+    secrets: kept whole, for a step's record is for its own task alone; else they are asterisks, as pydantic has them.
+    """
+
+    def __init__(self, declared: Any, *, secrets: bool = False) -> None:
+        self._secrets = secrets
         self._adapter: TypeAdapter[Any] | None = None
         if declared is not Any and declared is not inspect.Signature.empty:
             self._adapter = _adapter(declared)
@@ -42,7 +47,11 @@ class Codec:
         try:
             if self._adapter is not None:
                 checked = self._adapter.validate_python(value)
-                return self._adapter.dump_json(checked), checked
+                data = self._adapter.dump_json(checked)
+                if self._secrets and shows_mask(data):
+                    whole, _ = reveal(checked, self._adapter.dump_python(checked, mode="json"))
+                    data = to_json(whole, inf_nan_mode="strings")
+                return data, checked
             data = to_json(value, inf_nan_mode="strings")
             return data, value if type(value) in _UNCHANGED else from_json(data)
         except ValidationError as error:
@@ -110,16 +119,20 @@ def _declared(fn: Callable[..., Any]) -> Codec:
 
 @lru_cache(maxsize=1024)
 def _shared(declared: Any) -> Codec:
-    return Codec(declared)
+    return Codec(declared, secrets=True)
 
 
-def fingerprint(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, str]:
-    """The arguments of a step as canonical JSON, and the beginning of it for people.
+def fingerprint(
+    args: tuple[Any, ...], kwargs: dict[str, Any], redact: Callable[[str], str] | None = None
+) -> tuple[bytes, str]:
+    """The arguments of a step as canonical JSON, and the beginning of it for people, from which `redact` keeps secrets.
 
     What has no JSON form (a client, a connection) counts by its type alone, which is the same in every process.
     """
     data = to_json(_ordered([*args, kwargs] if kwargs else args), fallback=_by_type)
     shown = data[1:-1].decode()
+    if redact is not None:
+        shown = redact(shown)
     return data, shown if len(shown) <= 200 else shown[:197] + "..."
 
 

@@ -30,6 +30,8 @@ class Recorder:
         self._task_id = task_id
         self._on_lost = on_lost
         self._on_cancel = on_cancel
+        sealer = gateway.sealer
+        self._seal = sealer.of(delivery.partition, task_id) if sealer.active else None
         self._on_wait = on_wait
         self._pending: list[Entry] = []
         self._put = 0
@@ -43,6 +45,8 @@ class Recorder:
 
         replicated: stored means that replicas have it too. Raises `LeaseLost`.
         """
+        if self._seal is not None:
+            entry = entry.sealed(self._seal)
         self._pending.append(entry)
         if replicated:
             self._replicated = True

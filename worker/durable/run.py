@@ -10,7 +10,7 @@ from typing import Final
 
 import anyio
 
-from ...queues import Delivery, Envelope, Gateway, History
+from ...queues import Delivery, Envelope, Gateway, History, Redaction
 from .recorder import Recorder
 from .threads import Threads
 
@@ -67,6 +67,7 @@ class Run:
         "on_step",
         "payload_limit",
         "record",
+        "redact",
         "result_ttl",
         "started",
         "steps_in_flight",
@@ -92,6 +93,7 @@ class Run:
         self.payload_limit = payload_limit
         self.threads = threads
         self.record = delivery.partition.record(envelope.id)
+        self.redact: Redaction | None = None
         self.ending: Ending | None = None
         self.stopping = False
         self.closed = False

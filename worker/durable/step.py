@@ -129,7 +129,7 @@ async def perform(
     _check_place(run, name)
     key = run.next_key(name)
     codec = codec_of(fn)
-    canonical, shown = fingerprint(args, kwargs)
+    canonical, shown = fingerprint(args, kwargs, run.redact)
     digest = hashlib.blake2b(canonical, digest_size=12).hexdigest()
     recorded = run.history.done.get(key)
     if recorded is not None:

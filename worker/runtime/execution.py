@@ -10,14 +10,17 @@ from typing import Any
 
 from ...deadletter import Reason, after_crash, backoff
 from ...queues import (
+    CannotOpen,
     Delivery,
     Envelope,
     Gateway,
     History,
+    KeyMissing,
     LeaseLost,
     Leases,
     Partition,
     PayloadTooLarge,
+    PerdureError,
     UnreadableEnvelope,
     check_size,
     last_step,
@@ -29,6 +32,7 @@ from ..observe import logger
 from ..registry import Registry, Task
 from ..settings import Settings
 from .isolation import Isolation
+from .opening import open_arguments, open_history
 from .outcome import Aside, Burial, Cancelled, HandOff, Outcome, Rerun, Success, after_error
 from .settling import Settler
 from .slots import Slots
@@ -150,10 +154,9 @@ class Executor:
         run.result_ttl = task.result_ttl
         if (given_up := await self._after_crash(run, task)) is not None:
             return given_up
-        try:
-            arguments = task.arguments.decode(run.delivery.fields.get(b"args", b"{}"))
-        except InvalidArguments as invalid:
-            return Burial(Reason.INVALID_ARGUMENTS, run.history.counters, invalid)
+        arguments = self._open(run, task)
+        if not isinstance(arguments, dict):
+            return arguments
         if run.history.suspect and not self._isolation.admit(run):
             return Aside()
         self._isolation.decided(run.delivery)
@@ -161,12 +164,30 @@ class Executor:
 
     def _unknown(self, run: Run) -> Outcome:
         """Hand it back for workers that may know it, a bounded number of times."""
-        error = UnknownTask(run.envelope.task, sorted(self._registry))
+        return self._returned(run, UnknownTask(run.envelope.task, sorted(self._registry)), Reason.UNKNOWN_TASK)
+
+    def _open(self, run: Run, task: Task[Any, Any]) -> dict[str, Any] | Outcome:
+        """The arguments by name, with the checkpoint open; or what becomes of a task where they cannot be had.
+
+        While keys are being changed, another worker may have the one that is missing here.
+        """
+        try:
+            if run.delivery.history:
+                open_history(run)
+            return open_arguments(run, task)
+        except KeyMissing as missing:
+            return self._returned(run, missing, Reason.SEALED)
+        except CannotOpen as broken:
+            return Burial(Reason.SEALED, run.history.counters, broken)
+        except InvalidArguments as invalid:
+            return Burial(Reason.INVALID_ARGUMENTS, run.history.counters, invalid)
+
+    def _returned(self, run: Run, error: PerdureError, reason: Reason) -> Outcome:
         counters = run.history.counters._replace(returns=run.history.counters.returns + 1)
         policy = self._settings.unknown_task
         if counters.returns >= policy.max_attempts:
-            return Burial(Reason.UNKNOWN_TASK, counters, error)
-        return Rerun(backoff(policy, counters.returns), "returned", counters, error)
+            return Burial(reason, counters, error)
+        return Rerun(backoff(policy, counters.returns), "returned", counters, error, suspect=run.history.suspect)
 
     async def _after_crash(self, run: Run, task: Task[Any, Any]) -> Outcome | None:
         """What its crashes come to: it is given up, or has to wait; None where it may run now."""

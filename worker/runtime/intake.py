@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
@@ -53,6 +54,10 @@ class Intake:
         self._plenty = False
         self._begun = 0
         self.reading = False
+        self.turned = time.monotonic()
+        """When it last asked for messages, or was about to (monotonic clock)."""
+        self.trouble = ""
+        """What keeps it from taking messages."""
 
     async def run(self) -> None:
         """Take work until `stop`. Redis may leave and come back meanwhile."""
@@ -63,8 +68,10 @@ class Intake:
                 if delay > 0.1:
                     logger.info("taking work again")
                 delay = 0.1
+                self.trouble = ""
             except QueueError as error:
                 self.reading = False
+                self.trouble = str(error)
                 logger.warning("cannot take work: {}; trying again", error)
                 self._sweep.postpone()
                 await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
@@ -91,6 +98,7 @@ class Intake:
         await self._slots.wait_free()
         while not self._isolation.quiet:
             await self._isolation.wait_change()
+        self.turned = time.monotonic()
         if self._stopping:
             return
         if returned := self._consumer.returned():
@@ -163,6 +171,7 @@ class Intake:
         While there is plenty, the read does not wait: it goes out with the outcomes, on their connection.
         """
         self.reading = True
+        self.turned = time.monotonic()
         most = min(self._slots.free, max(_FEW, (self._slots.capacity + 1) // 2))
         taken = await self._consumer.read(most, block=None if self._plenty else block)
         self._plenty = len(taken.deliveries) >= most

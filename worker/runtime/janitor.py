@@ -14,7 +14,7 @@ from ...queues import (
     Namespace,
     QueueError,
     Route,
-    list_workers,
+    present_workers,
     retire_generation,
     take_turns,
 )
@@ -26,7 +26,10 @@ _INTERVAL = 60.0
 _SHORTEST = 25.0
 """Seconds between two rounds of whatever workers: less than the shortest sleep of one alone."""
 
-_GONE_FOR = 60.0
+_GONE_FOR = 10.0
+"""Seconds for which a worker that is not there has asked for nothing, before its name is removed. It was presumed dead
+before; one that lives after all is put back on the list by its next read.
+"""
 
 
 class Janitor:
@@ -69,7 +72,7 @@ class Janitor:
         mine = await take_turns(self._gateway, turns, self._worker, _SHORTEST)
         if not mine:
             return
-        present = {worker.id for worker in await list_workers(self._gateway, self._namespace)}
+        present = await present_workers(self._gateway, self._namespace)
         for partition in mine:
             await trim_letters(self._gateway, partition, self._dead_letter_ttl)
             await self._consumer.forget(partition, _GONE_FOR, present)

@@ -13,6 +13,7 @@ from ...queues import (
     Counters,
     Delivery,
     Gateway,
+    Redaction,
     UnreadableEnvelope,
     cancelled,
     release,
@@ -71,7 +72,7 @@ class Settler:
             case Aside():
                 return lambda: set_aside(gateway, delivery, task_id)
             case Rerun(delay, event, counters, error, suspect):
-                evidence = Evidence.of(error)
+                evidence = Evidence.of(error, run.redact)
                 bound = logger.bind(task=run.envelope.task, id=task_id)
                 bound.warning("{}, runs again in {:.1f} s: {}: {}", event, delay, evidence.error, evidence.message)
                 found = evidence.fields() | {"attempts": counters.attempts, "delay": delay}
@@ -79,7 +80,7 @@ class Settler:
                     gateway, delivery, task_id, counters, delay=delay, event=event, data=found, suspect=suspect
                 )
             case Burial(reason, counters, error):
-                return lambda: self._bury(delivery, task_id, run.envelope.task, reason, counters, error)
+                return lambda: self._bury(delivery, task_id, run.envelope.task, reason, counters, error, run.redact)
 
     def _result_ttl(self, run: Run) -> float:
         return run.envelope.options.result_ttl or run.result_ttl or self._settings.result_ttl
@@ -107,8 +108,9 @@ class Settler:
         reason: Reason,
         counters: Counters,
         error: BaseException,
+        redact: Redaction | None = None,
     ) -> None:
-        evidence = Evidence.of(error)
+        evidence = Evidence.of(error, redact)
         await bury(
             self._gateway,
             delivery,

@@ -35,6 +35,11 @@ class Slots:
         return len(self._busy)
 
     @property
+    def written_off(self) -> int:
+        """How many are taken by work that does not end."""
+        return len(self._busy - self._running)
+
+    @property
     def free(self) -> int:
         return max(0, self.capacity - len(self._busy))
 

@@ -109,7 +109,10 @@ class Vigil:
 
     def _look(self) -> None:
         lag = self.lag
-        self._on_look(lag)
+        try:
+            self._on_look(lag)
+        except Exception:  # noqa: BLE001 - whatever is wrong there, the watch goes on
+            logger.exception("cannot tell how the event loop is")
         if lag > self._warn_after and not self._warned:
             self._warned = True
             stacks = stacks_of_all_threads(self._loop_thread)

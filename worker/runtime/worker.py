@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Literal, Self
 
@@ -24,7 +24,6 @@ from ...queues import (
     Namespace,
     Partition,
     QueueError,
-    ServerFull,
     read_partitions,
     release,
 )
@@ -35,6 +34,7 @@ from ..observe import logger
 from .burst import Burst
 from .execution import Executor
 from .guard import Guard
+from .health import Health, Report
 from .intake import Intake
 from .isolation import Isolation
 from .janitor import Janitor
@@ -86,7 +86,7 @@ class Worker:
         self._partitions = partitions or self.settings.partitions
         namespace = Namespace(self.settings.namespace)
         self._namespace = namespace
-        self._gateway = Gateway(self.settings.address, replication=self.settings.replication)
+        self._gateway = Gateway(self.settings.address, replication=self.settings.replication, sealer=app.sealer)
         self._slots = Slots(concurrency)
         self._isolation = Isolation(link, self.settings.probation)
         self._leases: Leases[Run] = Leases()
@@ -106,6 +106,7 @@ class Worker:
             on_look=self._tell_alive,
             who=self._blocking,
         )
+        self._health = Health(self.id, self.settings, self._vigil, self._executor, self._slots, self._isolation)
         self._stop = anyio.Event()
         self._hurry = anyio.Event()
         self._stack = AsyncExitStack()
@@ -119,6 +120,15 @@ class Worker:
     def settled(self) -> int:
         """How many deliveries this worker has settled."""
         return self._executor.settled.total()
+
+    @property
+    def unending(self) -> int:
+        """How many handlers go on though they were ended and their tasks were given up."""
+        return self._slots.written_off
+
+    def health(self) -> Report:
+        """How the worker is; may be asked from any thread, and says so when the event loop is blocked."""
+        return self._health.report()
 
     async def __aenter__(self) -> Self:
         """Connect and check the server, load the scripts, join the groups, register, begin to beat."""
@@ -152,17 +162,19 @@ class Worker:
         )
         await self._gateway.load_scripts()
         await self._territory.look()
-        info = describe(self.id, self.app.name, self.queues, self.concurrency)
-        self._registration = Registration(self._gateway, self._namespace, info, self._slots, self._executor.settled)
-        with suppress(ServerFull):  # it can finish what is there, though nobody hears of it
-            await self._registration.announce()
+        self._health.guard = self._guard
+        info = describe(self.id, self.app.name, self.queues, self.concurrency, self.settings.heartbeat)
+        self._registration = Registration(
+            self._gateway, self._namespace, info, self._slots, self._executor.settled, self._health
+        )
+        await self._registration.announce()
         beat = Beat(
             self.settings.address,
             self._gateway.socket,
             self.id,
             self._leases,
             self.settings.lease,
-            _report_beat,
+            self._report_beat,
             self._vigil.may_beat,
         )
         beat.start()
@@ -187,6 +199,7 @@ class Worker:
         if self._stop.is_set():
             self._hurry.set()
         self._stop.set()
+        self._health.stopping = True
 
     def look_for_suspects(self) -> None:
         """Look now whether there is a task whose worker died, and run it alone."""
@@ -213,6 +226,7 @@ class Worker:
                 on_rerouted=self._territory.poke,
                 give_back=self._give_back,
             )
+            self._health.intake = intake
             janitor = Janitor(
                 self._gateway,
                 self._namespace,
@@ -235,7 +249,7 @@ class Worker:
                     reading.start_soon(intake.run)
                     await self._stop.wait()
             except BaseException:  # cancelled from outside: what runs is cancelled as well, at once
-                with anyio.CancelScope(shield=True):
+                with anyio.move_on_after(_FORCED, shield=True):  # what does not end is given up below
                     await self._slots.cancel()
                 raise
             finally:
@@ -253,7 +267,7 @@ class Worker:
     def _tell_alive(self, lag: float) -> None:
         """In the vigil's thread."""
         if self._link is not None:
-            self._link.say("alive", lag=lag)
+            self._link.say("alive", lag=lag, health=self._health.report().summary())
 
     def _ask_for_replacement(self, why: str) -> None:
         if self._link is not None:
@@ -309,9 +323,10 @@ class Worker:
         await self._hurry.wait()
         scope.cancel()
 
-
-def _report_beat(trouble: QueueError | None) -> None:
-    if trouble is None:
-        logger.info("leases are renewed again")
-    else:
-        logger.warning("cannot renew leases: {}", trouble)
+    def _report_beat(self, trouble: QueueError | None) -> None:
+        """In the beat's thread."""
+        self._health.beat_troubled(trouble)
+        if trouble is None:
+            logger.info("leases are renewed again")
+        else:
+            logger.warning("cannot renew leases: {}", trouble)

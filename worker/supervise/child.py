@@ -64,6 +64,8 @@ class Child:
         self.began = self.idle_since = time.monotonic()
         self.heard: float | None = None
         self.lag = 0.0
+        self.health: Mapping[str, Any] = {}
+        """What it said last of how it is."""
         self._on_said = on_said
         self._process = process
         self._line = line
@@ -198,6 +200,7 @@ class Child:
             case "alive":
                 self.heard = time.monotonic()
                 self.lag = float(told.get("lag") or 0.0)
+                self.health = dict(told.get("health") or {})
             case "begins":
                 self.doing[str(told.get("id"))] = ""
                 self.looking = False

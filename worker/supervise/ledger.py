@@ -65,6 +65,7 @@ class Ledger:
         self._children = children
         self._on_paused = on_paused
         self._resumed = anyio.Event()
+        self._left = False
         self._info = SupervisorInfo(
             id=f"{self.name}-{os.getpid()}",
             name=self.name,
@@ -85,6 +86,7 @@ class Ledger:
 
     async def close(self) -> None:
         """Take leave."""
+        self._left = True
         try:
             await withdraw_supervisor(self._gateway, self._facts.namespace, self._info.id)
         except QueueError as error:
@@ -95,6 +97,8 @@ class Ledger:
         """Announce the supervisor, again and again."""
         while True:
             await anyio.sleep(_INTERVAL)
+            if self._left:
+                return
             try:
                 self._learn(await self._announce())
             except QueueError as error:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
 import anyio
 from anyio.abc import TaskGroup
 
+from ...queues import QueueError
 from ..observe import logger
+from ..runtime.health import Combined
 from .alert import alert
 from .child import Child, how_it_ended
 from .children import Children
@@ -24,6 +26,7 @@ from .company import Company
 from .first import first_of
 from .ledger import Ledger
 from .plan import Facts, Plan
+from .probing import health_of
 from .watch import Watch
 
 __all__ = ["Supervisor"]
@@ -37,10 +40,16 @@ class Supervisor:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
+        self._all: Iterable[Child] = ()
         self._ledger: Ledger | None = None
         self._company: Company | None = None
+        self._reload_asked = False
         self._stopped = 0
         self._stopping = anyio.Event()
+
+    def health(self) -> Combined:
+        """How the workers are, as they tell it; may be asked from any thread."""
+        return health_of(self._all)
 
     async def run(self) -> int:
         """Supervise until a signal says stop, or with a burst until all is done. Returns the exit code.
@@ -51,6 +60,7 @@ class Supervisor:
         async with anyio.create_task_group() as tending:
             self._children = Children(self._plan.commands, tending, on_said=self._hear, on_end=self._settle)
             self._tending = tending
+            self._all = self._children
             with self._signals():
                 code = 0
                 try:
@@ -109,6 +119,8 @@ class Supervisor:
                 return _code_of_failure(pilot)
             logger.info("supervisor {} of {} workers, process {}", ledger.name, self._plan.processes, os.getpid())
         self._company = Company(self._plan, facts, ledger, self._children)
+        if self._reload_asked:  # before there was anything to reload; who has started may have the old code
+            self._company.reload()
         self._tending.start_soon(ledger.run)
         self._tending.start_soon(Watch(self._children, facts.stall_limit).run)
         return await self._company.run(None if pilot.stops else pilot)
@@ -139,7 +151,13 @@ class Supervisor:
         """Returns how many tasks it held."""
         if self._ledger is None or not child.ready.is_set():
             return 0
-        held = (await self._ledger.report(child)).held
+        try:
+            held = (await self._ledger.report(child)).held
+        except QueueError as error:  # Redis said no; one that is away is waited for
+            logger.error(
+                "the end of worker {} cannot be reported: {}; its tasks wait for the lease", child.worker, error
+            )
+            return 0
         logger.warning(
             "worker {} (process {}) ended by {}: {} of its tasks go on elsewhere",
             child.worker,
@@ -157,6 +175,7 @@ class Supervisor:
 
     def reload(self) -> None:
         """Replace all children by new ones, one at a time: SIGHUP."""
+        self._reload_asked = True
         if self._company is not None:
             self._company.reload()
 

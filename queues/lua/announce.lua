@@ -1,0 +1,22 @@
+-- Says that a worker is there.
+-- KEYS  its hash, index of workers
+-- ARGV  worker, milliseconds after which it is forgotten without another word, when it started or 0 for now,
+--       milliseconds since it got anything done or -1, then field and value of all else
+-- returns  when it started
+-- Atomic: no hash is ever without TTL, and none holds fields of two announcements. Said twice, it says the same. The first
+-- write frees memory, so that a full server lets the rest through.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local started = tonumber(ARGV[3])
+if started == 0 then
+  started = now
+end
+redis.call('DEL', KEYS[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - tonumber(ARGV[2]))
+redis.call('HSET', KEYS[1], 'id', ARGV[1], 'seen', now, 'started', started, unpack(ARGV, 5))
+if tonumber(ARGV[4]) >= 0 then
+  redis.call('HSET', KEYS[1], 'progress', now - tonumber(ARGV[4]))
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('ZADD', KEYS[2], now, ARGV[1])
+return started

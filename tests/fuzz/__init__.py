@@ -1,0 +1,1 @@
+"""Messages as somebody would post them who means harm, or whose memory is broken."""

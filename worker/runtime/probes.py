@@ -1,0 +1,104 @@
+"""Health over HTTP, for orchestrators: /livez and /readyz.
+
+Served from threads of its own, so that a blocked event loop is told of (503, and which task blocks) and not merely not
+answered. Code that keeps the interpreter's lock leaves the probe without an answer, which fails it as well.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final, Protocol
+
+import orjson
+
+__all__ = ["Probed", "Probes"]
+
+_PATIENCE: Final = 5.0
+"""Seconds that a client has to send its request."""
+
+
+_TURN: Final = 0.1
+"""Seconds that it takes to end, at the most."""
+
+
+class Probed(Protocol):
+    """What is asked: a worker's report, or that of several."""
+
+    @property
+    def live(self) -> bool: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    def summary(self) -> Mapping[str, Any]: ...
+
+
+class Probes:
+    """Answers `GET /livez` and `GET /readyz`: 200 or 503, and the report as JSON either way.
+
+    with Probes(worker.health, "127.0.0.1", 8080) as probes: ...
+    """
+
+    def __init__(self, report: Callable[[], Probed], host: str, port: int) -> None:
+        """report: asked for each request, in a thread. port: 0 for any that is free.
+
+        `OSError` where the address cannot be listened on.
+        """
+
+        class Handler(_Handler):
+            ask = staticmethod(report)
+
+        self._server = ThreadingHTTPServer((host, port), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_TURN,), name="perdure probes", daemon=True
+        )
+
+    @property
+    def address(self) -> str:
+        """Where they are: `http://127.0.0.1:8080`."""
+        host, port = self._server.server_address[:2]
+        return f"http://{host!s}:{port}"
+
+    def __enter__(self) -> Probes:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    ask: Callable[[], Probed]
+    timeout = _PATIENCE
+    server_version = "perdure"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path not in ("/livez", "/readyz"):
+            self._answer(HTTPStatus.NOT_FOUND, {"error": f"nothing is at {path}: ask for /livez or /readyz"})
+            return
+        report = self.ask()
+        ok = report.live if path == "/livez" else report.ready
+        self._answer(HTTPStatus.OK if ok else HTTPStatus.SERVICE_UNAVAILABLE, {"ok": ok, **report.summary()})
+
+    do_HEAD = do_GET  # noqa: N815 - the name that the library asks for
+
+    def _answer(self, status: HTTPStatus, body: Mapping[str, Any]) -> None:
+        data = orjson.dumps(body) + b"\n"
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Probes come every few seconds: nothing an operator acts on."""
