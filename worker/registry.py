@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
@@ -326,7 +327,8 @@ class Registry(Mapping[str, Task[Any, Any]]):
             )
         if name in self._tasks:
             raise TaskDefinitionError(f"task {name!r} is defined twice: pass name=... to one of them")
-        for what, seconds in (("timeout", timeout), ("idle_timeout", idle_timeout), ("result_ttl", result_ttl)):
+        idle = None if idle_timeout == math.inf else idle_timeout  # it is no time, but none
+        for what, seconds in (("timeout", timeout), ("idle_timeout", idle), ("result_ttl", result_ttl)):
             if seconds is not None and not 0 < seconds <= LONGEST:
                 raise TaskDefinitionError(
                     f"task {name!r}: {what} must be more than 0 seconds and at most {LONGEST:.0e}, not {seconds}"
