@@ -214,7 +214,7 @@ class Arguments:
             data: bytes = self._to_json(checked)
             if self.has_secrets or shows_mask(data):
                 whole, secrets = reveal(checked, self._adapter.dump_python(checked, mode="json"))
-                return to_json(whole), secrets
+                return to_json(whole, inf_nan_mode="null"), secrets
             return data, ()
         except ValidationError as error:
             raise InvalidArguments(self._name, self._misfit(args, kwargs) or _problem(error)) from None
@@ -224,7 +224,7 @@ class Arguments:
     def secret_values(self, arguments: Mapping[str, Any]) -> list[str]:
         """The secrets among decoded arguments, as text."""
         whole, secrets = reveal(arguments, self._adapter.dump_python(dict(arguments), mode="json"))
-        return marked_values(to_json(whole), secrets)
+        return marked_values(to_json(whole, inf_nan_mode="null"), secrets)
 
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name. `TypeError` for too many, or one given twice."""
