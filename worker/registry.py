@@ -327,7 +327,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
             )
         if name in self._tasks:
             raise TaskDefinitionError(f"task {name!r} is defined twice: pass name=... to one of them")
-        idle = None if idle_timeout == math.inf else idle_timeout  # it is no time, but none
+        idle = None if idle_timeout == math.inf else idle_timeout  # infinite: no such limit
         for what, seconds in (("timeout", timeout), ("idle_timeout", idle), ("result_ttl", result_ttl)):
             if seconds is not None and not 0 < seconds <= LONGEST:
                 raise TaskDefinitionError(
