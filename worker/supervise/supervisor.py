@@ -196,6 +196,7 @@ class Supervisor:
     async def _drain(self) -> bool:
         """Have all children stop, wait for them, and kill those that take too long; returns whether none did."""
         self._stopped = max(1, self._stopped)
+        self._children.shut()
         for child in self._children:
             while child.stops < min(2, self._stopped):
                 child.stop()
