@@ -426,6 +426,38 @@ async def test_a_reload_that_comes_early_is_remembered(stage: Stage) -> None:
     await stage.came(2)
 
 
+async def test_a_supervisor_whose_terminal_is_closed_stops(stage: Stage) -> None:
+    program = f"""
+import fcntl, termios
+import anyio
+from perdure.worker.supervise import Plan, Supervisor
+child = ({sys.executable!r}, "-S", {str(PRETENDER)!r})
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+raise SystemExit(anyio.run(Supervisor(Plan({{"worker": child, "isolated": child}}, 1, 1)).run))
+"""
+    ours, theirs = os.openpty()
+    supervisor = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        program,
+        stdin=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        await stage.came(1)
+        await stage.came(1, "isolated")
+        os.kill(supervisor.pid, signal.SIGHUP)
+        await stage.came(2)  # while there is a terminal, it is a reload
+        await stage.came(2, "isolated")
+        os.close(ours)
+        assert await asyncio.wait_for(supervisor.wait(), BOUND) == 0
+    finally:
+        if supervisor.returncode is None:
+            supervisor.kill()
+            await supervisor.wait()
+
+
 async def test_a_reload_lets_a_suspect_come_to_its_end(stage: Stage) -> None:
     supervisor = await stage.start(processes=1)
     [busy] = stage.ready("isolated")
