@@ -22,9 +22,9 @@ help:
 	  'make test-valkey  all tests on a Valkey server' \
 	  'make check        ruff, mypy --strict, import layers' \
 	  'make format       rewrite the code in the house format' \
-	  'make model       a thousand random runs of all scripts beside a model of them (MODEL_SEED, MODEL_RUNS)' \
-	  'make fuzz        ten thousand hostile messages to a real worker (FUZZ_SEED, FUZZ_ENTRIES)' \
-	  'make bounded     100,000 tasks of all outcomes leave nothing behind, in Redis and in the worker' \
+	  'make model        a thousand random runs of all scripts beside a model of them (MODEL_SEED, MODEL_RUNS)' \
+	  'make fuzz         ten thousand hostile messages to a real worker (FUZZ_SEED, FUZZ_ENTRIES)' \
+	  'make bounded      100,000 tasks of all outcomes leave nothing behind, in Redis and in the worker' \
 	  'make failover     primaries killed and slots moved under load, and what became of the tasks' \
 	  'make chaos        ten minutes of faults, and a proof from the journal that every promise held' \
 	  'make bench        throughput, step rate, latency and recovery beside the raw limit' \
@@ -93,6 +93,10 @@ fuzz: export FUZZ_ENTRIES ?= 10000
 fuzz: export FUZZ_SEED ?= $(shell $(PYTHON) -c 'import secrets; print(secrets.randbelow(2**32))')
 fuzz: install
 	$(BIN)/python -m pytest tests/test_fuzz.py -rP
+
+bounded: export BOUNDED_TASKS ?= 100000
+bounded: install
+	$(BIN)/python -m pytest tests/test_bounded.py -rP
 
 failover: install
 	$(BIN)/python tests/failover.py

@@ -85,7 +85,8 @@ class Envelope(BaseModel):
     secrets: where in the arguments values are that nobody is to see, see marks.py.
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    # No two tasks have the same id: kept for the next time (by default 16,384 strings are), it would only take room.
+    model_config = ConfigDict(frozen=True, extra="ignore", cache_strings="keys")
 
     v: int = FORMAT_VERSION
     id: Annotated[str, Field(pattern=_TASK_ID)]

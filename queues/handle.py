@@ -22,12 +22,15 @@ from .records import Record, State, read_record
 from .scripts import queue_script
 from .sealing import RESULT
 
-__all__ = ["TaskHandle"]
+__all__ = ["DEFAULT_RESULT_TTL", "TaskHandle"]
 
 R = TypeVar("R")
 T = TypeVar("T")
 
 _CANCEL = queue_script("cancel")
+
+DEFAULT_RESULT_TTL: Final = 86_400.0
+"""Seconds that the record of a task which has ended is kept."""
 
 _FIRST_DELAY: Final = 0.05
 _LONGEST_DELAY: Final = 2.0
@@ -51,7 +54,7 @@ class TaskHandle(Generic[R]):
         news: News,
         decode: Callable[[bytes], R] = from_json,
         *,
-        retention: float = 86_400.0,
+        retention: float = DEFAULT_RESULT_TTL,
     ) -> None:
         self.id = task_id
         self.partition = partition

@@ -20,7 +20,7 @@ from .envelope import (
 )
 from .form import Form
 from .gateway import Gateway
-from .handle import TaskHandle
+from .handle import DEFAULT_RESULT_TTL, TaskHandle
 from .inspection import find_task
 from .keys import Namespace, Partition
 from .news import News
@@ -56,12 +56,14 @@ class Producer:
         namespace: str | None = None,
         address: Address | None = None,
         payload_limit: int = DEFAULT_PAYLOAD_LIMIT,
+        result_ttl: float = DEFAULT_RESULT_TTL,
         gateway: Gateway | None = None,
         replication: Replication | None = None,
         sealer: Sealer | None = None,
     ) -> None:
         """redis_url: else PERDURE_REDIS_URL, else the embedded server. namespace: else PERDURE_NAMESPACE, else
         `perdure`. address: in place of a URL. payload_limit: bytes that envelope and arguments of one task may have.
+        result_ttl: seconds that the record of a task is kept which is cancelled before anybody runs it.
         gateway: one that is open already, shared; it stays its owner's. replication: what `durability="replicated"`
         means, else PERDURE_REPLICAS and PERDURE_REPLICATION_TIMEOUT, else one replica within 5 s.
         sealer: what tasks are sealed with, else the keys that the environment names (docs/security.md).
@@ -69,6 +71,7 @@ class Producer:
         self.address = address or default_address(redis_url)
         self.namespace = Namespace(namespace or default_namespace())
         self.payload_limit = payload_limit
+        self.result_ttl = result_ttl
         self.gateway = gateway or Gateway(
             self.address,
             replication=replication or default_replication(),
@@ -235,7 +238,7 @@ class Producer:
         return message._replace(arguments=seal.close(kind, message.arguments))
 
     def _handle(self, task_id: str, partition: Partition, decode: Callable[[bytes], R]) -> TaskHandle[R]:
-        return TaskHandle(task_id, partition, self.gateway, self.news, decode)
+        return TaskHandle(task_id, partition, self.gateway, self.news, decode, retention=self.result_ttl)
 
 
 def _placed_by_id(message: Message) -> Message:

@@ -82,6 +82,7 @@ class App:
                 address=self.settings.address,
                 namespace=self.settings.namespace,
                 payload_limit=self.settings.payload_limit,
+                result_ttl=self.settings.result_ttl,
                 sealer=self.sealer,
                 replication=self.settings.replication,
             )

@@ -74,6 +74,7 @@ class Place:
             address=settings.address,
             namespace=settings.namespace,
             payload_limit=settings.payload_limit,
+            result_ttl=settings.result_ttl,
             sealer=settings.sealer,
             replication=settings.replication,
         )
