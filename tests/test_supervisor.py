@@ -253,6 +253,15 @@ async def test_a_child_has_its_own_pipes_and_no_others(stage: Stage) -> None:
     assert {line.key for line in stage.journal.lines("pipes")} == {"2"}
 
 
+async def test_no_more_children_start_at_a_time_than_there_are_processors(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    await stage.start(processes=4)
+    order = [(line.what, line.pid) for line in stage.journal.lines() if line.what in ("began", "ready")]
+    assert order == [(what, pid) for _, pid in order[::2] for what in ("began", "ready")]
+
+
 async def test_suspects_wake_who_is_idle_and_bring_in_others_up_to_the_limit(stage: Stage) -> None:
     supervisor = await stage.start(processes=1, isolated=2)
     [ordinary], [warm] = stage.ready(), stage.ready("isolated")
