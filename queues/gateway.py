@@ -203,9 +203,6 @@ class Gateway:
         mark: a key beside those of the script, for the writing (see replication.py). Raises `NotReplicated` where too
         few are known to have it in time: then it is stored, and asked again it only asks the replicas again.
         """
-        self._wire  # noqa: B018 - is it open?
-        if self._borrowed:
-            raise Refused("this server has no replicas that could be asked")
         by_digest = ("EVALSHA", script.sha, len(keys), *keys, *args)
         by_text = ("EVAL", script.source, len(keys), *keys, *args)
 
@@ -221,6 +218,10 @@ class Gateway:
             return await self._again(error, evaluate, True)
 
     def _replicated(self) -> Replicator:
+        """Where replicated writes go. Raises `Unavailable` where the connection is not open."""
+        wire = self._wire
+        if isinstance(wire, ClientWire):
+            raise Refused("on a client that is somebody else's, replicas cannot be waited for")
         if self._replicator is None:
 
             def dial(node: Node | None) -> AbstractConnection:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import orjson
+from pydantic_core import from_json, to_json
 
 __all__ = [
     "ANY",
@@ -68,7 +69,10 @@ def hide(arguments: bytes, marks: Marks) -> bytes:
         return orjson.dumps(MASK)
     for mark in marks:
         data = _replace(data, mark, lambda value: value if value is None else MASK)
-    return _dumped(data, orjson.dumps(MASK))
+    try:
+        return orjson.dumps(data)
+    except TypeError:  # JSON is read deeper than it is written
+        return orjson.dumps(MASK)
 
 
 def keep_hidden(edited: bytes, former: Callable[[], bytes], marks: Marks) -> bytes:
@@ -78,21 +82,13 @@ def keep_hidden(edited: bytes, former: Callable[[], bytes], marks: Marks) -> byt
     """
     if not marks or MASK.encode() not in edited:
         return edited
-    try:
-        data, before = orjson.loads(edited), orjson.loads(former())
-    except orjson.JSONDecodeError:
+    try:  # large numbers stay what they are
+        data, before = from_json(edited), from_json(former())
+        for mark in marks:
+            data = _fill(data, before, mark)
+        return to_json(data)
+    except ValueError:
         return edited
-    for mark in marks:
-        data = _fill(data, before, mark)
-    return _dumped(data, edited)
-
-
-def _dumped(data: Any, otherwise: bytes) -> bytes:
-    """JSON is read deeper than it is written."""
-    try:
-        return orjson.dumps(data)
-    except TypeError:
-        return otherwise
 
 
 def marked_values(arguments: bytes, marks: Marks) -> list[str]:

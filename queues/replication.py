@@ -158,14 +158,10 @@ class _Rounds:
         try:
             async with asyncio.timeout(self._replication.timeout + COMMAND_TIMEOUT):
                 replies, reached = await self._exchange(batch)
-        except (RedisError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the callers'
             await self._connection.disconnect(nowait=True)
-            late = isinstance(error, TimeoutError)
-            _fail(batch, ReplyTimeout("no reply to a write that is to be replicated") if late else error)
+            _fail(batch, _lost(error))
             return
-        except BaseException:
-            await self._connection.disconnect(nowait=True)
-            raise
         wanted, timeout = self._replication.replicas, self._replication.timeout
         for write, reply in zip(batch, replies, strict=True):
             if write.future.done():
@@ -219,6 +215,17 @@ def _fail(batch: Sequence[_Write], error: Exception) -> None:
     for write in batch:
         if not write.future.done():
             write.future.set_exception(_copy(error))
+
+
+def _lost(error: Exception) -> Exception:
+    """What broke an exchange, as the client library says such things."""
+    if isinstance(error, TimeoutError):
+        return ReplyTimeout("no reply to a write that is to be replicated")
+    if isinstance(error, (RedisError, OSError)):
+        return error
+    lost = ConnectionLost(str(error))
+    lost.__cause__ = error
+    return lost
 
 
 def _copy(error: Exception) -> Exception:

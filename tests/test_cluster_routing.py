@@ -63,7 +63,7 @@ def test_what_is_not_known_is_refused(command: Command, why: str) -> None:
 def test_every_command_that_is_sent_is_known() -> None:
     """Read from the source: words in capitals that begin a call of a sender, or a tuple with at least one more part."""
     sent = {name for room in ROOMS for file in (PACKAGE / room).rglob("*.py") for name in commands_in(file.read_text())}
-    assert {"EVALSHA", "XREADGROUP", "XAUTOCLAIM", "MGET", "TIME"} <= sent
+    assert {"EVALSHA", "XREADGROUP", "XAUTOCLAIM", "HMGET", "TIME"} <= sent
     for name in sorted(sent - ELSEWHERE - OPTIONS):
         _ = key_of((name, 1, 1, "STREAMS", "STREAMS", "key"))
 

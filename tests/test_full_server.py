@@ -16,9 +16,10 @@ from commands import call
 from conftest import SERVERS
 from crew import make_due, read_one, worker
 from perdure import App, Context, Retry, ServerFull, Settings, State, TaskCancelled, TaskFailed, TaskHandle, Worker
+from perdure.deadletter import Replay, find_letter, replay
 from perdure.queues import Delivery, Gateway, Namespace, Partition, Producer, default_address
 from perdure.queues.sharing import share_queue
-from places import places
+from places import DEAD, READY, places
 from servers import RedisServer, find_program
 from test_settlement import WHERE
 from working import soon, take_and_die, until, working
@@ -91,6 +92,21 @@ async def test_what_a_run_writes_is_refused_and_leaves_nothing(
     assert await gateway.command("EXISTS", partition.steps("x")) == 0
     await full(gateway, False)
     await WRITING[act](gateway, delivery, "x")
+
+
+async def test_a_dead_letter_stays_one_until_there_is_room(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    await SETTLING["bury"](gateway, delivery, "x")
+    letter = await find_letter(gateway, [partition], "x")
+    assert letter is not None
+    await full(gateway)
+    with pytest.raises(ServerFull):
+        await replay(gateway, letter, Replay())
+    assert await places(gateway, partition, "x") == [DEAD]
+    await full(gateway, False)
+    assert await replay(gateway, letter, Replay())
+    assert await places(gateway, partition, "x") == [READY]
 
 
 async def test_a_producer_is_told_what_is_full_and_what_to_do(

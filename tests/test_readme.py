@@ -51,3 +51,16 @@ def test_every_make_target_named_in_the_documents_exists() -> None:
 def test_every_linked_file_exists() -> None:
     for link in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / link).exists(), link
+
+
+@pytest.mark.parametrize("document", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
+def test_what_the_documents_name_is_there(document: Path) -> None:
+    """Files of the tests, make targets, and other documents."""
+    text = document.read_text("utf-8")
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for name in re.findall(r"tests/[a-z_/]+\.py", text):
+        assert (ROOT / name).is_file(), name
+    for target in re.findall(r"(?:^    |`)make ([a-z-]+)", text, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (document.parent / link).exists(), link

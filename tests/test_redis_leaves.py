@@ -241,7 +241,7 @@ async def hung_back(scene: Scene) -> None:
 
 async def slow(scene: Scene) -> None:
     """Each reply takes a good part of the time after which a server is taken for dead."""
-    scene.line.delay = 0.15
+    scene.line.delay = 0.1
 
 
 WAYS: dict[str, Way] = {

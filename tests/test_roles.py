@@ -119,6 +119,7 @@ async def test_each_role_lives_its_whole_life_as_its_user(
             assert "attempt_failed" in (await operate("task", "events", failing.id)).out
             assert (await operate("task", "result", many[0].id)).out.strip() == "1"
             assert [one["id"] for one in (await operate("worker", "list", "--json")).json["workers"]] == [worker.id]
+            await operate("worker", "health", worker.id)
             assert len((await operate("dlq", "list", "--json")).json) == 1
             assert "not yet" in (await operate("dlq", "show", failing.id)).out
             assert orjson.loads((await operate("dlq", "export")).out)["id"] == failing.id

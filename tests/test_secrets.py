@@ -136,6 +136,12 @@ def test_what_is_hidden_and_given_back_is_what_it_was(arguments: dict[str, Any],
         assert orjson.loads(keep_hidden(hidden, lambda: data, marks)) == arguments
 
 
+def test_numbers_of_any_size_outlive_an_edit() -> None:
+    data = b'{"token":"secret","number":123456789012345678901234567890}'
+    edited = b'{"token":"%b","number":223456789012345678901234567890}' % MASK.encode()
+    assert keep_hidden(edited, lambda: data, (("token",),)) == data.replace(b":1", b":2")
+
+
 def test_arguments_that_cannot_be_read_are_hidden_as_a_whole() -> None:
     assert orjson.loads(hide(b'{"token": "abc', (("token",),))) == MASK
     assert orjson.loads(hide(b'{"token": "abc"}', EVERYTHING)) == MASK
@@ -272,6 +278,19 @@ async def test_producers_by_name_send_secrets_too(settings: Settings) -> None:
         assert await soon(handle.result()) == str(len(TOKEN))
         with pytest.raises(TypeError, match="cannot be sent as JSON"):
             await app.producer.enqueue("log_in", {"token": object()})
+
+
+@pytest.mark.integration
+async def test_a_secret_that_its_producer_did_not_mark_is_kept_out_of_errors_and_logs(
+    settings: Settings, log: list[str]
+) -> None:
+    async with build(settings) as app:
+        account = {"user": "ada", "password": "another-s3cret"}
+        handle = await app.producer.enqueue("log_in", {"token": TOKEN, "how": "raises", "account": account})
+        await work_off(app)
+        dead = await letter(app, handle)
+        assert dead.message == f"cannot log in with '{MASK}'"
+        assert TOKEN not in dead.traceback + "".join(log) + repr([event.data for event in await history(handle)])
 
 
 @pytest.mark.integration

@@ -21,7 +21,16 @@ from typing import Any, cast
 import anyio
 import psutil
 import pytest
-from perdure.queues import Producer, Refused, SupervisorInfo, list_supervisors, resume_supervisor
+from perdure.queues import (
+    Producer,
+    Refused,
+    SupervisorInfo,
+    SupervisorState,
+    Unavailable,
+    count_crash,
+    list_supervisors,
+    resume_supervisor,
+)
 from perdure.worker.settings import Settings
 from perdure.worker.supervise import Plan, Supervisor, alert, child, children, ledger, line, ward, watch
 from perdure.worker.supervise.child import Child
@@ -217,6 +226,7 @@ async def test_stopping_drains_all_children(stage: Stage) -> None:
 
 
 async def test_the_second_signal_hurries_and_the_third_kills(stage: Stage) -> None:
+    stage.change(grace=1000.0)
     await stage.start(processes=1)
     (stage.folder / "stubborn").touch()
     everybody = stage.alive()
@@ -244,17 +254,20 @@ async def test_a_child_has_its_own_pipes_and_no_others(stage: Stage) -> None:
 
 
 async def test_suspects_wake_who_is_idle_and_bring_in_others_up_to_the_limit(stage: Stage) -> None:
-    await stage.start(processes=1, isolated=2)
+    supervisor = await stage.start(processes=1, isolated=2)
     [ordinary], [warm] = stage.ready(), stage.ready("isolated")
     stage.order(ordinary, 'say {"what": "suspects"}')
     await stage.told(warm, "isolate")
     stage.order(warm, 'say {"what": "begins", "id": "t1"}')
     stage.order(warm, 'say {"what": "suspects"}')  # one that is busy cannot run another
     more = await stage.came(2, "isolated")
-    stage.order(more, 'say {"what": "begins", "id": "t2"}', 'say {"what": "suspects"}')
+    stage.order(more, 'say {"what": "begins", "id": "t2"}', 'say {"what": "suspects"}', "note said")
+    await stage.journal.line("noted", "said", pid=more)  # both are busy, and there may be no third
     stage.order(warm, 'say {"what": "ends", "id": "t1"}', 'say {"what": "suspects"}')
     await stage.told(warm, "isolate", 2)
-    assert len(stage.ready("isolated")) == 2
+    supervisor.stop()
+    await stage.ended()
+    assert len(stage.journal.lines("began", "isolated")) == 2
 
 
 async def test_isolated_children_with_nothing_to_do_end_but_one(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,27 +292,30 @@ async def test_the_death_of_an_isolated_child_counts_nothing_and_another_one_com
 
 
 async def test_a_child_that_asks_for_it_is_replaced_once_another_works(stage: Stage) -> None:
-    await stage.start(processes=1)
+    supervisor = await stage.start(processes=1)
     [old] = stage.ready()
-    stage.order(old, 'say {"what": "replace", "why": "threads"}')
+    stage.order(old, *['say {"what": "replace", "why": "threads"}'] * 2)
     await stage.told(old, "stop")
     new = await stage.came(2)
     happened = [(line.what, line.pid) for line in stage.journal.lines() if line.key in ("worker", "stop")]
     assert happened.index(("ready", new)) < happened.index(("heard", old))
     assert (await stage.info()).crashes == 0
+    supervisor.stop()
+    await stage.ended()
+    assert len(stage.journal.lines("began", "worker")) == 2  # though it was asked for twice
 
 
 @pytest.mark.parametrize("stuck", ["in its loop", "in C code", "stopped"])
 async def test_a_child_that_does_not_answer_is_dumped_and_replaced(
     stage: Stage, stuck: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    stage.change(stall_limit=0.5)
+    stage.change(stall_limit=500.0 if stuck == "in its loop" else 0.5)
     await stage.start(processes=1)
     [one] = stage.ready()
     stage.order(one, 'say {"what": "alive", "lag": 0.0}', "note lives")
     await stage.journal.line("noted", "lives")
     if stuck == "in its loop":
-        stage.order(one, 'say {"what": "alive", "lag": 0.7}')
+        stage.order(one, 'say {"what": "alive", "lag": 501}')
     elif stuck == "in C code":
         stage.order(one, "stick")
     else:
@@ -331,7 +347,7 @@ async def test_silence_counts_only_while_the_supervisor_listens(
     pace: float, killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A supervisor that was frozen, and its children with it, has heard of none of them for long."""
-    child, looks = Mute(), 0
+    mute, looks = Mute(), 0
 
     async def sleep(_: float) -> None:
         nonlocal looks
@@ -343,8 +359,8 @@ async def test_silence_counts_only_while_the_supervisor_listens(
     monkeypatch.setattr(f"{watch.__name__}.time.monotonic", lambda: looks * pace)
     monkeypatch.setattr(f"{watch.__name__}.anyio.sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
-        await Watch(cast("list[Child]", [child]), 10.0).run()
-    assert (child.stalled == "stalled") is killed
+        await Watch(cast("list[Child]", [mute]), 10.0).run()
+    assert (mute.stalled == "stalled") is killed
 
 
 async def test_the_last_words_of_a_dead_child_are_heard() -> None:
@@ -513,6 +529,25 @@ async def test_a_crash_while_redis_is_away_is_told_when_it_is_back(
             await stage.counted(1)
     finally:
         server.stop()
+
+
+async def test_a_crash_is_counted_though_redis_goes_away_in_between(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    async def away(*args: Any, **named: Any) -> SupervisorState:
+        nonlocal calls
+        calls += 1
+        if calls < 3:
+            raise Unavailable("away")
+        return await count_crash(*args, **named)
+
+    monkeypatch.setattr(ledger, "count_crash", away)
+    await stage.start(processes=1)
+    stage.order(stage.ready()[0], "kill SIGKILL")
+    await stage.came(2)
+    await stage.counted(1)
 
 
 async def gone(pid: int) -> bool:

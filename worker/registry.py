@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
@@ -213,7 +214,7 @@ class Arguments:
             data: bytes = self._to_json(checked)
             if self.has_secrets or shows_mask(data):
                 whole, secrets = reveal(checked, self._adapter.dump_python(checked, mode="json"))
-                return to_json(whole), secrets
+                return to_json(whole, inf_nan_mode="null"), secrets
             return data, ()
         except ValidationError as error:
             raise InvalidArguments(self._name, self._misfit(args, kwargs) or _problem(error)) from None
@@ -223,7 +224,7 @@ class Arguments:
     def secret_values(self, arguments: Mapping[str, Any]) -> list[str]:
         """The secrets among decoded arguments, as text."""
         whole, secrets = reveal(arguments, self._adapter.dump_python(dict(arguments), mode="json"))
-        return marked_values(to_json(whole), secrets)
+        return marked_values(to_json(whole, inf_nan_mode="null"), secrets)
 
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name. `TypeError` for too many, or one given twice."""
@@ -326,7 +327,8 @@ class Registry(Mapping[str, Task[Any, Any]]):
             )
         if name in self._tasks:
             raise TaskDefinitionError(f"task {name!r} is defined twice: pass name=... to one of them")
-        for what, seconds in (("timeout", timeout), ("idle_timeout", idle_timeout), ("result_ttl", result_ttl)):
+        idle = None if idle_timeout == math.inf else idle_timeout  # infinite: no such limit
+        for what, seconds in (("timeout", timeout), ("idle_timeout", idle), ("result_ttl", result_ttl)):
             if seconds is not None and not 0 < seconds <= LONGEST:
                 raise TaskDefinitionError(
                     f"task {name!r}: {what} must be more than 0 seconds and at most {LONGEST:.0e}, not {seconds}"

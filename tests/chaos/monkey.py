@@ -75,7 +75,8 @@ class Monkey:
 
     async def _kill(self, plan: Plan) -> None:
         """One worker; of a supervisor, one of its children."""
-        await self._kill_these(_one_of(self._host(plan), plan.draw), "kill")
+        host = self._host(plan)
+        await self._kill_these(_one_of(host, plan.draw), "kill", of=host.pid)
 
     async def _kill_host(self, plan: Plan) -> None:
         """All of a host at once: nobody is left to see it."""
@@ -89,8 +90,8 @@ class Monkey:
     async def _kill_all(self, plan: Plan) -> None:
         await self._kill_these([pid for host in self._fleet.hosts for pid in host.pids()], "kill_all")
 
-    async def _kill_these(self, pids: Sequence[int], kind: str) -> None:
-        async with self._fault(kind, pids):
+    async def _kill_these(self, pids: Sequence[int], kind: str, **more: object) -> None:
+        async with self._fault(kind, pids, **more):
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -189,7 +189,8 @@ class Health:
         if self._answered is None:
             return Level(CONNECTED, False, self._trouble or "it is only starting", remedy)
         silent = self._clock() - self._answered
-        if self._trouble or silent > 2 * self._settings.heartbeat:
+        # While the loop is blocked nobody asks, so that nothing comes says nothing of Redis.
+        if self._trouble or (silent > 2 * self._settings.heartbeat and not self._vigil.is_slow()):
             return Level(CONNECTED, False, f"no answer from Redis for {silent:.1f} s {self._trouble}".rstrip(), remedy)
         return Level(CONNECTED, True, f"Redis answered {silent:.1f} s ago")
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 __all__ = ["stack_of_task", "stacks_of_all_threads"]
 
-_FRAMES_OF_THE_FIRST: Final = 20
-_FRAMES_OF_OTHERS: Final = 6
+_FRAMES_OF_THE_FIRST: Final = 12
+_FRAMES_OF_OTHERS: Final = 4
 _THREADS: Final = 16
 """How many innermost frames, and how many threads, are told of."""
 
@@ -38,7 +38,7 @@ def stacks_of_all_threads(first: int) -> str:
 
 def _told(name: str, frame: FrameType, most: int) -> str:
     stack = traceback.extract_stack(frame)
-    left_out = f" ({len(stack) - most} outer calls left out)" if len(stack) > most else ""
+    left_out = f" (outer calls left out: {len(stack) - most})" if len(stack) > most else ""
     return f"thread {name}{left_out}:\n" + "".join(traceback.format_list(stack[-most:])).rstrip()
 
 

@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Literal, Self
 
@@ -24,7 +24,6 @@ from ...queues import (
     Namespace,
     Partition,
     QueueError,
-    ServerFull,
     read_partitions,
     release,
 )
@@ -168,8 +167,7 @@ class Worker:
         self._registration = Registration(
             self._gateway, self._namespace, info, self._slots, self._executor.settled, self._health
         )
-        with suppress(ServerFull):  # it can finish what is there, though nobody hears of it
-            await self._registration.announce()
+        await self._registration.announce()
         beat = Beat(
             self.settings.address,
             self._gateway.socket,

@@ -115,17 +115,9 @@ class Ledger:
 
     async def report(self, child: Child) -> CrashReport:
         """Make what a dead child held claimable at once; returns when that is done, however long Redis is away."""
-        report: CrashReport = await self._insist(
-            lambda: report_crash(
-                self._gateway,
-                self._facts.namespace,
-                child.queues,
-                child.worker,
-                how=child.how,
-                doing=child.doing,
-            )
+        return await report_crash(
+            self._gateway, self._facts.namespace, child.queues, child.worker, how=child.how, doing=child.doing
         )
-        return report
 
     async def count(self, child: Child) -> int:
         """Count the crash of an ordinary child; returns how many there were within the window."""

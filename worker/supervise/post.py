@@ -64,14 +64,14 @@ class Post:
                 return
             delay = self._delay_after(child)
 
-    async def renew(self) -> bool:
+    async def renew(self, unfit: Child | None = None) -> bool:
         """Have another child take the place of the one that is there, once it works; False where it does not come up,
-        and the old one goes on.
+        and the old one goes on. unfit: only if it is this one still.
         """
         async with self._filling:
             old = self.child
-            if old is None or old.stops:
-                return True  # who comes next is a new one anyway
+            if old is None or old.stops or unfit not in (None, old):
+                return True  # who is there, or comes next, is a new one anyway
             new = await self._hire()
             if new is None:
                 return False

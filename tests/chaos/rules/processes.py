@@ -5,12 +5,16 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 
+from ..faults import Fault
 from ..history import History, Violation
 from ..journal import SECOND, Line
 
 __all__ = ["check_processes"]
 
 _STARTING = 30 * SECOND
+
+_BY_SIGNAL = 128
+"""Beyond it an exit code of a supervisor says which signal has ended its first child."""
 
 
 def check_processes(history: History) -> Iterator[Violation]:
@@ -26,13 +30,17 @@ def check_processes(history: History) -> Iterator[Violation]:
                 continue  # told to rest before it could hear
             if line["code"] == 1 and line.at - begun.at < _STARTING and _away(history, begun, line):
                 continue
-            if not any(
-                fault.pids is not None and line["child"] in fault.pids and fault.begin.at <= line.at
-                for fault in history.faults.all
-                if fault.kind != "exit"
-            ):
+            if not any(_ended(fault, line) for fault in history.faults.all):
                 what = f"a {line['role']} ended by itself, with code {line['code']}"
                 yield Violation("ended by itself", what, (begun, line))
+
+
+def _ended(fault: Fault, exited: Line) -> bool:
+    """Whether a fault can have ended a process: it hit it, or the first child of a supervisor that has no other yet."""
+    if fault.kind == "exit" or fault.begin.at > exited.at:
+        return False
+    hit = fault.pids is not None and exited["child"] in fault.pids
+    return hit or (exited["code"] > _BY_SIGNAL and fault.begin.get("of") == exited["child"])
 
 
 def _away(history: History, begun: Line, ended: Line) -> bool:
