@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import anyio
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import ClusterDownError, RedisError, ResponseError
+from redis.exceptions import ClusterDownError, RedisError, ResponseError, TryAgainError
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import TimeoutError as ReplyTimeout
 
@@ -93,7 +93,10 @@ class Replicator:
         pursuit, node, asking = Pursuit(slot), cluster.serving(mark), False
         while True:
             error: Exception = ClusterDownError(f"no node serves {mark}")
-            if node is not None:
+            if asking:
+                # A mark written there now would stand in the way of the one that is moved there (BUSYKEY).
+                error = TryAgainError(f"the slot of {mark} is on its way to {node}")
+            elif node is not None:
                 try:
                     return await self._to(node).submit(command, mark, asking=asking)
                 except ResponseError as refused:
