@@ -293,6 +293,7 @@ def classics() -> list[Fields]:
     one = b'{"value":1}'
     options = ("result_ttl", b"1e18"), ("result_ttl", b"1e308"), ("timeout", b"1e308"), ("result_ttl", b"1e-9")
     return [
+        *([(name, name)] for name in FIELDS),
         *([(b"env", _envelope("echo", options=_object({name: size}))), (b"args", one)] for name, size in options),
         *([(b"env", _envelope("echo", headers=_object({"h": dumped(text)}))), (b"args", one)] for text in NASTY_TEXTS),
         *([(b"env", _envelope(text)), (b"args", one)] for text in NASTY_TEXTS),
@@ -303,7 +304,6 @@ def classics() -> list[Fields]:
             for value in NASTY_JSON
         ),
         *([(b"env", _envelope(NAMES[-1])), (b"args", b'{"value":%b}' % value)] for value in NASTY_JSON),
-        *([(name, name)] for name in FIELDS),
         *([(b"env", value), (b"args", value)] for value in NASTY_JSON),
         [(b"f%d" % number, b"x") for number in range(20_000)],
         *([(b"env", _envelope("echo")), (b"args", b'{"value":%b}' % payload)] for payload in LARGE),
