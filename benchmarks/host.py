@@ -23,7 +23,7 @@ __all__ = ["WORKERS", "Host", "host"]
 WORKERS = 2
 """Ordinary ones; an isolated one waits besides."""
 
-_READY_WITHIN = 60.0
+_READY_WITHIN = 180.0
 
 
 class Host:

@@ -31,7 +31,7 @@ __all__ = ["SUPERVISED", "recovery"]
 
 _STARTED_WITHIN = 20.0
 
-_AT_ONCE = 4
+_AT_ONCE = 2
 """Rounds that mostly wait, so that some of them are played at the same time."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final
 
-from .faults import SYMPTOMS
+from .faults import DEADLY, SYMPTOMS
 from .history import History, Run
 from .journal import SECOND
 from .rules.repeats import reason_of_repeat, repeats
@@ -87,7 +87,10 @@ def _recoveries(history: History) -> Iterator[str]:
 
 
 def _recovery(history: History, run: Run, following: Run) -> tuple[str, float] | None:
-    """The kind of fault that ended a run, and the seconds from its beginning to the next run; None for no fault."""
+    """The kind of fault that ended a run, and the seconds from its beginning to the next run; None for no fault.
+
+    The first one, unless one killed the process.
+    """
     if following.fence.entry != run.fence.entry:  # an outcome would have taken the message away
         return None
     faults = [
@@ -97,7 +100,7 @@ def _recovery(history: History, run: Run, following: Run) -> tuple[str, float] |
     ]
     if not faults:
         return None
-    first = min(faults, key=lambda fault: fault.begin.at)
+    first = min(faults, key=lambda fault: (fault.kind not in DEADLY, fault.begin.at))
     seen = first.kind in ("kill", "poison") and history.faults.supervised(run.pid)
     return f"{first.kind}, seen" if seen else first.kind, (
         following.at - first.begin.at - _away(history, first.begin.at, following.at)

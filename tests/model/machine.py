@@ -65,7 +65,20 @@ LEASE = 60_000
 
 MINUTE = 60_000
 
-CHORES = ("trim", "watch", "leave", "leave", "forget", "close", "retire", "reroute", "share")
+CHORES = (
+    "trim",
+    "watch",
+    "leave",
+    "leave",
+    "forget",
+    "close",
+    "close",
+    "close",
+    "retire",
+    "retire",
+    "reroute",
+    "share",
+)
 
 GARBAGE: tuple[dict[bytes, bytes], ...] = (
     {b"junk": b"1"},
@@ -616,7 +629,7 @@ class Queues(RuleBasedStateMachine):
                 self.leave(name)
             case "forget":
                 self.forget(name, {other} if number % 2 else set())
-            case "close" if self.number > 5 and self.deliveries:
+            case "close" if self.number > 3 and self.deliveries:
                 self.close(2 + number % 2)
             case "retire":
                 self.retire((0, HOUR, 2 * HOUR)[number % 3], long_ago=number > 1)
