@@ -117,6 +117,8 @@ class Gateway:
             try:
                 await check()
             except _TROUBLE as error:
+                if self._cluster is None:
+                    raise  # the command that asked was patient
                 await self._again(error, check, True)
         except BaseException:
             await self.close()

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import anyio
 from redis.asyncio.connection import AbstractConnection
-from redis.exceptions import ClusterDownError, RedisError, ResponseError
+from redis.exceptions import ClusterDownError, RedisError, ResponseError, TryAgainError
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import TimeoutError as ReplyTimeout
 
@@ -57,11 +57,10 @@ class Replication:
 
 
 class _Write(NamedTuple):
-    """One command that waits for its round. asking: the node has to be told that the slot is on its way there."""
+    """One command that waits for its round."""
 
     command: Command
     mark: str
-    asking: bool
     future: asyncio.Future[Any]
 
 
@@ -88,14 +87,17 @@ class Replicator:
         Raises the client library's errors, and `NotReplicated`.
         """
         if self._cluster is None:
-            return await self._to(None).submit(command, mark, asking=False)
+            return await self._to(None).submit(command, mark)
         cluster, slot = self._cluster, slot_of(command)
         pursuit, node, asking = Pursuit(slot), cluster.serving(mark), False
         while True:
             error: Exception = ClusterDownError(f"no node serves {mark}")
-            if node is not None:
+            if asking:
+                # A mark written there now would stand in the way of the one that is moved there (BUSYKEY).
+                error = TryAgainError(f"the slot of {mark} is on its way to {node}")
+            elif node is not None:
                 try:
-                    return await self._to(node).submit(command, mark, asking=asking)
+                    return await self._to(node).submit(command, mark)
                 except ResponseError as refused:
                     error = refused
                 except (ConnectionLost, ReplyTimeout, OSError):
@@ -125,10 +127,10 @@ class _Rounds:
         self._outbox: list[_Write] = []
         self._going: asyncio.Task[None] | None = None
 
-    def submit(self, command: Command, mark: str, *, asking: bool) -> asyncio.Future[Any]:
+    def submit(self, command: Command, mark: str) -> asyncio.Future[Any]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
-        self._outbox.append(_Write(command, mark, asking, future))
+        self._outbox.append(_Write(command, mark, future))
         if self._going is None:
             self._going = loop.create_task(self._go(), name="perdure replication")
         return future
@@ -181,27 +183,16 @@ class _Rounds:
         """One round trip: the commands, their marks, one WAIT. Returns their replies, and how many replicas have it."""
         connection = self._connection
         await connection.connect()
-        marks = dict.fromkeys((write.mark, write.asking) for write in batch)
-        asked: list[Command] = []
-        for write in batch:
-            asked += (("ASKING",), write.command) if write.asking else (write.command,)
-        before_marks = len(asked)
-        for mark, asking in marks:
-            set_mark = ("SET", mark, 1, "PX", _MARK_TTL)
-            asked += (("ASKING",), set_mark) if asking else (set_mark,)
+        asked: list[Command] = [write.command for write in batch]
+        asked += [("SET", mark, 1, "PX", _MARK_TTL) for mark in dict.fromkeys(write.mark for write in batch)]
         asked.append(("WAIT", self._replication.replicas, max(1, round(self._replication.timeout * 1000))))
         packed = [chunk for command in asked for chunk in connection.pack_command(*command)]
         await connection.send_packed_command(packed, check_health=False)
-        answers = [await self._answer() for _ in asked]
-        replies = [answer for command, answer in zip(asked, answers, strict=True) if command[0] != "ASKING"]
-        marked = [
-            answer
-            for command, answer in zip(asked[before_marks:-1], answers[before_marks:-1], strict=True)
-            if command[0] != "ASKING"
-        ]
+        *replies, reached = [await self._answer() for _ in asked]
+        marked = replies[len(batch) :]
         unmarked = next((answer for answer in marked if isinstance(answer, Exception)), None)
         some = any(not isinstance(answer, Exception) for answer in marked)
-        return replies[: len(batch)], answers[-1] if some else unmarked
+        return replies[: len(batch)], reached if some else unmarked
 
     async def _answer(self) -> Any:
         """The next reply; an error reply as an object. Raises what breaks the connection."""

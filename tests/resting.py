@@ -35,7 +35,10 @@ async def everything(app: App) -> bytes:
         while True:
             cursor, keys = await redis_command(app, "SCAN", cursor, "MATCH", pattern, "COUNT", 1000)
             for key in keys:
-                command, *rest = _READ[await redis_command(app, "TYPE", key)]
+                kind = await redis_command(app, "TYPE", key)
+                if kind == b"none":  # it has expired since
+                    continue
+                command, *rest = _READ[kind]
                 found += [key, await redis_command(app, command, key, *rest)]
             if int(cursor) == 0:
                 break

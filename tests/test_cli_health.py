@@ -50,15 +50,15 @@ async def stubborn(ctx: Context) -> None:
 
 @pytest.fixture(autouse=True)
 def folder(redis_url: str, namespace_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an application, which is the working directory; signs of life come each 0.3 s."""
+    """A folder with an application, which is the working directory; signs of life come each 0.5 s."""
     (tmp_path / "tasks.py").write_text(TASKS)
     monkeypatch.chdir(tmp_path)
     for name, value in {
         "NAMESPACE": namespace_name,
         "REDIS_URL": redis_url,
-        "HEARTBEAT": "0.3",
-        "STALL_WARNING": "0.2",
-        "STALL_LIMIT": "0.4",
+        "HEARTBEAT": "0.5",
+        "STALL_WARNING": "0.4",
+        "STALL_LIMIT": "0.6",
         "LEASE": "1",
     }.items():
         monkeypatch.setenv(f"PERDURE_{name}", value)
@@ -131,7 +131,7 @@ def test_a_frozen_worker_is_presumed_dead_after_two_intervals_until_it_wakes_up(
         worker.send(signal.SIGSTOP)
         answer = until_health(1)
         assert "is not alive: it was last heard of" in answer.err
-        assert "every 0.3 s" in answer.err
+        assert "every 0.5 s" in answer.err
         assert "presumed dead" in call("worker", "list").out
         assert announced()[0]["presumed_dead"]
         worker.send(signal.SIGCONT)

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 async def app(settings: Settings) -> AsyncIterator[App]:
-    """Signs of life each 0.2 s; a blocked loop is told of after as long."""
-    changed = {"heartbeat": 0.2, "stall_warning": 0.2, "lease": 0.9}
+    """Signs of life each 0.5 s; a blocked loop is told of after as long."""
+    changed = {"heartbeat": 0.5, "stall_warning": 0.5, "lease": 0.9}
     async with App("health", settings=settings.model_copy(update=changed)) as app:
         yield app
 
@@ -77,7 +77,7 @@ async def test_what_is_announced_is_what_it_says(app: App) -> None:
 
         await until(ready, "it announces that it is ready")
         (before,) = await list_workers(gateway, namespace)
-        assert (before.progress, before.interval) == (None, 0.2)
+        assert (before.progress, before.interval) == (None, 0.5)
         await soon((await job.enqueue()).result())
 
         async def progressed() -> bool:

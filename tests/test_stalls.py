@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
 @pytest.fixture
 def crew(settings: Settings, tmp_path: Path) -> Iterator[Crew]:
-    """Replicas that give up what they hold when their loop is blocked for longer than 0.4 seconds."""
-    environment = {"PERDURE_STALL_WARNING": "0.2", "PERDURE_STALL_LIMIT": "0.4"}
-    with hire(settings.model_copy(update={"lease": 0.6}), tmp_path, environment=environment) as crew:
+    """Replicas that give up what they hold when their loop is blocked for longer than 0.6 seconds."""
+    environment = {"PERDURE_STALL_WARNING": "0.3", "PERDURE_STALL_LIMIT": "0.6"}
+    with hire(settings.model_copy(update={"lease": 0.9}), tmp_path, environment=environment) as crew:
         yield crew
 
 

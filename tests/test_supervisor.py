@@ -253,6 +253,15 @@ async def test_a_child_has_its_own_pipes_and_no_others(stage: Stage) -> None:
     assert {line.key for line in stage.journal.lines("pipes")} == {"2"}
 
 
+async def test_no_more_children_start_at_a_time_than_there_are_processors(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    await stage.start(processes=4)
+    order = [(line.what, line.pid) for line in stage.journal.lines() if line.what in ("began", "ready")]
+    assert order == [(what, pid) for _, pid in order[::2] for what in ("began", "ready")]
+
+
 async def test_suspects_wake_who_is_idle_and_bring_in_others_up_to_the_limit(stage: Stage) -> None:
     supervisor = await stage.start(processes=1, isolated=2)
     [ordinary], [warm] = stage.ready(), stage.ready("isolated")
@@ -424,6 +433,38 @@ async def test_a_reload_that_comes_early_is_remembered(stage: Stage) -> None:
     pilot = await stage.came(1)
     await stage.told(pilot, "stop")
     await stage.came(2)
+
+
+async def test_a_supervisor_whose_terminal_is_closed_stops(stage: Stage) -> None:
+    program = f"""
+import fcntl, termios
+import anyio
+from perdure.worker.supervise import Plan, Supervisor
+child = ({sys.executable!r}, "-S", {str(PRETENDER)!r})
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+raise SystemExit(anyio.run(Supervisor(Plan({{"worker": child, "isolated": child}}, 1, 1)).run))
+"""
+    ours, theirs = os.openpty()
+    supervisor = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        program,
+        stdin=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        await stage.came(1)
+        await stage.came(1, "isolated")
+        os.kill(supervisor.pid, signal.SIGHUP)
+        await stage.came(2)  # while there is a terminal, it is a reload
+        await stage.came(2, "isolated")
+        os.close(ours)
+        assert await asyncio.wait_for(supervisor.wait(), BOUND) == 0
+    finally:
+        if supervisor.returncode is None:
+            supervisor.kill()
+            await supervisor.wait()
 
 
 async def test_a_reload_lets_a_suspect_come_to_its_end(stage: Stage) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from hypothesis import strategies as st
 
-__all__ = ["DECOY", "ID", "Fields", "hostile_entries"]
+__all__ = ["DECOY", "ID", "Fields", "classics", "hostile_entries"]
 
 Fields = list[tuple[bytes, bytes]]
 """Names and values, in their order; a name may come twice."""
@@ -180,7 +180,8 @@ ATTEMPTS = (b"-1", b"0", b"1", b"3", b"2.5", b'"2"', b"NaN", b"null", b"[]", b"t
 @st.composite
 def options(draw: st.DrawFn) -> bytes:
     """Limits that make no sense, or that no clock can hold."""
-    chosen = draw(st.lists(st.sampled_from(OPTIONS), min_size=1, max_size=3, unique=True))
+    most = draw(st.sampled_from([1, 1, 1, 3]))
+    chosen = draw(st.lists(st.sampled_from(OPTIONS), min_size=1, max_size=most, unique=True))
     sizes = {one: st.sampled_from(SIZES) | values for one in OPTIONS}
     sizes["max_attempts"] = st.sampled_from(ATTEMPTS)  # a million of them would be tried, as asked for
     return _object({one: draw(sizes[one]) for one in chosen})
@@ -285,3 +286,25 @@ def hostile_entries() -> st.SearchStrategy[Fields]:
         lambda roll: many_fields if roll == 99 else list(kinds.values())[(0, 0, 0, 0, 1, 2, 3)[roll % 7]]
     )
     return st.integers(0, 299).flatmap(lambda roll: large() if roll == 299 else small)
+
+
+def classics() -> list[Fields]:
+    """What has done harm, or could do it most easily: in every run, whatever its seed."""
+    one = b'{"value":1}'
+    options = ("result_ttl", b"1e18"), ("result_ttl", b"1e308"), ("timeout", b"1e308"), ("result_ttl", b"1e-9")
+    return [
+        *([(name, name)] for name in FIELDS),
+        *([(b"env", _envelope("echo", options=_object({name: size}))), (b"args", one)] for name, size in options),
+        *([(b"env", _envelope("echo", headers=_object({"h": dumped(text)}))), (b"args", one)] for text in NASTY_TEXTS),
+        *([(b"env", _envelope(text)), (b"args", one)] for text in NASTY_TEXTS),
+        *([(b"env", _envelope("raises")), (b"args", _object({"text": dumped(text)}))] for text in NASTY_TEXTS),
+        *(
+            [(b"env", _envelope(name)), (b"args", b'{"value":%b}' % value)]
+            for name in NAMES[:2]
+            for value in NASTY_JSON
+        ),
+        *([(b"env", _envelope(NAMES[-1])), (b"args", b'{"value":%b}' % value)] for value in NASTY_JSON),
+        *([(b"env", value), (b"args", value)] for value in NASTY_JSON),
+        [(b"f%d" % number, b"x") for number in range(20_000)],
+        *([(b"env", _envelope("echo")), (b"args", b'{"value":%b}' % payload)] for payload in LARGE),
+    ]

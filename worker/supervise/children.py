@@ -43,6 +43,7 @@ class Children:
         self._on_said = on_said
         self._on_end = on_end
         self._there: list[Child] = []
+        self._shut = False
         self.patience = _LEAVING
         """Seconds that a child has to end when it is told to."""
         self._starting = anyio.Semaphore(max(1, os.cpu_count() or 1))
@@ -54,6 +55,10 @@ class Children:
     def grant(self, grace: float) -> None:
         """Let children have so many seconds for their running steps, before they must leave."""
         self.patience = grace + _LEAVING
+
+    def shut(self) -> None:
+        """From now on nobody is hired any more."""
+        self._shut = True
 
     def infos(self) -> Iterator[ChildInfo]:
         return (child.info for child in self if not child.gone.is_set())
@@ -70,6 +75,8 @@ class Children:
         processors.
         """
         async with self._starting:
+            if self._shut:
+                return None
             try:
                 child = await self.begin(role)
             except OSError as error:

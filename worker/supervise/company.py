@@ -71,7 +71,7 @@ class Company:
         if child.role == "isolated":
             self._children.retire(child)
         for post in self._posts:
-            if post.child is child and not await post.renew(child):
+            if post.child is child and not await post.renew(child) and not child.stops:
                 logger.error("worker {} stays as it is: another one did not start", child.worker)
 
     def reload(self) -> None:

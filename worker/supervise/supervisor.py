@@ -27,6 +27,7 @@ from .first import first_of
 from .ledger import Ledger
 from .plan import Facts, Plan
 from .probing import health_of
+from .terminal import has_terminal
 from .watch import Watch
 
 __all__ = ["Supervisor"]
@@ -43,6 +44,7 @@ class Supervisor:
         self._all: Iterable[Child] = ()
         self._ledger: Ledger | None = None
         self._company: Company | None = None
+        self._terminal = has_terminal()
         self._reload_asked = False
         self._stopped = 0
         self._stopping = anyio.Event()
@@ -76,7 +78,7 @@ class Supervisor:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        handlers = {signal.SIGTERM: self.stop, signal.SIGINT: self.stop, signal.SIGHUP: self.reload}
+        handlers = {signal.SIGTERM: self.stop, signal.SIGINT: self.stop, signal.SIGHUP: self._hang_up}
         for number, handler in handlers.items():
             loop.add_signal_handler(number, handler)
         try:
@@ -173,8 +175,15 @@ class Supervisor:
 
     # signals, and the end
 
+    def _hang_up(self) -> None:
+        """SIGHUP: somebody asks for a reload, or the terminal that this was started from has been closed."""
+        if self._terminal and not has_terminal():
+            self.stop()
+        else:
+            self.reload()
+
     def reload(self) -> None:
-        """Replace all children by new ones, one at a time: SIGHUP."""
+        """Replace all children by new ones, one at a time."""
         self._reload_asked = True
         if self._company is not None:
             self._company.reload()
@@ -196,6 +205,7 @@ class Supervisor:
     async def _drain(self) -> bool:
         """Have all children stop, wait for them, and kill those that take too long; returns whether none did."""
         self._stopped = max(1, self._stopped)
+        self._children.shut()
         for child in self._children:
             while child.stops < min(2, self._stopped):
                 child.stop()
