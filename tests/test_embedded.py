@@ -380,17 +380,19 @@ def test_stale_files_of_the_dead_are_no_obstacle_and_their_pids_are_left_alone(d
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(os.fspath(directory / "redis.sock"))
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as bystander:
-        facts = {"pid": bystander.pid, "server": bystander.pid, "program": "/", "socket": "/nowhere"}
-        (directory / "keeper.lock").write_text(json.dumps(facts))
-        (directory / "startup.lock").touch()
-        assert not status(directory).running
-        assert status(directory).keeper_pid is None
-        stop(directory)
-        with EmbeddedServer(directory) as share, client(share.socket) as connection:
-            assert connection.ping()
-        stop(directory)
-        assert bystander.poll() is None
-        bystander.kill()
+        try:
+            facts = {"pid": bystander.pid, "server": bystander.pid, "program": "/", "socket": "/nowhere"}
+            (directory / "keeper.lock").write_text(json.dumps(facts))
+            (directory / "startup.lock").touch()
+            assert not status(directory).running
+            assert status(directory).keeper_pid is None
+            stop(directory)
+            with EmbeddedServer(directory) as share, client(share.socket) as connection:
+                assert connection.ping()
+            stop(directory)
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
 
 
 def test_a_starter_killed_halfway_leaves_a_start_to_the_next(
