@@ -27,6 +27,7 @@ _MEGABYTE = 1e6
 
 
 async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
+    before, after = await _expired(place, size.expired)  # first: who is killed below is announced for half a minute
     async with started("replica", place) as replica:
         idle = _resident(replica.pid)
     bare = await asyncio.create_subprocess_exec(
@@ -39,7 +40,6 @@ async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
     finally:
         bare.kill()
         await bare.wait()
-    before, after = await _expired(place, size.expired)
     return {"idle_memory": Figure(idle, limit), "expired_memory": Figure(after / before, 1.0)}
 
 
