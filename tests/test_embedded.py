@@ -374,6 +374,18 @@ def test_a_keeper_that_ends_leaves_no_zombie_in_the_process_that_started_it(
     assert starter.do("children") == "None"
 
 
+def test_the_keepers_own_look_at_the_users_lock_is_not_taken_for_a_user(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the last user has left the keeper holds that lock for an instant: here it does when `stop` looks first."""
+    start(directory)
+    with (directory / "users.lock").open("rb+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(lock, fcntl.LOCK_UN))
+        stop(directory)
+    assert not status(directory).running
+
+
 @pytest.mark.usefixtures("each_program")
 def test_stale_files_of_the_dead_are_no_obstacle_and_their_pids_are_left_alone(directory: Path) -> None:
     directory.mkdir()

@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from ..errors import EmbeddedServerError
 from .directory import DataDirectory
@@ -16,6 +17,9 @@ from .server import READY_WITHIN, EmbeddedServer
 from .sockets import ask, socket_path
 
 __all__ = ["ServerStatus", "start", "status", "stop"]
+
+_LOOKS: Final = 5
+"""How often the users' lock is looked at before somebody is taken for using the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ def stop(directory: Path, force: bool = False) -> None:
         return
     place.prepare()
     with exclusive(place.startup_lock, READY_WITHIN + STOPPED_WITHIN):
-        if not force and not is_free(place.users_lock):
+        if not force and not _is_unused(place):
             raise EmbeddedServerError(f"the server in {place.path} is still used by {_named(place)}")
         place.pinned.unlink(missing_ok=True)
         _end_keeper(place)
@@ -109,6 +113,17 @@ def _status(place: DataDirectory) -> ServerStatus:
         aof_size=place.aof_size(),
         pinned=place.pinned.exists(),
     )
+
+
+def _is_unused(place: DataDirectory) -> bool:
+    """Whether nobody uses the server. Asked more than once: when the last user has left, the keeper itself takes the
+    users' lock for an instant, to see that it has.
+    """
+    for _ in range(_LOOKS):
+        if is_free(place.users_lock):
+            return True
+        time.sleep(POLL)
+    return False
 
 
 def _named(place: DataDirectory) -> str:
