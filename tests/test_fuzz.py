@@ -34,7 +34,7 @@ from perdure.queues.keys import GROUP
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
 SEED = int(os.environ.get("FUZZ_SEED", "20261121"))
-ENTRIES = int(os.environ.get("FUZZ_ENTRIES", "800"))
+ENTRIES = int(os.environ.get("FUZZ_ENTRIES", "400"))
 
 HONEST_EACH = 20
 """One honest task after so many hostile entries."""
@@ -45,9 +45,9 @@ STALLED = 60.0
 """Seconds without any outcome after which the worker counts as stuck. They bound a failure and decide nothing else."""
 
 MEBIBYTE = 1024 * 1024
-ROOM = 160 * MEBIBYTE
-"""What the worker may need beyond what it needs at rest. It reads 8 messages at once, the next while these run, of 2 MB
-each at most; as Python objects JSON such as `0,` takes 16 bytes for a byte, but only few are that at a time.
+ROOM = CONCURRENCY * 2 * 16 * MEBIBYTE
+"""What the worker may need beyond what it needs at rest, however many messages there are: it holds as many as it has
+slots, of 2 MB each at most, and as Python objects JSON such as `0,` takes 16 bytes for a byte.
 """
 
 KEPT = 64 * MEBIBYTE

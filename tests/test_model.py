@@ -18,7 +18,7 @@ from servers import RedisServer
 pytestmark = pytest.mark.integration
 
 SEED = int(os.environ.get("MODEL_SEED", "20261121"))
-RUNS = int(os.environ.get("MODEL_RUNS", "20"))
+RUNS = int(os.environ.get("MODEL_RUNS", "12"))
 ACTS = int(os.environ.get("MODEL_ACTS", "40"))
 
 
