@@ -253,6 +253,33 @@ async def test_what_is_claimed_from_the_dead_runs_one_by_one(app: App) -> None:
     assert [(await handle.record()).crashes for handle in handles] == [1, 1, 1, 1]
 
 
+async def test_nothing_new_is_taken_beside_what_was_claimed_from_the_dead(app: App) -> None:
+    """Not even between its claim and its being known for a suspect."""
+    begun, hold = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def suspect(ctx: Context) -> str:
+        begun.set()
+        await hold.wait()
+        return "ended"
+
+    @app.task
+    async def other(ctx: Context) -> str:
+        return "done"
+
+    handle = await suspect.enqueue()
+    await take_and_die(app)
+    new = await other.enqueue()
+    async with working(app):
+        await soon(begun.wait())
+        for _ in range(20):
+            await redis_command(app, "PING")
+        assert await state(new) is State.QUEUED
+        hold.set()
+        assert await soon(handle.result()) == "ended"
+        assert await soon(new.result()) == "done"
+
+
 async def test_a_suspect_that_gets_further_holds_up_nobody_any_more(app: App) -> None:
     hold = asyncio.Event()
 
