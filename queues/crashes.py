@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
-import anyio
 import orjson
 
 from .envelope import Envelope
-from .errors import Refused, Unavailable, UnreadableEnvelope
+from .errors import Refused, UnreadableEnvelope
 from .gateway import Gateway, is_missing_group
 from .keys import GROUP, SUSPECTS, Namespace, Partition
+from .outlive import outlive
 from .presence import withdraw
 from .records import pairs
 from .rerouting import load_routes
@@ -26,12 +25,8 @@ __all__ = ["CrashReport", "report_crash"]
 _CRASH = queue_script("crash")
 _FORGET = queue_script("forget")
 
-T = TypeVar("T")
-
 _MOST: Final = 1000
 """Deliveries of one worker in one partition that are looked at: more than a worker has slots."""
-
-_LONGEST_DELAY: Final = 1.0
 
 
 class CrashReport(NamedTuple):
@@ -62,24 +57,13 @@ async def report_crash(
     queues: those it worked on. how: its end, such as "SIGKILL" or "exit code 1". doing: by task id, the step in flight,
     as far as it is known. While Redis is away it is asked again: this returns when all is reported.
     """
-    held = await _insist(lambda: _held_by(gateway, namespace, queues, worker))
+    held = await outlive(lambda: _held_by(gateway, namespace, queues, worker))
     # Seen as a whole before anything is moved: whether the worker held one delivery is asked of all its partitions.
     alone = sum(map(len, held.values())) == 1
     for partition, deliveries in held.items():
-        await _insist(partial(_report, gateway, partition, worker, deliveries, alone, how, doing))
-    await _insist(lambda: _forget(gateway, namespace, list(held), worker))
+        await outlive(partial(_report, gateway, partition, worker, deliveries, alone, how, doing))
+    await outlive(lambda: _forget(gateway, namespace, list(held), worker))
     return CrashReport(sum(map(len, held.values())))
-
-
-async def _insist(act: Callable[[], Awaitable[T]]) -> T:
-    """Carry out a repeatable act, again and again while Redis is away."""
-    delay = 0.05
-    while True:
-        try:
-            return await act()
-        except Unavailable:
-            await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
-            delay = min(delay * 2, _LONGEST_DELAY)
 
 
 async def _held_by(

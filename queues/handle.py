@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, Final, Generic, TypeVar
@@ -13,11 +12,12 @@ from typing import Any, Final, Generic, TypeVar
 import anyio
 from pydantic_core import from_json
 
-from .errors import TaskCancelled, TaskFailed, TaskNotFound, Unavailable
+from .errors import TaskCancelled, TaskFailed, TaskNotFound
 from .events import TaskEvent, read_events
 from .gateway import Gateway
 from .keys import GROUP, NOBODY, Partition
 from .news import News
+from .outlive import outlive
 from .records import Record, State, read_record
 from .scripts import queue_script
 from .sealing import RESULT
@@ -25,16 +25,11 @@ from .sealing import RESULT
 __all__ = ["DEFAULT_RESULT_TTL", "TaskHandle"]
 
 R = TypeVar("R")
-T = TypeVar("T")
 
 _CANCEL = queue_script("cancel")
 
 DEFAULT_RESULT_TTL: Final = 86_400.0
 """Seconds that the record of a task which has ended is kept."""
-
-_FIRST_DELAY: Final = 0.05
-_LONGEST_DELAY: Final = 2.0
-"""Seconds before a waiter asks again after Redis was away, for the first time and after many."""
 
 _ONE_LOOK: Final = 1.0
 """Seconds that the first look may take, so that a timeout of 0 means to look once."""
@@ -87,7 +82,7 @@ class TaskHandle(Generic[R]):
         """
         begun = time.monotonic()
         with anyio.fail_after(None if timeout is None else max(timeout, _ONE_LOOK)):
-            record = await self._outlive(self.record)
+            record = await outlive(self.record)
         if not record.state.terminal:
             with anyio.fail_after(None if timeout is None else timeout - (time.monotonic() - begun)):
                 record = await self._wait()
@@ -96,7 +91,7 @@ class TaskHandle(Generic[R]):
     async def _wait(self) -> Record:
         async with self._listening() as inbox:
             while True:
-                record = await self._outlive(self.record)
+                record = await outlive(self.record)
                 if record.state.terminal:
                     return record
                 with anyio.move_on_after(_LOOK_AGAIN):
@@ -107,20 +102,10 @@ class TaskHandle(Generic[R]):
         """News of the task; begins when Redis is there to begin with."""
         channel = self.partition.record(self.id)
         async with AsyncExitStack() as stack:
-            yield await self._outlive(lambda: stack.enter_async_context(self._news.listen(channel)))
+            yield await outlive(lambda: stack.enter_async_context(self._news.listen(channel)))
 
     async def _events_after(self, last: str) -> list[TaskEvent]:
         return await read_events(self._gateway, self.partition, self.id, after=last)
-
-    async def _outlive(self, read: Callable[[], Awaitable[T]]) -> T:
-        """What `read` gives, once it can be read: who waits goes on waiting while Redis is away."""
-        delay = _FIRST_DELAY
-        while True:
-            try:
-                return await read()
-            except Unavailable:
-                await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
-                delay = min(delay * 2, _LONGEST_DELAY)
 
     def _outcome(self, record: Record) -> R:
         if record.state is State.CANCELLED:
@@ -159,8 +144,8 @@ class TaskHandle(Generic[R]):
             return
         async with self._listening() as inbox:
             while True:
-                state = await self._outlive(self.status)
-                for event in await self._outlive(partial(self._events_after, last)):
+                state = await outlive(self.status)
+                for event in await outlive(partial(self._events_after, last)):
                     last = event.id
                     yield event
                 if state.terminal:

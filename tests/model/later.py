@@ -5,6 +5,7 @@ Such a value is taken from what is seen after the act, if it lies within the act
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 __all__ = ["Id", "Later", "Moment", "Value", "text_of"]
@@ -17,7 +18,7 @@ LOOSE = 2_000
 
 
 @dataclass(eq=False)
-class Later:
+class Later(ABC):
     """A value that is known once it has been seen."""
 
     known: bytes | None = None
@@ -28,8 +29,9 @@ class Later:
             self.known = seen
         return self.known == seen
 
+    @abstractmethod
     def possible(self, seen: bytes, low: int, high: int) -> bool:
-        raise NotImplementedError
+        """Whether it could be, of an act between those times."""
 
 
 @dataclass(eq=False)
