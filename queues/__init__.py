@@ -41,7 +41,7 @@ from .errors import (
     Unavailable,
     UnreadableEnvelope,
 )
-from .events import TaskEvent, read_events
+from .events import TaskEvent, read_events, read_last_events
 from .form import Form
 from .gateway import Gateway, Reader
 from .handle import TaskHandle
@@ -195,6 +195,7 @@ __all__ = [
     "promote_due",
     "queue_partitions",
     "read_events",
+    "read_last_events",
     "read_marks",
     "read_partitions",
     "read_record",

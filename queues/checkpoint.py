@@ -15,7 +15,7 @@ from .keys import Partition
 from .leases import Delivery
 from .records import pairs
 from .scripts import queue_script
-from .sealing import Seal
+from .sealing import Seal, event_of
 from .settlement import Counters
 
 __all__ = ["Entry", "History", "Kind", "last_step", "load_history", "note_alive", "recorded_steps", "write_entries"]
@@ -30,10 +30,18 @@ class Kind(StrEnum):
     DONE = "done"
     INTENT = "intent"
     SAVED = "saved"
+    MARK = "mark"
+    """Done, and an event that goes along tells of it."""
+    EVENT = "event"
+    """One entry of the event log: `step` is its type, `value` its number, `log` its data."""
+    DROP = "drop"
+    """What is kept of the step goes: it is part of something larger that is recorded in the same act."""
+    TAKEN = "taken"
+    """A message of the inbox was used: `step` is its number there."""
 
 
 class Entry(NamedTuple):
-    """One write into the checkpoint. log: JSON that goes to the event log with a DONE."""
+    """One write into the checkpoint. log: JSON that goes to the event log with a DONE or an EVENT."""
 
     kind: Kind
     step: str
@@ -42,10 +50,14 @@ class Entry(NamedTuple):
 
     def sealed(self, seal: Seal) -> Entry:
         """The entry as it is stored. Once only: written again, it must be the same."""
+        if self.kind is Kind.EVENT:
+            return self._replace(log=seal.close(event_of(int(self.value)), self.log))
+        if self.kind not in _SHELF:
+            return self
         return self._replace(value=seal.close(f"{_SHELF[self.kind]}:{self.step}", self.value))
 
 
-_SHELF = {Kind.DONE: "d", Kind.INTENT: "i", Kind.SAVED: "s"}
+_SHELF = {Kind.DONE: "d", Kind.MARK: "d", Kind.INTENT: "i", Kind.SAVED: "s"}
 """What the names of a step hash's fields begin with."""
 
 
@@ -53,14 +65,17 @@ _SHELF = {Kind.DONE: "d", Kind.INTENT: "i", Kind.SAVED: "s"}
 class History:
     """What earlier runs of a task left: counters, step records, intents without a result, progress within steps.
 
-    suspect: its worker died, and nobody knows yet whether it was the cause. excused: crashes that no longer count
-    against it. crash: what is known of the last one.
+    events: the number of the last event that a run wrote into the log. mail: that of the last message that was sent
+    to its inbox. suspect: its worker died, and nobody knows yet whether it was the cause. excused: crashes that no
+    longer count against it. crash: what is known of the last one.
     """
 
     counters: Counters = field(default_factory=Counters)
     done: dict[str, bytes] = field(default_factory=dict)
     intents: dict[str, bytes] = field(default_factory=dict)
     saved: dict[str, bytes] = field(default_factory=dict)
+    events: int = 0
+    mail: int = 0
     cancel: bool = False
     suspect: bool = False
     excused: int = 0
@@ -121,7 +136,7 @@ async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str
     return None
 
 
-_FIELDS: Final = ("attempts", "crashes", "returns", "excused", "cancel", "suspect", "crash")
+_FIELDS: Final = ("attempts", "crashes", "returns", "excused", "events", "mail", "cancel", "suspect", "crash")
 
 
 async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> History:
@@ -133,11 +148,13 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
             ("HGETALL", partition.steps(task_id)),
         ]
     )
-    attempts, crashes, returns, excused = (int(value or 0) for value in counts[:4])
-    cancel, suspect, crash = counts[4:]
+    attempts, crashes, returns, excused, events, mail = (int(value or 0) for value in counts[:6])
+    cancel, suspect, crash = counts[6:]
     # Every delivery of this message before this one ended without an outcome: an outcome would have closed it.
     history = History(
         Counters(attempts, crashes + delivery.count - 1, returns),
+        events=events,
+        mail=mail,
         cancel=cancel is not None,
         excused=excused,
         crash=orjson.loads(crash) if crash else {},

@@ -1,33 +1,47 @@
-"""The event log of a task, read from outside."""
+"""The event log of a task, read from outside.
+
+An entry of the log has a type, and may have the step that it is about, a number, and data (JSON). Those with a number
+were written by the task's own run, one after the other; those without were written by the scripts that they tell of.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from .errors import CannotOpen
 from .gateway import Gateway
 from .keys import Partition
 from .records import opened_error, pairs
-from .sealing import Seal, is_sealed
+from .sealing import Seal, event_of, is_sealed
 
-__all__ = ["TaskEvent", "read_events"]
+__all__ = ["TaskEvent", "read_events", "read_last_events"]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskEvent:
-    """One thing that happened to a task. `at`: milliseconds of Redis' clock since the epoch."""
+    """One thing that happened to a task. `at`: milliseconds of Redis' clock since the epoch.
+
+    number: of those that a run wrote, counted from 1. problem: why the data cannot be had, where it cannot.
+    """
 
     id: str
     at: int
     type: str
     step: str | None
     data: Any
+    number: int | None = None
+    problem: str | None = None
 
     def summary(self) -> dict[str, Any]:
         """The event as plain data, for programs."""
-        return {"id": self.id, "at": self.at, "type": self.type, "step": self.step, "data": self.data}
+        told = {"id": self.id, "at": self.at, "type": self.type, "step": self.step, "data": self.data}
+        if self.number is not None:
+            told["number"] = self.number
+        return told if self.problem is None else told | {"problem": self.problem}
 
 
 async def read_events(
@@ -35,17 +49,46 @@ async def read_events(
 ) -> list[TaskEvent]:
     """Events after an event id, oldest first."""
     entries = await gateway.command("XRANGE", partition.log(task_id), f"({after}", "+", "COUNT", limit)
-    seal = gateway.sealer.of(partition, task_id)
+    return _events(entries, gateway.sealer.of(partition, task_id))
+
+
+async def read_last_events(
+    gateway: Gateway, partition: Partition, task_id: str, limit: int, *, before: str | None = None
+) -> list[TaskEvent]:
+    """The last events, or the last before an event id; the newest first."""
+    newest = "+" if before is None else f"({before}"
+    entries = await gateway.command("XREVRANGE", partition.log(task_id), newest, "-", "COUNT", limit)
+    return _events(entries, gateway.sealer.of(partition, task_id))
+
+
+def _events(entries: Sequence[tuple[bytes, list[bytes]]], seal: Seal) -> list[TaskEvent]:
     return [_event(entry_id, pairs(fields), seal) for entry_id, fields in entries]
 
 
 def _event(entry_id: bytes, fields: dict[bytes, bytes], seal: Seal) -> TaskEvent:
-    data = fields.get(b"data")
-    step = fields.get(b"step")
+    step, number = fields.get(b"step"), fields.get(b"n")
+    known = None if number is None or not number.isdigit() else int(number)
+    data, problem = _data(fields.get(b"data"), known, seal)
     return TaskEvent(
         id=entry_id.decode(),
         at=int(entry_id.partition(b"-")[0]),
-        type=fields[b"type"].decode(),
+        type=fields.get(b"type", b"?").decode("utf-8", "replace"),
         step=None if step is None else step.decode(),
-        data=None if not data else opened_error(seal, data) if is_sealed(data) else orjson.loads(data),
+        data=data,
+        number=known,
+        problem=problem,
     )
+
+
+def _data(data: bytes | None, number: int | None, seal: Seal) -> tuple[Any, str | None]:
+    """What an event carries, or why that cannot be had: one that is broken hides no other."""
+    if not data:
+        return None, None
+    try:
+        if number is not None:
+            return orjson.loads(seal.open(event_of(number), data, plain=True)), None
+        return opened_error(seal, data) if is_sealed(data) else orjson.loads(data), None
+    except CannotOpen as error:
+        return None, str(error)
+    except orjson.JSONDecodeError as error:
+        return None, f"not JSON: {error}"

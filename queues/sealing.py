@@ -1,8 +1,9 @@
 """Data at rest: what a task carries and leaves, sealed with a key that Redis never sees.
 
-Sealed are arguments, results, the checkpoint (step records, intents, saved progress) and errors (in the record, the
-event log and the dead letter). What routing, listing and counting need stays readable: ids, names of tasks, queues and
-steps, headers, options, counters, times, reasons. Scripts move sealed data without opening it.
+Sealed are arguments, results, the checkpoint (step records, intents, saved progress), events that a run wrote, messages
+in inboxes, and errors (in the record, the event log and the dead letter). What routing, listing and counting need stays
+readable: ids, names of tasks, queues and steps, headers, options, counters, times, reasons, types of events. Scripts
+move sealed data without opening it.
 
 The form of sealed data, in bytes:
 
@@ -34,13 +35,26 @@ from typing import Any, Final
 from .errors import BadKeys, KeyMissing, NotSealed, SealBroken
 from .keys import Partition
 
-__all__ = ["ERROR", "MARK", "NO_KEYS", "NO_SEAL", "RESULT", "Seal", "Sealer", "arguments_of", "is_sealed"]
+__all__ = [
+    "ERROR",
+    "MARK",
+    "MESSAGE",
+    "NO_KEYS",
+    "NO_SEAL",
+    "RESULT",
+    "Seal",
+    "Sealer",
+    "arguments_of",
+    "event_of",
+    "is_sealed",
+]
 
 MARK: Final = b"\xc1"
 VERSION: Final = b"\x01"
 
 RESULT: Final = "result"
 ERROR: Final = "error"
+MESSAGE: Final = "message"
 
 _OVERHEAD: Final = 34
 
@@ -51,6 +65,11 @@ _NEWEST: Final = 15
 def arguments_of(task: str) -> str:
     """The kind of the arguments of a task of this name: an envelope that is changed to another name opens nothing."""
     return f"args:{task}"
+
+
+def event_of(number: int) -> str:
+    """The kind of the data of an event: in another place of the log it cannot be opened."""
+    return f"event:{number}"
 
 
 def is_sealed(data: bytes) -> bool:

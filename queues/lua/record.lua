@@ -1,10 +1,14 @@
 -- include: fence
--- Writes into the checkpoint of a running task.
+-- Writes into the checkpoint of a running task, and into its event log, in one act.
 -- KEYS  ready stream, record, steps, log
 -- ARGV  fence (4), then quadruples: kind, step key, value, log data
---       done: the step's result; intent: it is about to act; saved: its own progress
+--       done: the step's result, logged as step_completed; mark: the same, for a step that an event of its own tells of;
+--       intent: it is about to act; saved: its own progress; drop: the step's result, intent and progress go;
+--       event: its type stands for the step key, its number for the value; taken: the message of that number in the
+--       inbox was used
 -- returns  0 refused, the lease has passed; 1 stored; 2 stored, and cancellation was requested
--- Atomic: all of the writes or none. Asked twice (a lost reply), it stores the same and logs once.
+-- Atomic: all of the writes or none. Asked twice (a lost reply), it stores the same and logs once: a result is compared,
+-- and events are numbered by their one writer, the run, so that a number which is there already is not logged again.
 if not owned(KEYS[1]) then
   return 0
 end
@@ -17,6 +21,19 @@ for i = 5, #ARGV, 4 do
       redis.call('XADD', KEYS[4], '*', 'type', 'step_completed', 'step', step, 'data', ARGV[i + 3])
       redis.call('PUBLISH', KEYS[2], 'step_completed')
     end
+  elseif kind == 'event' then
+    if tonumber(value) > tonumber(redis.call('HGET', KEYS[2], 'events') or 0) then
+      redis.call('HSET', KEYS[2], 'events', value)
+      redis.call('XADD', KEYS[4], '*', 'type', step, 'n', value, 'data', ARGV[i + 3])
+      redis.call('PUBLISH', KEYS[2], step)
+    end
+  elseif kind == 'mark' then
+    redis.call('HSET', KEYS[3], 'd:' .. step, value)
+    redis.call('HDEL', KEYS[3], 'i:' .. step, 's:' .. step)
+  elseif kind == 'drop' then
+    redis.call('HDEL', KEYS[3], 'd:' .. step, 'i:' .. step, 's:' .. step)
+  elseif kind == 'taken' then
+    redis.call('HDEL', KEYS[2], 'm:' .. step)
   elseif kind == 'intent' then
     redis.call('HSET', KEYS[3], 'i:' .. step, value)
   else

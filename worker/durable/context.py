@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from ...deadletter import Retry
+from ..journal import Event, Message, Role, ToolCall
+from ..journal.events import Decided, Discovered, MessageAdded
 from ..observe import logger
 from .run import Run
 from .step import Durability, StepOptions, perform
+from .telling import call_tool, tell_once
 
 if TYPE_CHECKING:
     from loguru import Logger  # exists in its type stubs only
@@ -132,6 +135,59 @@ class Context:
         ):
             options = StepOptions(timeout, retry, durability, risky, verify, in_doubt, on_mismatch)
         return await perform(self._run, name, fn, args, kwargs, options, self._durability)
+
+    # what it tells of its work
+
+    async def decide(self, choice: str, *, reasoning: str = "", alternatives: Sequence[str] = ()) -> None:
+        """Record a choice, why it was made, and what was left open. Recorded once, as steps are."""
+        await tell_once(self._run, Decided(choice=choice, reasoning=reasoning, alternatives=tuple(alternatives)))
+
+    async def discover(self, fact: str, *, source: str = "") -> None:
+        """Record a fact that was found, and where. Recorded once."""
+        await tell_once(self._run, Discovered(fact=fact, source=source))
+
+    async def say(
+        self,
+        role: Role,
+        content: str = "",
+        *,
+        tool_calls: Sequence[ToolCall] = (),
+        tool_call_id: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Record a turn of the conversation. Recorded once."""
+        message = Message(
+            role=role, content=content, tool_calls=tuple(tool_calls), tool_call_id=tool_call_id, name=name
+        )
+        await tell_once(self._run, MessageAdded(message=message))
+
+    async def record(self, event: Event) -> None:
+        """Record an event of a type of one's own, see `register_event`. Recorded once."""
+        await tell_once(self._run, event)
+
+    async def tool(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        reasoning: str = "",
+        call: str | None = None,
+        timeout: float | None = None,
+        retry: Retry | None = None,
+        risky: bool = False,
+        verify: Callable[..., Any] | None = None,
+        in_doubt: Literal["retry", "fail"] = "retry",
+        **kwargs: Any,
+    ) -> Any:
+        """Call a tool: a step that the log tells of with arguments, result and reasoning.
+
+        call: the id by which a model asked for it. For everything else see `step`.
+        """
+        options = StepOptions(timeout, retry, None, risky, verify, in_doubt)
+        return await call_tool(
+            self._run, name, fn, args, kwargs, options, self._durability, reasoning=reasoning, call=call
+        )
 
 
 _PLAIN_STEP = StepOptions()

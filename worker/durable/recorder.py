@@ -40,17 +40,18 @@ class Recorder:
         self._background: asyncio.Task[None] | None = None
         self._replicated = False
 
-    async def put(self, entry: Entry, *, wait: bool, replicated: bool = False) -> None:
-        """Take an entry. With `wait` it is stored when this returns, otherwise soon, and always before the outcome.
+    async def put(self, *entries: Entry, wait: bool, replicated: bool = False) -> None:
+        """Take entries, which are stored in one act. With `wait` they are stored when this returns, otherwise soon, and
+        always before the outcome.
 
         replicated: stored means that replicas have it too. Raises `LeaseLost`.
         """
         if self._seal is not None:
-            entry = entry.sealed(self._seal)
-        self._pending.append(entry)
+            entries = tuple([entry.sealed(self._seal) for entry in entries])
+        self._pending += entries
         if replicated:
             self._replicated = True
-        self._put += 1
+        self._put += len(entries)
         if wait:
             await self._write_until(self._put)
         elif self._background is None or self._background.done():

@@ -9,8 +9,10 @@ from enum import Enum
 from typing import Final
 
 import anyio
+import orjson
 
-from ...queues import Delivery, Envelope, Gateway, History, Redaction
+from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redaction
+from ..journal import Event
 from .recorder import Recorder
 from .threads import Threads
 
@@ -38,6 +40,9 @@ class Ending(Enum):
 class Run:
     """One run. Belongs to the event loop it runs in; only `on_lost` and `on_cancel` may be called from elsewhere.
 
+    events: the number of the last event that it put into the log. on_event: hears of each, before it is stored.
+    scope: what the keys of steps begin with, where they are steps within a step.
+
     started, active: when it began and when a step began or ended or something was saved last (monotonic clock), which
     is for others to judge. ended_at, idle_in: when it was ended from outside, and in which steps it was idle then.
 
@@ -60,15 +65,18 @@ class Run:
         "ended_at",
         "ending",
         "envelope",
+        "events",
         "gateway",
         "history",
         "idle_in",
+        "on_event",
         "on_recorded",
         "on_step",
         "payload_limit",
         "record",
         "redact",
         "result_ttl",
+        "scope",
         "started",
         "steps_in_flight",
         "steps_recorded",
@@ -104,7 +112,10 @@ class Run:
         self.steps_recorded = 0
         self.on_step: Callable[[str], None] | None = None
         self.on_recorded: Callable[[], None] | None = None
+        self.on_event: Callable[[Event, int], None] | None = None
         self.result_ttl: float | None = None
+        self.events = 0
+        self.scope = ""
         self._names: dict[str, int] = {}
         self._quiet: anyio.Event | None = None
         self._recorder: Recorder | None = None
@@ -137,6 +148,20 @@ class Run:
     def has_written(self) -> bool:
         """Whether anything was put into the checkpoint in this run."""
         return self._recorder is not None
+
+    def number(self, event: Event) -> Entry:
+        """An event's entry for the log. It must be put at once, for it has the next number."""
+        self.events = max(self.events, self.history.events) + 1
+        data = event.told()
+        if self.redact is not None and (shown := self.redact(data.decode()).encode()) != data:
+            event, data = type(event).model_validate({**orjson.loads(shown), "type": event.type}), shown
+        if self.on_event is not None:
+            self.on_event(event, self.events)
+        return Entry(Kind.EVENT, event.type, str(self.events).encode(), data)
+
+    async def tell(self, event: Event, *, wait: bool = False) -> None:
+        """Put an event into the log: with the next write of the checkpoint, or at once. Raises `LeaseLost`."""
+        await self.recorder.put(self.number(event), wait=wait)
 
     async def flush(self) -> None:
         """Store what was put into the checkpoint. Raises `LeaseLost`."""
@@ -223,6 +248,7 @@ class Run:
 
     def next_key(self, name: str) -> str:
         """The key of the next step of this name: `read`, `read#2`, `read#3`, in the order of the calls."""
+        name = self.scope + name
         number = self._names[name] = self._names.get(name, 0) + 1
         return name if number == 1 else f"{name}#{number}"
 

@@ -14,10 +14,11 @@ import orjson
 from ...deadletter import Retry, backoff
 from ...queues import Entry, Kind, check_size
 from ..errors import StepInDoubt, StepMismatch, StepOutsideTask, StepTimeout
+from ..journal import Event
 from .codec import Codec, codec_of, fingerprint, is_async
 from .run import Run
 
-__all__ = ["CURRENT_RUN", "Durability", "Happened", "Step", "StepOptions", "current_step", "perform"]
+__all__ = ["CURRENT_RUN", "Durability", "Happened", "Step", "StepOptions", "check_place", "current_step", "perform"]
 
 R = TypeVar("R")
 
@@ -124,9 +125,14 @@ async def perform(
     kwargs: dict[str, Any],
     options: StepOptions,
     durability: Durability,
+    told: Callable[[Any, int], Event] | None = None,
 ) -> Any:
-    """Return the recorded result of a step, or run it and record its result."""
-    _check_place(run, name)
+    """Return the recorded result of a step, or run it and record its result.
+
+    told: makes the event that goes into the log, from the result as JSON data and the number of tries; else it is
+    `step_completed`.
+    """
+    check_place(run, name)
     key = run.next_key(name)
     codec = codec_of(fn)
     canonical, shown = fingerprint(args, kwargs, run.redact)
@@ -156,7 +162,11 @@ async def perform(
         entry = _done(key, digest, shown, data, step.attempt)
         check_size(f"the record of step {key!r}", len(entry.value), run.payload_limit)
         stored = durability != "async"
-        await run.recorder.put(entry, wait=stored, replicated=replicated)
+        if told is None:
+            await run.recorder.put(entry, wait=stored, replicated=replicated)
+        else:
+            event = run.number(told(orjson.loads(data), step.attempt))
+            await run.recorder.put(entry._replace(kind=Kind.MARK), event, wait=stored, replicated=replicated)
         run.steps_recorded += 1
         if stored and run.on_recorded is not None:
             run.on_recorded()
@@ -174,7 +184,8 @@ def _done(key: str, digest: str, shown: str, result: bytes, attempt: int) -> Ent
 _FIRST_ATTEMPT = orjson.dumps({"attempt": 1})
 
 
-def _check_place(run: Run, name: Any) -> None:
+def check_place(run: Run, name: Any, *, own: bool = False) -> None:
+    """Whether a step may be called here, by this name. own: the name is one of ours. Raises `StepOutsideTask`."""
     here = CURRENT_RUN.get()
     if here is None or run.closed:
         raise StepOutsideTask(
@@ -191,6 +202,8 @@ def _check_place(run: Run, name: Any) -> None:
             f"step {name!r} was called inside step {outer.key!r}: a step is recorded as a whole; "
             "call it as a plain function, or from the handler"
         )
+    if own:
+        return
     if not isinstance(name, str) or not name or "#" in name or len(name) > 200:
         raise ValueError(f"a step's name is 1 to 200 characters without '#', not {name!r}")
 

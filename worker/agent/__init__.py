@@ -1,0 +1,1 @@
+"""Agents: the loop over their state, what they hand on, and what they are given to go on with."""

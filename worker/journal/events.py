@@ -1,0 +1,455 @@
+"""What can happen to a task, type by type: the entries of its event log.
+
+Each type is a model with a version of its own. A reader takes older versions, and every field that came later has a
+default; an event of a later version, of an unknown type, or with broken data is read as `Unreadable`, so that it hides
+no other.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from ...queues import TaskEvent
+from .messages import Message
+
+__all__ = [
+    "ArtifactSaved",
+    "AttemptFailed",
+    "Buried",
+    "Changed",
+    "Cleared",
+    "Compacted",
+    "CrashBackoff",
+    "Crashed",
+    "Decided",
+    "Discovered",
+    "Event",
+    "Finished",
+    "Forked",
+    "HandedOff",
+    "Incoherent",
+    "MessageAdded",
+    "Notified",
+    "Planned",
+    "PlannedStep",
+    "Received",
+    "Repaired",
+    "Replayed",
+    "Resumed",
+    "Returned",
+    "Snapshot",
+    "Snoozed",
+    "Started",
+    "StepCompleted",
+    "StepFailed",
+    "StepStarted",
+    "ToolCalled",
+    "Unreadable",
+    "Waiting",
+    "parse_event",
+    "register_event",
+]
+
+
+class Event(BaseModel):
+    """Base of all events. Own ones: subclass it with a `type` of your own, and `register_event` it.
+
+    v: the version of this event's form. step: the key of the step in which it happened. changes: what it does to the
+    state besides what its type says, as a JSON Patch (RFC 6902; operations add, remove and replace).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    version: ClassVar[int] = 1
+    """The latest version of the form that this class reads."""
+
+    type: str
+    v: int = 1
+    step: str | None = None
+    changes: tuple[dict[str, Any], ...] = ()
+
+    def told(self) -> bytes:
+        """The event's data as JSON: all but its type, without what was not said."""
+        data = self.model_dump(mode="json", exclude={"type"}, exclude_defaults=True)
+        return orjson.dumps(data if self.v == 1 else data | {"v": self.v})
+
+
+# what a run does
+
+
+class Started(Event):
+    """The first run began."""
+
+    type: Literal["started"] = "started"
+    goal: str | None = None
+    agent: str | None = None
+
+
+class Resumed(Event):
+    """A run went on where another had stopped. after: why that had stopped. gap: seconds in which nobody worked.
+
+    restored: what was found, by kind (steps, events, decisions, messages and so on).
+    """
+
+    type: Literal["resumed"] = "resumed"
+    after: Literal["crash", "hand_off", "failure", "wait", "replay", "fork"]
+    gap: float | None = None
+    restored: dict[str, int] = {}
+    summary: str = ""
+
+
+class PlannedStep(BaseModel):
+    """A step as a plan lists it."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    key: str
+    title: str
+
+
+class Planned(Event):
+    """A plan was made, or made anew: then what was open in the former one is replaced."""
+
+    type: Literal["planned"] = "planned"
+    steps: tuple[PlannedStep, ...] = ()
+    why: str = ""
+    again: bool = False
+
+
+class StepStarted(Event):
+    """A step of a plan, or a risky step, is about to act."""
+
+    type: Literal["step_started"] = "step_started"
+    title: str = ""
+    attempt: int = 1
+
+
+class StepCompleted(Event):
+    """A step has its result. result: of a step of a plan; of others it is in the checkpoint."""
+
+    type: Literal["step_completed"] = "step_completed"
+    attempt: int = 1
+    result: Any = None
+
+
+class StepFailed(Event):
+    """A step raised."""
+
+    type: Literal["step_failed"] = "step_failed"
+    attempt: int = 1
+    error: str = ""
+    message: str = ""
+
+
+class ToolCalled(Event):
+    """A tool was called and answered. call: the id by which a model asked for it. clipped: bytes of the result, where
+    it was too large for the log, which then has its beginning.
+    """
+
+    type: Literal["tool_called"] = "tool_called"
+    tool: str
+    arguments: dict[str, Any] = {}
+    result: Any = None
+    reasoning: str = ""
+    call: str | None = None
+    attempt: int = 1
+    clipped: int | None = None
+
+
+class Decided(Event):
+    """A choice was made. alternatives: what was left open."""
+
+    type: Literal["decided"] = "decided"
+    choice: str
+    reasoning: str = ""
+    alternatives: tuple[str, ...] = ()
+
+
+class Discovered(Event):
+    """A fact was found. source: where."""
+
+    type: Literal["discovered"] = "discovered"
+    fact: str
+    source: str = ""
+
+
+class MessageAdded(Event):
+    """The conversation went on by one turn."""
+
+    type: Literal["message_added"] = "message_added"
+    message: Message
+
+
+class ArtifactSaved(Event):
+    """An artifact was saved. hash: SHA-256 of its bytes, in hexadecimal. size: bytes."""
+
+    type: Literal["artifact_saved"] = "artifact_saved"
+    name: str
+    hash: str
+    size: int
+    media_type: str = "application/octet-stream"
+
+
+class Snapshot(Event):
+    """The state was stored whole. at: the number of the last event in it. size: bytes."""
+
+    type: Literal["snapshot"] = "snapshot"
+    at: int
+    size: int
+
+
+class Compacted(Event):
+    """The oldest turns of the conversation were replaced by a summary. messages: how many turns.
+
+    first, last: numbers of the events that it stands for.
+    """
+
+    type: Literal["compacted"] = "compacted"
+    first: int
+    last: int
+    messages: int
+    summary: str = ""
+
+
+class Repaired(Event):
+    """Calls of tools that a crash had left without a result got one that says so."""
+
+    type: Literal["repaired"] = "repaired"
+    calls: tuple[str, ...] = ()
+
+
+class Received(Event):
+    """A message of the inbox was read and used. number: its place in the inbox."""
+
+    type: Literal["received"] = "received"
+    number: int
+    sender: str = ""
+    content: Any = None
+
+
+class Waiting(Event):
+    """Nothing can be done before something comes. what: such as "message" or "approval". on: whom."""
+
+    type: Literal["waiting"] = "waiting"
+    what: str = ""
+    on: str = ""
+    why: str = ""
+
+
+class Notified(Event):
+    """Somebody was told. how: such as "webhook"."""
+
+    type: Literal["notified"] = "notified"
+    what: str
+    how: str = ""
+    failed: str | None = None
+
+
+class Incoherent(Event):
+    """A check found that the agent no longer knows what it does. policy: what followed."""
+
+    type: Literal["incoherent"] = "incoherent"
+    check: str
+    detail: str = ""
+    policy: str = "warn"
+
+
+class Changed(Event):
+    """The state was changed; `changes` says how."""
+
+    type: Literal["changed"] = "changed"
+
+
+class Finished(Event):
+    """The goal is reached."""
+
+    type: Literal["finished"] = "finished"
+    summary: str = ""
+
+
+class Forked(Event):
+    """This task began as a copy of another one. at: the number of the last event that was copied."""
+
+    type: Literal["forked"] = "forked"
+    source: str
+    at: int
+
+
+# what happens to a run
+
+
+class HandedOff(Event):
+    """A run stopped on purpose. why: such as "shutdown". to: the task that goes on, where it is another."""
+
+    type: Literal["handed_off"] = "handed_off"
+    why: str = ""
+    to: str | None = None
+    steps: int | None = None
+    summary: str = ""
+
+
+class _Failure(Event):
+    error: str = ""
+    message: str = ""
+    traceback: str = ""
+    attempts: int = 0
+    delay: float | None = None
+
+
+class AttemptFailed(_Failure):
+    """An attempt raised, and there will be another."""
+
+    type: Literal["attempt_failed"] = "attempt_failed"
+
+
+class Snoozed(_Failure):
+    """The handler asked to be run again later."""
+
+    type: Literal["snoozed"] = "snoozed"
+
+
+class Returned(_Failure):
+    """A worker could not run it and gave it back for others."""
+
+    type: Literal["returned"] = "returned"
+
+
+class CrashBackoff(_Failure):
+    """It waits because it crashed more than once."""
+
+    type: Literal["crash_backoff"] = "crash_backoff"
+
+
+class Buried(_Failure):
+    """It was given up."""
+
+    type: Literal["buried"] = "buried"
+
+
+class Crashed(Event):
+    """A supervisor saw its worker die. how: such as "SIGKILL"."""
+
+    type: Literal["crashed"] = "crashed"
+    how: str = ""
+    worker: str = ""
+
+
+class Cleared(Event):
+    """It is no longer suspected of having killed its worker."""
+
+    type: Literal["cleared"] = "cleared"
+
+
+class Replayed(Event):
+    """A person put it back from the dead letters. fresh: without its checkpoint."""
+
+    type: Literal["replayed"] = "replayed"
+    fresh: bool = False
+
+
+class Unreadable(Event):
+    """An event that this version cannot read: problem says why, data is what there is."""
+
+    problem: str
+    data: Any = None
+
+
+_TYPES: dict[str, type[Event]] = {
+    kind.model_fields["type"].default: kind
+    for kind in (
+        Started,
+        Resumed,
+        Planned,
+        StepStarted,
+        StepCompleted,
+        StepFailed,
+        ToolCalled,
+        Decided,
+        Discovered,
+        MessageAdded,
+        ArtifactSaved,
+        Snapshot,
+        Compacted,
+        Repaired,
+        Received,
+        Waiting,
+        Notified,
+        Incoherent,
+        Changed,
+        Finished,
+        Forked,
+        HandedOff,
+        AttemptFailed,
+        Snoozed,
+        Returned,
+        CrashBackoff,
+        Buried,
+        Crashed,
+        Cleared,
+        Replayed,
+    )
+}
+
+E = TypeVar("E", bound=Event)
+
+
+def _adapter() -> TypeAdapter[Any]:
+    union: Any = reduce(or_, _TYPES.values())
+    return TypeAdapter(Annotated[union, Field(discriminator="type")])
+
+
+_adapted: TypeAdapter[Any] | None = None
+"""Made when the first event is read, and made anew when there is one type more."""
+
+
+def register_event(kind: type[E]) -> type[E]:
+    """Make an event type of one's own known to readers of logs; a decorator.
+
+    @register_event
+    class Priced(Event):
+        type: Literal["priced"] = "priced"
+        amount: float
+
+    Raises `ValueError` for a type that has no name of its own.
+    """
+    global _adapted  # noqa: PLW0603 - one union of all types
+    name = kind.model_fields["type"].default
+    if not isinstance(name, str) or not name:
+        raise ValueError(f'{kind.__name__} has no type: give it one, type: Literal["..."] = "..."')
+    known = _TYPES.get(name)
+    if known is not None and (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
+        raise ValueError(f"there is an event type {name!r} already: {known.__module__}.{known.__qualname__}")
+    _TYPES[name] = kind
+    _adapted = None
+    return kind
+
+
+def parse_event(found: TaskEvent) -> Event:
+    """An entry of a log as the event that it is, or as `Unreadable`."""
+    global _adapted  # noqa: PLW0603
+    kind = _TYPES.get(found.type)
+    data = found.data if isinstance(found.data, dict) else {}
+    problem = found.problem
+    if problem is None and kind is None:
+        problem = f"no event type is called {found.type!r}: it is of a later version, or of an app that is not loaded"
+    elif problem is None and kind is not None and data.get("v", 1) != 1 and not _reads(kind, data["v"]):
+        problem = f"it has version {data['v']}, and this version of perdure reads {found.type!r} up to {kind.version}"
+    if problem is None:
+        step = {} if found.step is None else {"step": found.step}
+        _adapted = _adapted or _adapter()
+        try:
+            event: Event = _adapted.validate_python({**data, **step, "type": found.type})
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            problem = f"{'.'.join(map(str, first['loc'][1:])) or 'data'}: {first['msg']}"
+        else:
+            return event
+    return Unreadable(type=found.type, step=found.step, problem=problem, data=found.data)
+
+
+def _reads(kind: type[Event], version: object) -> bool:
+    return isinstance(version, int) and 1 <= version <= kind.version

@@ -1,0 +1,1 @@
+"""What outlives tasks: an agent's long-term knowledge."""
