@@ -13,8 +13,8 @@ as on one server.
     {ns:queue:n}:closed           hash    rerouting           from when the queue left the partition; TTL once retired
     {ns:queue:n}:sweep            string  workers             TTL of half a sweep's interval
     {ns:queue:n}:mark             string  replication         TTL of a minute: what a replica is asked for
-    {ns:queue:n}:task:ID          hash    all scripts         no TTL while the task is live, retention afterwards; messages
-                                                              of the task's inbox are fields of it (m:1, m:2 ...)
+    {ns:queue:n}:task:ID          hash    all scripts         no TTL while the task is live, retention afterwards;
+                                                              its inbox is in it: fields m:1, m:2 ...
     {ns:queue:n}:task:ID:steps    hash    record.lua          like its task
     {ns:queue:n}:task:ID:log      stream  scripts             like its task
     {ns}:queues                   hash    producers, workers  for ever: one field per queue (its route, routes.py)
