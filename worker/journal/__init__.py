@@ -2,8 +2,10 @@
 
 from . import events
 from .delta import BadPatch, Patch, apply, diff
-from .events import Event, Unreadable, parse_event, register_event
+from .events import Event
 from .messages import Message, Role, ToolCall
+from .reading import Unreadable, parse_event, register_event
+from .redacting import redacted
 from .reducer import KEPT, empty_state, reduce
 from .state import AgentState, Artifact, Decision, Discovery, PlanStep, StepStatus, WaitingFor
 
@@ -28,6 +30,7 @@ __all__ = [
     "empty_state",
     "events",
     "parse_event",
+    "redacted",
     "reduce",
     "register_event",
 ]
