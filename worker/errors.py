@@ -15,6 +15,8 @@ PerdureError
 │   ├── StepTimeout             a step took longer than it may
 │   ├── StepInDoubt             a risky step was cut off, and nobody can tell whether it acted
 │   └── UnserialisableResult    a result that is not JSON, or not of its own type
+├── StateError                  the state of an agent; none of them goes away by trying again
+│   └── BadSnapshot             what is stored of it cannot be read
 ├── Reschedule                  raised by a handler: run me again, later
 │   ├── RetryLater              ... counting this attempt
 │   └── Snooze                  ... not counting it
@@ -28,12 +30,14 @@ from collections.abc import Sequence
 from ..queues import LONGEST, PerdureError
 
 __all__ = [
+    "BadSnapshot",
     "ConfigurationError",
     "CrashLoop",
     "InvalidArguments",
     "Reschedule",
     "RetryLater",
     "Snooze",
+    "StateError",
     "StepError",
     "StepInDoubt",
     "StepMismatch",
@@ -161,6 +165,19 @@ class UnserialisableResult(StepError, TypeError):
     def __init__(self, what: str, problem: str) -> None:
         super().__init__(f"{what}: its result cannot be stored: {problem}")
         self.what = what
+
+
+class StateError(PerdureError):
+    """Base of errors in the state of an agent. None of them goes away by trying again."""
+
+
+class BadSnapshot(StateError):
+    """What is stored of an agent's state cannot be read; it is left as it is."""
+
+    def __init__(self, task_id: str, problem: str) -> None:
+        super().__init__(f"the state of task {task_id} cannot be read: {problem}; it is left as it is")
+        self.task_id = task_id
+        self.problem = problem
 
 
 class Reschedule(PerdureError):
