@@ -89,7 +89,7 @@ def _name_of(kind: type[Event]) -> str:
         raise ValueError(f'{kind.__name__} has no type of its own: give it one, type: Literal["..."] = "..."')
     if not names[0] or "#" in names[0] or not names[0].isprintable():
         raise ValueError(f"the type of {kind.__name__} is {names[0]!r}: use printable characters, without '#'")
-    if not isinstance(kind.version, int) or kind.version < 1:
+    if kind.version < 1:
         raise ValueError(f"the version of {kind.__name__} is a whole number from 1, not {kind.version!r}")
     return names[0]
 
