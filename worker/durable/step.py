@@ -78,9 +78,10 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 class Step:
     """The step that is running, as its function sees it: `current_step()`."""
 
-    def __init__(self, run: Run, key: str, *, replicated: bool) -> None:
+    def __init__(self, run: Run, key: str, *, replicated: bool, tool: str | None = None) -> None:
         self._run = run
         self._replicated = replicated
+        self.tool = tool
         self.key = key
         self.attempt = 1
 
@@ -128,11 +129,12 @@ async def perform(
     options: StepOptions,
     durability: Durability,
     told: Callable[[Any, int], Event] | None = None,
+    tool: str | None = None,
 ) -> Any:
     """Return the recorded result of a step, or run it and record its result.
 
     told: makes the event that goes into the log, from the result as JSON data and the number of tries; else it is
-    `step_completed`.
+    `step_completed`. tool: what it is a call of, where it is one.
     """
     check_place(run, name)
     key = run.next_key(name)
@@ -152,7 +154,7 @@ async def perform(
         await run.boundary()
     durability = options.durability or durability
     replicated = durability == "replicated"
-    step = Step(run, key, replicated=replicated)
+    step = Step(run, key, replicated=replicated, tool=tool)
     token = _CURRENT_STEP.set(step)
     run.step_began(key)
     try:
@@ -250,7 +252,7 @@ async def _tell_failure(step: Step, run: Run, error: Exception) -> None:
     if run.closed or isinstance(error, Reschedule):
         return
     what = Evidence.brief(error)
-    failed = StepFailed(step=step.key, attempt=step.attempt, error=what.error, message=what.message)
+    failed = StepFailed(step=step.key, attempt=step.attempt, tool=step.tool, error=what.error, message=what.message)
     with suppress(PayloadTooLarge):
         await run.recorder.put(run.number(failed), wait=False)
 

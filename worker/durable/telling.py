@@ -65,7 +65,7 @@ async def call_tool(
             step=run.scope.rstrip("/") or None,
         )
 
-    return await perform(run, name, fn, args, kwargs, options, durability, told)
+    return await perform(run, name, fn, args, kwargs, options, durability, told, tool=name)
 
 
 def _arguments(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

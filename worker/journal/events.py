@@ -144,10 +144,11 @@ class StepCompleted(Event):
 
 
 class StepFailed(Event):
-    """A step raised."""
+    """A try of a step raised. tool: which one it called, where it was the call of one."""
 
     type: Literal["step_failed"] = "step_failed"
     attempt: int = 1
+    tool: str | None = None
     error: str = ""
     message: str = ""
 
