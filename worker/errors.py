@@ -18,6 +18,8 @@ PerdureError
 ├── ContextError                what a model is to be given
 │   ├── ContextTooLarge         ... does not fit into its window
 │   └── CompactionFailed        ... could not be made shorter
+├── StateError                  the state of an agent; none of them goes away by trying again
+│   └── BadSnapshot             what is stored of it cannot be read
 ├── Reschedule                  raised by a handler: run me again, later
 │   ├── RetryLater              ... counting this attempt
 │   └── Snooze                  ... not counting it
@@ -31,6 +33,7 @@ from collections.abc import Sequence
 from ..queues import LONGEST, PerdureError
 
 __all__ = [
+    "BadSnapshot",
     "CompactionFailed",
     "ConfigurationError",
     "ContextError",
@@ -40,6 +43,7 @@ __all__ = [
     "Reschedule",
     "RetryLater",
     "Snooze",
+    "StateError",
     "StepError",
     "StepInDoubt",
     "StepMismatch",
@@ -174,7 +178,7 @@ class ContextError(PerdureError):
 
 
 class ContextTooLarge(ContextError, ValueError):
-    """What a model must be told does not fit. layer: which part of it. tokens, budget: what that takes, and may take."""
+    """What a model must be told does not fit. layer: which part. tokens, budget: what that takes, and may take."""
 
     def __init__(self, layer: str, tokens: int, budget: int, remedy: str) -> None:
         super().__init__(f"the layer {layer!r} of the context takes {tokens} tokens and may take {budget}: {remedy}")
@@ -196,6 +200,18 @@ class CompactionFailed(ContextError):
         self.task_id = task_id
         self.first = first
         self.last = last
+
+
+class StateError(PerdureError):
+    """Base of errors in the state of an agent. None of them goes away by trying again."""
+
+
+class BadSnapshot(StateError):
+    """What is stored of an agent's state cannot be read; it is left as it is."""
+
+    def __init__(self, task_id: str, problem: str) -> None:
+        super().__init__(f"the state of task {task_id} cannot be read: {problem}; it is left as it is")
+        self.task_id = task_id
         self.problem = problem
 
 
