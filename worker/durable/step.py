@@ -76,13 +76,17 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 
 
 class Step:
-    """The step that is running, as its function sees it: `current_step()`."""
+    """The step that is running, as its function sees it: `current_step()`.
+
+    remembered: how many times it has written to the long-term memory in this try.
+    """
 
     def __init__(self, run: Run, key: str, *, replicated: bool) -> None:
         self._run = run
         self._replicated = replicated
         self.key = key
         self.attempt = 1
+        self.remembered = 0
 
     @property
     def idempotency_key(self) -> str:
@@ -242,6 +246,7 @@ async def _reach(
                 raise
             await anyio.sleep(backoff(retry, step.attempt))
             step.attempt += 1
+            step.remembered = 0
             run.stir()
 
 
