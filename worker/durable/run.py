@@ -12,6 +12,7 @@ import anyio
 
 from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redaction, check_size
 from ..journal import Event, redacted
+from ..memory import Keeper
 from .recorder import Recorder
 from .threads import Threads
 
@@ -68,6 +69,7 @@ class Run:
         "gateway",
         "history",
         "idle_in",
+        "memory",
         "on_event",
         "on_recorded",
         "on_step",
@@ -92,6 +94,7 @@ class Run:
         *,
         payload_limit: int,
         threads: Threads,
+        memory: Keeper | None = None,
     ) -> None:
         self.gateway = gateway
         self.delivery = delivery
@@ -99,6 +102,7 @@ class Run:
         self.history = history
         self.payload_limit = payload_limit
         self.threads = threads
+        self.memory = memory
         self.record = delivery.partition.record(envelope.id)
         self.redact: Redaction | None = None
         self.ending: Ending | None = None

@@ -76,7 +76,10 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 
 
 class Step:
-    """The step that is running, as its function sees it: `current_step()`."""
+    """The step that is running, as its function sees it: `current_step()`.
+
+    remembered: how many times it has written to the long-term memory in this try.
+    """
 
     def __init__(self, run: Run, key: str, *, replicated: bool, tool: str | None = None) -> None:
         self._run = run
@@ -84,6 +87,7 @@ class Step:
         self.tool = tool
         self.key = key
         self.attempt = 1
+        self.remembered = 0
 
     @property
     def idempotency_key(self) -> str:
@@ -244,6 +248,7 @@ async def _reach(
                 raise
             await anyio.sleep(backoff(retry, step.attempt))
             step.attempt += 1
+            step.remembered = 0
             run.stir()
 
 
