@@ -13,6 +13,7 @@ import orjson
 
 from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redaction
 from ..journal import Event
+from ..settings import Settings
 from .recorder import Recorder
 from .threads import Threads
 
@@ -77,6 +78,7 @@ class Run:
         "redact",
         "result_ttl",
         "scope",
+        "settings",
         "started",
         "steps_in_flight",
         "steps_recorded",
@@ -93,6 +95,7 @@ class Run:
         *,
         payload_limit: int,
         threads: Threads,
+        settings: Settings,
     ) -> None:
         self.gateway = gateway
         self.delivery = delivery
@@ -100,6 +103,7 @@ class Run:
         self.history = history
         self.payload_limit = payload_limit
         self.threads = threads
+        self.settings = settings
         self.record = delivery.partition.record(envelope.id)
         self.redact: Redaction | None = None
         self.ending: Ending | None = None

@@ -97,6 +97,7 @@ class Executor:
             History(),
             payload_limit=self._settings.payload_limit,
             threads=self.threads,
+            settings=self._settings,
         )
         self._hold(run)
         outcome: Outcome | None = None
