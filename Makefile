@@ -52,14 +52,18 @@ $(VENV)/installed: $(VENV)/dependencies $(SOURCES)
 demo: install
 	$(BIN)/perdure demo
 
+# Tests of one file stay in one process; each process has servers of its own.
+PARALLEL ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(PARALLEL) --dist loadfile
+
 test: install
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 test-fast: install
-	$(BIN)/python -m pytest -m 'not integration and not processes and not cluster'
+	$(PYTEST) -m 'not integration and not processes and not cluster'
 
 test-system: install
-	PERDURE_TEST_SERVER=system $(BIN)/python -m pytest -m '(integration or processes) and not cluster'
+	PERDURE_TEST_SERVER=system $(PYTEST) -m '(integration or processes) and not cluster'
 
 test-cluster: install
 	$(BIN)/python -m pytest -m cluster
@@ -69,7 +73,7 @@ test-valkey: VALKEY_TESTS ?= cluster or not cluster
 test-valkey: export PERDURE_TEST_SERVER = valkey
 test-valkey: install
 	$(PIP) install --quiet --group valkey
-	$(BIN)/python -m pytest -m '$(VALKEY_TESTS)'
+	$(PYTEST) -m '$(VALKEY_TESTS)'
 
 check: install
 	$(BIN)/ruff format --check

@@ -55,8 +55,10 @@ def test_every_linked_file_exists() -> None:
 
 @pytest.mark.parametrize("document", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.name)
 def test_what_the_documents_name_is_there(document: Path) -> None:
-    """Files of the tests, make targets, and other documents."""
+    """Files of the tests, tests in them, make targets, and other documents."""
     text = document.read_text("utf-8")
+    for name, test in re.findall(r"(tests/[a-z_/]+\.py)::(\w+)", text):
+        assert f"def {test}(" in (ROOT / name).read_text("utf-8"), f"{name}::{test}"
     makefile = (ROOT / "Makefile").read_text("utf-8")
     for name in re.findall(r"tests/[a-z_/]+\.py", text):
         assert (ROOT / name).is_file(), name

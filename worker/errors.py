@@ -21,6 +21,8 @@ PerdureError
 │   ├── ArtifactMissing         nothing of this name was saved, or its bytes are gone
 │   ├── ArtifactDamaged         its bytes are not those that were saved
 │   └── StoreUnavailable        the store cannot be reached, is full, or refuses
+├── StateError                  the state of an agent; none of them goes away by trying again
+│   └── BadSnapshot             what is stored of it cannot be read
 ├── Reschedule                  raised by a handler: run me again, later
 │   ├── RetryLater              ... counting this attempt
 │   └── Snooze                  ... not counting it
@@ -39,12 +41,14 @@ __all__ = [
     "ArtifactMissing",
     "ArtifactTooLarge",
     "BadArtifactName",
+    "BadSnapshot",
     "ConfigurationError",
     "CrashLoop",
     "InvalidArguments",
     "Reschedule",
     "RetryLater",
     "Snooze",
+    "StateError",
     "StepError",
     "StepInDoubt",
     "StepMismatch",
@@ -226,6 +230,19 @@ class StoreUnavailable(ArtifactError):
             f"{what} cannot be {verb} the store of artifacts at {place}: {type(cause).__name__}: {cause}; see that the "
             "place (PERDURE_ARTIFACTS) is there, has room, and is this process's to use"
         )
+
+
+class StateError(PerdureError):
+    """Base of errors in the state of an agent. None of them goes away by trying again."""
+
+
+class BadSnapshot(StateError):
+    """What is stored of an agent's state cannot be read; it is left as it is."""
+
+    def __init__(self, task_id: str, problem: str) -> None:
+        super().__init__(f"the state of task {task_id} cannot be read: {problem}; it is left as it is")
+        self.task_id = task_id
+        self.problem = problem
 
 
 class Reschedule(PerdureError):

@@ -71,8 +71,11 @@ class Ledger:
     def nudge(self, why: str) -> None:
         self.held.add(self.at.nudge, ((b"why", why.encode()),), most=16)
 
-    def note_event(self, task: str, kind: str, data: bytes, step: str | None = None) -> None:
-        middle = () if step is None else ((b"step", step.encode()),)
+    def note_event(
+        self, task: str, kind: str, data: bytes, step: str | None = None, number: bytes | None = None
+    ) -> None:
+        middle: tuple[tuple[bytes, bytes], ...] = () if step is None else ((b"step", step.encode()),)
+        middle = middle if number is None else ((b"n", number),)
         self.held.add(self.at.log(task), ((b"type", kind.encode()), *middle, (b"data", data)))
 
     def _earliest(self) -> float | None:
@@ -210,6 +213,18 @@ class Ledger:
                     self.held.drop(steps, f"i:{step}", f"s:{step}")
                     self.note_event(task, "step_completed", data, step)
                     self.tell(task, "step_completed")
+            elif kind == "event":
+                if int(value) > int(self.held.get(record, "events") or 0):
+                    self.held.put(record, {"events": value})
+                    self.note_event(task, step, data, number=value)
+                    self.tell(task, step)
+            elif kind == "mark":
+                self.held.put(steps, {f"d:{step}": value})
+                self.held.drop(steps, f"i:{step}", f"s:{step}")
+            elif kind == "drop":
+                self.held.drop(steps, f"d:{step}", f"i:{step}", f"s:{step}")
+            elif kind == "taken":
+                self.held.drop(record, f"m:{step}")
             else:
                 self.held.put(steps, {f"{kind[0]}:{step}": value})
         return 2 if self.held.get(record, "cancel") is not None else 1

@@ -108,7 +108,11 @@ which = st.integers(0, 60)
 delays = st.sampled_from([0, MINUTE, HOUR])
 lifetimes = st.sampled_from([MINUTE, 2 * HOUR])
 entries = st.lists(
-    st.tuples(st.sampled_from(["done", "done", "intent", "saved"]), st.sampled_from(["s", "u:1"]), numbers),
+    st.tuples(
+        st.sampled_from(["done", "done", "intent", "saved", "mark", "event", "event", "drop", "taken"]),
+        st.sampled_from(["s", "u:1"]),
+        numbers,
+    ),
     min_size=1,
     max_size=3,
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ...deadletter import Bury, Reason, Retry, TryAgain, after_failure
 from ...queues import Counters, PayloadTooLarge
-from ..errors import Reschedule, RetryLater, Snooze, StepInDoubt, StepMismatch, UnserialisableResult
+from ..errors import Reschedule, RetryLater, Snooze, StateError, StepInDoubt, StepMismatch, UnserialisableResult
 
 __all__ = ["Aside", "Burial", "Cancelled", "HandOff", "Outcome", "Rerun", "Success", "after_error"]
 
@@ -64,6 +64,7 @@ _PERMANENT: dict[type[BaseException], Reason] = {
     StepInDoubt: Reason.IN_DOUBT,
     UnserialisableResult: Reason.UNSERIALISABLE_RESULT,
     StepMismatch: Reason.NOT_RETRYABLE,
+    StateError: Reason.NOT_RETRYABLE,
     PayloadTooLarge: Reason.NOT_RETRYABLE,
 }
 """Errors that would come again, however often the task is run."""
