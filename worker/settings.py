@@ -106,7 +106,8 @@ class Settings(BaseSettings):
     @property
     def artifact_place(self) -> str:
         """Where artifacts are kept."""
-        return self.artifacts or str((self.data_dir or default_data_dir()) / "artifacts")
+        folder = self.address.directory or self.data_dir or default_data_dir()
+        return self.artifacts or str(folder / "artifacts")
 
     @property
     def replication(self) -> Replication:

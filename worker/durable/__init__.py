@@ -2,6 +2,7 @@
 
 from .codec import Codec, codec_of
 from .context import Context
+from .keeping import Artifacts, artifact_store
 from .patience import until_available
 from .run import Ending, Run
 from .step import CURRENT_RUN, Durability, Happened, Step, StepOptions, current_step
@@ -9,6 +10,7 @@ from .threads import Threads
 
 __all__ = [
     "CURRENT_RUN",
+    "Artifacts",
     "Codec",
     "Context",
     "Durability",
@@ -18,6 +20,7 @@ __all__ = [
     "Step",
     "StepOptions",
     "Threads",
+    "artifact_store",
     "codec_of",
     "current_step",
     "until_available",
