@@ -2,6 +2,7 @@
 
 from .codec import Codec, codec_of
 from .context import Context
+from .keeping import Artifacts, artifact_store
 from .patience import until_available
 from .remembering import Remembering, keep_findings
 from .run import Ending, Run
@@ -10,6 +11,7 @@ from .threads import Threads
 
 __all__ = [
     "CURRENT_RUN",
+    "Artifacts",
     "Codec",
     "Context",
     "Durability",
@@ -20,6 +22,7 @@ __all__ = [
     "Step",
     "StepOptions",
     "Threads",
+    "artifact_store",
     "codec_of",
     "current_step",
     "keep_findings",

@@ -9,6 +9,7 @@ from ...deadletter import Retry
 from ..journal import Event, Message, Role, ToolCall
 from ..journal.events import Decided, Discovered, MessageAdded
 from ..observe import logger
+from .keeping import Artifacts
 from .remembering import Remembering
 from .run import Run
 from .step import Durability, StepOptions, perform
@@ -71,6 +72,11 @@ class Context:
     def memory(self) -> Remembering:
         """What is known beyond this task: long-term memories, see docs/memory.md."""
         return Remembering(self._run, self._durability)
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """Files and other bytes that the task produces; they are kept outside Redis."""
+        return Artifacts(self._run, self._durability)
 
     @overload
     async def step(

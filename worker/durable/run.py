@@ -13,6 +13,7 @@ import anyio
 from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redaction, check_size
 from ..journal import Event, redacted
 from ..memory import Keeper
+from ..settings import Settings
 from .recorder import Recorder
 from .threads import Threads
 
@@ -78,6 +79,7 @@ class Run:
         "redact",
         "result_ttl",
         "scope",
+        "settings",
         "started",
         "steps_in_flight",
         "steps_recorded",
@@ -95,6 +97,7 @@ class Run:
         payload_limit: int,
         threads: Threads,
         memory: Keeper | None = None,
+        settings: Settings,
     ) -> None:
         self.gateway = gateway
         self.delivery = delivery
@@ -103,6 +106,7 @@ class Run:
         self.payload_limit = payload_limit
         self.threads = threads
         self.memory = memory
+        self.settings = settings
         self.record = delivery.partition.record(envelope.id)
         self.redact: Redaction | None = None
         self.ending: Ending | None = None

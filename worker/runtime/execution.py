@@ -100,6 +100,7 @@ class Executor:
             payload_limit=self._settings.payload_limit,
             threads=self.threads,
             memory=self.memory,
+            settings=self._settings,
         )
         self._hold(run)
         outcome: Outcome | None = None
