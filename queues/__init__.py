@@ -24,6 +24,8 @@ from .errors import (
     CancelRequested,
     CannotOpen,
     EmbeddedServerError,
+    InboxError,
+    InboxFull,
     KeyMissing,
     LeaseLost,
     NotReplicated,
@@ -35,16 +37,19 @@ from .errors import (
     SealBroken,
     ServerFull,
     TaskCancelled,
+    TaskEnded,
     TaskFailed,
     TaskNotFound,
     TaskOutcome,
     Unavailable,
     UnreadableEnvelope,
+    UnreadableMessage,
 )
 from .events import TaskEvent, read_events, read_last_events
 from .form import Form
 from .gateway import Gateway, Reader
 from .handle import TaskHandle
+from .inbox import MOST_MESSAGES, InboxMessage, Sent, drop_message, last_message, read_inbox, send_message
 from .inspection import QueueStats, find_task, list_queues, list_tasks, queue_partitions
 from .keys import Namespace, Partition, check_name
 from .leases import Delivery, Leases
@@ -63,7 +68,7 @@ from .scripts import Script, load_script
 from .sealing import ERROR, MARK, NO_KEYS, NO_SEAL, Seal, Sealer, arguments_of, is_sealed
 from .sealing_keys import generate_key, make_sealer
 from .sending import Message
-from .settlement import Counters, cancelled, release, reschedule, succeed
+from .settlement import Counters, cancelled, park, release, reschedule, succeed
 from .supervision import (
     ChildInfo,
     SupervisorInfo,
@@ -84,6 +89,7 @@ __all__ = [
     "FORMAT_VERSION",
     "LONGEST",
     "MARK",
+    "MOST_MESSAGES",
     "MOST_PARTITIONS",
     "NO_KEYS",
     "NO_SEAL",
@@ -107,6 +113,9 @@ __all__ = [
     "Gateway",
     "Generation",
     "History",
+    "InboxError",
+    "InboxFull",
+    "InboxMessage",
     "Key",
     "KeyMissing",
     "Kind",
@@ -137,6 +146,7 @@ __all__ = [
     "Seal",
     "SealBroken",
     "Sealer",
+    "Sent",
     "ServerFull",
     "State",
     "SupervisorInfo",
@@ -144,6 +154,7 @@ __all__ = [
     "Suspect",
     "Taken",
     "TaskCancelled",
+    "TaskEnded",
     "TaskEvent",
     "TaskFailed",
     "TaskHandle",
@@ -151,6 +162,7 @@ __all__ = [
     "TaskOutcome",
     "Unavailable",
     "UnreadableEnvelope",
+    "UnreadableMessage",
     "WorkerInfo",
     "acquit",
     "announce",
@@ -165,6 +177,7 @@ __all__ = [
     "default_data_dir",
     "default_namespace",
     "default_sealer",
+    "drop_message",
     "encode_arguments",
     "find_task",
     "generate_key",
@@ -173,6 +186,7 @@ __all__ = [
     "is_sealed",
     "keep_hidden",
     "key_of",
+    "last_message",
     "last_step",
     "list_queues",
     "list_supervisors",
@@ -189,12 +203,14 @@ __all__ = [
     "note_alive",
     "opened_error",
     "pairs",
+    "park",
     "paused_supervisors",
     "plain_data",
     "present_workers",
     "promote_due",
     "queue_partitions",
     "read_events",
+    "read_inbox",
     "read_last_events",
     "read_marks",
     "read_partitions",
@@ -206,6 +222,7 @@ __all__ = [
     "resume_supervisor",
     "retire_generation",
     "reveal",
+    "send_message",
     "set_aside",
     "set_partitions",
     "shown_arguments",

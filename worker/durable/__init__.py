@@ -3,7 +3,7 @@
 from .codec import Codec, codec_of
 from .context import Context
 from .patience import until_available
-from .run import Ending, Run
+from .run import Ending, Parked, Run
 from .step import CURRENT_RUN, Durability, Happened, Step, StepOptions, current_step
 from .threads import Threads
 
@@ -14,6 +14,7 @@ __all__ = [
     "Durability",
     "Ending",
     "Happened",
+    "Parked",
     "Run",
     "Step",
     "StepOptions",
