@@ -10,10 +10,9 @@ from enum import Enum
 from typing import Final
 
 import anyio
-import orjson
 
-from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redaction
-from ..journal import Event
+from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redaction, check_size
+from ..journal import Event, redacted
 from .recorder import Recorder
 from .threads import Threads
 
@@ -172,14 +171,20 @@ class Run:
         return self._recorder is not None
 
     def number(self, event: Event) -> Entry:
-        """An event's entry for the log. It must be put at once, for it has the next number."""
-        self.events = max(self.events, self.history.events) + 1
+        """An event's entry for the log. It must be put at once, for it has the next number.
+
+        `on_event` hears of it as readers of the log will: without secrets, and of data that is JSON. Raises
+        `PayloadTooLarge`, and what `on_event` raises; then there is no such event.
+        """
+        if self.redact is not None:
+            event = redacted(event, self.redact)
         data = event.told()
-        if self.redact is not None and (shown := self.redact(data.decode()).encode()) != data:
-            event, data = type(event).model_validate({**orjson.loads(shown), "type": event.type}), shown
+        check_size(f"event {event.type!r} of task {self.id}", len(data), self.payload_limit)
+        number = max(self.events, self.history.events) + 1
         if self.on_event is not None:
-            self.on_event(event, self.events)
-        return Entry(Kind.EVENT, event.type, str(self.events).encode(), data)
+            self.on_event(event.as_read(data), number)
+        self.events = number
+        return Entry(Kind.EVENT, event.type, str(number).encode(), data)
 
     async def tell(self, event: Event, *, wait: bool = False) -> None:
         """Put an event into the log: with the next write of the checkpoint, or at once. Raises `LeaseLost`."""

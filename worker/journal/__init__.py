@@ -3,8 +3,10 @@
 from . import events
 from .blobs import BLOB
 from .delta import BadPatch, Patch, apply, diff
-from .events import Event, Unreadable, parse_event, register_event
+from .events import Event
 from .messages import Message, Role, ToolCall
+from .reading import Unreadable, parse_event, register_event
+from .redacting import redacted
 from .reducer import KEPT, empty_state, reduce
 from .snapshot import SNAPSHOT, StoredState, decode_snapshot, encode_snapshot
 from .state import AgentState, Artifact, Decision, Discovery, PlanStep, StepStatus, WaitingFor
@@ -35,6 +37,7 @@ __all__ = [
     "encode_snapshot",
     "events",
     "parse_event",
+    "redacted",
     "reduce",
     "register_event",
 ]

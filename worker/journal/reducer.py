@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from .delta import apply
+from .delta import BadPatch, apply
 from .events import (
     ArtifactSaved,
     Compacted,
@@ -42,14 +42,20 @@ def empty_state() -> State:
 
 
 def reduce(state: State, event: Event, number: int) -> State:
-    """The state after an event of this number. Pure: the state given stays as it is. Raises `BadPatch`."""
+    """The state after an event of this number. Pure: the state given stays as it is, and shares what did not change.
+
+    Raises `BadPatch` for an event that does not fit the state.
+    """
     rule = _RULES.get(event.type)
-    if rule is not None:
-        state = {**state, **rule(state, event, number)}
-    if event.changes:
-        changed: State = apply(state, event.changes)
-        return changed
-    return state
+    try:
+        if rule is not None:
+            state = {**state, **rule(state, event, number)}
+        changed: State = apply(state, event.changes) if event.changes else state
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise BadPatch(f"event {number}, {event.type!r}, does not fit the state before it: {error}") from None
+    if not isinstance(changed, dict):
+        raise BadPatch(f"event {number}, {event.type!r}, makes no JSON object of the state")
+    return changed
 
 
 def _started(state: State, event: Started, number: int) -> State:
