@@ -25,6 +25,8 @@ from .errors import (
     CancelRequested,
     CannotOpen,
     EmbeddedServerError,
+    InboxError,
+    InboxFull,
     KeyMissing,
     LeaseLost,
     NotReplicated,
@@ -36,16 +38,19 @@ from .errors import (
     SealBroken,
     ServerFull,
     TaskCancelled,
+    TaskEnded,
     TaskFailed,
     TaskNotFound,
     TaskOutcome,
     Unavailable,
     UnreadableEnvelope,
+    UnreadableMessage,
 )
 from .events import TaskEvent, read_events, read_last_events
 from .form import Form
 from .gateway import Gateway, Reader
 from .handle import TaskHandle
+from .inbox import MOST_MESSAGES, InboxMessage, Sent, drop_message, last_message, read_inbox, send_message
 from .inspection import QueueStats, find_task, list_queues, list_tasks, queue_partitions
 from .keys import Namespace, Partition, check_name
 from .leases import Delivery, Leases
@@ -65,7 +70,7 @@ from .scripts import Script, load_script
 from .sealing import ERROR, MARK, NO_KEYS, NO_SEAL, Seal, Sealer, arguments_of, is_sealed
 from .sealing_keys import generate_key, make_sealer
 from .sending import Message
-from .settlement import Counters, cancelled, release, reschedule, succeed
+from .settlement import Counters, cancelled, park, release, reschedule, succeed
 from .supervision import (
     ChildInfo,
     SupervisorInfo,
@@ -86,6 +91,7 @@ __all__ = [
     "FORMAT_VERSION",
     "LONGEST",
     "MARK",
+    "MOST_MESSAGES",
     "MOST_PARTITIONS",
     "NO_KEYS",
     "NO_SEAL",
@@ -109,6 +115,9 @@ __all__ = [
     "Gateway",
     "Generation",
     "History",
+    "InboxError",
+    "InboxFull",
+    "InboxMessage",
     "Key",
     "KeyMissing",
     "Kind",
@@ -139,6 +148,7 @@ __all__ = [
     "Seal",
     "SealBroken",
     "Sealer",
+    "Sent",
     "ServerFull",
     "State",
     "SupervisorInfo",
@@ -146,6 +156,7 @@ __all__ = [
     "Suspect",
     "Taken",
     "TaskCancelled",
+    "TaskEnded",
     "TaskEvent",
     "TaskFailed",
     "TaskHandle",
@@ -153,6 +164,7 @@ __all__ = [
     "TaskOutcome",
     "Unavailable",
     "UnreadableEnvelope",
+    "UnreadableMessage",
     "WorkerInfo",
     "acquit",
     "announce",
@@ -168,6 +180,7 @@ __all__ = [
     "default_namespace",
     "default_sealer",
     "deployment_id",
+    "drop_message",
     "encode_arguments",
     "find_task",
     "generate_key",
@@ -176,6 +189,7 @@ __all__ = [
     "is_sealed",
     "keep_hidden",
     "key_of",
+    "last_message",
     "last_step",
     "list_queues",
     "list_supervisors",
@@ -192,12 +206,14 @@ __all__ = [
     "note_alive",
     "opened_error",
     "pairs",
+    "park",
     "paused_supervisors",
     "plain_data",
     "present_workers",
     "promote_due",
     "queue_partitions",
     "read_events",
+    "read_inbox",
     "read_last_events",
     "read_marks",
     "read_partitions",
@@ -211,6 +227,7 @@ __all__ = [
     "reveal",
     "saved_fields",
     "saved_fields_of_all",
+    "send_message",
     "set_aside",
     "set_partitions",
     "shown_arguments",

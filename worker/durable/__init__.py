@@ -5,7 +5,7 @@ from .context import Context
 from .keeping import Artifacts, artifact_store
 from .patience import until_available
 from .remembering import Remembering, keep_findings
-from .run import Ending, Run
+from .run import Ending, Parked, Run
 from .step import CURRENT_RUN, Durability, Happened, Step, StepOptions, current_step
 from .threads import Threads
 
@@ -17,6 +17,7 @@ __all__ = [
     "Durability",
     "Ending",
     "Happened",
+    "Parked",
     "Remembering",
     "Run",
     "Step",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -17,7 +18,9 @@ from ..settings import Settings
 from .recorder import Recorder
 from .threads import Threads
 
-__all__ = ["Ending", "Run"]
+__all__ = ["Ending", "Parked", "Run"]
+
+_NOTHING_TAKEN: Final[frozenset[int]] = frozenset()
 
 _INSIST: Final = 0.5
 """Seconds after which a handler that goes on in spite of its cancellation is cancelled again."""
@@ -36,13 +39,28 @@ class Ending(Enum):
     """It took longer than it may."""
     IDLE = "idle"
     """It did nothing for longer than it may."""
+    PARKED = "parked"
+    """It waits for something, and gives its slot away meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """What a run waits for. delay: seconds until it goes on without. waits: what, such as "message".
+
+    seen: the number of the last message to its inbox that it knows of: a later one is what it waits for.
+    """
+
+    delay: float
+    waits: str
+    seen: int
 
 
 class Run:
     """One run. Belongs to the event loop it runs in; only `on_lost` and `on_cancel` may be called from elsewhere.
 
     events: the number of the last event that it put into the log. on_event: hears of each, before it is stored.
-    scope: what the keys of steps begin with, where they are steps within a step.
+    scope: what the keys of steps begin with, where they are steps within a step. parked: what it waits for, where that
+    has ended it. taken: numbers of the messages in its inbox that it has read.
 
     started, active: when it began and when a step began or ended or something was saved last (monotonic clock), which
     is for others to judge. ended_at, idle_in: when it was ended from outside, and in which steps it was idle then.
@@ -74,6 +92,7 @@ class Run:
         "on_event",
         "on_recorded",
         "on_step",
+        "parked",
         "payload_limit",
         "record",
         "redact",
@@ -84,6 +103,7 @@ class Run:
         "steps_in_flight",
         "steps_recorded",
         "stopping",
+        "taken",
         "threads",
     )
 
@@ -123,6 +143,8 @@ class Run:
         self.result_ttl: float | None = None
         self.events = 0
         self.scope = ""
+        self.parked: Parked | None = None
+        self.taken: frozenset[int] = _NOTHING_TAKEN
         self._names: dict[str, int] = {}
         self._quiet: anyio.Event | None = None
         self._recorder: Recorder | None = None
@@ -283,10 +305,15 @@ class Run:
 
     async def boundary(self) -> None:
         """Where a run may be stopped: between steps. Does not return when it is. Called when `stopping`."""
+        await self.leave(Ending.HANDED_OFF)
+
+    async def leave(self, why: Ending, parked: Parked | None = None) -> None:
+        """End the run from within, when the steps that are under way are recorded. Does not return."""
         while self.steps_in_flight:
             self._quiet = self._quiet or anyio.Event()
             await self._quiet.wait()
-        self.end(Ending.HANDED_OFF)
+        self.parked = parked
+        self.end(why)
         await anyio.sleep_forever()
 
     def __repr__(self) -> str:
