@@ -17,6 +17,7 @@ PerdureError                    everything Perdure raises on purpose
 │   │   └── NotSealed           it is not sealed, where only sealed data is accepted
 │   ├── LeaseLost               a write was refused because the delivery passed to another worker
 │   ├── CancelRequested         a write was stored, and somebody asked for the task to be cancelled
+│   ├── StillRunning            a task that was to be begun afresh has not ended
 │   ├── TaskNotFound            no record of that id: never enqueued, or past its retention
 │   └── TaskOutcome             a task that was waited for has ended without a result
 │       ├── TaskFailed          it is a dead letter
@@ -45,6 +46,7 @@ __all__ = [
     "Refused",
     "SealBroken",
     "ServerFull",
+    "StillRunning",
     "TaskCancelled",
     "TaskFailed",
     "TaskNotFound",
@@ -186,6 +188,17 @@ class CancelRequested(QueueError):
     def __init__(self, task_id: str) -> None:
         super().__init__(f"task {task_id}: cancellation was requested")
         self.task_id = task_id
+
+
+class StillRunning(QueueError):
+    """A task that was to be begun afresh has not ended: it is queued, scheduled or running."""
+
+    def __init__(self, task_id: str, state: str) -> None:
+        super().__init__(
+            f"task {task_id} is {state} and can be begun afresh only when it has ended: wait for it, or cancel it"
+        )
+        self.task_id = task_id
+        self.state = state
 
 
 class TaskNotFound(QueueError, LookupError):
