@@ -147,13 +147,13 @@ async def perform(
     kwargs: dict[str, Any],
     options: StepOptions,
     durability: Durability,
-    told: Callable[[Any, int], Event] | None = None,
+    told: Callable[[str, Any, int], Event] | None = None,
     tool: str | None = None,
 ) -> Any:
     """Return the recorded result of a step, or run it and record its result.
 
-    told: makes the event that goes into the log, from the result as JSON data and the number of tries; else it is
-    `step_completed`. tool: what it is a call of, where it is one.
+    told: makes the event that goes into the log, from the step's key, its result as JSON data and the number of tries;
+    else it is `step_completed`. tool: what it is a call of, where it is one.
     """
     check_place(run, name)
     key = run.next_key(name)
@@ -188,7 +188,7 @@ async def perform(
         if told is None:
             await run.recorder.put(entry, wait=stored, replicated=replicated)
         else:
-            event = run.number(told(orjson.loads(data), step.attempt))
+            event = run.number(told(key, orjson.loads(data), step.attempt))
             await run.recorder.put(entry._replace(kind=Kind.MARK), event, wait=stored, replicated=replicated)
         run.steps_recorded += 1
         if stored and run.on_recorded is not None:

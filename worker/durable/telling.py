@@ -30,6 +30,8 @@ async def tell_once(run: Run, event: Event) -> None:
     """
     check_place(run, f"#{event.type}", own=True)
     key = run.next_key(f"#{event.type}")
+    if run.scope and event.step is None:
+        event = event.model_copy(update={"step": run.scope.rstrip("/")})
     if key not in run.history.done:
         await run.recorder.put(Entry(Kind.MARK, key, _TOLD), run.number(event), wait=False)
 
@@ -49,7 +51,7 @@ async def call_tool(
     """A step that the log tells of as the call of a tool: with its arguments, its result and why."""
     named = _arguments(fn, args, kwargs)
 
-    def told(result: Any, attempt: int) -> Event:
+    def told(key: str, result: Any, attempt: int) -> Event:
         data = to_json(result)
         clipped = len(data) if len(data) > _SHOWN else None
         if clipped is not None and run.redact is not None:  # before a secret is cut in two
@@ -62,7 +64,7 @@ async def call_tool(
             call=call,
             attempt=attempt,
             clipped=clipped,
-            step=run.scope.rstrip("/") or None,
+            step=key,
         )
 
     return await perform(run, name, fn, args, kwargs, options, durability, told, tool=name)

@@ -156,8 +156,9 @@ class StepFailed(Event):
 
 
 class ToolCalled(Event):
-    """A tool was called and answered. call: the id by which a model asked for it. clipped: bytes of the result, where
-    it was too large for the log, which then has its beginning.
+    """A tool was called and answered. step: the key of its record. call: the id by which a model asked for it.
+
+    clipped: bytes of the result, where it was too large for the log, which then has its beginning.
     """
 
     type: Literal["tool_called"] = "tool_called"
