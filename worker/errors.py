@@ -15,6 +15,9 @@ PerdureError
 │   ├── StepTimeout             a step took longer than it may
 │   ├── StepInDoubt             a risky step was cut off, and nobody can tell whether it acted
 │   └── UnserialisableResult    a result that is not JSON, or not of its own type
+├── ContextError                what a model is to be given
+│   ├── ContextTooLarge         ... does not fit into its window
+│   └── CompactionFailed        ... could not be made shorter
 ├── StateError                  the state of an agent; none of them goes away by trying again
 │   ├── BadSnapshot             what is stored of it cannot be read
 │   ├── StateMismatch           what is stored of it does not fit the agent's class
@@ -35,7 +38,10 @@ from ..queues import LONGEST, PerdureError
 
 __all__ = [
     "BadSnapshot",
+    "CompactionFailed",
     "ConfigurationError",
+    "ContextError",
+    "ContextTooLarge",
     "CrashLoop",
     "InvalidArguments",
     "Reschedule",
@@ -173,6 +179,35 @@ class UnserialisableResult(StepError, TypeError):
     def __init__(self, what: str, problem: str) -> None:
         super().__init__(f"{what}: its result cannot be stored: {problem}")
         self.what = what
+
+
+class ContextError(PerdureError):
+    """Base of errors in what a model is to be given."""
+
+
+class ContextTooLarge(ContextError, ValueError):
+    """What a model must be told does not fit. layer: which part. tokens, budget: what that takes, and may take."""
+
+    def __init__(self, layer: str, tokens: int, budget: int, remedy: str) -> None:
+        super().__init__(f"the layer {layer!r} of the context takes {tokens} tokens and may take {budget}: {remedy}")
+        self.layer = layer
+        self.tokens = tokens
+        self.budget = budget
+
+
+class CompactionFailed(ContextError):
+    """The summarizer gave no summary that can be used. Nothing was replaced.
+
+    first, last: numbers of the events whose turns were to be summarized.
+    """
+
+    def __init__(self, task_id: str, first: int, last: int, problem: str) -> None:
+        super().__init__(
+            f"task {task_id}: events {first} to {last} could not be summarized, and stay as they are: {problem}"
+        )
+        self.task_id = task_id
+        self.first = first
+        self.last = last
 
 
 class StateError(PerdureError):

@@ -3,6 +3,7 @@
 from .codec import Codec, codec_of
 from .context import Context
 from .patience import until_available
+from .remembering import Remembering, keep_findings
 from .run import Ending, Run
 from .step import CURRENT_RUN, Durability, Happened, Step, StepOptions, current_step
 from .threads import Threads
@@ -14,11 +15,13 @@ __all__ = [
     "Durability",
     "Ending",
     "Happened",
+    "Remembering",
     "Run",
     "Step",
     "StepOptions",
     "Threads",
     "codec_of",
     "current_step",
+    "keep_findings",
     "until_available",
 ]

@@ -13,6 +13,7 @@ import anyio
 
 from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redaction, check_size
 from ..journal import Event, redacted
+from ..memory import Keeper
 from .recorder import Recorder
 from .threads import Threads
 
@@ -70,6 +71,7 @@ class Run:
         "gateway",
         "history",
         "idle_in",
+        "memory",
         "on_checkpoint",
         "on_event",
         "on_recorded",
@@ -96,6 +98,7 @@ class Run:
         *,
         payload_limit: int,
         threads: Threads,
+        memory: Keeper | None = None,
     ) -> None:
         self.gateway = gateway
         self.delivery = delivery
@@ -103,6 +106,7 @@ class Run:
         self.history = history
         self.payload_limit = payload_limit
         self.threads = threads
+        self.memory = memory
         self.record = delivery.partition.record(envelope.id)
         self.redact: Redaction | None = None
         self.ending: Ending | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
@@ -11,10 +12,11 @@ from typing import Any, Generic, Literal, TypeVar
 import anyio
 import orjson
 
-from ...deadletter import Retry, backoff
-from ...queues import Entry, Kind, check_size
-from ..errors import StepInDoubt, StepMismatch, StepOutsideTask, StepTimeout
+from ...deadletter import Evidence, Retry, backoff
+from ...queues import Entry, Kind, PayloadTooLarge, check_size
+from ..errors import Reschedule, StepInDoubt, StepMismatch, StepOutsideTask, StepTimeout
 from ..journal import Event
+from ..journal.events import StepFailed, StepStarted
 from .codec import Codec, codec_of, fingerprint, is_async
 from .run import Run
 
@@ -74,13 +76,17 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 
 
 class Step:
-    """The step that is running, as its function sees it: `current_step()`."""
+    """The step that is running, as its function sees it: `current_step()`.
+
+    remembered: how many times it has written to the long-term memory in this try.
+    """
 
     def __init__(self, run: Run, key: str, *, replicated: bool) -> None:
         self._run = run
         self._replicated = replicated
         self.key = key
         self.attempt = 1
+        self.remembered = 0
 
     @property
     def idempotency_key(self) -> str:
@@ -228,17 +234,30 @@ async def _reach(
                     return happened.result
             else:
                 intent = orjson.dumps({"a": shown})
-                await run.recorder.put(Entry(Kind.INTENT, step.key, intent), wait=True, replicated=replicated)
+                told = run.number(StepStarted(step=step.key, attempt=step.attempt))
+                await run.recorder.put(Entry(Kind.INTENT, step.key, intent), told, wait=True, replicated=replicated)
                 run.history.intents[step.key] = intent
         try:
             return await _call(step, run, fn, args, kwargs, options.timeout)
         except Exception as error:
+            await _tell_failure(step, run, error)
             retry = options.retry
             if retry is None or step.attempt >= retry.max_attempts or not retry.allows(error):
                 raise
             await anyio.sleep(backoff(retry, step.attempt))
             step.attempt += 1
+            step.remembered = 0
             run.stir()
+
+
+async def _tell_failure(step: Step, run: Run, error: Exception) -> None:
+    """Have the log say that a try failed, with the next write and before the outcome; the error itself goes on."""
+    if run.closed or isinstance(error, Reschedule):
+        return
+    what = Evidence.brief(error)
+    failed = StepFailed(step=step.key, attempt=step.attempt, error=what.error, message=what.message)
+    with suppress(PayloadTooLarge):
+        await run.recorder.put(run.number(failed), wait=False)
 
 
 async def _resolve_doubt(
