@@ -148,6 +148,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         a = await worker(gateway, partition)
         for act in ("succeed", "reschedule", "release", "bury", "bury_unreadable"):
             await producer.enqueue("t", task_id=act)
+            await producer.send_message(act, "hello")
             taken = await read_one(a)
             for write in WRITING.values():
                 await write(gateway, taken, act)

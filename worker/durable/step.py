@@ -20,7 +20,17 @@ from ..journal.events import StepFailed, StepStarted
 from .codec import Codec, codec_of, fingerprint, is_async
 from .run import Run
 
-__all__ = ["CURRENT_RUN", "Durability", "Happened", "Step", "StepOptions", "check_place", "current_step", "perform"]
+__all__ = [
+    "CURRENT_RUN",
+    "Durability",
+    "Happened",
+    "Step",
+    "StepOptions",
+    "check_place",
+    "current_step",
+    "perform",
+    "step_here",
+]
 
 R = TypeVar("R")
 
@@ -123,6 +133,11 @@ def current_step() -> Step:
     return step
 
 
+def step_here() -> Step | None:
+    """The step that is running here, if any."""
+    return _CURRENT_STEP.get()
+
+
 async def perform(
     run: Run,
     name: str,
@@ -190,8 +205,11 @@ def _done(key: str, digest: str, shown: str, result: bytes, attempt: int) -> Ent
 _FIRST_ATTEMPT = orjson.dumps({"attempt": 1})
 
 
-def check_place(run: Run, name: Any, *, own: bool = False) -> None:
-    """Whether a step may be called here, by this name. own: the name is one of ours. Raises `StepOutsideTask`."""
+def check_place(run: Run, name: Any, *, own: bool = False, within: bool = False) -> None:
+    """Whether a step may be called here, by this name. own: the name is one of ours. within: inside a step as well.
+
+    Raises `StepOutsideTask`.
+    """
     here = CURRENT_RUN.get()
     if here is None or run.closed:
         raise StepOutsideTask(
@@ -203,7 +221,7 @@ def check_place(run: Run, name: Any, *, own: bool = False) -> None:
             f"step {name!r} was called with the ctx of task {run.id}, from within task {here.id}: "
             "use the ctx that this handler was given"
         )
-    if (outer := _CURRENT_STEP.get()) is not None:
+    if not within and (outer := _CURRENT_STEP.get()) is not None:
         raise StepOutsideTask(
             f"step {name!r} was called inside step {outer.key!r}: a step is recorded as a whole; "
             "call it as a plain function, or from the handler"
