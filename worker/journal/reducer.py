@@ -23,6 +23,7 @@ from .events import (
     StepCompleted,
     StepFailed,
     StepStarted,
+    Waited,
     Waiting,
 )
 from .state import AgentState
@@ -141,6 +142,10 @@ def _waiting(state: State, event: Waiting, number: int) -> State:
     return {"waiting_for": {"what": event.what, "on": event.on, "why": event.why}}
 
 
+def _waited(state: State, event: Waited, number: int) -> State:
+    return {"waiting_for": None}
+
+
 def _received(state: State, event: Received, number: int) -> State:
     return {"waiting_for": None}
 
@@ -157,5 +162,6 @@ _RULES: Final[dict[str, Callable[[State, Any, int], State]]] = {
     "artifact_saved": _artifact_saved,
     "compacted": _compacted,
     "waiting": _waiting,
+    "waited": _waited,
     "received": _received,
 }
