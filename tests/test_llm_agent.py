@@ -225,7 +225,7 @@ async def test_killed_while_asking_in_a_tool_and_in_mid_stream(
 
 
 async def opened_by_a_reader(pipe: Path) -> int:
-    """Wait until somebody reads from a named pipe, who gets nothing until the writing end that this returns is closed."""
+    """Wait until somebody reads from a named pipe, who gets nothing until the end that this returns is closed."""
     with anyio.fail_after(BOUND):
         while True:
             try:
