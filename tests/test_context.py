@@ -19,6 +19,7 @@ from working import history, letter, work_off
 pytestmark = pytest.mark.integration
 
 AT_ONCE = Retry(max_attempts=3, base=0.0)
+TWICE = Retry(max_attempts=2, base=0.0)
 WORDS = "word " * 80
 """About a hundred tokens."""
 
@@ -149,7 +150,7 @@ async def test_what_is_open_is_carried_as_structure(app: App) -> None:
 )
 async def test_a_summarizer_that_fails_is_asked_again_and_then_named(app: App, answer: Any, problem: str) -> None:
     summaries, prompts = Summaries(answer, answer), list[Prompt]()
-    builder = ContextBuilder(window=1000, summarizer=summaries, keep=4)
+    builder = ContextBuilder(window=1000, summarizer=summaries, keep=4, retry=TWICE)
     talk = talkative(app, builder, prompts)
     handle = await talk.options(max_attempts=1).enqueue()
     await work_off(app)
@@ -164,7 +165,7 @@ async def test_a_summarizer_that_fails_is_asked_again_and_then_named(app: App, a
 
 async def test_the_second_answer_of_a_summarizer_may_do(app: App) -> None:
     summaries, prompts = Summaries("x" * 5000, "good"), list[Prompt]()
-    talk = talkative(app, ContextBuilder(window=1000, summarizer=summaries, keep=4), prompts)
+    talk = talkative(app, ContextBuilder(window=1000, summarizer=summaries, keep=4, retry=TWICE), prompts)
     handle = await talk.enqueue()
     await work_off(app)
     assert (await of_type(handle, "compacted"))[0].data["summary"].endswith("\ngood")
@@ -175,7 +176,7 @@ async def test_a_digest_takes_the_place_of_a_summary_where_that_is_wanted(app: A
         raise RuntimeError("overloaded")
 
     prompts: list[Prompt] = []
-    builder = ContextBuilder(window=1000, summarizer=sync, keep=4, on_failure="digest")
+    builder = ContextBuilder(window=1000, summarizer=sync, keep=4, retry=TWICE, on_failure="digest")
     handle = await talkative(app, builder, prompts).enqueue()
     await work_off(app)
     await handle.result(timeout=0)
