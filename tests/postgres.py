@@ -21,7 +21,7 @@ _OPTIONS = "-c listen_addresses='' -c fsync=off -c shared_buffers=16MB -c max_co
 
 
 def find_postgres() -> Path | None:
-    """The folder of the programs, which a wheel of the test group brings; None where there is no wheel for this host."""
+    """The folder of the programs, which a wheel of the test group brings; None where it has none for this host."""
     found = find_spec("pgserver")
     if found is None or found.origin is None:
         return None
@@ -34,7 +34,9 @@ class PostgresServer:
 
     def __init__(self, programs: Path) -> None:
         self._programs = programs
-        self._user: dict[str, Any] = {"user": "nobody", "group": pwd.getpwnam("nobody").pw_gid} if not os.getuid() else {}
+        self._user: dict[str, Any] = (
+            {"user": "nobody", "group": pwd.getpwnam("nobody").pw_gid} if not os.getuid() else {}
+        )
         self._folder = Path(tempfile.mkdtemp(prefix="perdure-postgres-", dir="/tmp"))  # a socket's path is short
 
     def start(self) -> PostgresServer:
