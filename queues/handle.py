@@ -12,9 +12,11 @@ from typing import Any, Final, Generic, TypeVar
 import anyio
 from pydantic_core import from_json
 
+from .envelope import DEFAULT_PAYLOAD_LIMIT
 from .errors import TaskCancelled, TaskFailed, TaskNotFound
 from .events import TaskEvent, read_events
 from .gateway import Gateway
+from .inbox import InboxMessage, Sent, read_inbox, send_message
 from .keys import GROUP, NOBODY, Partition
 from .news import News
 from .outlive import outlive
@@ -50,6 +52,7 @@ class TaskHandle(Generic[R]):
         decode: Callable[[bytes], R] = from_json,
         *,
         retention: float = DEFAULT_RESULT_TTL,
+        payload_limit: int = DEFAULT_PAYLOAD_LIMIT,
     ) -> None:
         self.id = task_id
         self.partition = partition
@@ -57,6 +60,7 @@ class TaskHandle(Generic[R]):
         self._news = news
         self._decode = decode
         self._retention = retention
+        self._payload_limit = payload_limit
 
     def __repr__(self) -> str:
         return f"TaskHandle({self.id!r}, queue={self.partition.queue!r})"
@@ -134,6 +138,26 @@ class TaskHandle(Generic[R]):
         if answer == b"missing":
             raise TaskNotFound(self.id, f"queue {partition.queue!r}")
         return State.RUNNING if answer == b"requested" else State(answer.decode())
+
+    async def send(self, content: Any, *, sender: str = "", message_id: str | None = None) -> Sent:
+        """Put a message into the task's inbox, which wakes it where it waits for one.
+
+        content: JSON data. sender: who it is from. message_id: sent again under the same id, it is there once. Raises
+        `TaskNotFound`, `TaskEnded`, `InboxFull`, `PayloadTooLarge`, `TypeError` for what is no JSON.
+        """
+        return await send_message(
+            self._gateway,
+            self.partition,
+            self.id,
+            content,
+            sender=sender,
+            message_id=message_id,
+            limit=self._payload_limit,
+        )
+
+    async def unread(self) -> list[InboxMessage]:
+        """The messages in the task's inbox that it has not read yet, in order; they stay there."""
+        return [message async for message in read_inbox(self._gateway, self.partition, self.id)]
 
     async def events(self, *, follow: bool = True) -> AsyncIterator[TaskEvent]:
         """What happened to the task, oldest first; with `follow`, goes on until the task has its outcome."""

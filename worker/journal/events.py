@@ -33,6 +33,7 @@ __all__ = [
     "HandedOff",
     "Incoherent",
     "MessageAdded",
+    "MessageSent",
     "Notified",
     "Planned",
     "PlannedStep",
@@ -48,6 +49,7 @@ __all__ = [
     "StepFailed",
     "StepStarted",
     "ToolCalled",
+    "Waited",
     "Waiting",
 ]
 
@@ -247,6 +249,21 @@ class Waiting(Event):
     why: str = ""
 
 
+class Waited(Event):
+    """What it waited for did not come in time."""
+
+    type: Literal["waited"] = "waited"
+
+
+class MessageSent(Event):
+    """A message was put into the inbox of another task. to: its id. number: its place there."""
+
+    type: Literal["message_sent"] = "message_sent"
+    to: str
+    number: int = 0
+    content: Any = None
+
+
 class Notified(Event):
     """Somebody was told. how: such as "webhook"."""
 
@@ -377,6 +394,8 @@ TYPES: Final[dict[str, type[Event]]] = {
         Repaired,
         Received,
         Waiting,
+        Waited,
+        MessageSent,
         Notified,
         Incoherent,
         Changed,

@@ -23,6 +23,7 @@ from .events import (
     StepCompleted,
     StepFailed,
     StepStarted,
+    Waited,
     Waiting,
 )
 from .state import AgentState
@@ -115,7 +116,7 @@ def _discovered(state: State, event: Discovered, number: int) -> State:
 
 
 def _message_added(state: State, event: MessageAdded, number: int) -> State:
-    return {"messages": [*state["messages"], event.message.model_dump(mode="json")]}
+    return {"messages": [*state["messages"], {**event.message.model_dump(mode="json"), "n": number}]}
 
 
 def _artifact_saved(state: State, event: ArtifactSaved, number: int) -> State:
@@ -132,12 +133,17 @@ def _compacted(state: State, event: Compacted, number: int) -> State:
         "tool_calls": [],
         "tool_call_id": None,
         "name": "summary",
+        "n": event.first,
     }
     return {"messages": [summary, *state["messages"][event.messages :]]}
 
 
 def _waiting(state: State, event: Waiting, number: int) -> State:
     return {"waiting_for": {"what": event.what, "on": event.on, "why": event.why}}
+
+
+def _waited(state: State, event: Waited, number: int) -> State:
+    return {"waiting_for": None}
 
 
 def _received(state: State, event: Received, number: int) -> State:
@@ -156,5 +162,6 @@ _RULES: Final[dict[str, Callable[[State, Any, int], State]]] = {
     "artifact_saved": _artifact_saved,
     "compacted": _compacted,
     "waiting": _waiting,
+    "waited": _waited,
     "received": _received,
 }

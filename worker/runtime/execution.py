@@ -34,7 +34,7 @@ from ..registry import Registry, Task
 from ..settings import Settings
 from .isolation import Isolation
 from .opening import open_arguments, open_history
-from .outcome import Aside, Burial, Cancelled, HandOff, Outcome, Rerun, Success, after_error
+from .outcome import Aside, Burial, Cancelled, HandOff, Outcome, Rerun, Success, Wait, after_error
 from .settling import Settler
 from .slots import Slots
 
@@ -100,6 +100,7 @@ class Executor:
             payload_limit=self._settings.payload_limit,
             threads=self.threads,
             memory=self.memory,
+            settings=self._settings,
         )
         self._hold(run)
         outcome: Outcome | None = None
@@ -123,7 +124,7 @@ class Executor:
                 self._isolation.decided(delivery)
                 self._isolation.release(run)
             await run.close()
-        return isinstance(outcome, Rerun)
+        return isinstance(outcome, Rerun | Wait)
 
     def _hold(self, run: Run) -> None:
         if self._stopping:
@@ -252,7 +253,7 @@ class Executor:
         if result is not None:
             return Success(result, counters.attempted())
         obeyed = error is None or isinstance(error, asyncio.CancelledError)
-        if run.ending in (Ending.CANCELLED, Ending.HANDED_OFF) or (obeyed and run.ending is not None):
+        if run.ending in (Ending.CANCELLED, Ending.HANDED_OFF, Ending.PARKED) or (obeyed and run.ending is not None):
             return self._after_ending(run, task, run.ending)
         if error is None or obeyed:
             cause = error
@@ -267,6 +268,8 @@ class Executor:
             return Cancelled(counters)
         if ending is Ending.HANDED_OFF:
             return HandOff(counters)
+        if ending is Ending.PARKED and run.parked is not None:
+            return Wait(run.parked, counters)
         error: TaskError
         if ending is Ending.IDLE:
             error = TaskIdle(task.name, task.idle_timeout or self._settings.idle_limit, run.idle_in)
@@ -295,7 +298,7 @@ class Executor:
             self._leases.drop(run)
             if run.delivery.history:
                 self._isolation.release(run)
-        return isinstance(outcome, Rerun)
+        return isinstance(outcome, Rerun | Wait)
 
     def _encode(self, task: Task[Any, Any], value: Any) -> bytes:
         data, _ = task.result.encode(f"task {task.name!r}", value)
