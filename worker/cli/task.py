@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ...queues import Producer, Record, State, TaskHandle, TaskOutcome, list_tasks
-from ..artifacts import task_links
-from .artifact import artifact, describe_link, size_text
+from .artifact import artifact, describe_link
 from .connection import connected, redis_now
 from .failures import Failed
 from .lazy import LazyGroup, Promise
@@ -29,6 +28,7 @@ from .output import (
     timestamp,
 )
 from .parameters import QueueOption, TaskId, TaskNameOption, in_seconds
+from .showing import describe_finding, finding_text, link_text, shown_findings, shown_links
 from .watching import watch_on_screen
 
 __all__ = ["app"]
@@ -118,9 +118,11 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
     """
     handle = await find_handle(producer, task_id)
     record = await handle.record()
-    links = await task_links(producer.gateway, handle.partition, task_id)
+    links = await shown_links(producer.gateway, handle.partition, task_id)
+    wrong = await shown_findings(producer.gateway, handle.partition, task_id)
     if json:
         shown = {"result": as_data(record.shown_result()), "artifacts": [describe_link(link) for link in links]}
+        shown["incoherent"] = [describe_finding(one) for one in wrong]
         print_json(record.summary() | shown)
         return
     since = ago(await redis_now(producer))
@@ -143,7 +145,8 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "step": record.step,
             "step alive": _when(record.step_alive_at, since),
             "result": _text(record.shown_result()),
-            "artifacts": "\n".join(f"{link.name}  {size_text(link.size)}  {link.hash}" for link in links) or None,
+            "artifacts": link_text(links),
+            "incoherent": finding_text(wrong),
             "reason": record.reason,
             "error": f"{error.get('error')}: {error.get('message')}" if error else None,
         }
