@@ -6,6 +6,7 @@ from .checkpoint import Entry, History, Kind, last_step, load_history, note_aliv
 from .consumer import Consumer, Taken
 from .coverage import Coverage
 from .crashes import CrashReport, report_crash
+from .deployment import deployment_id
 from .due import promote_due, watch_due
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
@@ -64,6 +65,7 @@ from .replication import Replicated, Replication
 from .rerouting import close_former, load_route, load_routes, retire_generation, set_partitions
 from .revealing import SECRET, has_secret, reveal, shows_mask
 from .routes import MOST_PARTITIONS, Generation, Route, spread
+from .saved import saved_fields, saved_fields_of_all
 from .scripts import Script, load_script
 from .sealing import ERROR, MARK, NO_KEYS, NO_SEAL, Seal, Sealer, arguments_of, is_sealed
 from .sealing_keys import generate_key, make_sealer
@@ -177,6 +179,7 @@ __all__ = [
     "default_data_dir",
     "default_namespace",
     "default_sealer",
+    "deployment_id",
     "drop_message",
     "encode_arguments",
     "find_task",
@@ -222,6 +225,8 @@ __all__ = [
     "resume_supervisor",
     "retire_generation",
     "reveal",
+    "saved_fields",
+    "saved_fields_of_all",
     "send_message",
     "set_aside",
     "set_partitions",

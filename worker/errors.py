@@ -15,6 +15,15 @@ PerdureError
 │   ├── StepTimeout             a step took longer than it may
 │   ├── StepInDoubt             a risky step was cut off, and nobody can tell whether it acted
 │   └── UnserialisableResult    a result that is not JSON, or not of its own type
+├── ContextError                what a model is to be given
+│   ├── ContextTooLarge         ... does not fit into its window
+│   └── CompactionFailed        ... could not be made shorter
+├── ArtifactError               what cannot be saved, or not be had again
+│   ├── BadArtifactName         a name that no artifact can have
+│   ├── ArtifactTooLarge        more bytes than an artifact may have
+│   ├── ArtifactMissing         nothing of this name was saved, or its bytes are gone
+│   ├── ArtifactDamaged         its bytes are not those that were saved
+│   └── StoreUnavailable        the store cannot be reached, is full, or refuses
 ├── StateError                  the state of an agent; none of them goes away by trying again
 │   └── BadSnapshot             what is stored of it cannot be read
 ├── Reschedule                  raised by a handler: run me again, later
@@ -30,8 +39,16 @@ from collections.abc import Sequence
 from ..queues import LONGEST, PerdureError
 
 __all__ = [
+    "ArtifactDamaged",
+    "ArtifactError",
+    "ArtifactMissing",
+    "ArtifactTooLarge",
+    "BadArtifactName",
     "BadSnapshot",
+    "CompactionFailed",
     "ConfigurationError",
+    "ContextError",
+    "ContextTooLarge",
     "CrashLoop",
     "InvalidArguments",
     "Reschedule",
@@ -43,6 +60,7 @@ __all__ = [
     "StepMismatch",
     "StepOutsideTask",
     "StepTimeout",
+    "StoreUnavailable",
     "TaskDefinitionError",
     "TaskError",
     "TaskIdle",
@@ -165,6 +183,88 @@ class UnserialisableResult(StepError, TypeError):
     def __init__(self, what: str, problem: str) -> None:
         super().__init__(f"{what}: its result cannot be stored: {problem}")
         self.what = what
+
+
+class ContextError(PerdureError):
+    """Base of errors in what a model is to be given."""
+
+
+class ContextTooLarge(ContextError, ValueError):
+    """What a model must be told does not fit. layer: which part. tokens, budget: what that takes, and may take."""
+
+    def __init__(self, layer: str, tokens: int, budget: int, remedy: str) -> None:
+        super().__init__(f"the layer {layer!r} of the context takes {tokens} tokens and may take {budget}: {remedy}")
+        self.layer = layer
+        self.tokens = tokens
+        self.budget = budget
+
+
+class CompactionFailed(ContextError):
+    """The summarizer gave no summary that can be used. Nothing was replaced.
+
+    first, last: numbers of the events whose turns were to be summarized.
+    """
+
+    def __init__(self, task_id: str, first: int, last: int, problem: str) -> None:
+        super().__init__(
+            f"task {task_id}: events {first} to {last} could not be summarized, and stay as they are: {problem}"
+        )
+        self.task_id = task_id
+        self.first = first
+        self.last = last
+
+
+class ArtifactError(PerdureError):
+    """Base of what goes wrong with artifacts; the message names the artifact and its task."""
+
+
+class BadArtifactName(ArtifactError, ValueError):
+    """A name that no artifact can have."""
+
+    def __init__(self, name: object, problem: str) -> None:
+        shown = repr(name) if len(repr(name)) <= 80 else f"{repr(name)[:77]}..."
+        super().__init__(f"no artifact can be called {shown}: {problem}")
+        self.name = name
+
+
+class ArtifactTooLarge(ArtifactError, ValueError):
+    """More bytes than an artifact may have. limit: that many."""
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(f"{what} has more than {limit} bytes: save it in parts, or raise PERDURE_ARTIFACT_LIMIT")
+        self.limit = limit
+
+
+class ArtifactMissing(ArtifactError, LookupError):
+    """Its bytes are not where they were put. hash: of the bytes that were saved."""
+
+    def __init__(self, what: str, digest: str, place: str) -> None:
+        super().__init__(
+            f"{what}: its bytes (SHA-256 {digest}) are not in {place}: they were removed, or were saved by a worker "
+            "with another store (PERDURE_ARTIFACTS; workers on several hosts need a place that all of them reach)"
+        )
+        self.hash = digest
+
+
+class ArtifactDamaged(ArtifactError):
+    """Its bytes are not those that were saved. hash: of those that were."""
+
+    def __init__(self, what: str, digest: str, problem: str, place: str) -> None:
+        super().__init__(
+            f"{what} is damaged: object {digest} in {place} {problem}; nothing was overwritten: put a good copy in its "
+            "place, or remove it and save the artifact again"
+        )
+        self.hash = digest
+
+
+class StoreUnavailable(ArtifactError):
+    """The store of artifacts cannot be reached, is full, or refuses."""
+
+    def __init__(self, what: str, verb: str, place: str, cause: BaseException) -> None:
+        super().__init__(
+            f"{what} cannot be {verb} the store of artifacts at {place}: {type(cause).__name__}: {cause}; see that the "
+            "place (PERDURE_ARTIFACTS) is there, has room, and is this process's to use"
+        )
 
 
 class StateError(PerdureError):

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from ...queues import Producer, Record, State, TaskHandle, TaskOutcome, list_tasks
+from ..artifacts import task_links
+from .artifact import artifact, describe_link, size_text
 from .connection import connected, redis_now
 from .failures import Failed
 from .lookup import find_handle, known_partitions
@@ -98,9 +100,12 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
 
     Example: perdure task show 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
-    record = await (await find_handle(producer, task_id)).record()
+    handle = await find_handle(producer, task_id)
+    record = await handle.record()
+    links = await task_links(producer.gateway, handle.partition, task_id)
     if json:
-        print_json(record.summary() | {"result": as_data(record.shown_result())})
+        shown = {"result": as_data(record.shown_result()), "artifacts": [describe_link(link) for link in links]}
+        print_json(record.summary() | shown)
         return
     since = ago(await redis_now(producer))
     error = record.error or {}
@@ -122,6 +127,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "step": record.step,
             "step alive": _when(record.step_alive_at, since),
             "result": _text(record.shown_result()),
+            "artifacts": "\n".join(f"{link.name}  {size_text(link.size)}  {link.hash}" for link in links) or None,
             "reason": record.reason,
             "error": f"{error.get('error')}: {error.get('message')}" if error else None,
         }
@@ -244,3 +250,6 @@ async def events(
             print_json_lines([event.summary()])
         else:
             print_text(describe_event(event))
+
+
+app.command("artifact")(artifact)

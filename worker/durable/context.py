@@ -12,6 +12,8 @@ from ..journal import Event, Message, Role, ToolCall
 from ..journal.events import Decided, Discovered, MessageAdded
 from ..observe import logger
 from .inbox import ask, receive, send
+from .keeping import Artifacts
+from .remembering import Remembering
 from .run import Run
 from .step import Durability, StepOptions, perform
 from .telling import call_tool, tell_once
@@ -68,6 +70,16 @@ class Context:
     def log(self) -> Logger:
         """A logger with the task's name and id bound."""
         return logger.bind(task=self.task, id=self.task_id)
+
+    @property
+    def memory(self) -> Remembering:
+        """What is known beyond this task: long-term memories, see docs/memory.md."""
+        return Remembering(self._run, self._durability)
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """Files and other bytes that the task produces; they are kept outside Redis."""
+        return Artifacts(self._run, self._durability)
 
     @overload
     async def step(

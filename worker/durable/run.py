@@ -13,6 +13,8 @@ import anyio
 
 from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redaction, check_size
 from ..journal import Event, redacted
+from ..memory import Keeper
+from ..settings import Settings
 from .recorder import Recorder
 from .threads import Threads
 
@@ -84,6 +86,7 @@ class Run:
         "gateway",
         "history",
         "idle_in",
+        "memory",
         "on_event",
         "on_recorded",
         "on_step",
@@ -93,6 +96,7 @@ class Run:
         "redact",
         "result_ttl",
         "scope",
+        "settings",
         "started",
         "steps_in_flight",
         "steps_recorded",
@@ -110,6 +114,8 @@ class Run:
         *,
         payload_limit: int,
         threads: Threads,
+        memory: Keeper | None = None,
+        settings: Settings,
     ) -> None:
         self.gateway = gateway
         self.delivery = delivery
@@ -117,6 +123,8 @@ class Run:
         self.history = history
         self.payload_limit = payload_limit
         self.threads = threads
+        self.memory = memory
+        self.settings = settings
         self.record = delivery.partition.record(envelope.id)
         self.redact: Redaction | None = None
         self.ending: Ending | None = None

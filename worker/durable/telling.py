@@ -52,6 +52,8 @@ async def call_tool(
     def told(result: Any, attempt: int) -> Event:
         data = to_json(result)
         clipped = len(data) if len(data) > _SHOWN else None
+        if clipped is not None and run.redact is not None:  # before a secret is cut in two
+            data = run.redact(data.decode()).encode()
         return ToolCalled(
             tool=name,
             arguments=named,

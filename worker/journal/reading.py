@@ -89,7 +89,7 @@ def _name_of(kind: type[Event]) -> str:
         raise ValueError(f'{kind.__name__} has no type of its own: give it one, type: Literal["..."] = "..."')
     if not names[0] or "#" in names[0] or not names[0].isprintable():
         raise ValueError(f"the type of {kind.__name__} is {names[0]!r}: use printable characters, without '#'")
-    if not isinstance(kind.version, int) or kind.version < 1:
+    if kind.version < 1:
         raise ValueError(f"the version of {kind.__name__} is a whole number from 1, not {kind.version!r}")
     return names[0]
 
@@ -122,10 +122,11 @@ def _obstacle(found: TaskEvent) -> str | None:
     kind = _known.get(found.type)
     if kind is None:
         return f"no event type is called {found.type!r}: it is of a later version, or of an app that is not loaded"
-    if found.data is not None and not isinstance(found.data, dict):
-        return f"its data is no JSON object, but {type(found.data).__name__}"
-    version: Any = 1 if found.data is None else found.data.get("v", 1)
-    if not isinstance(version, int) or version < 1:
+    data: Any = {} if found.data is None else found.data
+    if not isinstance(data, dict):
+        return f"its data is no JSON object, but {type(data).__name__}"
+    version = data.get("v", 1)
+    if type(version) is not int or version < 1:
         return f"its version is {version!r}, which is none"
     if version > kind.version:
         return f"it has version {version}, and this version of Perdure reads {found.type!r} up to {kind.version}"

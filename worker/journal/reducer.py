@@ -116,7 +116,7 @@ def _discovered(state: State, event: Discovered, number: int) -> State:
 
 
 def _message_added(state: State, event: MessageAdded, number: int) -> State:
-    return {"messages": [*state["messages"], event.message.model_dump(mode="json")]}
+    return {"messages": [*state["messages"], {**event.message.model_dump(mode="json"), "n": number}]}
 
 
 def _artifact_saved(state: State, event: ArtifactSaved, number: int) -> State:
@@ -133,6 +133,7 @@ def _compacted(state: State, event: Compacted, number: int) -> State:
         "tool_calls": [],
         "tool_call_id": None,
         "name": "summary",
+        "n": event.first,
     }
     return {"messages": [summary, *state["messages"][event.messages :]]}
 

@@ -28,6 +28,7 @@ from ...queues import (
 )
 from ..durable import CURRENT_RUN, Context, Ending, Run, Threads, until_available
 from ..errors import CrashLoop, InvalidArguments, TaskError, TaskIdle, TaskTimeout, UnknownTask, UnserialisableResult
+from ..memory import Keeper
 from ..observe import logger
 from ..registry import Registry, Task
 from ..settings import Settings
@@ -62,6 +63,7 @@ class Executor:
         self._settings = settings
         self._leases = leases
         self.threads = Threads(threads)
+        self.memory = Keeper(settings)
         self._settler = Settler(gateway, settings)
         self._stopping = False
         self.owed: dict[str, Partition] | None = None
@@ -97,6 +99,8 @@ class Executor:
             History(),
             payload_limit=self._settings.payload_limit,
             threads=self.threads,
+            memory=self.memory,
+            settings=self._settings,
         )
         self._hold(run)
         outcome: Outcome | None = None

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from ...deadletter import Bury, Reason, Retry, TryAgain, after_failure
 from ...queues import Counters, PayloadTooLarge
 from ..durable import Parked
-from ..errors import Reschedule, RetryLater, Snooze, StateError, StepInDoubt, StepMismatch, UnserialisableResult
+from ..errors import (
+    ArtifactTooLarge,
+    Reschedule,
+    RetryLater,
+    Snooze,
+    StateError,
+    StepInDoubt,
+    StepMismatch,
+    UnserialisableResult,
+)
 
 __all__ = ["Aside", "Burial", "Cancelled", "HandOff", "Outcome", "Rerun", "Success", "Wait", "after_error"]
 
@@ -75,6 +84,7 @@ _PERMANENT: dict[type[BaseException], Reason] = {
     StepMismatch: Reason.NOT_RETRYABLE,
     StateError: Reason.NOT_RETRYABLE,
     PayloadTooLarge: Reason.NOT_RETRYABLE,
+    ArtifactTooLarge: Reason.NOT_RETRYABLE,
 }
 """Errors that would come again, however often the task is run."""
 
