@@ -17,6 +17,7 @@ PerdureError                    everything Perdure raises on purpose
 │   │   └── NotSealed           it is not sealed, where only sealed data is accepted
 │   ├── LeaseLost               a write was refused because the delivery passed to another worker
 │   ├── CancelRequested         a write was stored, and somebody asked for the task to be cancelled
+│   ├── StillRunning            a task that was to be begun afresh has not ended
 │   ├── TaskNotFound            no record of that id: never enqueued, or past its retention
 │   ├── InboxError              a message that cannot be sent, or used
 │   │   ├── InboxFull           the task has as many unused ones as an inbox holds
@@ -51,6 +52,7 @@ __all__ = [
     "Refused",
     "SealBroken",
     "ServerFull",
+    "StillRunning",
     "TaskCancelled",
     "TaskEnded",
     "TaskFailed",
@@ -194,6 +196,17 @@ class CancelRequested(QueueError):
     def __init__(self, task_id: str) -> None:
         super().__init__(f"task {task_id}: cancellation was requested")
         self.task_id = task_id
+
+
+class StillRunning(QueueError):
+    """A task that was to be begun afresh has not ended: it is queued, scheduled or running."""
+
+    def __init__(self, task_id: str, state: str) -> None:
+        super().__init__(
+            f"task {task_id} is {state} and can be begun afresh only when it has ended: wait for it, or cancel it"
+        )
+        self.task_id = task_id
+        self.state = state
 
 
 class TaskNotFound(QueueError, LookupError):

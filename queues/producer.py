@@ -171,6 +171,16 @@ class Producer:
             message = _placed_by_id(message)
         return self._handle(message.id, await self._sending(queue, delay, durability).one(message), decode)
 
+    async def send_anew(
+        self, message: Message, *, queue: str, decode: Callable[[bytes], R] = from_json
+    ) -> TaskHandle[R]:
+        """Enqueue a task of the caller's own id that is encoded already, in the place of a former one that has ended.
+
+        What is kept of the former run goes. Raises `StillRunning` where it has not ended.
+        """
+        message = self._ready(message, queue)
+        return self._handle(message.id, await self._sending(queue, 0.0, None).anew(message), decode)
+
     async def send(
         self,
         messages: Iterable[Message] | AsyncIterable[Message],

@@ -25,7 +25,11 @@ PerdureError
 │   ├── ArtifactDamaged         its bytes are not those that were saved
 │   └── StoreUnavailable        the store cannot be reached, is full, or refuses
 ├── StateError                  the state of an agent; none of them goes away by trying again
-│   └── BadSnapshot             what is stored of it cannot be read
+│   ├── BadSnapshot             what is stored of it cannot be read
+│   ├── StateMismatch           what is stored of it does not fit the agent's class
+│   ├── StateTooLarge           it has grown over the size limit
+│   ├── StateUnstorable         it holds what has no JSON form, or is not of its field's type
+│   └── StateDrift              it is not what its log comes to
 ├── Reschedule                  raised by a handler: run me again, later
 │   ├── RetryLater              ... counting this attempt
 │   └── Snooze                  ... not counting it
@@ -54,7 +58,11 @@ __all__ = [
     "Reschedule",
     "RetryLater",
     "Snooze",
+    "StateDrift",
     "StateError",
+    "StateMismatch",
+    "StateTooLarge",
+    "StateUnstorable",
     "StepError",
     "StepInDoubt",
     "StepMismatch",
@@ -278,6 +286,55 @@ class BadSnapshot(StateError):
         super().__init__(f"the state of task {task_id} cannot be read: {problem}; it is left as it is")
         self.task_id = task_id
         self.problem = problem
+
+
+class StateMismatch(StateError):
+    """What is stored of an agent's state does not fit its class any more; it is left as it is."""
+
+    def __init__(self, task_id: str, agent: str, problem: str) -> None:
+        """problem: begins with the field."""
+        super().__init__(
+            f"the state of task {task_id} does not fit agent {agent!r} any more: {problem}; it is left as it is. Give "
+            "fields that came later a default, and fields that changed a validator that takes the former form, and "
+            "replay the task"
+        )
+        self.task_id = task_id
+        self.problem = problem
+
+
+class StateTooLarge(StateError):
+    """An agent's state has grown over the size limit. size, limit: bytes of JSON."""
+
+    def __init__(self, task_id: str, agent: str, size: int, limit: int, largest: Sequence[tuple[str, int]]) -> None:
+        """largest: fields, with their bytes, the largest first."""
+        fields = ", ".join(f"{name} ({bytes_:,} bytes)" for name, bytes_ in largest)
+        super().__init__(
+            f"the state of agent {agent!r}, task {task_id}, has {size:,} bytes, and {limit:,} is the limit; its "
+            f"largest fields: {fields}. Keep large data in artifacts or files, and its place in the state"
+        )
+        self.size = size
+        self.limit = limit
+
+
+class StateUnstorable(StateError, TypeError):
+    """An agent's state holds what has no JSON form, or is not of its field's type."""
+
+    def __init__(self, task_id: str, agent: str, problem: str) -> None:
+        super().__init__(
+            f"the state of agent {agent!r}, task {task_id}, cannot be stored: {problem}. A field that is not to be "
+            "stored is Annotated[..., Ephemeral]"
+        )
+
+
+class StateDrift(StateError):
+    """An agent's state is not what its log comes to: it was changed where the log does not tell."""
+
+    def __init__(self, task_id: str, number: int, differences: Sequence[str]) -> None:
+        """number: of the first event after which they differ. differences: the places."""
+        super().__init__(
+            f"the state of task {task_id} is not what its log comes to since event {number}: {', '.join(differences)}"
+        )
+        self.number = number
 
 
 class Reschedule(PerdureError):

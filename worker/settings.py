@@ -58,6 +58,7 @@ class Settings(BaseSettings):
     encryption_required: refuse arguments, results and checkpoints that are not sealed.
     memory: where long-term memories are: a file, or postgresql://...; empty for memory.sqlite3 in data_dir. embedder:
         what makes vectors of them, as module:attribute; empty for search by words only.
+    check_state: whether the state of an agent is compared, after each step, with what its log comes to.
     unknown_task: how often, and how long apart, a task of unknown name, or sealed with an unknown key, is handed to
         others.
     """
@@ -94,6 +95,7 @@ class Settings(BaseSettings):
     restart_delays: Annotated[tuple[Delay, ...], NoDecode, Field(min_length=1)] = (5.0, 30.0, 120.0, 600.0)
     memory: str = ""
     embedder: str = ""
+    check_state: bool = False
     unknown_task: Retry = Retry(max_attempts=10, base=1.0, factor=2.0, cap=60.0)
 
     @field_validator("restart_delays", mode="before")

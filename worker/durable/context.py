@@ -151,6 +151,14 @@ class Context:
             options = StepOptions(timeout, retry, durability, risky, verify, in_doubt, on_mismatch)
         return await perform(self._run, name, fn, args, kwargs, options, self._durability)
 
+    async def checkpoint(self) -> None:
+        """Save now what the step of an agent's plan has in its `progress`; it is saved once in a while anyway.
+
+        Outside such a step there is nothing to save. Raises `PayloadTooLarge`, `LeaseLost`.
+        """
+        if self._run.on_checkpoint is not None:
+            await self._run.on_checkpoint()
+
     # what it tells of its work
 
     async def decide(self, choice: str, *, reasoning: str = "", alternatives: Sequence[str] = ()) -> None:

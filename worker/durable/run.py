@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -58,7 +59,8 @@ class Run:
 
     events: the number of the last event that it put into the log. on_event: hears of each, before it is stored.
     scope: what the keys of steps begin with, where they are steps within a step. parked: what it waits for, where that
-    has ended it. taken: numbers of the messages in its inbox that it has read.
+    has ended it. taken: numbers of the messages in its inbox that it has read. session: of the agent that runs, if one
+    does (worker/agent/session.py). on_checkpoint: has it save what is not saved yet.
 
     started, active: when it began and when a step began or ended or something was saved last (monotonic clock), which
     is for others to judge. ended_at, idle_in: when it was ended from outside, and in which steps it was idle then.
@@ -87,6 +89,7 @@ class Run:
         "history",
         "idle_in",
         "memory",
+        "on_checkpoint",
         "on_event",
         "on_recorded",
         "on_step",
@@ -96,6 +99,7 @@ class Run:
         "redact",
         "result_ttl",
         "scope",
+        "session",
         "settings",
         "started",
         "steps_in_flight",
@@ -138,6 +142,8 @@ class Run:
         self.on_step: Callable[[str], None] | None = None
         self.on_recorded: Callable[[], None] | None = None
         self.on_event: Callable[[Event, int], None] | None = None
+        self.on_checkpoint: Callable[[], Awaitable[None]] | None = None
+        self.session: object | None = None
         self.result_ttl: float | None = None
         self.events = 0
         self.scope = ""
@@ -284,6 +290,37 @@ class Run:
         name = self.scope + name
         number = self._names[name] = self._names.get(name, 0) + 1
         return name if number == 1 else f"{name}#{number}"
+
+    @contextmanager
+    def within(self, scope: str) -> Iterator[None]:
+        """Steps that are called in the block are parts of another: their keys begin with the scope, counted anew."""
+        outer, self.scope = self.scope, scope
+        self._names = {name: count for name, count in self._names.items() if not name.startswith(scope)}
+        try:
+            yield
+        finally:
+            self.scope = outer
+
+    def keys_within(self, scope: str) -> list[str]:
+        """The keys of all steps in a scope that this run has asked for, or that earlier ones have left records of."""
+        asked = [
+            name if number == 1 else f"{name}#{number}"
+            for name, count in self._names.items()
+            if name.startswith(scope)
+            for number in range(1, count + 1)
+        ]
+        left = self.history
+        found = [key for shelf in (left.done, left.intents, left.saved) for key in shelf if key.startswith(scope)]
+        return list(dict.fromkeys(found + asked))
+
+    def forget(self, keys: Iterable[str]) -> list[Entry]:
+        """Entries that drop the records of steps, which the run knows no more."""
+        dropped = list(keys)
+        left = self.history
+        for key in dropped:
+            for shelf in (left.done, left.intents, left.saved):
+                shelf.pop(key, None)
+        return [Entry(Kind.DROP, key, b"") for key in dropped]
 
     def stop(self) -> None:
         """Have the run stop at its next step boundary."""

@@ -9,7 +9,7 @@ from .reading import Unreadable, parse_event, register_event
 from .redacting import redacted
 from .reducer import KEPT, empty_state, reduce
 from .snapshot import SNAPSHOT, StoredState, decode_snapshot, encode_snapshot
-from .state import AgentState, Artifact, Decision, Discovery, PlanStep, StepStatus, WaitingFor
+from .state import AgentState, Artifact, Decision, Discovery, Ephemeral, PlanStep, StepStatus, WaitingFor
 
 __all__ = [
     "BLOB",
@@ -20,6 +20,7 @@ __all__ = [
     "BadPatch",
     "Decision",
     "Discovery",
+    "Ephemeral",
     "Event",
     "Message",
     "Patch",
