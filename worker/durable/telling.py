@@ -16,15 +16,16 @@ from .step import Durability, StepOptions, check_place, perform
 
 __all__ = ["call_tool", "tell_once"]
 
-_TOLD: Final = b"{}\nnull"
-"""The record of an event in the checkpoint: that it was told."""
+_HEAD: Final = b"{}\n"
+"""What the record of an event in the checkpoint begins with, as those of steps do; the event's number follows."""
 
 _SHOWN: Final = 16_384
 """Bytes of a tool's result that the log has; the whole is in the checkpoint."""
 
 
-async def tell_once(run: Run, event: Event) -> None:
+async def tell_once(run: Run, event: Event) -> int:
     """Put an event into the log, unless a former run of the same handler has: the second `decided` is the second.
+    Returns its number.
 
     It goes out with the next write, and before the outcome. Raises `StepOutsideTask`, `LeaseLost`.
     """
@@ -32,8 +33,12 @@ async def tell_once(run: Run, event: Event) -> None:
     key = run.next_key(f"#{event.type}")
     if run.scope and event.step is None:
         event = event.model_copy(update={"step": run.scope.rstrip("/")})
-    if key not in run.history.done:
-        await run.recorder.put(Entry(Kind.MARK, key, _TOLD), run.number(event), wait=False)
+    told = run.history.done.get(key)
+    if told is not None:
+        return int(told.removeprefix(_HEAD))
+    entry = run.number(event)
+    await run.recorder.put(Entry(Kind.MARK, key, _HEAD + entry.value), entry, wait=False)
+    return int(entry.value)
 
 
 async def call_tool(
