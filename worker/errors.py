@@ -17,6 +17,7 @@ PerdureError
 │   └── UnserialisableResult    a result that is not JSON, or not of its own type
 ├── StateError                  the state of an agent; none of them goes away by trying again
 │   └── BadSnapshot             what is stored of it cannot be read
+├── BadHandoff                  a stored handoff that cannot be read
 ├── Reschedule                  raised by a handler: run me again, later
 │   ├── RetryLater              ... counting this attempt
 │   └── Snooze                  ... not counting it
@@ -30,6 +31,7 @@ from collections.abc import Sequence
 from ..queues import LONGEST, PerdureError
 
 __all__ = [
+    "BadHandoff",
     "BadSnapshot",
     "ConfigurationError",
     "CrashLoop",
@@ -176,6 +178,15 @@ class BadSnapshot(StateError):
 
     def __init__(self, task_id: str, problem: str) -> None:
         super().__init__(f"the state of task {task_id} cannot be read: {problem}; it is left as it is")
+        self.task_id = task_id
+        self.problem = problem
+
+
+class BadHandoff(PerdureError):
+    """A stored handoff cannot be read; it is left as it is, and the event log tells the same."""
+
+    def __init__(self, task_id: str, problem: str) -> None:
+        super().__init__(f"the handoff of task {task_id} cannot be read: {problem}; it is left as it is")
         self.task_id = task_id
         self.problem = problem
 

@@ -12,7 +12,7 @@ import anyio
 import orjson
 
 from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redaction
-from ..journal import Event
+from ..journal import Event, Resumption
 from .recorder import Recorder
 from .threads import Threads
 
@@ -44,7 +44,7 @@ class Run:
     scope: what the keys of steps begin with, where they are steps within a step.
 
     started, active: when it began and when a step began or ended or something was saved last (monotonic clock), which
-    is for others to judge. ended_at, idle_in: when it was ended from outside, and in which steps it was idle then.
+    is for others to judge. ended_at, ended_in: when it was ended from outside, and in which steps it was then.
 
     The handler runs in the asyncio task that entered the run (`with run:`). Ending a run cancels that task, and
     what was cancelled on the run's account is taken back when the block is left, so that the same task can go on to
@@ -63,12 +63,12 @@ class Run:
         "closed",
         "delivery",
         "ended_at",
+        "ended_in",
         "ending",
         "envelope",
         "events",
         "gateway",
         "history",
-        "idle_in",
         "on_event",
         "on_recorded",
         "on_step",
@@ -76,6 +76,7 @@ class Run:
         "record",
         "redact",
         "result_ttl",
+        "resumption",
         "scope",
         "started",
         "steps_in_flight",
@@ -107,13 +108,14 @@ class Run:
         self.closed = False
         self.started = self.active = time.monotonic()
         self.ended_at = 0.0
-        self.idle_in: tuple[str, ...] = ()
+        self.ended_in: tuple[str, ...] = ()
         self.steps_in_flight: dict[str, float] = {}
         self.steps_recorded = 0
         self.on_step: Callable[[str], None] | None = None
         self.on_recorded: Callable[[], None] | None = None
         self.on_event: Callable[[Event, int], None] | None = None
         self.result_ttl: float | None = None
+        self.resumption: Resumption | None = None
         self.events = 0
         self.scope = ""
         self._names: dict[str, int] = {}
@@ -210,8 +212,7 @@ class Run:
         """Cancel the handler. The first reason counts, but a lost lease beats every other."""
         if self.ending is None:
             self.ended_at = time.monotonic()
-            if why is Ending.IDLE:
-                self.idle_in = tuple(self.steps_in_flight)
+            self.ended_in = tuple(self.steps_in_flight)
         if self.ending is None or why is Ending.LOST:
             self.ending = why
         if self._again is None:

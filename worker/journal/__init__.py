@@ -2,26 +2,35 @@
 
 from . import events
 from .blobs import BLOB
+from .compression import HANDOFF_TOKENS, estimated_tokens, fitted, fitted_text
 from .delta import BadPatch, Patch, apply, diff
+from .drafting import build_handoff, handoff_of, state_after
 from .events import Event, Unreadable, parse_event, register_event
+from .handoff import HANDOFF, Handoff
 from .messages import Message, Role, ToolCall
 from .reducer import KEPT, empty_state, reduce
+from .resumption import After, Resumption
 from .snapshot import SNAPSHOT, StoredState, decode_snapshot, encode_snapshot
 from .state import AgentState, Artifact, Decision, Discovery, PlanStep, StepStatus, WaitingFor
 
 __all__ = [
     "BLOB",
+    "HANDOFF",
+    "HANDOFF_TOKENS",
     "KEPT",
     "SNAPSHOT",
+    "After",
     "AgentState",
     "Artifact",
     "BadPatch",
     "Decision",
     "Discovery",
     "Event",
+    "Handoff",
     "Message",
     "Patch",
     "PlanStep",
+    "Resumption",
     "Role",
     "StepStatus",
     "StoredState",
@@ -29,12 +38,18 @@ __all__ = [
     "Unreadable",
     "WaitingFor",
     "apply",
+    "build_handoff",
     "decode_snapshot",
     "diff",
     "empty_state",
     "encode_snapshot",
+    "estimated_tokens",
     "events",
+    "fitted",
+    "fitted_text",
+    "handoff_of",
     "parse_event",
     "reduce",
     "register_event",
+    "state_after",
 ]
