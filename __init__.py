@@ -23,22 +23,28 @@ if TYPE_CHECKING:
         TaskNotFound,
         Unavailable,
     )
+    from .worker.agent import Agent
     from .worker.app import App
     from .worker.durable import Context, Happened, current_step
     from .worker.errors import InvalidArguments, RetryLater, Snooze, StepInDoubt, StepMismatch, StepTimeout
+    from .worker.journal import AgentState, Ephemeral, PlanStep
     from .worker.runtime import Worker
     from .worker.settings import Settings
 
 __all__ = [
+    "Agent",
+    "AgentState",
     "App",
     "CannotOpen",
     "Context",
+    "Ephemeral",
     "Happened",
     "InvalidArguments",
     "LeaseLost",
     "NotReplicated",
     "PayloadTooLarge",
     "PerdureError",
+    "PlanStep",
     "Producer",
     "Retry",
     "RetryLater",
@@ -59,15 +65,19 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Agent": ".worker.agent",
+    "AgentState": ".worker.journal",
     "App": ".worker.app",
     "CannotOpen": ".queues",
     "Context": ".worker.durable",
+    "Ephemeral": ".worker.journal",
     "Happened": ".worker.durable",
     "InvalidArguments": ".worker.errors",
     "LeaseLost": ".queues",
     "NotReplicated": ".queues",
     "PayloadTooLarge": ".queues",
     "PerdureError": ".queues",
+    "PlanStep": ".worker.journal",
     "Producer": ".queues",
     "Retry": ".deadletter",
     "RetryLater": ".worker.errors",

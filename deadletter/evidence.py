@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["Evidence"]
 
@@ -23,16 +23,19 @@ class Evidence:
     @classmethod
     def of(cls, error: BaseException, redact: Callable[[str], str] | None = None) -> Evidence:
         """redact: keeps secrets out of message and traceback."""
+        lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        return replace(cls.brief(error, redact), traceback=_cut(redact(lines) if redact else lines, _TRACEBACK_LIMIT))
+
+    @classmethod
+    def brief(cls, error: BaseException, redact: Callable[[str], str] | None = None) -> Evidence:
+        """The same without the traceback."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         try:
             message = str(error)
         except Exception as broken:  # noqa: BLE001 - whatever a foreign __str__ raises, the task must be buried
             message = f"<no message: str() raised {type(broken).__name__}>"
-        lines = "".join(traceback.format_exception(kind, error, error.__traceback__))
-        if redact is not None:
-            message, lines = redact(message), redact(lines)
-        return cls(name, _cut(message, _MESSAGE_LIMIT), _cut(lines, _TRACEBACK_LIMIT))
+        return cls(name, _cut(redact(message) if redact else message, _MESSAGE_LIMIT))
 
     def fields(self) -> dict[str, object]:
         return {"error": self.error, "message": self.message, "traceback": self.traceback}

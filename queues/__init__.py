@@ -6,6 +6,7 @@ from .checkpoint import Entry, History, Kind, last_step, load_history, note_aliv
 from .consumer import Consumer, Taken
 from .coverage import Coverage
 from .crashes import CrashReport, report_crash
+from .deployment import deployment_id
 from .due import promote_due, watch_due
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
@@ -24,6 +25,8 @@ from .errors import (
     CancelRequested,
     CannotOpen,
     EmbeddedServerError,
+    InboxError,
+    InboxFull,
     KeyMissing,
     LeaseLost,
     NotReplicated,
@@ -34,17 +37,21 @@ from .errors import (
     Refused,
     SealBroken,
     ServerFull,
+    StillRunning,
     TaskCancelled,
+    TaskEnded,
     TaskFailed,
     TaskNotFound,
     TaskOutcome,
     Unavailable,
     UnreadableEnvelope,
+    UnreadableMessage,
 )
-from .events import TaskEvent, read_events, read_last_events
+from .events import TaskEvent, read_events, read_last_events, walk_events
 from .form import Form
 from .gateway import Gateway, Reader
 from .handle import TaskHandle
+from .inbox import MOST_MESSAGES, InboxMessage, Sent, drop_message, last_message, read_inbox, send_message
 from .inspection import QueueStats, find_task, list_queues, list_tasks, queue_partitions
 from .keys import Namespace, Partition, check_name
 from .leases import Delivery, Leases
@@ -59,11 +66,12 @@ from .replication import Replicated, Replication
 from .rerouting import close_former, load_route, load_routes, retire_generation, set_partitions
 from .revealing import SECRET, has_secret, reveal, shows_mask
 from .routes import MOST_PARTITIONS, Generation, Route, spread
+from .saved import saved_fields, saved_fields_of_all
 from .scripts import Script, load_script
 from .sealing import ERROR, MARK, NO_KEYS, NO_SEAL, Seal, Sealer, arguments_of, is_sealed
 from .sealing_keys import generate_key, make_sealer
 from .sending import Message
-from .settlement import Counters, cancelled, release, reschedule, succeed
+from .settlement import Counters, cancelled, park, release, reschedule, succeed
 from .supervision import (
     ChildInfo,
     SupervisorInfo,
@@ -85,6 +93,7 @@ __all__ = [
     "FORMAT_VERSION",
     "LONGEST",
     "MARK",
+    "MOST_MESSAGES",
     "MOST_PARTITIONS",
     "NO_KEYS",
     "NO_SEAL",
@@ -108,6 +117,9 @@ __all__ = [
     "Gateway",
     "Generation",
     "History",
+    "InboxError",
+    "InboxFull",
+    "InboxMessage",
     "Key",
     "KeyMissing",
     "Kind",
@@ -138,13 +150,16 @@ __all__ = [
     "Seal",
     "SealBroken",
     "Sealer",
+    "Sent",
     "ServerFull",
     "State",
+    "StillRunning",
     "SupervisorInfo",
     "SupervisorState",
     "Suspect",
     "Taken",
     "TaskCancelled",
+    "TaskEnded",
     "TaskEvent",
     "TaskFailed",
     "TaskHandle",
@@ -153,6 +168,7 @@ __all__ = [
     "Trail",
     "Unavailable",
     "UnreadableEnvelope",
+    "UnreadableMessage",
     "WorkerInfo",
     "acquit",
     "announce",
@@ -167,6 +183,8 @@ __all__ = [
     "default_data_dir",
     "default_namespace",
     "default_sealer",
+    "deployment_id",
+    "drop_message",
     "encode_arguments",
     "find_task",
     "generate_key",
@@ -175,6 +193,7 @@ __all__ = [
     "is_sealed",
     "keep_hidden",
     "key_of",
+    "last_message",
     "last_step",
     "list_queues",
     "list_supervisors",
@@ -191,12 +210,14 @@ __all__ = [
     "note_alive",
     "opened_error",
     "pairs",
+    "park",
     "paused_supervisors",
     "plain_data",
     "present_workers",
     "promote_due",
     "queue_partitions",
     "read_events",
+    "read_inbox",
     "read_last_events",
     "read_marks",
     "read_partitions",
@@ -209,6 +230,9 @@ __all__ = [
     "resume_supervisor",
     "retire_generation",
     "reveal",
+    "saved_fields",
+    "saved_fields_of_all",
+    "send_message",
     "set_aside",
     "set_partitions",
     "shown_arguments",
@@ -218,6 +242,7 @@ __all__ = [
     "supervise",
     "take_suspect",
     "take_turns",
+    "walk_events",
     "watch_due",
     "withdraw",
     "withdraw_supervisor",

@@ -169,7 +169,7 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         cancel=cancel is not None,
         excused=excused,
         crash=orjson.loads(crash) if crash else {},
-        latest=opened_events(latest, gateway.sealer.of(partition, task_id)),
+        latest=opened_events(latest, task_id, gateway.sealer.of(partition, task_id)),
         alive_at=None if alive is None else int(alive),
         read_at=int(time[0]) * 1000 + int(time[1]) // 1000,
     )

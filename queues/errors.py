@@ -17,7 +17,12 @@ PerdureError                    everything Perdure raises on purpose
 │   │   └── NotSealed           it is not sealed, where only sealed data is accepted
 │   ├── LeaseLost               a write was refused because the delivery passed to another worker
 │   ├── CancelRequested         a write was stored, and somebody asked for the task to be cancelled
+│   ├── StillRunning            a task that was to be begun afresh has not ended
 │   ├── TaskNotFound            no record of that id: never enqueued, or past its retention
+│   ├── InboxError              a message that cannot be sent, or used
+│   │   ├── InboxFull           the task has as many unused ones as an inbox holds
+│   │   ├── TaskEnded           the task has its outcome, and will read no more
+│   │   └── UnreadableMessage   one that is there is broken, or sealed with a key that is missing
 │   └── TaskOutcome             a task that was waited for has ended without a result
 │       ├── TaskFailed          it is a dead letter
 │       └── TaskCancelled       it was cancelled
@@ -35,6 +40,8 @@ __all__ = [
     "CancelRequested",
     "CannotOpen",
     "EmbeddedServerError",
+    "InboxError",
+    "InboxFull",
     "KeyMissing",
     "LeaseLost",
     "NotReplicated",
@@ -45,12 +52,15 @@ __all__ = [
     "Refused",
     "SealBroken",
     "ServerFull",
+    "StillRunning",
     "TaskCancelled",
+    "TaskEnded",
     "TaskFailed",
     "TaskNotFound",
     "TaskOutcome",
     "Unavailable",
     "UnreadableEnvelope",
+    "UnreadableMessage",
 ]
 
 
@@ -188,6 +198,17 @@ class CancelRequested(QueueError):
         self.task_id = task_id
 
 
+class StillRunning(QueueError):
+    """A task that was to be begun afresh has not ended: it is queued, scheduled or running."""
+
+    def __init__(self, task_id: str, state: str) -> None:
+        super().__init__(
+            f"task {task_id} is {state} and can be begun afresh only when it has ended: wait for it, or cancel it"
+        )
+        self.task_id = task_id
+        self.state = state
+
+
 class TaskNotFound(QueueError, LookupError):
     """There is no record of the task: it was never enqueued here, or its retention has passed."""
 
@@ -197,6 +218,47 @@ class TaskNotFound(QueueError, LookupError):
             "(finished tasks are kept until their retention passes)"
         )
         self.task_id = task_id
+
+
+class InboxError(QueueError):
+    """Base of what can be wrong with a message to a task."""
+
+    def __init__(self, task_id: str, message: str) -> None:
+        super().__init__(message)
+        self.task_id = task_id
+
+
+class InboxFull(InboxError):
+    """The task has as many unused messages as an inbox holds; nothing was sent. held: how many."""
+
+    def __init__(self, task_id: str, held: int) -> None:
+        super().__init__(
+            task_id,
+            f"the inbox of task {task_id} is full: {held:,} messages wait there to be used; send again when it has "
+            f"read some (ctx.inbox), or take some out (perdure task inbox {task_id} --drop N)",
+        )
+        self.held = held
+
+
+class TaskEnded(InboxError):
+    """The task has its outcome and reads no messages any more; nothing was sent. state: `succeeded` or `cancelled`."""
+
+    def __init__(self, task_id: str, state: str) -> None:
+        super().__init__(task_id, f"task {task_id} reads no messages any more: it is {state}")
+        self.state = state
+
+
+class UnreadableMessage(InboxError):
+    """A message in an inbox that cannot be read; it stays there. number: its own."""
+
+    def __init__(self, task_id: str, number: int, problem: str) -> None:
+        super().__init__(
+            task_id,
+            f"message {number} in the inbox of task {task_id} cannot be read: {problem}; to go on without it: "
+            f"perdure task inbox {task_id} --drop {number}",
+        )
+        self.number = number
+        self.problem = problem
 
 
 class TaskOutcome(QueueError):

@@ -6,26 +6,28 @@ were written by the task's own run, one after the other; those without were writ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import orjson
+from typing import Any, Final
 
 from .errors import CannotOpen
 from .gateway import Gateway
 from .keys import Partition
-from .records import opened_error, pairs
+from .records import opened_error, pairs, plain_data
 from .sealing import Seal, event_of, is_sealed
 
-__all__ = ["TaskEvent", "opened_events", "read_events", "read_last_events"]
+__all__ = ["TaskEvent", "opened_events", "read_events", "read_last_events", "walk_events"]
+
+_PAGE: Final = 200
+"""Events that are read together: each may be as large as the payload limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskEvent:
     """One thing that happened to a task. `at`: milliseconds of Redis' clock since the epoch.
 
-    number: of those that a run wrote, counted from 1. problem: why the data cannot be had, where it cannot.
+    number: of those that a run wrote, counted from 1. problem: why the data cannot be had, where it cannot. task_id:
+    whose log it is from.
     """
 
     id: str
@@ -35,6 +37,7 @@ class TaskEvent:
     data: Any
     number: int | None = None
     problem: str | None = None
+    task_id: str = ""
 
     def summary(self) -> dict[str, Any]:
         """The event as plain data, for programs."""
@@ -49,7 +52,20 @@ async def read_events(
 ) -> list[TaskEvent]:
     """Events after an event id, oldest first."""
     entries = await gateway.command("XRANGE", partition.log(task_id), f"({after}", "+", "COUNT", limit)
-    return opened_events(entries, gateway.sealer.of(partition, task_id))
+    return opened_events(entries, task_id, gateway.sealer.of(partition, task_id))
+
+
+async def walk_events(
+    gateway: Gateway, partition: Partition, task_id: str, *, after: str = "0-0"
+) -> AsyncIterator[TaskEvent]:
+    """All events after an event id, oldest first, however many: a page of them is in memory."""
+    while True:
+        page = await read_events(gateway, partition, task_id, after=after, limit=_PAGE)
+        for event in page:
+            yield event
+        if len(page) < _PAGE:
+            return
+        after = page[-1].id
 
 
 async def read_last_events(
@@ -58,26 +74,42 @@ async def read_last_events(
     """The last events, or the last before an event id; the newest first."""
     newest = "+" if before is None else f"({before}"
     entries = await gateway.command("XREVRANGE", partition.log(task_id), newest, "-", "COUNT", limit)
-    return opened_events(entries, gateway.sealer.of(partition, task_id))
+    return opened_events(entries, task_id, gateway.sealer.of(partition, task_id))
 
 
-def opened_events(entries: Sequence[tuple[bytes, list[bytes]]], seal: Seal) -> list[TaskEvent]:
-    return [_event(entry_id, pairs(fields), seal) for entry_id, fields in entries]
+def opened_events(entries: Sequence[tuple[bytes, list[bytes]]], task_id: str, seal: Seal) -> list[TaskEvent]:
+    return [_event(entry_id, pairs(fields), task_id, seal) for entry_id, fields in entries]
 
 
-def _event(entry_id: bytes, fields: dict[bytes, bytes], seal: Seal) -> TaskEvent:
-    step, number = fields.get(b"step"), fields.get(b"n")
-    known = None if number is None or not number.isdigit() else int(number)
-    data, problem = _data(fields.get(b"data"), known, seal)
+def _event(entry_id: bytes, fields: dict[bytes, bytes], task_id: str, seal: Seal) -> TaskEvent:
+    number, problem = _number(fields.get(b"n"))
+    data = None
+    if problem is None:
+        data, problem = _data(fields.get(b"data"), number, seal)
+    step = fields.get(b"step")
+    inner = data.get("step") if isinstance(data, dict) and number is not None else None
     return TaskEvent(
         id=entry_id.decode(),
         at=int(entry_id.partition(b"-")[0]),
         type=fields.get(b"type", b"?").decode("utf-8", "replace"),
-        step=None if step is None else step.decode(),
+        step=step.decode("utf-8", "replace") if step is not None else inner if isinstance(inner, str) else None,
         data=data,
-        number=known,
+        number=number,
         problem=problem,
+        task_id=task_id,
     )
+
+
+def _number(text: bytes | None) -> tuple[int | None, str | None]:
+    if text is None:
+        return None, None
+    if text.isdigit() and len(text) <= _DIGITS:
+        return int(text), None
+    return None, f"its number is {text[:40]!r}, which is none"
+
+
+_DIGITS: Final = 15
+"""Of the largest number: Lua compares them as doubles, which are exact as far as that."""
 
 
 def _data(data: bytes | None, number: int | None, seal: Seal) -> tuple[Any, str | None]:
@@ -86,9 +118,9 @@ def _data(data: bytes | None, number: int | None, seal: Seal) -> tuple[Any, str 
         return None, None
     try:
         if number is not None:
-            return orjson.loads(seal.open(event_of(number), data, plain=True)), None
-        return opened_error(seal, data) if is_sealed(data) else orjson.loads(data), None
+            return plain_data(seal.open(event_of(number), data, plain=True)), None
+        return opened_error(seal, data) if is_sealed(data) else plain_data(data), None
     except CannotOpen as error:
         return None, str(error)
-    except orjson.JSONDecodeError as error:
+    except ValueError as error:
         return None, f"not JSON: {error}"

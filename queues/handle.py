@@ -12,9 +12,11 @@ from typing import Any, Final, Generic, TypeVar
 import anyio
 from pydantic_core import from_json
 
+from .envelope import DEFAULT_PAYLOAD_LIMIT
 from .errors import TaskCancelled, TaskFailed, TaskNotFound
-from .events import TaskEvent, read_events
+from .events import TaskEvent, read_events, walk_events
 from .gateway import Gateway
+from .inbox import InboxMessage, Sent, read_inbox, send_message
 from .keys import GROUP, NOBODY, Partition
 from .news import News
 from .outlive import outlive
@@ -34,6 +36,9 @@ DEFAULT_RESULT_TTL: Final = 86_400.0
 _ONE_LOOK: Final = 1.0
 """Seconds that the first look may take, so that a timeout of 0 means to look once."""
 
+_PAGE: Final = 200
+"""Events that are read together."""
+
 _LOOK_AGAIN = 30.0
 """Seconds after which a waiter reads the record though it heard nothing."""
 
@@ -50,6 +55,7 @@ class TaskHandle(Generic[R]):
         decode: Callable[[bytes], R] = from_json,
         *,
         retention: float = DEFAULT_RESULT_TTL,
+        payload_limit: int = DEFAULT_PAYLOAD_LIMIT,
     ) -> None:
         self.id = task_id
         self.partition = partition
@@ -57,6 +63,7 @@ class TaskHandle(Generic[R]):
         self._news = news
         self._decode = decode
         self._retention = retention
+        self._payload_limit = payload_limit
 
     def __repr__(self) -> str:
         return f"TaskHandle({self.id!r}, queue={self.partition.queue!r})"
@@ -105,7 +112,7 @@ class TaskHandle(Generic[R]):
             yield await outlive(lambda: stack.enter_async_context(self._news.listen(channel)))
 
     async def _events_after(self, last: str) -> list[TaskEvent]:
-        return await read_events(self._gateway, self.partition, self.id, after=last)
+        return await read_events(self._gateway, self.partition, self.id, after=last, limit=_PAGE)
 
     def _outcome(self, record: Record) -> R:
         if record.state is State.CANCELLED:
@@ -135,19 +142,45 @@ class TaskHandle(Generic[R]):
             raise TaskNotFound(self.id, f"queue {partition.queue!r}")
         return State.RUNNING if answer == b"requested" else State(answer.decode())
 
-    async def events(self, *, follow: bool = True) -> AsyncIterator[TaskEvent]:
-        """What happened to the task, oldest first; with `follow`, goes on until the task has its outcome."""
-        last = "0-0"
+    async def send(self, content: Any, *, sender: str = "", message_id: str | None = None) -> Sent:
+        """Put a message into the task's inbox, which wakes it where it waits for one.
+
+        content: JSON data. sender: who it is from. message_id: sent again under the same id, it is there once. Raises
+        `TaskNotFound`, `TaskEnded`, `InboxFull`, `PayloadTooLarge`, `TypeError` for what is no JSON.
+        """
+        return await send_message(
+            self._gateway,
+            self.partition,
+            self.id,
+            content,
+            sender=sender,
+            message_id=message_id,
+            limit=self._payload_limit,
+        )
+
+    async def unread(self) -> list[InboxMessage]:
+        """The messages in the task's inbox that it has not read yet, in order; they stay there."""
+        return [message async for message in read_inbox(self._gateway, self.partition, self.id)]
+
+    async def events(self, *, follow: bool = True, after: str = "0-0") -> AsyncIterator[TaskEvent]:
+        """What happened to the task, oldest first; with `follow`, goes on until the task has its outcome.
+
+        after: the id of the event after which to begin.
+        """
         if not follow:
-            for event in await read_events(self._gateway, self.partition, self.id, after=last):
+            async for event in walk_events(self._gateway, self.partition, self.id, after=after):
                 yield event
             return
         async with self._listening() as inbox:
             while True:
                 state = await outlive(self.status)
-                for event in await outlive(partial(self._events_after, last)):
-                    last = event.id
-                    yield event
+                more = True
+                while more:
+                    page = await outlive(partial(self._events_after, after))
+                    more = len(page) == _PAGE
+                    for event in page:
+                        after = event.id
+                        yield event
                 if state.terminal:
                     return
                 with anyio.move_on_after(_LOOK_AGAIN):

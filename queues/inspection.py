@@ -15,7 +15,7 @@ from .presence import list_workers, total_rates
 from .records import Record, State, read_records
 from .rerouting import load_routes
 
-__all__ = ["QueueStats", "find_task", "list_queues", "list_tasks", "queue_partitions"]
+__all__ = ["QueueStats", "find_task", "list_queues", "list_tasks", "queue_partitions", "walks"]
 
 _AT_ONCE = 64
 """Partitions that are looked at together."""
@@ -185,7 +185,7 @@ async def list_tasks(
 ) -> AsyncIterator[Record]:
     """Tasks that have a record, in no particular order, found by SCAN: bounded work per step, no key is locked."""
     partitions = await queue_partitions(gateway, namespace, queue)
-    for pattern, only, node in _walks(gateway, namespace, queue, partitions):
+    for pattern, only, node in walks(gateway, namespace, queue, partitions):
         cursor = "0"
         while True:
             scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", 500, "TYPE", "hash")
@@ -199,7 +199,7 @@ async def list_tasks(
                 break
 
 
-def _walks(
+def walks(
     gateway: Gateway, namespace: Namespace, queue: str | None, partitions: Sequence[Partition]
 ) -> list[tuple[str, Sequence[Partition], str | None]]:
     """What to go through: pattern, the partitions meant, and a key of the node. One server is walked once; in a

@@ -14,10 +14,11 @@ as on one server.
     {ns:queue:n}:sweep            string  workers             TTL of half a sweep's interval
     {ns:queue:n}:mark             string  replication         TTL of a minute: what a replica is asked for
     {ns:queue:n}:task:ID          hash    all scripts         no TTL while the task is live, retention afterwards;
-                                                              its inbox is in it: fields m:1, m:2 ...
+                                                              its inbox is in it: fields m:1 ..., see inbox.py
     {ns:queue:n}:task:ID:steps    hash    record.lua          like its task
     {ns:queue:n}:task:ID:log      stream  scripts             like its task
     {ns}:queues                   hash    producers, workers  for ever: one field per queue (its route, routes.py)
+    {ns}:deployment               hash    deployment.py       for ever: the deployment's id
     {ns}:sharing:QUEUE            zset    workers             TTL of a few refreshes (score: ms), one member per sharer
     {ns}:workers                  zset    workers             one member per worker that beat lately (score: ms)
     {ns}:worker:ID                hash    workers             TTL of six announcements; a string (JSON) of older workers
@@ -125,6 +126,10 @@ class Namespace:
     @property
     def queues(self) -> str:
         return f"{{{self.name}}}:queues"
+
+    @property
+    def deployment(self) -> str:
+        return f"{{{self.name}}}:deployment"
 
     def records(self, queue: str | None = None) -> str:
         """Pattern of the records, step hashes and logs of one queue, or of all, for SCAN."""

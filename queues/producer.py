@@ -18,9 +18,11 @@ from .envelope import (
     check_size,
     encode_arguments,
 )
+from .errors import TaskNotFound
 from .form import Form
 from .gateway import Gateway
 from .handle import DEFAULT_RESULT_TTL, TaskHandle
+from .inbox import Sent
 from .inspection import find_task
 from .keys import Namespace, Partition
 from .news import News
@@ -169,6 +171,16 @@ class Producer:
             message = _placed_by_id(message)
         return self._handle(message.id, await self._sending(queue, delay, durability).one(message), decode)
 
+    async def send_anew(
+        self, message: Message, *, queue: str, decode: Callable[[bytes], R] = from_json
+    ) -> TaskHandle[R]:
+        """Enqueue a task of the caller's own id that is encoded already, in the place of a former one that has ended.
+
+        What is kept of the former run goes. Raises `StillRunning` where it has not ended.
+        """
+        message = self._ready(message, queue)
+        return self._handle(message.id, await self._sending(queue, 0.0, None).anew(message), decode)
+
     async def send(
         self,
         messages: Iterable[Message] | AsyncIterable[Message],
@@ -215,6 +227,15 @@ class Producer:
         partition = await find_task(self.gateway, self.namespace, task_id)
         return None if partition is None else self._handle(task_id, partition, from_json)
 
+    async def send_message(
+        self, to: str | TaskHandle[Any], content: Any, *, sender: str = "", message_id: str | None = None
+    ) -> Sent:
+        """Put a message into the inbox of a task, named by its id or handle; see `TaskHandle.send`."""
+        handle = await self.find(to) if isinstance(to, str) else to
+        if handle is None:
+            raise TaskNotFound(str(to), f"any queue of namespace {self.namespace.name!r} on {self.address.shown}")
+        return await handle.send(content, sender=sender, message_id=message_id)
+
     def _sending(self, queue: str, delay: float, durability: Replicated | None) -> Sending:
         if not 0 <= delay <= LONGEST:
             raise ValueError(f"delay must be 0 to {LONGEST:.0e} seconds, not {delay}")
@@ -238,7 +259,15 @@ class Producer:
         return message._replace(arguments=seal.close(kind, message.arguments))
 
     def _handle(self, task_id: str, partition: Partition, decode: Callable[[bytes], R]) -> TaskHandle[R]:
-        return TaskHandle(task_id, partition, self.gateway, self.news, decode, retention=self.result_ttl)
+        return TaskHandle(
+            task_id,
+            partition,
+            self.gateway,
+            self.news,
+            decode,
+            retention=self.result_ttl,
+            payload_limit=self.payload_limit,
+        )
 
 
 def _placed_by_id(message: Message) -> Message:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -40,6 +40,7 @@ class Record:
     """A task as it stood when it was read. Times are milliseconds of Redis' clock since the epoch.
 
     args, result: as they are stored, which may be sealed; `shown_arguments` and `shown_result` are for people.
+    waits: what it waits for, such as "message", while it is scheduled for that. unused: messages in its inbox, at most.
     """
 
     id: str
@@ -62,6 +63,8 @@ class Record:
     result: bytes | None
     reason: str | None
     error: Mapping[str, Any] | None
+    waits: str | None = None
+    unused: int = 0
     secrets: Marks = ()
     seal: Seal = field(default=NO_SEAL, repr=False, compare=False)
 
@@ -101,6 +104,10 @@ class Record:
             "reason": self.reason,
             "error": self.error,
         }
+        if self.waits is not None:
+            shown["waits"] = self.waits
+        if self.unused:
+            shown["unused"] = self.unused
         return shown
 
 
@@ -127,6 +134,14 @@ def pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
+_FIELDS: Final = (
+    *(b"state", b"entry", b"dead", b"env", b"args", b"task", b"at", b"due", b"finished"),
+    *(b"attempts", b"crashes", b"replays", b"ran", b"worker", b"step", b"alive"),
+    *(b"result", b"reason", b"error", b"waits", b"mail", b"used"),
+)
+"""What is read of a record, which may hold an inbox of any size besides."""
+
+
 async def read_record(gateway: Gateway, partition: Partition, task_id: str) -> Record | None:
     """The task's record, or None where there is none."""
     return (await read_records(gateway, partition, [task_id]))[0]
@@ -134,8 +149,8 @@ async def read_record(gateway: Gateway, partition: Partition, task_id: str) -> R
 
 async def read_records(gateway: Gateway, partition: Partition, task_ids: Sequence[str]) -> list[Record | None]:
     """Records of several tasks of one partition, in the order of the ids, in two round trips."""
-    raw = await gateway.pipeline([("HGETALL", partition.record(task_id)) for task_id in task_ids])
-    hashes = [pairs(flat) for flat in raw]
+    raw = await gateway.pipeline([("HMGET", partition.record(task_id), *_FIELDS) for task_id in task_ids])
+    hashes = [{name: value for name, value in zip(_FIELDS, one, strict=True) if value is not None} for one in raw]
     messages = await _read_messages(gateway, partition, hashes)
     return [
         _record(partition, task_id, fields, message, gateway.sealer.of(partition, task_id)) if fields else None
@@ -213,6 +228,8 @@ def _record(
         result=fields.get(b"result"),
         reason=_text(fields, b"reason"),
         error=opened_error(seal, fields[b"error"]) if b"error" in fields else None,
+        waits=_text(fields, b"waits") if state is State.SCHEDULED else None,
+        unused=(_number(fields, b"mail") or 0) - (_number(fields, b"used") or 0),
         secrets=envelope.secrets if envelope else read_marks(payload.get(b"env", b"")),
         seal=seal,
     )

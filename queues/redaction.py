@@ -36,6 +36,11 @@ class Redaction:
             forms = {form for value in values if len(value) >= _SHORTEST for form in _forms(value)}
             self._forms = sorted(forms, key=len, reverse=True)
 
+    @property
+    def blind(self) -> bool:
+        """Whether there are too many secrets to look for, so that nothing is left of any text."""
+        return self._forms is None
+
     def __call__(self, text: str) -> str:
         if self._forms is None:
             return MASK

@@ -8,11 +8,12 @@ when this one is stored. Meanwhile that one is being made.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from .errors import NotReplicated
+from .errors import NotReplicated, StillRunning
 from .gateway import Argument, Gateway
 from .keys import Partition
 from .scripts import Script, queue_script
@@ -20,6 +21,7 @@ from .way import Way
 
 __all__ = ["Message", "Sending"]
 
+_ANEW = queue_script("anew")
 _ENQUEUE = queue_script("enqueue")
 _SCHEDULE = queue_script("schedule")
 
@@ -71,6 +73,35 @@ class Sending:
             if (await self._store(partition, [message]))[0] >= 0:
                 return partition
             await self._way.refused([partition])
+
+    async def anew(self, message: Message) -> Partition:
+        """Store one task of the caller's own id, in the place of a former one that has ended; returns where it is.
+
+        Raises `StillRunning`.
+        """
+        await self._way.look()
+        number = self._way.turn() if message.number is None else message.number
+        token = secrets.token_hex(8)
+        for former in self._way.former(number):
+            await self._begin(former, message, token)
+        while not await self._begin(partition := self._way.partition(number), message, token):
+            await self._way.refused([partition])
+        return partition
+
+    async def _begin(self, partition: Partition, message: Message, token: str) -> bool:
+        """Begin a task afresh; False where the partition is closed, and all that had ended there is gone."""
+        keys = [
+            partition.ready,
+            partition.closed,
+            partition.record(message.id),
+            partition.steps(message.id),
+            partition.log(message.id),
+            partition.dead,
+        ]
+        answer: bytes = await self._gateway.run(_ANEW, keys, [message.envelope, message.arguments, token])
+        if answer not in (b"stored", b"closed"):
+            raise StillRunning(message.id, answer.decode())
+        return answer == b"stored"
 
     async def all(
         self, messages: Iterable[Message] | AsyncIterable[Message]

@@ -20,7 +20,7 @@ from .records import State
 from .scripts import queue_script
 from .sealing import ERROR, RESULT
 
-__all__ = ["Counters", "cancelled", "release", "reschedule", "succeed"]
+__all__ = ["Counters", "cancelled", "park", "release", "reschedule", "succeed"]
 
 _FINISH = queue_script("finish")
 _RETRY = queue_script("retry")
@@ -144,8 +144,33 @@ async def reschedule(
 
     Raises `LeaseLost`.
     """
+    told = gateway.sealer.of(delivery.partition, task_id).close(ERROR, orjson.dumps(data))
+    rest = ("waited",) if suspect else ()
+    await _put_off(gateway, delivery, task_id, counters, delay, event, told, rest)
+
+
+async def park(
+    gateway: Gateway, delivery: Delivery, task_id: str, counters: Counters, *, delay: float, waits: str, seen: int
+) -> None:
+    """Put the task into the due set until a message comes, and acknowledge; it is due at once where one came meanwhile.
+
+    delay: seconds after which it is due without. waits: what it waits for, such as "message". seen: the number of the
+    last message that the run knows of. Raises `LeaseLost`.
+    """
+    await _put_off(gateway, delivery, task_id, counters, delay, "waiting", _NO_DATA, ("", waits, seen))
+
+
+async def _put_off(
+    gateway: Gateway,
+    delivery: Delivery,
+    task_id: str,
+    counters: Counters,
+    delay: float,
+    event: str,
+    told: bytes,
+    rest: Sequence[Argument],
+) -> None:
     partition = delivery.partition
-    told = gateway.sealer.of(partition, task_id).close(ERROR, orjson.dumps(data))
     keys = [
         partition.ready,
         partition.record(task_id),
@@ -154,9 +179,7 @@ async def reschedule(
         partition.nudge,
     ]
     counts = (counters.attempts, counters.crashes, counters.returns)
-    args: list[Argument] = [*delivery.fence, task_id, max(0, round(delay * 1000)), *counts, event, told]
-    if suspect:
-        args.append("waited")
+    args: list[Argument] = [*delivery.fence, task_id, max(0, round(delay * 1000)), *counts, event, told, *rest]
     if not await gateway.run(_RETRY, keys, args):
         raise LeaseLost(task_id, "retry")
 

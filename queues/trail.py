@@ -58,7 +58,7 @@ async def read_trail(gateway: Gateway, partition: Partition, task_id: str, limit
         except CannotOpen:
             continue
     return Trail(
-        events=tuple(reversed(opened_events(entries, seal))),
+        events=tuple(reversed(opened_events(entries, task_id, seal))),
         number=int(number or 0),
         done=frozenset(name.decode().removeprefix("d:") for name in names if name.startswith(b"d:")),
         intents=frozenset(name.decode().removeprefix("i:") for name in names if name.startswith(b"i:")),

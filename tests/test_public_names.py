@@ -9,15 +9,19 @@ import perdure
 import pytest
 
 NAMES = {
+    "Agent",
+    "AgentState",
     "App",
     "CannotOpen",
     "Context",
+    "Ephemeral",
     "Happened",
     "InvalidArguments",
     "LeaseLost",
     "NotReplicated",
     "PayloadTooLarge",
     "PerdureError",
+    "PlanStep",
     "Producer",
     "Retry",
     "RetryLater",

@@ -11,6 +11,7 @@ import pytest
 from perdure.queues import Address, Delivery, Envelope, Gateway, History, Namespace
 from perdure.worker.durable import Ending, Run, Threads
 from perdure.worker.durable import run as runs
+from perdure.worker.settings import Settings
 
 BOUND = 10.0
 
@@ -19,7 +20,8 @@ def make_run() -> Run:
     delivery = Delivery(Namespace("ns").partition("default"), b"1-1", "a", 1, {})
     envelope = Envelope(id="x", task="t")
     threads = Threads(1)
-    return Run(Gateway(Address("redis://nowhere")), delivery, envelope, History(), payload_limit=1, threads=threads)
+    gateway = Gateway(Address("redis://nowhere"))
+    return Run(gateway, delivery, envelope, History(), payload_limit=1, threads=threads, settings=Settings())
 
 
 async def perform(run: Run, handler: Any) -> str:

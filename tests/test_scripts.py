@@ -20,6 +20,7 @@ from every_node import on_every_node
 from perdure.deadletter import Filter, Replay, list_letters, purge, replay
 from perdure.queues import (
     Address,
+    Form,
     Gateway,
     Namespace,
     Producer,
@@ -27,6 +28,7 @@ from perdure.queues import (
     Script,
     State,
     SupervisorInfo,
+    TaskHandle,
     WorkerInfo,
     acquit,
     announce,
@@ -146,6 +148,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         a = await worker(gateway, partition)
         for act in ("succeed", "reschedule", "release", "bury", "bury_unreadable"):
             await producer.enqueue("t", task_id=act)
+            await producer.send_message(act, "hello")
             taken = await read_one(a)
             for write in WRITING.values():
                 await write(gateway, taken, act)
@@ -156,6 +159,8 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         await make_due(gateway, partition, "later")
         assert (await promote_due(gateway, partition))[0] == 1
         assert await later.cancel() is State.CANCELLED
+        again: TaskHandle[Any] = await producer.send_anew(Form("t").message(b"{}", task_id="later"), queue="default")
+        assert await again.cancel() is State.CANCELLED
         dropped, kept = [one async for one in list_letters(gateway, [partition], Filter())]
         assert await replay(gateway, kept, Replay())
         assert await purge(gateway, dropped)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Final, Self, overload
 
 from ..deadletter import Retry
 from ..queues import Producer, Sealer, Unavailable, check_name
+from .agent import Agent, StateForm, make_handler
+from .agent_task import AgentTask
 from .durable import Durability
+from .journal import AgentState
 from .observe import logger
 from .registry import Handler, P, R, Registry, Task
 from .settings import Settings, load_settings
 
 __all__ = ["App"]
+
+_MONTH: Final = 30 * 86_400.0
+"""Seconds for which what an agent has come to is kept, where nothing else is said."""
 
 
 class App:
@@ -158,6 +164,58 @@ class App:
             )
 
         return register if handler is None else register(handler)
+
+    @overload
+    def agent(self, kind: type[Agent[Any]], /) -> AgentTask[Any]: ...
+    @overload
+    def agent(
+        self,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        retry: Retry | None = None,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
+        durability: Durability = "sync",
+        result_ttl: float | None = _MONTH,
+    ) -> Callable[[type[Agent[Any]]], AgentTask[Any]]: ...
+    def agent(
+        self,
+        kind: type[Agent[Any]] | None = None,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        retry: Retry | None = None,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
+        durability: Durability = "sync",
+        result_ttl: float | None = _MONTH,
+    ) -> Any:
+        """Register an agent, a subclass of `Agent`, as a task.
+
+        name: else the class's, in lower case. durability: of steps within its steps. result_ttl: seconds for which its
+        outcome is kept, and with it the knowledge that its goal is reached; 30 days. The others as for `task`. Raises
+        `TaskDefinitionError`.
+        """
+        check_name("queue", queue)
+
+        def register(agent: type[Agent[Any]]) -> AgentTask[Any]:
+            called = name or getattr(agent, "__name__", repr(agent)).lower()
+            form = StateForm(called, getattr(agent, "state_type", AgentState))
+            handler = make_handler(agent, form, check=lambda: self.settings.check_state)
+            task = self.tasks.add(
+                handler,
+                name=called,
+                queue=queue,
+                retry=retry or Retry(),
+                timeout=timeout,
+                idle_timeout=idle_timeout,
+                durability=durability,
+                result_ttl=result_ttl,
+            )
+            return AgentTask(agent, form, task)
+
+        return register if kind is None else register(kind)
 
     def __repr__(self) -> str:
         return f"App({self.name!r}, tasks={sorted(self.tasks)})"

@@ -52,8 +52,13 @@ class Settings(BaseSettings):
         worker gives the tasks up, and its supervisor replaces it.
     stall_warning: after which a blocked loop is told of, with the stacks.
     heartbeat: between two signs of life.
+    artifacts: where artifacts are kept: a folder, or a URL as fsspec takes it; empty for a folder in data_dir.
+    artifact_limit: bytes of one.
     encryption_keys, encryption_key_file: keys of encryption, as text or in a file; the first one seals, all open.
     encryption_required: refuse arguments, results and checkpoints that are not sealed.
+    memory: where long-term memories are: a file, or postgresql://...; empty for memory.sqlite3 in data_dir. embedder:
+        what makes vectors of them, as module:attribute; empty for search by words only.
+    check_state: whether the state of an agent is compared, after each step, with what its log comes to.
     unknown_task: how often, and how long apart, a task of unknown name, or sealed with an unknown key, is handed to
         others.
     """
@@ -78,6 +83,8 @@ class Settings(BaseSettings):
     payload_limit: Annotated[int, Field(ge=1024)] = DEFAULT_PAYLOAD_LIMIT
     replicas: Annotated[int, Field(ge=1)] = 1
     replication_timeout: Seconds = 5.0
+    artifacts: str = ""
+    artifact_limit: Annotated[int, Field(ge=1)] = 1 << 30
     log_level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_json: bool = False
     encryption_keys: SecretStr = SecretStr("")
@@ -86,6 +93,9 @@ class Settings(BaseSettings):
     crash_threshold: Annotated[int, Field(ge=0)] = 3
     crash_window: Seconds = 3600.0
     restart_delays: Annotated[tuple[Delay, ...], NoDecode, Field(min_length=1)] = (5.0, 30.0, 120.0, 600.0)
+    memory: str = ""
+    embedder: str = ""
+    check_state: bool = False
     unknown_task: Retry = Retry(max_attempts=10, base=1.0, factor=2.0, cap=60.0)
 
     @field_validator("restart_delays", mode="before")
@@ -98,6 +108,12 @@ class Settings(BaseSettings):
     @classmethod
     def _check_namespace(cls, name: str) -> str:
         return check_name("namespace", name)
+
+    @property
+    def artifact_place(self) -> str:
+        """Where artifacts are kept."""
+        folder = self.address.directory or self.data_dir or default_data_dir()
+        return self.artifacts or str(folder / "artifacts")
 
     @property
     def replication(self) -> Replication:

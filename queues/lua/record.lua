@@ -5,13 +5,14 @@
 --       done: the step's result, logged as step_completed; mark: the same, for a step that an event of its own tells of;
 --       intent: it is about to act; saved: its own progress; drop: the step's result, intent and progress go;
 --       event: its type stands for the step key, its number for the value; taken: the message of that number in the
---       inbox was used
+--       inbox was used (field used: the number up to which all were)
 -- returns  0 refused, the lease has passed; 1 stored; 2 stored, and cancellation was requested
 -- Atomic: all of the writes or none. Asked twice (a lost reply), it stores the same and logs once: a result is compared,
 -- and events are numbered by their one writer, the run, so that a number which is there already is not logged again.
 if not owned(KEYS[1]) then
   return 0
 end
+local taken = false
 for i = 5, #ARGV, 4 do
   local kind, step, value = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   if kind == 'done' then
@@ -34,11 +35,20 @@ for i = 5, #ARGV, 4 do
     redis.call('HDEL', KEYS[3], 'd:' .. step, 'i:' .. step, 's:' .. step)
   elseif kind == 'taken' then
     redis.call('HDEL', KEYS[2], 'm:' .. step)
+    taken = true
   elseif kind == 'intent' then
     redis.call('HSET', KEYS[3], 'i:' .. step, value)
   else
     redis.call('HSET', KEYS[3], 's:' .. step, value)
   end
+end
+if taken then
+  local known = redis.call('HMGET', KEYS[2], 'used', 'mail')
+  local used, mail = tonumber(known[1] or 0), tonumber(known[2] or 0)
+  while used < mail and redis.call('HEXISTS', KEYS[2], 'm:' .. used + 1) == 0 do
+    used = used + 1
+  end
+  redis.call('HSET', KEYS[2], 'used', used)
 end
 if redis.call('HEXISTS', KEYS[2], 'cancel') == 1 then
   return 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-__all__ = ["Id", "Later", "Moment", "Value", "text_of"]
+__all__ = ["Id", "Later", "Moment", "Stamped", "Value", "text_of"]
 
 SLACK = 50
 """Milliseconds by which two readings of Redis' clock, in two commands of one script, may differ."""
@@ -70,6 +70,17 @@ class Moment(Later):
     def ms(self) -> int:
         assert self.known is not None
         return int(float(self.known))
+
+
+@dataclass(eq=False)
+class Stamped(Later):
+    """The time of an act in milliseconds, a space, and a text."""
+
+    text: bytes = b""
+
+    def possible(self, seen: bytes, low: int, high: int) -> bool:
+        at, _, text = seen.partition(b" ")
+        return low <= int(at) <= high and text == self.text
 
 
 Value = bytes | Later

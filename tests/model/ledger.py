@@ -13,7 +13,7 @@ from perdure.queues import Delivery, Namespace, Partition
 from perdure.queues.consumer import RELEASED_IDLE_MS
 from perdure.queues.keys import RELEASED, SUSPECTS, is_nobody
 
-from model.later import Id, Later, Moment, Value, text_of
+from model.later import Id, Later, Moment, Stamped, Value, text_of
 from model.shelf import Fields, Pending, Shelf, Stream
 
 __all__ = ["Ledger"]
@@ -135,7 +135,7 @@ class Ledger:
             if envelope is not None:
                 entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args or b"{}"), (b"again", b"1")))
                 self.held.put(record, {"state": "queued", "entry": entry})
-                self.held.drop(record, "env", "args", "due")
+                self.held.drop(record, "env", "args", "due", "waits")
                 moved += 1
         return moved
 
@@ -227,6 +227,10 @@ class Ledger:
                 self.held.drop(record, f"m:{step}")
             else:
                 self.held.put(steps, {f"{kind[0]}:{step}": value})
+        if any(kind == "taken" for kind, *_ in entries):
+            mail = int(self.held.get(record, "mail") or 0)
+            unused = (one for one in range(1, mail + 1) if f"m:{one}" in self.held.hashes[record])
+            self.held.put(record, {"used": next(unused, mail + 1) - 1})
         return 2 if self.held.get(record, "cancel") is not None else 1
 
     def note(self, delivery: Delivery, task: str, step: str) -> int:
@@ -278,21 +282,29 @@ class Ledger:
         event: str,
         data: bytes,
         suspect: bool,
+        waits: tuple[str, int] | None = None,
     ) -> bool:
+        """waits: for what, and the last message that the run knows of."""
         if not self.owned(delivery):
             return self.settled(delivery, task)
         record = self.at.record(task)
-        if self.held.get(record, "cancel") is not None:
+        came = waits is not None and int(self.held.get(record, "mail") or 0) > waits[1]
+        if self.held.get(record, "cancel") is not None or came:
             delay = 0
         first = self._earliest()
         self._keep_payload(delivery, task)
         due = self._schedule(task, delay)
         numbers = {"attempts": counts[0], "crashes": counts[1], "returns": counts[2]}
-        self.held.put(record, {"state": "scheduled", "due": due, "error": data, **numbers})
+        self.held.put(record, {"state": "scheduled", "due": due, **numbers})
         self._settle(delivery, task)
         if suspect:
             self.held.put(record, {"suspect": "waited"})
-        self.note_event(task, event, data)
+        if waits is None:
+            self.held.put(record, {"error": data})
+            self.held.drop(record, "waits")
+            self.note_event(task, event, data)
+        else:
+            self.held.put(record, {"waits": waits[0]})
         if first is None or self.held.now + delay < first:
             self.nudge("due")
         self.tell(task, event)
@@ -444,10 +456,43 @@ class Ledger:
             self.ready.remove(entry)
             self.held.put_new(record, "at", _time_of(entry))
         self.held.put(record, {"state": "cancelled", "finished": Moment()})
-        self.held.drop(record, "entry", "due", "cancel")
+        self.held.drop(record, "entry", "due", "waits", "cancel")
         self.held.expire(retention, record, steps, log)
         self.tell(task, "cancelled")
         return "cancelled"
+
+    def send(self, task: str, digest: str, message: bytes, most: int) -> list[bytes]:
+        """Put a message into the inbox; what the script answers."""
+        record, state = self.at.record(task), self.state(task)
+        mail, used = (int(self.held.get(record, name) or 0) for name in ("mail", "used"))
+        known = self.held.get(record, f"mi:{digest}")
+        if state is None:
+            return [b"missing"]
+        if known is not None:
+            return [b"sent", known, state]
+        if state in (b"succeeded", b"cancelled"):
+            return [b"ended", state]
+        if mail - used >= most:
+            return [b"full", b"%d" % (mail - used)]
+        number = mail + 1
+        told: Told = {"mail": number, f"m:{number}": Stamped(text=message), f"mi:{digest}": number}
+        self.held.put(record, told | {f"mn:{number}": digest})
+        past = self.held.get(record, f"mn:{number - most}")
+        if past is not None:
+            self.held.drop(record, f"mi:{past.decode()}", f"mn:{number - most}")
+        if state == b"scheduled" and self.held.get(record, "waits") is not None:
+            self._wake(task)
+        self.tell(task, "message")
+        return [b"sent", b"%d" % number, state]
+
+    def _wake(self, task: str) -> None:
+        """It waited; from now on it is due."""
+        first, score = self._earliest(), float(text_of(self.held.sets[self.at.due][task]))
+        if score > self.held.now:
+            self.held.put(self.at.record(task), {"due": Moment()})
+            self._schedule(task, 0)
+            if first is not None and self.held.now < first:
+                self.nudge("due")
 
     def replay(self, letter: bytes, task: str, fresh: bool, args: bytes | None) -> bool:
         found = self.held.stream(self.at.dead).find(letter)

@@ -33,6 +33,7 @@ from perdure.queues import (
     cancelled,
     load_history,
     note_alive,
+    park,
     promote_due,
     read_record,
     release,
@@ -343,8 +344,13 @@ class Queues(RuleBasedStateMachine):
     @rule(which=which, standing=standings, some=entries)
     def record(self, which: int, standing: str, some: list[tuple[str, str, int]]) -> None:
         delivery, task = self.pick(which, standing)
-        if task in TASKS:
-            self.write(delivery, task, [(kind, step, b"%d" % n, b'{"ms":%d}' % n) for kind, step, n in some])
+        if task not in TASKS:
+            return
+        if any(kind == "taken" for kind, *_ in some):
+            self.send(task, which)
+        used = int(self.ledger.held.get(self.partition.record(task), "used") or 0)
+        named = [(kind, str(used + n) if kind == "taken" else step, n) for kind, step, n in some]
+        self.write(delivery, task, [(kind, step, b"%d" % n, b'{"ms":%d}' % n) for kind, step, n in named])
 
     def write(self, delivery: Delivery, task: str, written: list[tuple[str, str, bytes, bytes]]) -> None:
         if task not in TASKS:
@@ -419,6 +425,30 @@ class Queues(RuleBasedStateMachine):
         delivery, task = self.pick(which, standing)
         if task in TASKS:
             self.put_off(delivery, task, delay, counters, suspect)
+
+    @rule(which=which, standing=standings, delay=delays, counters=st.tuples(numbers, numbers, numbers), seen=numbers)
+    def park(self, which: int, standing: str, delay: int, counters: tuple[int, int, int], seen: int) -> None:
+        """It waits for a message; some came since it looked, or none did. Then one comes."""
+        delivery, task = self.pick(which, standing)
+        if task not in TASKS:
+            return
+        seen = max(0, int(self.ledger.held.get(self.partition.record(task), "mail") or 0) - seen // 2)
+        for _ in range(2):
+            expected = self.ledger.retry(delivery, task, delay, counters, "waiting", b"{}", False, ("message", seen))
+            given: Any = {"delay": delay / 1000, "waits": "message", "seen": seen}
+            act = park(self.ground.gateway, delivery, task, Counters(*counters), **given)
+            self.same(self.ground.accepted(act), expected)
+        self.end(delivery)
+        self.send(task, which)
+
+    @rule(task=tasks, which=which)
+    def send(self, task: str, which: int) -> None:
+        digest, message = f"d{which % 7}", b"%d" % which
+        keys = [self.partition.record(task), self.partition.due, self.partition.nudge]
+        for _ in range(2):
+            expected = self.ledger.send(task, digest, message, 3)
+            answer = self.ground.run(self.ground.gateway.run(queue_script("send"), keys, [task, digest, message, 3]))
+            self.same(answer, expected)
 
     def put_off(
         self, delivery: Delivery, task: str, delay: int, counters: tuple[int, int, int], suspect: bool = False

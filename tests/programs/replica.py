@@ -19,7 +19,8 @@ import redis.asyncio
 from perdure import App, Context, Happened, Retry, Worker, current_step
 from perdure.queues import Partition
 from perdure.queues.rerouting import Standing, standing
-from perdure.worker.durable import CURRENT_RUN
+from perdure.worker.artifacts import Link
+from perdure.worker.durable import CURRENT_RUN, Artifacts, Step
 from perdure.worker.runtime import sweep
 
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
@@ -206,6 +207,27 @@ async def keyed(ctx: Context, key: str, number: int, pause: float) -> int:
         os.write(JOURNAL, f"{os.getpid()} early {key}:{number}\n".encode())
     await anyio.sleep(pause)
     return number
+
+
+@app.task(retry=PATIENT)
+async def saves(ctx: Context) -> str:
+    """Two artifacts, the bytes of the first of which are this run's own; both are linked when a token allows it."""
+    note("run", ctx)
+    first = await ctx.artifacts.save("of one run", f"run of {os.getpid()}")
+    await ctx.artifacts.save("of any run", "the same")
+    return first.hash
+
+
+if "HELD_LINKS" in os.environ:
+    link = Artifacts._link
+
+    async def held(artifacts: Artifacts, kept: Link, key: str | None, step: Step | None) -> None:
+        os.write(JOURNAL, f"{os.getpid()} saved {kept.hash}\n".encode())
+        await token("link")
+        await link(artifacts, kept, key, step)
+        os.write(JOURNAL, f"{os.getpid()} linked {kept.hash}\n".encode())
+
+    Artifacts._link = held  # type: ignore[assignment,method-assign]
 
 
 async def main() -> None:

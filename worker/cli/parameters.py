@@ -18,6 +18,7 @@ __all__ = [
     "TaskId",
     "TaskIds",
     "TaskNameOption",
+    "in_duration",
     "in_seconds",
     "read_object",
     "read_queue",
@@ -53,6 +54,22 @@ def read_seconds(text: str | float) -> float:
 def in_seconds(help_text: str) -> Any:
     """An option that takes seconds."""
     return typer.Option(metavar="SECONDS", parser=read_seconds, help=help_text, show_default=False)
+
+
+_UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
+
+
+def read_duration(text: str | float) -> float:
+    """Seconds: 90, 90s, 30min, 24h, 7d."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|)", str(text).strip())
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no time: give seconds, or a number with s, min, h or d, such as 24h")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def in_duration(help_text: str, default: str) -> Any:
+    """An option that takes a time with its unit. default: as the help shows it."""
+    return typer.Option(metavar="TIME", parser=read_duration, help=help_text, show_default=default)
 
 
 def read_object(text: str | bytes) -> dict[str, Any]:

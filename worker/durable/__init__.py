@@ -2,23 +2,30 @@
 
 from .codec import Codec, codec_of
 from .context import Context
+from .keeping import Artifacts, artifact_store
 from .patience import until_available
-from .run import Ending, Run
+from .remembering import Remembering, keep_findings
+from .run import Ending, Parked, Run
 from .step import CURRENT_RUN, Durability, Happened, Step, StepOptions, current_step
 from .threads import Threads
 
 __all__ = [
     "CURRENT_RUN",
+    "Artifacts",
     "Codec",
     "Context",
     "Durability",
     "Ending",
     "Happened",
+    "Parked",
+    "Remembering",
     "Run",
     "Step",
     "StepOptions",
     "Threads",
+    "artifact_store",
     "codec_of",
     "current_step",
+    "keep_findings",
     "until_available",
 ]

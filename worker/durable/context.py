@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from ...deadletter import Retry
+from ...queues import InboxMessage, Sent, TaskHandle
 from ..journal import Event, Message, Resumption, Role, ToolCall
 from ..journal.events import Decided, Discovered, MessageAdded
 from ..observe import logger
+from .inbox import ask, receive, send
+from .keeping import Artifacts
+from .remembering import Remembering
 from .run import Run
 from .step import Durability, StepOptions, perform
 from .telling import call_tool, tell_once
@@ -70,6 +75,16 @@ class Context:
     def log(self) -> Logger:
         """A logger with the task's name and id bound."""
         return logger.bind(task=self.task, id=self.task_id)
+
+    @property
+    def memory(self) -> Remembering:
+        """What is known beyond this task: long-term memories, see docs/memory.md."""
+        return Remembering(self._run, self._durability)
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """Files and other bytes that the task produces; they are kept outside Redis."""
+        return Artifacts(self._run, self._durability)
 
     @overload
     async def step(
@@ -141,6 +156,14 @@ class Context:
             options = StepOptions(timeout, retry, durability, risky, verify, in_doubt, on_mismatch)
         return await perform(self._run, name, fn, args, kwargs, options, self._durability)
 
+    async def checkpoint(self) -> None:
+        """Save now what the step of an agent's plan has in its `progress`; it is saved once in a while anyway.
+
+        Outside such a step there is nothing to save. Raises `PayloadTooLarge`, `LeaseLost`.
+        """
+        if self._run.on_checkpoint is not None:
+            await self._run.on_checkpoint()
+
     # what it tells of its work
 
     async def decide(self, choice: str, *, reasoning: str = "", alternatives: Sequence[str] = ()) -> None:
@@ -159,16 +182,49 @@ class Context:
         tool_calls: Sequence[ToolCall] = (),
         tool_call_id: str | None = None,
         name: str | None = None,
-    ) -> None:
-        """Record a turn of the conversation. Recorded once."""
+    ) -> Message:
+        """Record a turn of the conversation, and return it with its number. Recorded once.
+
+        An agent's state has it from then on; a function keeps its own.
+        """
         message = Message(
             role=role, content=content, tool_calls=tuple(tool_calls), tool_call_id=tool_call_id, name=name
         )
-        await tell_once(self._run, MessageAdded(message=message))
+        number = await tell_once(self._run, MessageAdded(message=message))
+        return message.model_copy(update={"n": number})
 
     async def record(self, event: Event) -> None:
         """Record an event of a type of one's own, see `register_event`. Recorded once."""
         await tell_once(self._run, event)
+
+    # messages, see docs/inbox.md
+
+    async def inbox(
+        self, wait: float | None = None, *, limit: int | None = None, sender: str | None = None, why: str = ""
+    ) -> list[InboxMessage]:
+        """The messages that were sent to this task and not read yet, in order. Recorded once, as steps are.
+
+        wait: seconds to wait where there is none, `math.inf` for any time: the task is parked meanwhile, without a
+        worker or a lease, and a message wakes it; `[]` when the time has passed. limit: no more than so many. sender:
+        only theirs; the others stay. why: what is said of the wait. Raises `UnreadableMessage`.
+        """
+        return await receive(self._run, wait=wait, limit=limit, sender=sender, why=why, durability=self._durability)
+
+    async def send(self, to: str | TaskHandle[Any], content: Any, *, sender: str | None = None) -> Sent:
+        """Send a message to another task: once, however often this one is run again.
+
+        to: the task, by its id or handle. content: JSON data. sender: who it is from, else this task's id, to which an
+        answer can be sent. Raises `TaskNotFound`, `TaskEnded`, `InboxFull`, `PayloadTooLarge`, `StepMismatch`.
+        """
+        return await send(self._run, to, content, sender=sender, durability=self._durability)
+
+    async def ask(self, who: str, question: str, *, wait: float = math.inf) -> InboxMessage | None:
+        """Ask somebody, and wait for the next message that is from them; None when `wait` seconds have passed.
+
+        who: what they call themselves as a sender (`perdure task send ID yes --from NAME`). The task is parked
+        meanwhile.
+        """
+        return await ask(self._run, who, question, wait=wait, durability=self._durability)
 
     async def tool(
         self,

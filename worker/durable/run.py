@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
 import anyio
-import orjson
 
-from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redaction
-from ..journal import Event, Resumption
+from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redaction, check_size
+from ..journal import Event, Resumption, redacted
+from ..memory import Keeper
+from ..settings import Settings
 from .recorder import Recorder
 from .threads import Threads
 
-__all__ = ["Ending", "Run"]
+__all__ = ["Ending", "Parked", "Run"]
+
+_NOTHING_TAKEN: Final[frozenset[int]] = frozenset()
 
 _INSIST: Final = 0.5
 """Seconds after which a handler that goes on in spite of its cancellation is cancelled again."""
@@ -35,13 +40,32 @@ class Ending(Enum):
     """It took longer than it may."""
     IDLE = "idle"
     """It did nothing for longer than it may."""
+    INCOHERENT = "incoherent"
+    """Its agent no longer knows what it is doing; the run's `fault` says so."""
+    PARKED = "parked"
+    """It waits for something, and gives its slot away meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """What a run waits for. delay: seconds until it goes on without. waits: what, such as "message".
+
+    seen: the number of the last message to its inbox that it knows of: a later one is what it waits for.
+    """
+
+    delay: float
+    waits: str
+    seen: int
 
 
 class Run:
     """One run. Belongs to the event loop it runs in; only `on_lost` and `on_cancel` may be called from elsewhere.
 
     events: the number of the last event that it put into the log. on_event: hears of each, before it is stored.
-    scope: what the keys of steps begin with, where they are steps within a step.
+    scope: what the keys of steps begin with, where they are steps within a step. parked: what it waits for, where that
+    has ended it. fault: what is wrong with it, where that has. taken: numbers of the messages in its inbox that it has
+    read. session: of the agent that runs, if one does (worker/agent/session.py). on_checkpoint: has it save what is not
+    saved yet.
 
     started, active: when it began and when a step began or ended or something was saved last (monotonic clock), which
     is for others to judge. ended_at, ended_in: when it was ended from outside, and in which steps it was then.
@@ -67,21 +91,28 @@ class Run:
         "ending",
         "envelope",
         "events",
+        "fault",
         "gateway",
         "history",
+        "memory",
+        "on_checkpoint",
         "on_event",
         "on_recorded",
         "on_step",
+        "parked",
         "payload_limit",
         "record",
         "redact",
         "result_ttl",
         "resumption",
         "scope",
+        "session",
+        "settings",
         "started",
         "steps_in_flight",
         "steps_recorded",
         "stopping",
+        "taken",
         "threads",
     )
 
@@ -94,6 +125,8 @@ class Run:
         *,
         payload_limit: int,
         threads: Threads,
+        memory: Keeper | None = None,
+        settings: Settings,
     ) -> None:
         self.gateway = gateway
         self.delivery = delivery
@@ -101,6 +134,8 @@ class Run:
         self.history = history
         self.payload_limit = payload_limit
         self.threads = threads
+        self.memory = memory
+        self.settings = settings
         self.record = delivery.partition.record(envelope.id)
         self.redact: Redaction | None = None
         self.ending: Ending | None = None
@@ -114,10 +149,15 @@ class Run:
         self.on_step: Callable[[str], None] | None = None
         self.on_recorded: Callable[[], None] | None = None
         self.on_event: Callable[[Event, int], None] | None = None
+        self.on_checkpoint: Callable[[], Awaitable[None]] | None = None
+        self.session: object | None = None
         self.result_ttl: float | None = None
         self.resumption: Resumption | None = None
         self.events = 0
         self.scope = ""
+        self.parked: Parked | None = None
+        self.fault: Exception | None = None
+        self.taken: frozenset[int] = _NOTHING_TAKEN
         self._names: dict[str, int] = {}
         self._quiet: anyio.Event | None = None
         self._recorder: Recorder | None = None
@@ -152,14 +192,20 @@ class Run:
         return self._recorder is not None
 
     def number(self, event: Event) -> Entry:
-        """An event's entry for the log. It must be put at once, for it has the next number."""
-        self.events = max(self.events, self.history.events) + 1
+        """An event's entry for the log. It must be put at once, for it has the next number.
+
+        `on_event` hears of it as readers of the log will: without secrets, and of data that is JSON. Raises
+        `PayloadTooLarge`, and what `on_event` raises; then there is no such event.
+        """
+        if self.redact is not None:
+            event = redacted(event, self.redact)
         data = event.told()
-        if self.redact is not None and (shown := self.redact(data.decode()).encode()) != data:
-            event, data = type(event).model_validate({**orjson.loads(shown), "type": event.type}), shown
+        check_size(f"event {event.type!r} of task {self.id}", len(data), self.payload_limit)
+        number = max(self.events, self.history.events) + 1
         if self.on_event is not None:
-            self.on_event(event, self.events)
-        return Entry(Kind.EVENT, event.type, str(self.events).encode(), data)
+            self.on_event(event.as_read(data), number)
+        self.events = number
+        return Entry(Kind.EVENT, event.type, str(number).encode(), data)
 
     async def tell(self, event: Event, *, wait: bool = False) -> None:
         """Put an event into the log: with the next write of the checkpoint, or at once. Raises `LeaseLost`."""
@@ -253,6 +299,37 @@ class Run:
         number = self._names[name] = self._names.get(name, 0) + 1
         return name if number == 1 else f"{name}#{number}"
 
+    @contextmanager
+    def within(self, scope: str) -> Iterator[None]:
+        """Steps that are called in the block are parts of another: their keys begin with the scope, counted anew."""
+        outer, self.scope = self.scope, scope
+        self._names = {name: count for name, count in self._names.items() if not name.startswith(scope)}
+        try:
+            yield
+        finally:
+            self.scope = outer
+
+    def keys_within(self, scope: str) -> list[str]:
+        """The keys of all steps in a scope that this run has asked for, or that earlier ones have left records of."""
+        asked = [
+            name if number == 1 else f"{name}#{number}"
+            for name, count in self._names.items()
+            if name.startswith(scope)
+            for number in range(1, count + 1)
+        ]
+        left = self.history
+        found = [key for shelf in (left.done, left.intents, left.saved) for key in shelf if key.startswith(scope)]
+        return list(dict.fromkeys(found + asked))
+
+    def forget(self, keys: Iterable[str]) -> list[Entry]:
+        """Entries that drop the records of steps, which the run knows no more."""
+        dropped = list(keys)
+        left = self.history
+        for key in dropped:
+            for shelf in (left.done, left.intents, left.saved):
+                shelf.pop(key, None)
+        return [Entry(Kind.DROP, key, b"") for key in dropped]
+
     def stop(self) -> None:
         """Have the run stop at its next step boundary."""
         self.stopping = True
@@ -271,10 +348,15 @@ class Run:
 
     async def boundary(self) -> None:
         """Where a run may be stopped: between steps. Does not return when it is. Called when `stopping`."""
+        await self.leave(Ending.HANDED_OFF)
+
+    async def leave(self, why: Ending, parked: Parked | None = None) -> None:
+        """End the run from within, when the steps that are under way are recorded. Does not return."""
         while self.steps_in_flight:
             self._quiet = self._quiet or anyio.Event()
             await self._quiet.wait()
-        self.end(Ending.HANDED_OFF)
+        self.parked = parked
+        self.end(why)
         await anyio.sleep_forever()
 
     def __repr__(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
@@ -11,14 +12,25 @@ from typing import Any, Generic, Literal, TypeVar
 import anyio
 import orjson
 
-from ...deadletter import Retry, backoff
-from ...queues import Entry, Kind, check_size
-from ..errors import StepInDoubt, StepMismatch, StepOutsideTask, StepTimeout
+from ...deadletter import Evidence, Retry, backoff
+from ...queues import Entry, Kind, PayloadTooLarge, check_size
+from ..errors import Reschedule, StepInDoubt, StepMismatch, StepOutsideTask, StepTimeout
 from ..journal import Event
+from ..journal.events import StepFailed, StepStarted
 from .codec import Codec, codec_of, fingerprint, is_async
 from .run import Run
 
-__all__ = ["CURRENT_RUN", "Durability", "Happened", "Step", "StepOptions", "check_place", "current_step", "perform"]
+__all__ = [
+    "CURRENT_RUN",
+    "Durability",
+    "Happened",
+    "Step",
+    "StepOptions",
+    "check_place",
+    "current_step",
+    "perform",
+    "step_here",
+]
 
 R = TypeVar("R")
 
@@ -74,13 +86,18 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 
 
 class Step:
-    """The step that is running, as its function sees it: `current_step()`."""
+    """The step that is running, as its function sees it: `current_step()`.
 
-    def __init__(self, run: Run, key: str, *, replicated: bool) -> None:
+    remembered: how many times it has written to the long-term memory in this try.
+    """
+
+    def __init__(self, run: Run, key: str, *, replicated: bool, tool: str | None = None) -> None:
         self._run = run
         self._replicated = replicated
+        self.tool = tool
         self.key = key
         self.attempt = 1
+        self.remembered = 0
 
     @property
     def idempotency_key(self) -> str:
@@ -117,6 +134,11 @@ def current_step() -> Step:
     return step
 
 
+def step_here() -> Step | None:
+    """The step that is running here, if any."""
+    return _CURRENT_STEP.get()
+
+
 async def perform(
     run: Run,
     name: str,
@@ -125,12 +147,13 @@ async def perform(
     kwargs: dict[str, Any],
     options: StepOptions,
     durability: Durability,
-    told: Callable[[Any, int], Event] | None = None,
+    told: Callable[[str, Any, int], Event] | None = None,
+    tool: str | None = None,
 ) -> Any:
     """Return the recorded result of a step, or run it and record its result.
 
-    told: makes the event that goes into the log, from the result as JSON data and the number of tries; else it is
-    `step_completed`.
+    told: makes the event that goes into the log, from the step's key, its result as JSON data and the number of tries;
+    else it is `step_completed`. tool: what it is a call of, where it is one.
     """
     check_place(run, name)
     key = run.next_key(name)
@@ -150,7 +173,7 @@ async def perform(
         await run.boundary()
     durability = options.durability or durability
     replicated = durability == "replicated"
-    step = Step(run, key, replicated=replicated)
+    step = Step(run, key, replicated=replicated, tool=tool)
     token = _CURRENT_STEP.set(step)
     run.step_began(key)
     try:
@@ -165,7 +188,7 @@ async def perform(
         if told is None:
             await run.recorder.put(entry, wait=stored, replicated=replicated)
         else:
-            event = run.number(told(orjson.loads(data), step.attempt))
+            event = run.number(told(key, orjson.loads(data), step.attempt))
             await run.recorder.put(entry._replace(kind=Kind.MARK), event, wait=stored, replicated=replicated)
         run.steps_recorded += 1
         if stored and run.on_recorded is not None:
@@ -184,8 +207,11 @@ def _done(key: str, digest: str, shown: str, result: bytes, attempt: int) -> Ent
 _FIRST_ATTEMPT = orjson.dumps({"attempt": 1})
 
 
-def check_place(run: Run, name: Any, *, own: bool = False) -> None:
-    """Whether a step may be called here, by this name. own: the name is one of ours. Raises `StepOutsideTask`."""
+def check_place(run: Run, name: Any, *, own: bool = False, within: bool = False) -> None:
+    """Whether a step may be called here, by this name. own: the name is one of ours. within: inside a step as well.
+
+    Raises `StepOutsideTask`.
+    """
     here = CURRENT_RUN.get()
     if here is None or run.closed:
         raise StepOutsideTask(
@@ -197,7 +223,7 @@ def check_place(run: Run, name: Any, *, own: bool = False) -> None:
             f"step {name!r} was called with the ctx of task {run.id}, from within task {here.id}: "
             "use the ctx that this handler was given"
         )
-    if (outer := _CURRENT_STEP.get()) is not None:
+    if not within and (outer := _CURRENT_STEP.get()) is not None:
         raise StepOutsideTask(
             f"step {name!r} was called inside step {outer.key!r}: a step is recorded as a whole; "
             "call it as a plain function, or from the handler"
@@ -228,17 +254,30 @@ async def _reach(
                     return happened.result
             else:
                 intent = orjson.dumps({"a": shown})
-                await run.recorder.put(Entry(Kind.INTENT, step.key, intent), wait=True, replicated=replicated)
+                told = run.number(StepStarted(step=step.key, attempt=step.attempt))
+                await run.recorder.put(Entry(Kind.INTENT, step.key, intent), told, wait=True, replicated=replicated)
                 run.history.intents[step.key] = intent
         try:
             return await _call(step, run, fn, args, kwargs, options.timeout)
         except Exception as error:
+            await _tell_failure(step, run, error)
             retry = options.retry
             if retry is None or step.attempt >= retry.max_attempts or not retry.allows(error):
                 raise
             await anyio.sleep(backoff(retry, step.attempt))
             step.attempt += 1
+            step.remembered = 0
             run.stir()
+
+
+async def _tell_failure(step: Step, run: Run, error: Exception) -> None:
+    """Have the log say that a try failed, with the next write and before the outcome; the error itself goes on."""
+    if run.closed or isinstance(error, Reschedule):
+        return
+    what = Evidence.brief(error)
+    failed = StepFailed(step=step.key, attempt=step.attempt, tool=step.tool, error=what.error, message=what.message)
+    with suppress(PayloadTooLarge):
+        await run.recorder.put(run.number(failed), wait=False)
 
 
 async def _resolve_doubt(

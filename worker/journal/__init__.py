@@ -5,13 +5,16 @@ from .blobs import BLOB
 from .compression import HANDOFF_TOKENS, estimated_tokens, fitted, fitted_text
 from .delta import BadPatch, Patch, apply, diff
 from .drafting import build_handoff, handoff_of, state_after
-from .events import Event, Unreadable, parse_event, register_event
+from .events import Event
 from .handoff import HANDOFF, Handoff
+from .history import Past, check_state, read_snapshot, state_at, walk_states
 from .messages import Message, Role, ToolCall
+from .reading import Unreadable, parse_event, register_event
+from .redacting import redacted
 from .reducer import KEPT, empty_state, reduce
 from .resumption import After, Resumption
 from .snapshot import SNAPSHOT, StoredState, decode_snapshot, encode_snapshot
-from .state import AgentState, Artifact, Decision, Discovery, PlanStep, StepStatus, WaitingFor
+from .state import AgentState, Artifact, Decision, Discovery, Ephemeral, PlanStep, StepStatus, WaitingFor
 
 __all__ = [
     "BLOB",
@@ -25,9 +28,11 @@ __all__ = [
     "BadPatch",
     "Decision",
     "Discovery",
+    "Ephemeral",
     "Event",
     "Handoff",
     "Message",
+    "Past",
     "Patch",
     "PlanStep",
     "Resumption",
@@ -39,6 +44,7 @@ __all__ = [
     "WaitingFor",
     "apply",
     "build_handoff",
+    "check_state",
     "decode_snapshot",
     "diff",
     "empty_state",
@@ -49,7 +55,11 @@ __all__ = [
     "fitted_text",
     "handoff_of",
     "parse_event",
+    "read_snapshot",
+    "redacted",
     "reduce",
     "register_event",
     "state_after",
+    "state_at",
+    "walk_states",
 ]

@@ -1,16 +1,21 @@
 """What changed between two JSON documents, as a JSON Patch (RFC 6902): operations add, remove and replace.
 
-A list that only grew at its end costs what was added; any other list that changed is compared place by place.
+Of two lists, what they begin with and end with alike costs nothing: a list that grew, or out of which or into whose
+middle something was taken or put, costs what was changed. What is between is compared place by place.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["BadPatch", "Patch", "apply", "diff"]
 
 Patch = tuple[dict[str, Any], ...]
+
+_INDEX: Final = re.compile(r"0|[1-9][0-9]{0,9}")
+_ESCAPE: Final = re.compile(r"~(?![01])")
 
 
 class BadPatch(ValueError):
@@ -18,12 +23,12 @@ class BadPatch(ValueError):
 
 
 def diff(before: Any, after: Any) -> Patch:
-    """The operations that make `after` of `before`."""
+    """The operations that make `after` of `before`, which share its values."""
     return tuple(_differences("", before, after))
 
 
 def _differences(path: str, before: Any, after: Any) -> Iterable[dict[str, Any]]:
-    if type(before) is type(after):
+    if type(before) is type(after):  # 1, 1.0 and true are not the same in JSON
         if isinstance(before, dict):
             yield from _of_objects(path, before, after)
             return
@@ -48,12 +53,24 @@ def _of_objects(path: str, before: dict[str, Any], after: dict[str, Any]) -> Ite
 
 
 def _of_lists(path: str, before: list[Any], after: list[Any]) -> Iterable[dict[str, Any]]:
-    for at, (old, new) in enumerate(zip(before, after, strict=False)):
-        yield from _differences(f"{path}/{at}", old, new)
-    for at in range(len(before) - 1, len(after) - 1, -1):
+    shorter = min(len(before), len(after))
+    head = 0
+    while head < shorter and _same(before[head], after[head]):
+        head += 1
+    tail = 0
+    while tail < shorter - head and _same(before[-1 - tail], after[-1 - tail]):
+        tail += 1
+    both = shorter - tail
+    for at in range(head, both):
+        yield from _differences(f"{path}/{at}", before[at], after[at])
+    for at in range(len(before) - tail - 1, both - 1, -1):
         yield {"op": "remove", "path": f"{path}/{at}"}
-    for value in after[len(before) :]:
-        yield {"op": "add", "path": f"{path}/-", "value": value}
+    for at in range(both, len(after) - tail):
+        yield {"op": "add", "path": f"{path}/{at if tail else '-'}", "value": after[at]}
+
+
+def _same(before: Any, after: Any) -> bool:
+    return before is after or next(iter(_differences("", before, after)), None) is None
 
 
 def _escaped(name: str) -> str:
@@ -61,38 +78,89 @@ def _escaped(name: str) -> str:
 
 
 def apply(document: Any, patch: Iterable[Mapping[str, Any]]) -> Any:
-    """The document with the patch applied; the one given stays as it is. Raises `BadPatch`."""
+    """The document with the patch applied; the one given stays as it is, and shares what did not change.
+
+    Raises `BadPatch`.
+    """
     for operation in patch:
         try:
-            tokens = [token.replace("~1", "/").replace("~0", "~") for token in operation["path"].split("/")[1:]]
-            document = _applied(document, tokens, operation)
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            document = _applied(document, _tokens(operation["path"]), operation)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise BadPatch(f"operation {dict(operation)!r} does not fit: {error!r}") from None
     return document
 
 
+def _tokens(path: str) -> list[str]:
+    """The names in a JSON pointer (RFC 6901)."""
+    if path and not path.startswith("/"):
+        raise ValueError("a path begins with '/'")
+    if _ESCAPE.search(path):
+        raise ValueError("'~' in a path stands before 0 or 1")
+    return [token.replace("~1", "/").replace("~0", "~") for token in path.split("/")[1:]]
+
+
 def _applied(document: Any, tokens: list[str], operation: Mapping[str, Any]) -> Any:
     if not tokens:
-        if operation["op"] != "replace":
-            raise ValueError("only replace is for the whole document")
-        return operation["value"]
+        return _whole(operation)
     head, rest = tokens[0], tokens[1:]
+    if isinstance(document, list):
+        return _in_list(document.copy(), head, rest, operation)
+    if not isinstance(document, dict):
+        raise TypeError(f"{head!r} is in no object and no array")
     copy = document.copy()
     if rest:
-        place: Any = int(head) if isinstance(copy, list) else head
-        copy[place] = _applied(copy[place], rest, operation)
+        copy[head] = _applied(copy[head], rest, operation)
         return copy
-    match operation["op"], copy:
-        case "remove", list():
-            del copy[int(head)]
-        case "remove", dict():
-            del copy[head]
-        case "add", list():
-            copy.insert(len(copy) if head == "-" else int(head), operation["value"])
-        case "replace", list():
-            copy[int(head)] = operation["value"]
-        case (("add" | "replace"), dict()):
+    match operation["op"]:
+        case "add":
             copy[head] = operation["value"]
-        case unknown, _:
-            raise ValueError(f"{unknown!r} is none of add, remove and replace")
+        case "replace":
+            if head not in copy:
+                raise LookupError(f"there is no {head!r}")
+            copy[head] = operation["value"]
+        case "remove":
+            del copy[head]
+        case unknown:
+            raise _Unknown(unknown)
     return copy
+
+
+def _whole(operation: Mapping[str, Any]) -> Any:
+    match operation["op"]:
+        case "add" | "replace":
+            return operation["value"]
+        case "remove":
+            raise ValueError("the whole document cannot be removed")
+        case unknown:
+            raise _Unknown(unknown)
+
+
+def _in_list(copy: list[Any], head: str, rest: list[str], operation: Mapping[str, Any]) -> list[Any]:
+    adding = operation["op"] == "add" and not rest
+    at = len(copy) if head == "-" and adding else _index(head)
+    if at >= len(copy) + adding:
+        raise IndexError(f"{head} is beyond the end")
+    if rest:
+        copy[at] = _applied(copy[at], rest, operation)
+        return copy
+    match operation["op"]:
+        case "add":
+            copy.insert(at, operation["value"])
+        case "replace":
+            copy[at] = operation["value"]
+        case "remove":
+            del copy[at]
+        case unknown:
+            raise _Unknown(unknown)
+    return copy
+
+
+def _index(token: str) -> int:
+    if not _INDEX.fullmatch(token):
+        raise ValueError(f"{token!r} is no place in an array")
+    return int(token)
+
+
+class _Unknown(ValueError):
+    def __init__(self, operation: object) -> None:
+        super().__init__(f"{operation!r} is none of add, remove and replace")

@@ -12,8 +12,9 @@ from ...queues import TaskEvent, Trail
 from ..errors import BadSnapshot
 from .compression import fitted
 from .delta import BadPatch
-from .events import Event, Unreadable, parse_event
+from .events import Event
 from .handoff import Dependencies, DoubtfulStep, Found, Handoff, Made, Open, ToolUse, Waiting, Why
+from .reading import Unreadable, parse_event
 from .reducer import empty_state, reduce
 from .snapshot import SNAPSHOT, StoredState, decode_snapshot
 

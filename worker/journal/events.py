@@ -1,23 +1,22 @@
 """What can happen to a task, type by type: the entries of its event log.
 
 Each type is a model with a version of its own. A reader takes older versions, and every field that came later has a
-default; an event of a later version, of an unknown type, or with broken data is read as `Unreadable`, so that it hides
-no other.
+default; what an event of a later version or an unknown type, or with broken data, is read as: see `reading.py`.
+
+Schemas are built when they are first used: a worker that tells of nothing does not wait for them.
 """
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import or_
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from ...queues import TaskEvent
 from .messages import Message
 
 __all__ = [
+    "TYPES",
     "ArtifactSaved",
     "AttemptFailed",
     "Buried",
@@ -34,6 +33,7 @@ __all__ = [
     "HandedOff",
     "Incoherent",
     "MessageAdded",
+    "MessageSent",
     "Notified",
     "Planned",
     "PlannedStep",
@@ -49,33 +49,42 @@ __all__ = [
     "StepFailed",
     "StepStarted",
     "ToolCalled",
-    "Unreadable",
+    "Waited",
     "Waiting",
-    "parse_event",
-    "register_event",
 ]
+
+
+Count = Annotated[int, Field(ge=0)]
 
 
 class Event(BaseModel):
     """Base of all events. Own ones: subclass it with a `type` of your own, and `register_event` it.
 
-    v: the version of this event's form. step: the key of the step in which it happened. changes: what it does to the
-    state besides what its type says, as a JSON Patch (RFC 6902; operations add, remove and replace).
+    v: the version of the form in which it was written. step: the key of the step in which it happened. changes: what it
+    does to the state besides what its type says, as a JSON Patch (RFC 6902; operations add, remove and replace).
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True, ser_json_inf_nan="strings")
     version: ClassVar[int] = 1
-    """The latest version of the form that this class reads."""
+    """The version of the form that this class writes, and the latest that it reads."""
 
     type: str
     v: int = 1
     step: str | None = None
     changes: tuple[dict[str, Any], ...] = ()
 
+    def model_post_init(self, _context: Any, /) -> None:
+        """What is made here, and not read, is of this class's own version."""
+        if self.version != 1 and "v" not in self.model_fields_set:
+            object.__setattr__(self, "v", self.version)
+
     def told(self) -> bytes:
         """The event's data as JSON: all but its type, without what was not said."""
-        data = self.model_dump(mode="json", exclude={"type"}, exclude_defaults=True)
-        return orjson.dumps(data if self.v == 1 else data | {"v": self.v})
+        return self.model_dump_json(exclude={"type"}, exclude_defaults=True).encode()
+
+    def as_read(self, data: bytes) -> Self:
+        """The event as readers of the log will find it, whose data this is: dates as text, tuples as lists."""
+        return type(self).model_validate({"v": 1, **orjson.loads(data), "type": self.type})
 
 
 # what a run does
@@ -137,17 +146,19 @@ class StepCompleted(Event):
 
 
 class StepFailed(Event):
-    """A step raised."""
+    """A try of a step raised. tool: which one it called, where it was the call of one."""
 
     type: Literal["step_failed"] = "step_failed"
     attempt: int = 1
+    tool: str | None = None
     error: str = ""
     message: str = ""
 
 
 class ToolCalled(Event):
-    """A tool was called and answered. call: the id by which a model asked for it. clipped: bytes of the result, where
-    it was too large for the log, which then has its beginning.
+    """A tool was called and answered. step: the key of its record. call: the id by which a model asked for it.
+
+    clipped: bytes of the result, where it was too large for the log, which then has its beginning.
     """
 
     type: Literal["tool_called"] = "tool_called"
@@ -190,7 +201,7 @@ class ArtifactSaved(Event):
     type: Literal["artifact_saved"] = "artifact_saved"
     name: str
     hash: str
-    size: int
+    size: Count
     media_type: str = "application/octet-stream"
 
 
@@ -198,8 +209,8 @@ class Snapshot(Event):
     """The state was stored whole. at: the number of the last event in it. size: bytes."""
 
     type: Literal["snapshot"] = "snapshot"
-    at: int
-    size: int
+    at: Count
+    size: Count
 
 
 class Compacted(Event):
@@ -209,9 +220,9 @@ class Compacted(Event):
     """
 
     type: Literal["compacted"] = "compacted"
-    first: int
-    last: int
-    messages: int
+    first: Count
+    last: Count
+    messages: Count
     summary: str = ""
 
 
@@ -238,6 +249,21 @@ class Waiting(Event):
     what: str = ""
     on: str = ""
     why: str = ""
+
+
+class Waited(Event):
+    """What it waited for did not come in time."""
+
+    type: Literal["waited"] = "waited"
+
+
+class MessageSent(Event):
+    """A message was put into the inbox of another task. to: its id. number: its place there."""
+
+    type: Literal["message_sent"] = "message_sent"
+    to: str
+    number: int = 0
+    content: Any = None
 
 
 class Notified(Event):
@@ -276,7 +302,7 @@ class Forked(Event):
 
     type: Literal["forked"] = "forked"
     source: str
-    at: int
+    at: Count
 
 
 # what happens to a run
@@ -351,14 +377,7 @@ class Replayed(Event):
     fresh: bool = False
 
 
-class Unreadable(Event):
-    """An event that this version cannot read: problem says why, data is what there is."""
-
-    problem: str
-    data: Any = None
-
-
-_TYPES: dict[str, type[Event]] = {
+TYPES: Final[dict[str, type[Event]]] = {
     kind.model_fields["type"].default: kind
     for kind in (
         Started,
@@ -377,6 +396,8 @@ _TYPES: dict[str, type[Event]] = {
         Repaired,
         Received,
         Waiting,
+        Waited,
+        MessageSent,
         Notified,
         Incoherent,
         Changed,
@@ -393,63 +414,4 @@ _TYPES: dict[str, type[Event]] = {
         Replayed,
     )
 }
-
-E = TypeVar("E", bound=Event)
-
-
-def _adapter() -> TypeAdapter[Any]:
-    union: Any = reduce(or_, _TYPES.values())
-    return TypeAdapter(Annotated[union, Field(discriminator="type")])
-
-
-_adapted: TypeAdapter[Any] | None = None
-"""Made when the first event is read, and made anew when there is one type more."""
-
-
-def register_event(kind: type[E]) -> type[E]:
-    """Make an event type of one's own known to readers of logs; a decorator.
-
-    @register_event
-    class Priced(Event):
-        type: Literal["priced"] = "priced"
-        amount: float
-
-    Raises `ValueError` for a type that has no name of its own.
-    """
-    global _adapted  # noqa: PLW0603 - one union of all types
-    name = kind.model_fields["type"].default
-    if not isinstance(name, str) or not name:
-        raise ValueError(f'{kind.__name__} has no type: give it one, type: Literal["..."] = "..."')
-    known = _TYPES.get(name)
-    if known is not None and (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
-        raise ValueError(f"there is an event type {name!r} already: {known.__module__}.{known.__qualname__}")
-    _TYPES[name] = kind
-    _adapted = None
-    return kind
-
-
-def parse_event(found: TaskEvent) -> Event:
-    """An entry of a log as the event that it is, or as `Unreadable`."""
-    global _adapted  # noqa: PLW0603
-    kind = _TYPES.get(found.type)
-    data = found.data if isinstance(found.data, dict) else {}
-    problem = found.problem
-    if problem is None and kind is None:
-        problem = f"no event type is called {found.type!r}: it is of a later version, or of an app that is not loaded"
-    elif problem is None and kind is not None and data.get("v", 1) != 1 and not _reads(kind, data["v"]):
-        problem = f"it has version {data['v']}, and this version of perdure reads {found.type!r} up to {kind.version}"
-    if problem is None:
-        step = {} if found.step is None else {"step": found.step}
-        _adapted = _adapted or _adapter()
-        try:
-            event: Event = _adapted.validate_python({**data, **step, "type": found.type})
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            problem = f"{'.'.join(map(str, first['loc'][1:])) or 'data'}: {first['msg']}"
-        else:
-            return event
-    return Unreadable(type=found.type, step=found.step, problem=problem, data=found.data)
-
-
-def _reads(kind: type[Event], version: object) -> bool:
-    return isinstance(version, int) and 1 <= version <= kind.version
+"""Perdure's own types by name."""

@@ -22,7 +22,10 @@ class ToolCall(BaseModel):
 
 
 class Message(BaseModel):
-    """One turn of a conversation. tool_calls: what an assistant asks for. tool_call_id: which call a tool answers."""
+    """One turn of a conversation. tool_calls: what an assistant asks for. tool_call_id: which call a tool answers.
+
+    n: the number of the event that it came with, once it is in a state; of a summary, the first that it stands for.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -31,3 +34,4 @@ class Message(BaseModel):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     name: str | None = None
+    n: int | None = None

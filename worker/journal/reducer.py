@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from .delta import apply
+from .delta import BadPatch, apply
 from .events import (
     ArtifactSaved,
     Compacted,
@@ -23,6 +23,7 @@ from .events import (
     StepCompleted,
     StepFailed,
     StepStarted,
+    Waited,
     Waiting,
 )
 from .state import AgentState
@@ -41,14 +42,20 @@ def empty_state() -> State:
 
 
 def reduce(state: State, event: Event, number: int) -> State:
-    """The state after an event of this number. Pure: the state given stays as it is. Raises `BadPatch`."""
+    """The state after an event of this number. Pure: the state given stays as it is, and shares what did not change.
+
+    Raises `BadPatch` for an event that does not fit the state.
+    """
     rule = _RULES.get(event.type)
-    if rule is not None:
-        state = {**state, **rule(state, event, number)}
-    if event.changes:
-        changed: State = apply(state, event.changes)
-        return changed
-    return state
+    try:
+        if rule is not None:
+            state = {**state, **rule(state, event, number)}
+        changed: State = apply(state, event.changes) if event.changes else state
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise BadPatch(f"event {number}, {event.type!r}, does not fit the state before it: {error}") from None
+    if not isinstance(changed, dict):
+        raise BadPatch(f"event {number}, {event.type!r}, makes no JSON object of the state")
+    return changed
 
 
 def _started(state: State, event: Started, number: int) -> State:
@@ -109,7 +116,7 @@ def _discovered(state: State, event: Discovered, number: int) -> State:
 
 
 def _message_added(state: State, event: MessageAdded, number: int) -> State:
-    return {"messages": [*state["messages"], event.message.model_dump(mode="json")]}
+    return {"messages": [*state["messages"], {**event.message.model_dump(mode="json"), "n": number}]}
 
 
 def _artifact_saved(state: State, event: ArtifactSaved, number: int) -> State:
@@ -126,12 +133,17 @@ def _compacted(state: State, event: Compacted, number: int) -> State:
         "tool_calls": [],
         "tool_call_id": None,
         "name": "summary",
+        "n": event.first,
     }
     return {"messages": [summary, *state["messages"][event.messages :]]}
 
 
 def _waiting(state: State, event: Waiting, number: int) -> State:
     return {"waiting_for": {"what": event.what, "on": event.on, "why": event.why}}
+
+
+def _waited(state: State, event: Waited, number: int) -> State:
+    return {"waiting_for": None}
 
 
 def _received(state: State, event: Received, number: int) -> State:
@@ -150,5 +162,6 @@ _RULES: Final[dict[str, Callable[[State, Any, int], State]]] = {
     "artifact_saved": _artifact_saved,
     "compacted": _compacted,
     "waiting": _waiting,
+    "waited": _waited,
     "received": _received,
 }

@@ -9,11 +9,24 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, PrivateAttr
+from pydantic_core import CoreSchema, core_schema
 
 from .messages import Message
 
-__all__ = ["AgentState", "Artifact", "Decision", "Discovery", "PlanStep", "StepStatus", "WaitingFor"]
+__all__ = ["AgentState", "Artifact", "Decision", "Discovery", "Ephemeral", "PlanStep", "StepStatus", "WaitingFor"]
+
+
+class Ephemeral:
+    """Marks a field of a state that is never stored, and has its default again in every run: `Annotated[T, Ephemeral]`.
+
+    For what cannot be stored (a client, a lock) or should not be (a password): it may be of any type, and is not
+    validated. One that is an input of the agent has what was enqueued, in every run.
+    """
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.any_schema()
 
 
 class StepStatus(StrEnum):
@@ -27,9 +40,9 @@ class StepStatus(StrEnum):
 
 
 class PlanStep(BaseModel):
-    """One step of a plan. key: its name within the task, and the end of its idempotency key.
+    """One step of a plan. key: its name within the task, and the end of its idempotency key: without `/` and `#`.
 
-    risky: it acts on the world, so a checkpoint is taken before it.
+    risky: it acts on the world, so a checkpoint is taken before it. arguments: for the agent's own use.
     """
 
     model_config = ConfigDict(extra="allow", validate_assignment=True)
@@ -41,6 +54,14 @@ class PlanStep(BaseModel):
     risky: bool = False
     arguments: dict[str, Any] = Field(default_factory=dict)
     error: str | None = None
+    _progress: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """How far the step has come: JSON data, saved beside the state once in a while as long as the step runs, there
+        again when it is run again, and gone when it is done.
+        """
+        return self._progress
 
 
 class Decision(BaseModel):
@@ -78,13 +99,13 @@ class WaitingFor(BaseModel):
 
 
 class AgentState(BaseModel):
-    """All that an agent knows of its work. Subclass it for what yours knows besides.
+    """All that an agent knows of its work. Subclass it for what yours knows besides; those are its inputs too.
 
     results: what the plan's steps returned, by key. decisions, discoveries: the latest ones, all are in the log.
     messages: the conversation since it was compacted last. context: whatever else is to be kept.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", populate_by_name=True, ser_json_inf_nan="strings")
 
     goal: str = ""
     plan: list[PlanStep] = Field(default_factory=list)

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from ...deadletter import Reason, after_crash, backoff
 from ...queues import (
@@ -28,18 +28,22 @@ from ...queues import (
 )
 from ..durable import CURRENT_RUN, Context, Ending, Run, Threads, until_available
 from ..errors import CrashLoop, InvalidArguments, TaskError, TaskIdle, TaskTimeout, UnknownTask, UnserialisableResult
+from ..memory import Keeper
 from ..observe import logger
 from ..registry import Registry, Task
 from ..settings import Settings
 from .isolation import Isolation
 from .leaving import leave_handoff
 from .opening import open_arguments, open_history
-from .outcome import Aside, Burial, Cancelled, HandOff, Outcome, Rerun, Success, after_error
+from .outcome import Aside, Burial, Cancelled, HandOff, Outcome, Rerun, Success, Wait, after_error
 from .resuming import resume
 from .settling import Settler
 from .slots import Slots
 
 __all__ = ["Executor", "time_limit_of"]
+
+_OWN: Final = (Ending.CANCELLED, Ending.HANDED_OFF, Ending.PARKED, Ending.INCOHERENT)
+"""Endings that count whatever the handler raised when it was cancelled."""
 
 
 class Executor:
@@ -64,6 +68,7 @@ class Executor:
         self._settings = settings
         self._leases = leases
         self.threads = Threads(threads)
+        self.memory = Keeper(settings)
         self._settler = Settler(gateway, settings)
         self._stopping = False
         self.owed: dict[str, Partition] | None = None
@@ -99,6 +104,8 @@ class Executor:
             History(),
             payload_limit=self._settings.payload_limit,
             threads=self.threads,
+            memory=self.memory,
+            settings=self._settings,
         )
         self._hold(run)
         outcome: Outcome | None = None
@@ -124,7 +131,7 @@ class Executor:
                 self._isolation.decided(delivery)
                 self._isolation.release(run)
             await run.close()
-        return isinstance(outcome, Rerun)
+        return isinstance(outcome, Rerun | Wait)
 
     def _hold(self, run: Run) -> None:
         if self._stopping:
@@ -255,7 +262,7 @@ class Executor:
         if result is not None:
             return Success(result, counters.attempted())
         obeyed = error is None or isinstance(error, asyncio.CancelledError)
-        if run.ending in (Ending.CANCELLED, Ending.HANDED_OFF) or (obeyed and run.ending is not None):
+        if run.ending in _OWN or (obeyed and run.ending is not None):
             return self._after_ending(run, task, run.ending)
         if error is None or obeyed:
             cause = error
@@ -270,6 +277,10 @@ class Executor:
             return Cancelled(counters)
         if ending is Ending.HANDED_OFF:
             return HandOff(counters)
+        if ending is Ending.PARKED and run.parked is not None:
+            return Wait(run.parked, counters)
+        if ending is Ending.INCOHERENT and run.fault is not None:
+            return after_error(run.fault, task.retry, counters, run.envelope.options.max_attempts)
         error: TaskError
         if ending is Ending.IDLE:
             error = TaskIdle(task.name, task.idle_timeout or self._settings.idle_limit, run.ended_in)
@@ -299,7 +310,7 @@ class Executor:
             self._leases.drop(run)
             if run.delivery.history:
                 self._isolation.release(run)
-        return isinstance(outcome, Rerun)
+        return isinstance(outcome, Rerun | Wait)
 
     def _encode(self, task: Task[Any, Any], value: Any) -> bytes:
         data, _ = task.result.encode(f"task {task.name!r}", value)

@@ -6,9 +6,20 @@ from dataclasses import dataclass, replace
 
 from ...deadletter import Bury, Reason, Retry, TryAgain, after_failure
 from ...queues import Counters, PayloadTooLarge
-from ..errors import Reschedule, RetryLater, Snooze, StateError, StepInDoubt, StepMismatch, UnserialisableResult
+from ..durable import Parked
+from ..errors import (
+    ArtifactTooLarge,
+    Incoherent,
+    Reschedule,
+    RetryLater,
+    Snooze,
+    StateError,
+    StepInDoubt,
+    StepMismatch,
+    UnserialisableResult,
+)
 
-__all__ = ["Aside", "Burial", "Cancelled", "HandOff", "Outcome", "Rerun", "Success", "after_error"]
+__all__ = ["Aside", "Burial", "Cancelled", "HandOff", "Outcome", "Rerun", "Success", "Wait", "after_error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +65,28 @@ class HandOff:
 
 
 @dataclass(frozen=True, slots=True)
+class Wait:
+    """It waits for something: run it again when that has come, or its time has passed. Costs no attempt."""
+
+    parked: Parked
+    counters: Counters
+
+
+@dataclass(frozen=True, slots=True)
 class Aside:
     """It is a suspect that may not run here and now: leave it to a worker that runs it alone."""
 
 
-Outcome = Success | Rerun | Burial | Cancelled | HandOff | Aside
+Outcome = Success | Rerun | Burial | Cancelled | HandOff | Wait | Aside
 
 _PERMANENT: dict[type[BaseException], Reason] = {
     StepInDoubt: Reason.IN_DOUBT,
     UnserialisableResult: Reason.UNSERIALISABLE_RESULT,
     StepMismatch: Reason.NOT_RETRYABLE,
+    Incoherent: Reason.INCOHERENT,
     StateError: Reason.NOT_RETRYABLE,
     PayloadTooLarge: Reason.NOT_RETRYABLE,
+    ArtifactTooLarge: Reason.NOT_RETRYABLE,
 }
 """Errors that would come again, however often the task is run."""
 

@@ -16,6 +16,7 @@ from ...queues import (
     Redaction,
     UnreadableEnvelope,
     cancelled,
+    park,
     release,
     reschedule,
     set_aside,
@@ -24,7 +25,7 @@ from ...queues import (
 from ..durable import Run, until_available
 from ..observe import logger
 from ..settings import Settings
-from .outcome import Aside, Burial, Cancelled, HandOff, Outcome, Rerun, Success
+from .outcome import Aside, Burial, Cancelled, HandOff, Outcome, Rerun, Success, Wait
 
 __all__ = ["Settler"]
 
@@ -71,16 +72,25 @@ class Settler:
                 return lambda: release(gateway, delivery, task_id, data=data)
             case Aside():
                 return lambda: set_aside(gateway, delivery, task_id)
-            case Rerun(delay, event, counters, error, suspect):
-                evidence = Evidence.of(error, run.redact)
-                bound = logger.bind(task=run.envelope.task, id=task_id)
-                bound.warning("{}, runs again in {:.1f} s: {}: {}", event, delay, evidence.error, evidence.message)
-                found = evidence.fields() | {"attempts": counters.attempts, "delay": delay}
-                return lambda: reschedule(
-                    gateway, delivery, task_id, counters, delay=delay, event=event, data=found, suspect=suspect
-                )
+            case Rerun() | Wait():
+                return self._put_off(run, outcome)
             case Burial(reason, counters, error):
                 return lambda: self._bury(delivery, task_id, run.envelope.task, reason, counters, error, run.redact)
+
+    def _put_off(self, run: Run, outcome: Rerun | Wait) -> Callable[[], Awaitable[None]]:
+        gateway, delivery, task_id, counters = self._gateway, run.delivery, run.id, outcome.counters
+        bound = logger.bind(task=run.envelope.task, id=task_id)
+        if isinstance(outcome, Wait):
+            delay, waits, seen = outcome.parked.delay, outcome.parked.waits, outcome.parked.seen
+            bound.debug("waits for a {}", waits)
+            return lambda: park(gateway, delivery, task_id, counters, delay=delay, waits=waits, seen=seen)
+        delay, event, suspect = outcome.delay, outcome.event, outcome.suspect
+        evidence = Evidence.of(outcome.error, run.redact)
+        bound.warning("{}, runs again in {:.1f} s: {}: {}", event, delay, evidence.error, evidence.message)
+        found = evidence.fields() | {"attempts": counters.attempts, "delay": delay}
+        return lambda: reschedule(
+            gateway, delivery, task_id, counters, delay=delay, event=event, data=found, suspect=suspect
+        )
 
     def _result_ttl(self, run: Run) -> float:
         return run.envelope.options.result_ttl or run.result_ttl or self._settings.result_ttl

@@ -137,6 +137,7 @@ class Worker:
         try:
             await self._gateway.open()
             self._stack.push_async_callback(self._gateway.close)
+            self._stack.push_async_callback(self._executor.memory.close)
             await self._join()
         except BaseException:
             await self._stack.aclose()

@@ -1,0 +1,45 @@
+-- Puts a message into the inbox of a task, once, and wakes the task where it waits for one.
+-- KEYS  record, due set, nudge stream
+-- ARGV  task id, digest of the message's id, the message, most messages that an inbox holds
+-- returns  {'sent', its number, state of the task}; {'missing'}; {'moved', the task that goes on in its place};
+--          {'ended', state}; {'full', messages in it}
+-- Atomic: the message is there, its id is known, and the task is due, all or none. Asked twice (a lost reply, a sender
+-- that is run again), it answers with the first number: ids are known until as many further messages were sent as an
+-- inbox holds. The first write needs memory, so that a full server refuses it whole. A dead letter keeps what it is
+-- sent, for its replay. The inbox has the life of its record: no other key, no time to live of its own.
+local known = redis.call('HMGET', KEYS[1], 'state', 'mi:' .. ARGV[2], 'handed_to', 'mail', 'used', 'waits')
+local state = known[1]
+if not state then
+  return {'missing'}
+elseif known[2] then
+  return {'sent', known[2], state}
+elseif known[3] then
+  return {'moved', known[3]}
+elseif state == 'succeeded' or state == 'cancelled' then
+  return {'ended', state}
+end
+local most = tonumber(ARGV[4])
+local held = tonumber(known[4] or 0) - tonumber(known[5] or 0)
+if held >= most then
+  return {'full', tostring(held)}
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local number = redis.call('HINCRBY', KEYS[1], 'mail', 1)
+redis.call('HSET', KEYS[1], 'm:' .. number, now .. ' ' .. ARGV[3], 'mi:' .. ARGV[2], number, 'mn:' .. number, ARGV[2])
+local past = 'mn:' .. number - most
+local forgotten = redis.call('HGET', KEYS[1], past)
+if forgotten then
+  redis.call('HDEL', KEYS[1], 'mi:' .. forgotten, past)
+end
+if state == 'scheduled' and known[6] then
+  local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+  if redis.call('ZADD', KEYS[2], 'XX', 'LT', 'CH', now, ARGV[1]) == 1 then
+    redis.call('HSET', KEYS[1], 'due', now)
+    if now < tonumber(first[2]) then
+      redis.call('XADD', KEYS[3], 'MAXLEN', 16, '*', 'why', 'due')
+    end
+  end
+end
+redis.call('PUBLISH', KEYS[1], 'message')
+return {'sent', tostring(number), state}

@@ -1,0 +1,98 @@
+"""How many tokens a text takes: counted where a tokenizer is at hand, estimated where none is."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from pydantic_core import to_json
+
+from ...journal import Message
+
+__all__ = ["Estimate", "Tiktoken", "TokenCounter", "default_counter", "message_tokens"]
+
+PER_MESSAGE: Final = 4
+"""Tokens that a message takes besides its texts: its role and its borders."""
+
+
+class TokenCounter(Protocol):
+    """Counts the tokens of a text."""
+
+    def count(self, text: str) -> int: ...
+
+
+class Estimate:
+    """Four ASCII characters to a token, and every other character one: a little too many for most languages."""
+
+    def count(self, text: str) -> int:
+        plain = len(text.encode("ascii", "ignore"))
+        return -(-plain // 4) + len(text) - plain
+
+
+_VOCABULARIES: Final = {
+    "o200k_base": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
+    "cl100k_base": "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+}
+"""SHA-256 of the files that tiktoken reads, as its own `tiktoken_ext/openai_public.py` has them."""
+
+
+class Tiktoken:
+    """What OpenAI's tokenizer says. Never downloads: the vocabulary must be in tiktoken's cache.
+
+    Raises `LookupError` where tiktoken is not installed, or its vocabulary is not there.
+    """
+
+    def __init__(self, encoding: str = "o200k_base") -> None:
+        path = _cached(encoding)
+        if path is None:
+            raise LookupError(f"the vocabulary {encoding!r} is not in tiktoken's cache (TIKTOKEN_CACHE_DIR)")
+        try:
+            tiktoken = importlib.import_module("tiktoken")
+        except ImportError:
+            raise LookupError("tiktoken is not installed") from None
+        self._encoding: Any = tiktoken.get_encoding(encoding)
+
+    def count(self, text: str) -> int:
+        return len(self._encoding.encode_ordinary(text))
+
+
+def _cached(encoding: str) -> Path | None:
+    """The file in which tiktoken keeps a vocabulary, if it is there and whole: another one it would fetch anew."""
+    folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
+    folder = str(Path(tempfile.gettempdir()) / "data-gym-cache") if folder is None else folder
+    if not folder or encoding not in _VOCABULARIES:
+        return None
+    source = f"https://openaipublic.blob.core.windows.net/encodings/{encoding}.tiktoken"
+    path = Path(folder) / hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+    try:
+        whole = hashlib.sha256(path.read_bytes()).hexdigest() == _VOCABULARIES[encoding]
+    except OSError:
+        return None
+    return path if whole else None
+
+
+@lru_cache(maxsize=8)
+def default_counter(encoding: str = "o200k_base") -> TokenCounter:
+    """tiktoken where it is installed and has its vocabulary, else the estimate."""
+    try:
+        return Tiktoken(encoding)
+    except LookupError:
+        return Estimate()
+
+
+def message_tokens(message: Message, counter: TokenCounter) -> int:
+    """What a message takes: its text, the names and the JSON arguments of the tools it calls, and its borders."""
+    tokens = PER_MESSAGE + counter.count(message.content)
+    for call in message.tool_calls:
+        tokens += PER_MESSAGE + counter.count(call.name) + counter.count(arguments_json(call.arguments))
+    return tokens
+
+
+def arguments_json(arguments: dict[str, Any]) -> str:
+    """A call's arguments as JSON."""
+    return to_json(arguments, inf_nan_mode="null", fallback=str).decode()

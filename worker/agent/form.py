@@ -1,0 +1,114 @@
+"""The type of an agent's state: which of its fields are stored, how, and what its inputs are."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Generic
+
+import orjson
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticSerializationError
+
+from ...queues import has_secret
+from ..errors import StateMismatch, StateUnstorable, TaskDefinitionError
+from ..journal import AgentState, Ephemeral
+from .agent import S
+
+__all__ = ["StateForm"]
+
+_RESERVED: Final = frozenset({"ctx", "self", "goal", "key", "anew"})
+
+
+class StateForm(Generic[S]):
+    """One agent's type of state. Raises `TaskDefinitionError` for one that cannot be kept.
+
+    inputs: those of its own fields that may be given when a goal is enqueued. ephemeral: those that are never stored.
+    """
+
+    def __init__(self, agent: str, kind: type[S]) -> None:
+        self.agent = agent
+        self.kind = kind
+        self.fields: Final[dict[str, FieldInfo]] = dict(kind.model_fields)
+        self.ephemeral = frozenset(name for name, field in self.fields.items() if Ephemeral in field.metadata)
+        self._adapters: dict[str, TypeAdapter[Any]] = {}
+        own = [name for name in self.fields if name not in AgentState.model_fields]
+        self.inputs = tuple([name for name in own if name not in self.ephemeral or self._travels(name)])
+        self._check()
+
+    def _travels(self, name: str) -> bool:
+        """Whether values of an ephemeral field's type can be enqueued."""
+        try:
+            TypeAdapter(self.annotation(name))
+        except PydanticUserError:
+            return False
+        return True
+
+    def annotation(self, name: str) -> Any:
+        """The declared type of a field."""
+        field = self.fields[name]
+        return field.annotation if name in self.ephemeral else field.rebuild_annotation()
+
+    def _check(self) -> None:
+        what = f"agent {self.agent!r}: field {{!r}} of its state {self.kind.__name__}"
+        for name, field in self.fields.items():
+            if name in self.inputs and name in _RESERVED:
+                raise TaskDefinitionError(f"{what.format(name)} has a name that enqueuing uses itself: rename it")
+            if name in self.ephemeral:
+                if field.is_required():
+                    raise TaskDefinitionError(f"{what.format(name)} is ephemeral: give it a default to begin with")
+                if name in AgentState.model_fields:
+                    raise TaskDefinitionError(f"{what.format(name)} is every agent's, and always stored")
+            elif has_secret(self._adapter(name).core_schema):
+                raise TaskDefinitionError(
+                    f"{what.format(name)} is a secret, which is stored nowhere: make it Annotated[..., Ephemeral] with "
+                    "a default; as an input it is there again in every run"
+                )
+
+    def dump(self, task_id: str, state: S, names: frozenset[str] | None = None) -> bytes:
+        """The state's stored fields as JSON, all or those named. Raises `StateUnstorable`."""
+        try:
+            wanted = None if names is None else set(names)
+            data = state.model_dump_json(include=wanted, exclude=set(self.ephemeral), warnings="error")
+        except (PydanticSerializationError, ValueError, RecursionError) as error:
+            raise StateUnstorable(task_id, self.agent, str(error)) from None
+        return data.encode()
+
+    def load(self, task_id: str, stored: dict[str, Any]) -> S:
+        """A state from JSON. What it holds that this class does not know, as of a later version of the agent, is left
+        out. Raises `StateMismatch`.
+        """
+        known = {name: value for name, value in stored.items() if name in self.fields and name not in self.ephemeral}
+        try:
+            return self.kind.model_validate_json(orjson.dumps(known))
+        except ValidationError as error:
+            raise StateMismatch(task_id, self.agent, _problem(error)) from None
+
+    def assign(self, task_id: str, state: S, changed: dict[str, Any]) -> None:
+        """Put fields into a state, from JSON; lists and objects stay the same objects. Raises `StateMismatch`."""
+        for name, value in changed.items():
+            if name not in self.fields or name in self.ephemeral:
+                continue
+            try:
+                new = self._adapter(name).validate_json(orjson.dumps(value))
+            except ValidationError as error:
+                raise StateMismatch(task_id, self.agent, f"{name}: {_problem(error)}") from None
+            match getattr(state, name), new:
+                case list() as held, list():
+                    held[:] = new
+                case dict() as held, dict():
+                    held.clear()
+                    held.update(new)
+                case _:
+                    setattr(state, name, new)
+
+    def _adapter(self, name: str) -> TypeAdapter[Any]:
+        if name not in self._adapters:
+            self._adapters[name] = TypeAdapter(self.annotation(name))
+        return self._adapters[name]
+
+
+def _problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else first["msg"]

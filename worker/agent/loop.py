@@ -1,0 +1,225 @@
+"""The loop that drives an agent: plan, the steps of the plan, finish; each recorded in one act with the state.
+
+What was cut off is called again with the state as it was when it began, and with the steps that it had recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Generic
+
+import orjson
+
+from ...queues import Entry, Kind, LeaseLost, check_size
+from ..durable import Context, Happened, codec_of
+from ..errors import Reschedule, RetryLater, StateError, StepInDoubt
+from ..journal import Event, PlanStep, StepStatus
+from ..journal.events import Changed, Finished, Planned, PlannedStep, StepCompleted, StepFailed, StepStarted
+from .agent import Agent, S
+from .coherence import Watch, watching
+from .context.tokens import default_counter, message_tokens
+from .keeper import Keeper, snapshots
+from .session import Session
+
+__all__ = ["Loop"]
+
+_PLAN: Final = "#plan"
+_REPLAN: Final = "#replan"
+_FINISH: Final = "#finish"
+"""Keys in the checkpoint, and scopes of steps, of what is no step of the plan."""
+
+_HEAD: Final = b"{}\n"
+"""Where other steps' records tell of their arguments."""
+
+_STANDING: Final = {"status", "attempts", "error"}
+"""Fields of a step that tell how it has fared."""
+
+_OPEN: Final = (StepStatus.PENDING, StepStatus.RUNNING)
+
+
+class Loop(Generic[S]):
+    """One run of an agent."""
+
+    def __init__(self, agent: Agent[S], ctx: Context, session: Session[S]) -> None:
+        self._agent = agent
+        self._ctx = ctx
+        self._session = session
+        self._run = session.run
+        self._replans = type(agent).replan is not Agent.replan
+
+    async def drive(self, goal: str, inputs: dict[str, Any]) -> Any:
+        """Run the agent to its end, from wherever former runs have brought it; returns what `finish` returned."""
+        recorded = self._run.history.done.get(_FINISH)
+        if recorded is not None:
+            return codec_of(self._agent.finish).decode(recorded.removeprefix(_HEAD))
+        await self._session.open(goal, inputs)
+        watch = await self._watch(goal)
+        async with snapshots(self._session), watching(watch):
+            await self._plan()
+            while (step := await self._next(watch)) is not None:
+                if await self._take(step) and self._replans:
+                    await self._replan()
+            return await self._finish()
+
+    @property
+    def _state(self) -> S:
+        return self._session.state
+
+    async def _watch(self, goal: str) -> Watch:
+        session = self._session
+        counter = default_counter()
+        watch = session.watch = Watch(
+            self._run,
+            goal,
+            self._agent.coherence,
+            state=lambda: session.mirror,
+            tokens=lambda: sum(message_tokens(message, counter) for message in session.state.messages),
+        )
+        await watch.open()
+        return watch
+
+    async def _next(self, watch: Watch) -> PlanStep | None:
+        """The step to be taken next. Here a run may be stopped, and is looked at."""
+        if self._run.stopping:
+            await self._run.boundary()
+        await watch.look(boundary=True)
+        return next((step for step in self._state.plan if step.status in _OPEN), None)
+
+    # plan, replan, finish
+
+    async def _plan(self) -> None:
+        if _PLAN in self._run.history.done or self._state.plan:
+            await self._replan_where_due()
+            return
+        steps = await self._within(_PLAN, lambda: self._agent.plan(self._ctx, self._state))
+        mark = Entry(Kind.MARK, _PLAN, _HEAD + b"null")
+        await self._record(_PLAN, Planned(steps=_planned("plan", steps)), mark)
+
+    async def _replan_where_due(self) -> None:
+        if _REPLAN in self._run.history.saved:
+            await self._replan()
+
+    async def _replan(self) -> None:
+        """Ask for another plan, after a step is done. Where this is cut off, it is asked for again."""
+        steps = await self._within(_REPLAN, lambda: self._agent.replan(self._ctx, self._state))
+        due = Entry(Kind.DROP, _REPLAN, b"")
+        if steps is not None:
+            await self._record(_REPLAN, Planned(steps=_planned("replan", steps), again=True), due)
+        elif self._session.has_changed():
+            await self._record(_REPLAN, Changed(), due)
+        else:
+            await self._run.recorder.put(due, *self._run.forget(self._run.keys_within(f"{_REPLAN}/")), wait=False)
+
+    async def _finish(self) -> Any:
+        result = await self._within(_FINISH, lambda: self._agent.finish(self._ctx, self._state))
+        data, result = codec_of(self._agent.finish).encode("finish", result)
+        check_size("what finish returned", len(data), self._run.payload_limit)
+        await self._record(_FINISH, Finished(), Entry(Kind.MARK, _FINISH, _HEAD + data))
+        return result
+
+    # a step of the plan
+
+    async def _take(self, step: PlanStep) -> bool:
+        """Take a step; returns whether it is done. Where it failed and was replaced, it is not."""
+        doubtful = step.risky and step.status is StepStatus.RUNNING
+        attempt = step.attempts + 1
+        await self._start(step, attempt)
+        step = self._named(step.key)
+        try:
+            result = await self._within(step.key, lambda: self._reach(step, doubtful=doubtful))
+        except (LeaseLost, StateError, StepInDoubt):
+            raise
+        except Exception as error:
+            if not isinstance(error, Reschedule) or isinstance(error, RetryLater):
+                await self._failed(step.key, attempt, error)
+                return False
+            raise
+        data, _ = codec_of(self._agent.act).encode(f"step {step.key!r}", result)
+        check_size(f"the result of step {step.key!r}", len(data), self._run.payload_limit)
+        event = StepCompleted(step=step.key, attempt=attempt, result=orjson.loads(data))
+        due = [Entry(Kind.SAVED, _REPLAN, b"1")] if self._replans else []
+        await self._record(step.key, event, *due)
+        return True
+
+    async def _start(self, step: PlanStep, attempt: int) -> None:
+        """Tell that the step begins; of a risky one, before anything else happens."""
+        run = self._run
+        left = run.forget(run.keys_within(f"{_REPLAN}/"))  # of a plan that was asked for and not made
+        told = self._session.checkpoint(StepStarted(step=step.key, title=step.title, attempt=attempt))
+        await run.recorder.put(told, *left, *self._session.snapshot(), wait=step.risky)
+
+    async def _reach(self, step: PlanStep, *, doubtful: bool) -> Any:
+        """The step's result: by taking it, or by learning that it happened already."""
+        async with Keeper(self._session, step, self._agent.save_every).keeping():
+            if doubtful:
+                happened = await self._resolve_doubt(step)
+                if happened is not None:
+                    return happened.result
+            return await self._agent.act(self._ctx, self._state, step)
+
+    async def _resolve_doubt(self, step: PlanStep) -> Happened[Any] | None:
+        if type(self._agent).verify is not Agent.verify:
+            answer = await self._agent.verify(self._ctx, self._state, step)
+            if answer is not None and not isinstance(answer, Happened):
+                raise TypeError(f"verify of step {step.key!r} must return Happened(result) or None, not {answer!r}")
+            return answer
+        if self._agent.in_doubt == "fail":
+            raise StepInDoubt(step.key, f"{self._run.id}:{step.key}")
+        return None
+
+    async def _failed(self, key: str, attempt: int, error: Exception) -> None:
+        """Tell of it; where the agent has no other plan then, the error is the run's, and the task's retry decides."""
+        session, run = self._session, self._run
+        session.rollback()
+        event = StepFailed(step=key, attempt=attempt, error=type(error).__name__, message=str(error)[:2000])
+        told = session.checkpoint(event)
+        await run.recorder.put(told, *session.snapshot(), wait=False)
+        if not self._replans:
+            raise error
+        steps = await self._within(_REPLAN, lambda: self._agent.replan(self._ctx, self._state))
+        if steps is None:
+            session.rollback()
+            raise error
+        given_up = run.forget([key, *run.keys_within(f"{key}/")])
+        await self._record(_REPLAN, Planned(steps=_planned("replan", steps), again=True), *given_up)
+
+    # what they have in common
+
+    async def _within(self, scope: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Call a method of the agent, whose steps are parts of what is named here."""
+        with self._run.within(f"{scope}/"):
+            return await call()
+
+    async def _record(self, key: str, event: Event, *entries: Entry) -> None:
+        """Store what is done, the state with it, and drop its parts: all in one act, with a snapshot where one is due.
+
+        Raises `StateTooLarge`, `StateUnstorable`, `LeaseLost`.
+        """
+        run, session = self._run, self._session
+        parts = run.keys_within(f"{key}/")
+        told = session.checkpoint(event)
+        dropped = run.forget([key, *parts] if isinstance(event, StepCompleted) else parts)
+        snapshot = session.snapshot(more=len(parts))
+        await run.recorder.put(told, *entries, *dropped, *snapshot, wait=True)
+        run.steps_recorded += 1
+        run.stir()
+        if run.on_recorded is not None:
+            run.on_recorded()
+
+    def _named(self, key: str) -> PlanStep:
+        return next(step for step in self._state.plan if step.key == key)
+
+
+def _planned(what: str, steps: Sequence[PlanStep]) -> tuple[PlannedStep, ...]:
+    """The steps as the log tells of them. Raises `TypeError`, `ValueError` for what is no plan."""
+    listed = list(steps)
+    for step in listed:
+        if not isinstance(step, PlanStep):
+            raise TypeError(f"{what} must return a list of PlanStep, and {step!r} is none")
+        if not step.key or len(step.key) > 200 or "/" in step.key or "#" in step.key:
+            raise ValueError(f"{what}: a step's key is 1 to 200 characters without '/' and '#', not {step.key!r}")
+    keys = [step.key for step in listed]
+    if len(set(keys)) < len(keys):
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"{what}: two steps have the key {twice!r}: each needs one of its own")
+    return tuple([PlannedStep.model_validate(step.model_dump(mode="json", exclude=_STANDING)) for step in listed])

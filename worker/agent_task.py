@@ -1,0 +1,63 @@
+"""An agent as it is enqueued: by its goal, which is worked for once."""
+
+from __future__ import annotations
+
+from typing import Any, Generic
+
+import orjson
+from pydantic import ValidationError
+
+from ..queues import TaskHandle
+from .agent import Agent
+from .agent.agent import S
+from .agent.form import StateForm
+from .agent.goal import goal_id
+from .errors import InvalidArguments
+from .registry import Task
+
+__all__ = ["AgentTask"]
+
+
+class AgentTask(Generic[S]):
+    """A registered agent. kind: its class. task: what the worker runs."""
+
+    def __init__(self, kind: type[Agent[S]], form: StateForm[S], task: Task[..., Any]) -> None:
+        self.kind = kind
+        self.task = task
+        self._form = form
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def queue(self) -> str:
+        return self.task.queue
+
+    async def enqueue(self, goal: str, *, key: str | None = None, anew: bool = False, **inputs: Any) -> TaskHandle[Any]:
+        """Have a goal worked for; once this returns, it is never lost.
+
+        A goal is worked for once. It is known by `key`, or else by what is given here; where it is known already, this
+        is the handle of its task, whatever that has come to: one that is finished has its result, and nothing is run.
+        anew: where it has ended, however it did, it is begun afresh, and what is kept of the former run goes. inputs:
+        fields of the state.
+
+        Raises `InvalidArguments` before anything is sent, `StillRunning` for `anew` where it has not ended,
+        `PayloadTooLarge`, `Unavailable`.
+        """
+        task, form = self.task, self._form
+        arguments, secrets = task.arguments.encode_call((goal,), inputs)
+        try:
+            form.kind(**task.arguments.decode(arguments))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise InvalidArguments(task.name, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        shown = {name: one for name, one in orjson.loads(arguments).items() if name not in form.ephemeral}
+        message = task.form.message(arguments, secrets, task_id=goal_id(task.name, key, shown))
+        producer = task.app.producer
+        if anew:
+            return await producer.send_anew(message, queue=task.queue, decode=task.decode)
+        return await producer.send_one(message, queue=task.queue, decode=task.decode)
+
+    def __repr__(self) -> str:
+        return f"AgentTask({self.name!r}, queue={self.queue!r})"

@@ -1,0 +1,77 @@
+"""Links from tasks to artifacts: a field of the checkpoint for each name, so that no log has to be read for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ...queues import Gateway, Namespace, Partition, saved_fields, saved_fields_of_all
+from ..errors import ArtifactError
+
+__all__ = ["Link", "all_links", "field_of", "links_among", "task_links"]
+
+_FIELDS: Final = "#artifact:"
+
+VERSION: Final = 1
+
+
+class Link(BaseModel):
+    """What a task keeps of an artifact. hash: SHA-256 in hexadecimal. size: bytes. n: the number of its event."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    v: int = VERSION
+    name: str
+    hash: str
+    size: int
+    media_type: str
+    n: int = 0
+
+    def encode(self) -> bytes:
+        return self.model_dump_json().encode()
+
+    @classmethod
+    def decode(cls, task_id: str, name: str, data: bytes) -> Link:
+        """Raises `ArtifactError`, which names the task and the artifact."""
+        try:
+            link = cls.model_validate_json(data)
+        except ValidationError as error:
+            problem = error.errors(include_url=False, include_input=False)[0]["msg"]
+            raise ArtifactError(f"the link of task {task_id} to artifact {name!r} cannot be read: {problem}") from None
+        if link.v > VERSION:
+            raise ArtifactError(
+                f"the link of task {task_id} to artifact {name!r} has version {link.v}, and this version of perdure "
+                f"reads up to {VERSION}: update it"
+            )
+        return link
+
+
+def field_of(name: str) -> str:
+    """The field of the checkpoint that has the link of an artifact."""
+    return _FIELDS + name
+
+
+def links_among(task_id: str, saved: Mapping[str, bytes]) -> list[Link]:
+    """The links among what is saved in a task's checkpoint, in the order in which they were made."""
+    found = [
+        Link.decode(task_id, field.removeprefix(_FIELDS), data)
+        for field, data in saved.items()
+        if field.startswith(_FIELDS)
+    ]
+    return sorted(found, key=lambda link: (link.n, link.name))
+
+
+async def task_links(gateway: Gateway, partition: Partition, task_id: str) -> list[Link]:
+    """What a task links. Raises `ArtifactError`, `CannotOpen`."""
+    return links_among(task_id, await saved_fields(gateway, partition, task_id, _FIELDS))
+
+
+async def all_links(gateway: Gateway, namespace: Namespace) -> AsyncIterator[tuple[Partition, str, list[Link]]]:
+    """Of every task of the namespace that is kept, what it links; also of those that link nothing, for the progress.
+
+    Raises `ArtifactError` or `CannotOpen` for a link that cannot be read.
+    """
+    async for partition, task_id, saved in saved_fields_of_all(gateway, namespace, _FIELDS):
+        yield partition, task_id, links_among(task_id, saved)

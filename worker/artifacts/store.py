@@ -1,0 +1,182 @@
+"""A store of artifacts: bytes under their own hash (SHA-256), checked whenever they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from ..errors import ArtifactDamaged, ArtifactError, ArtifactMissing, ArtifactTooLarge, StoreUnavailable
+from .shelf import Object, Shelf, WrongSize
+from .source import CHUNK, Data, chunks_of
+
+__all__ = ["ArtifactStore", "Kept", "Stored"]
+
+R = TypeVar("R")
+
+_AT_ONCE = 1000
+"""Objects that are listed between two chances for others to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What was saved. hash: SHA-256 in hexadecimal. size: bytes."""
+
+    hash: str
+    size: int
+
+
+Kept = Object
+
+
+class ArtifactStore:
+    """Saves and reads in pieces, in threads: memory does not grow with what is saved, and the event loop goes on.
+
+    Every method takes `what`, which names the artifact (and its task) in errors.
+    """
+
+    def __init__(self, shelf: Shelf, *, limit: int) -> None:
+        """limit: bytes that one artifact may have."""
+        self._shelf = shelf
+        self.limit = limit
+
+    @property
+    def shown(self) -> str:
+        """Where it is, without any password."""
+        return self._shelf.shown
+
+    async def save(self, what: str, data: Data) -> Stored:
+        """Store bytes. What is there already is left as it is, and is safe from the collector for its grace.
+
+        Cancelled or killed at any moment, it leaves nothing under the hash that is not complete.
+        Raises `ArtifactTooLarge`, `StoreUnavailable`, `ArtifactDamaged`; `ArtifactError` for data that cannot be read.
+        """
+        digest, size = hashlib.sha256(), 0
+        draft = await self._call(what, "written to", self._shelf.draft)
+        try:
+
+            def take(chunk: bytes | memoryview) -> None:
+                digest.update(chunk)
+                draft.write(chunk)
+
+            async for chunk in chunks_of(what, data):
+                size += len(chunk)
+                if size > self.limit:
+                    raise ArtifactTooLarge(what, self.limit)
+                await self._call(what, "written to", take, chunk)
+            stored = Stored(digest.hexdigest(), size)
+            try:
+                await self._call(what, "written to", draft.keep, stored.hash, size)
+            except WrongSize as wrong:
+                self._damaged(what, stored.hash, f"has {wrong.size} bytes there, and {size} when it is saved")
+        finally:
+            with anyio.CancelScope(shield=True), suppress(StoreUnavailable):  # what is left of it is collected later
+                await self._call(what, "written to", draft.discard)
+        return stored
+
+    async def chunks(self, what: str, digest: str, size: int) -> AsyncIterator[bytes]:
+        """The bytes, a piece at a time. That they are the right ones is known when the last piece has come.
+
+        Raises `ArtifactMissing`, `ArtifactDamaged` (at the end, or as soon as there are too many), `StoreUnavailable`.
+        """
+        try:
+            file = await self._call(what, "read from", self._shelf.open, digest)
+        except FileNotFoundError:
+            raise ArtifactMissing(what, digest, self.shown) from None
+        found, seen = hashlib.sha256(), 0
+        try:
+            while chunk := await self._call(what, "read from", file.read, CHUNK):
+                seen += len(chunk)
+                if seen > size:
+                    self._damaged(what, digest, f"has more than its {size} bytes")
+                found.update(chunk)
+                yield chunk
+        finally:
+            file.close()
+        if found.hexdigest() != digest:
+            self._damaged(what, digest, f"has {seen} bytes with the hash {found.hexdigest()}, where {size} were saved")
+
+    async def read(self, what: str, digest: str, size: int) -> bytes:
+        """All of the bytes, once they are known to be the right ones. Raises as `chunks` does."""
+        return b"".join([chunk async for chunk in self.chunks(what, digest, size)])
+
+    async def fetch(self, what: str, digest: str, size: int, to: Path) -> None:
+        """Put the bytes into a file, which is replaced only by all of the right ones. Raises as `chunks` does, and
+        `ArtifactError` where the file cannot be written.
+        """
+        try:
+            number, name = await anyio.to_thread.run_sync(lambda: tempfile.mkstemp(dir=to.parent, prefix=".fetched-"))
+        except OSError as error:
+            raise ArtifactError(f"{what} cannot be written to {str(to)!r}: {error}") from error
+        fetched = anyio.Path(name)
+        try:
+            with os.fdopen(number, "wb") as file:
+                async for chunk in self.chunks(what, digest, size):
+                    await anyio.to_thread.run_sync(file.write, chunk)
+            await fetched.replace(to)
+        except OSError as error:
+            raise ArtifactError(f"{what} cannot be written to {str(to)!r}: {error}") from error
+        finally:
+            with anyio.CancelScope(shield=True):
+                await fetched.unlink(missing_ok=True)
+
+    async def path(self, what: str, digest: str, size: int) -> Path:
+        """The file that has the bytes, once they are known to be the right ones: of a local folder only.
+
+        Raises as `chunks` does, and `ArtifactError` where the store is elsewhere.
+        """
+        path = self._shelf.path(digest)
+        if path is None:
+            raise ArtifactError(f"{what} is no file of this machine, it is in {self.shown}: fetch it to a path instead")
+        async for _ in self.chunks(what, digest, size):
+            pass
+        return path
+
+    # collecting
+
+    async def objects(self) -> AsyncIterator[Kept]:
+        """All that is there, in the order of the hashes. Raises `StoreUnavailable`."""
+        what = "what is in the store"
+        found = await self._call(what, "read from", self._shelf.objects)
+
+        def page() -> list[Kept]:
+            return [one for one, _ in zip(found, range(_AT_ONCE), strict=False)]
+
+        while objects := await self._call(what, "read from", page):
+            for one in objects:
+                yield one
+
+    async def remove(self, digest: str, grace: float) -> bool:
+        """Delete an object unless it was saved, or saved again, within the grace (seconds). Returns whether it did."""
+        try:
+            return await self._call(f"object {digest}", "removed from", self._shelf.remove, digest, time.time() - grace)
+        except FileNotFoundError:
+            return False
+
+    async def remove_drafts(self, grace: float) -> int:
+        """Delete what was begun longer ago than that and never completed; returns how many."""
+        before = time.time() - grace
+        return await self._call("what was never completed", "removed from", self._shelf.remove_drafts, before)
+
+    async def _call(self, what: str, verb: str, function: Callable[..., R], *args: Any) -> R:
+        """Call in a thread. Whatever the place raises, a file that is not there apart, is its being unavailable."""
+        try:
+            return await anyio.to_thread.run_sync(function, *args)
+        except (FileNotFoundError, WrongSize) as error:
+            if verb == "written to" and isinstance(error, FileNotFoundError):
+                raise StoreUnavailable(what, verb, self.shown, error) from error
+            raise
+        except Exception as error:
+            raise StoreUnavailable(what, verb, self.shown, error) from error
+
+    def _damaged(self, what: str, digest: str, problem: str) -> NoReturn:
+        raise ArtifactDamaged(what, digest, problem, self.shown)

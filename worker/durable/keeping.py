@@ -1,0 +1,161 @@
+"""A task's artifacts, as its handler sees them: bytes go to the store first, and are then linked, once.
+
+A run that dies between the two leaves bytes that nothing links, which the collector finds. One that dies after the link
+has nothing to save: the next run is given the link.
+"""
+
+from __future__ import annotations
+
+import mimetypes
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from ...queues import Entry, Gateway, Kind, Namespace, deployment_id
+from ..artifacts import ArtifactStore, Data, Link, check_artifact_name, field_of, open_store
+from ..artifacts.links import links_among
+from ..errors import ArtifactError
+from ..journal import Artifact
+from ..journal.events import ArtifactSaved
+from ..settings import Settings
+from .patience import until_available
+from .run import Run
+from .step import Durability, Step, check_place, step_here
+
+__all__ = ["Artifacts", "artifact_store"]
+
+_HEAD: Final = b"{}\n"
+"""The first line of a record in the checkpoint, which tells of a call; this one has no arguments to compare."""
+
+_stores: WeakKeyDictionary[Gateway, ArtifactStore] = WeakKeyDictionary()
+"""By the way to the queues, of which a worker has one."""
+
+
+async def artifact_store(gateway: Gateway, settings: Settings) -> ArtifactStore:
+    """The store of this deployment's artifacts. Raises `ConfigurationError`."""
+    store = _stores.get(gateway)
+    if store is None:
+        namespace = Namespace(settings.namespace)
+        folder = f"{namespace.name}-{await deployment_id(gateway, namespace)}"
+        store = _stores[gateway] = open_store(settings.artifact_place, folder, limit=settings.artifact_limit)
+    return store
+
+
+class Artifacts:
+    """The artifacts of the running task: `ctx.artifacts`."""
+
+    def __init__(self, run: Run, durability: Durability) -> None:
+        self._run = run
+        self._durability: Durability = durability
+
+    async def save(self, name: str, data: Data, media_type: str | None = None) -> Artifact:
+        """Keep bytes under a name, and link them with the checkpoint. Of one name, the last one counts.
+
+        data: bytes, text, a `Path`, a binary file, or an async iterator of bytes; what is large goes through in pieces.
+        media_type: else it is guessed from the name.
+
+        Called from the handler, it is recorded once: a resumed run is given what was saved, and `data` is not looked
+        at. Within a step it is part of the step, and done again when the step is. From a step in a thread:
+        `anyio.from_thread.run(ctx.artifacts.save, name, data)`.
+
+        Raises `BadArtifactName`, `ArtifactTooLarge`, `ArtifactDamaged`, `StoreUnavailable`, `ArtifactError` for data
+        that cannot be read, `StepOutsideTask`, `LeaseLost`.
+        """
+        run = self._run
+        check_artifact_name(name)
+        check_place(run, f"artifacts.save({name!r})", own=True, within=True)
+        step = step_here()
+        key = None
+        if step is None:
+            key = run.next_key(f"#artifact_saved:{name}")
+            if (recorded := run.history.done.get(key)) is not None:
+                return _artifact(Link.decode(run.id, name, recorded.removeprefix(_HEAD)))
+            if run.stopping:
+                await run.boundary()
+            run.step_began(key)  # a worker that is stopped lets it end
+        try:
+            stored = await (await self._store()).save(self._what(name), data)
+            run.stir()
+            kind = media_type or mimetypes.guess_type(name)[0] or _default_type(data)
+            link = Link(name=name, hash=stored.hash, size=stored.size, media_type=kind)
+            await self._link(link, key, step)
+        finally:
+            if key is not None:
+                run.step_ended(key)
+        return _artifact(link)
+
+    async def _link(self, link: Link, key: str | None, step: Step | None) -> None:
+        run, field = self._run, field_of(link.name)
+        if key is None and (linked := run.history.saved.get(field)) is not None:
+            former = Link.decode(run.id, link.name, linked)
+            if former == link.model_copy(update={"n": former.n}):
+                return  # by an earlier try of this step
+        where = step.key if step is not None else run.scope.rstrip("/") or None
+        event = run.number(
+            ArtifactSaved(name=link.name, hash=link.hash, size=link.size, media_type=link.media_type, step=where)
+        )
+        data = link.model_copy(update={"n": int(event.value)}).encode()
+        entries = [Entry(Kind.SAVED, field, data), event]
+        if key is not None:
+            entries.insert(0, Entry(Kind.MARK, key, _HEAD + data))
+        run.history.saved[field] = data
+        await run.recorder.put(*entries, wait=self._durability != "async", replicated=self._durability == "replicated")
+
+    def list(self) -> list[Artifact]:
+        """What the task has saved, the latest of each name, in the order in which they were saved."""
+        return [_artifact(link) for link in links_among(self._run.id, self._run.history.saved)]
+
+    async def read(self, artifact: str | Artifact) -> bytes:
+        """The bytes, checked against their hash. artifact: a name, or what `save` returned, here or in another task.
+
+        Raises `ArtifactError` where nothing of the name was saved, `ArtifactMissing`, `ArtifactDamaged`,
+        `StoreUnavailable`.
+        """
+        found = self._find(artifact)
+        return await (await self._store()).read(self._what(found.name), found.hash, found.size)
+
+    async def chunks(self, artifact: str | Artifact) -> AsyncIterator[bytes]:
+        """The bytes, a piece at a time; that they are the right ones is known at the end. Raises as `read` does."""
+        found = self._find(artifact)
+        async for chunk in (await self._store()).chunks(self._what(found.name), found.hash, found.size):
+            yield chunk
+
+    async def fetch(self, artifact: str | Artifact, to: Path) -> None:
+        """Put the bytes into a file, whole and right or not at all. Raises as `read` does."""
+        found = self._find(artifact)
+        await (await self._store()).fetch(self._what(found.name), found.hash, found.size, to)
+
+    async def path(self, artifact: str | Artifact) -> Path:
+        """The file in the store, which is for reading only. Where the store is no local folder, see `fetch`.
+
+        Raises as `read` does.
+        """
+        found = self._find(artifact)
+        return await (await self._store()).path(self._what(found.name), found.hash, found.size)
+
+    def _find(self, artifact: str | Artifact) -> Artifact:
+        if isinstance(artifact, Artifact):
+            return artifact
+        data = self._run.history.saved.get(field_of(artifact))
+        if data is None:
+            names = ", ".join(repr(one.name) for one in self.list()) or "none"
+            raise ArtifactError(f"task {self._run.id} has saved no artifact {artifact!r}; it has: {names}")
+        return _artifact(Link.decode(self._run.id, artifact, data))
+
+    def _what(self, name: str) -> str:
+        return f"artifact {name!r} of task {self._run.id}"
+
+    async def _store(self) -> ArtifactStore:
+        run = self._run
+        return await until_available(
+            lambda: artifact_store(run.gateway, run.settings), f"artifacts of task {run.id}", run.stir
+        )
+
+
+def _artifact(link: Link) -> Artifact:
+    return Artifact(name=link.name, hash=link.hash, size=link.size, media_type=link.media_type)
+
+
+def _default_type(data: Data) -> str:
+    return "text/plain" if isinstance(data, str) else "application/octet-stream"

@@ -1,0 +1,150 @@
+"""What a handler remembers beyond its task: `ctx.memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
+
+from ..errors import ConfigurationError, StepOutsideTask
+from ..journal import redacted
+from ..memory import Found, HybridStore, Memory, NewMemory, new_memory
+from .run import Run
+from .step import CURRENT_RUN, Durability, Step, StepOptions, current_step, perform
+
+__all__ = ["Remembering", "keep_findings"]
+
+_PLAIN: Final = StepOptions()
+
+
+class Remembering:
+    """The long-term memories of this task's agent: those that belong to the agent's (or the task's) name.
+
+    Within a step, what is written carries the step's idempotency key with a number (`task_id:step_key:2` is the second
+    that a step writes), so that a step that is run again remembers nothing twice, even in other words. Outside of
+    steps, each call is a durable step of its own: what it returned stands in the checkpoint, as results of steps do.
+    Secrets among the task's arguments are kept out of what is remembered.
+
+    All of them raise `MemoryStoreError`, and outside of steps what `ctx.step` raises.
+    """
+
+    def __init__(self, run: Run, durability: Durability) -> None:
+        self._run = run
+        self._durability: Durability = durability
+
+    @property
+    def owner(self) -> str:
+        """Whose memories these are."""
+        return self._run.envelope.task
+
+    async def add(
+        self,
+        text: str,
+        *,
+        type: str = "fact",
+        tags: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        source: str = "",
+        importance: float = 0.5,
+    ) -> Memory:
+        """Remember; one that says the same is updated instead. Fields: see `NewMemory`. Raises `InvalidMemory`."""
+        fields = {"type": type, "tags": tuple(tags), "metadata": dict(metadata or {}), "importance": importance}
+        memory = new_memory(text, source=source, **fields)
+        if self._run.redact is not None:
+            memory = redacted(memory, self._run.redact)
+        found: Memory = await self._do("memory.add", self._add, memory)
+        return found
+
+    async def search(
+        self,
+        query: str,
+        *,
+        type: str | Collection[str] | None = None,
+        tags: Collection[str] = (),
+        limit: int = 10,
+        everyone: bool = False,
+        touch: bool = False,
+    ) -> list[Found]:
+        """What fits best. everyone: not this agent's alone. touch: count it as used, so that it stays strong."""
+        types = type if type is None or isinstance(type, str) else sorted(type)
+        asked = (query, types, sorted(tags), limit, everyone, touch)
+        found: list[Found] = await self._do("memory.search", self._search, *asked)
+        return found
+
+    async def touch(self, *memories: Memory | str) -> int:
+        """They were of use: memories, or their ids. Returns how many of them are there."""
+        ids = [one if isinstance(one, str) else one.id for one in memories]
+        return int(await self._do("memory.touch", self._touch, ids))
+
+    async def forget(self, *memories: Memory | str) -> int:
+        """Remove this agent's own for good. Returns how many there were."""
+        ids = [one if isinstance(one, str) else one.id for one in memories]
+        return int(await self._do("memory.forget", self._forget, ids))
+
+    async def store(self) -> HybridStore:
+        """The store itself, open; for what is not to be a step. Raises `MemoryStoreError`, `ConfigurationError`."""
+        if self._run.memory is None:
+            raise ConfigurationError("this run has no memory store: it is a worker that opens it")
+        return await self._run.memory.get()
+
+    async def _do(self, name: str, act: Callable[..., Any], *args: Any) -> Any:
+        if _step_of(self._run) is not None:
+            return await act(*args)
+        return await perform(self._run, name, act, args, {}, _PLAIN, self._durability)
+
+    # within a step
+
+    async def _add(self, memory: NewMemory) -> Memory:
+        key = self._next_key()
+        return await (await self.store()).add(memory, owner=self.owner, key=key)
+
+    async def _search(
+        self, query: str, types: str | list[str] | None, tags: list[str], limit: int, everyone: bool, touch: bool
+    ) -> list[Found]:
+        key = self._next_key() if touch else None
+        store = await self.store()
+        owner = None if everyone else self.owner
+        found = await store.search(query, owner=owner, type=types, tags=tags, limit=limit)
+        if key is not None and found:
+            await store.touch([one.memory.id for one in found], key=key)
+        return found
+
+    async def _touch(self, ids: list[str]) -> int:
+        key = self._next_key()
+        return await (await self.store()).touch(ids, key=key)
+
+    async def _forget(self, ids: list[str]) -> int:
+        return await (await self.store()).forget(ids, owner=self.owner)
+
+    def _next_key(self) -> str:
+        """Taken before anything is waited for, so that the order of the calls decides."""
+        step = current_step()
+        step.remembered += 1
+        return step.idempotency_key if step.remembered == 1 else f"{step.idempotency_key}:{step.remembered}"
+
+
+async def keep_findings(run: Run, memories: Sequence[NewMemory | str]) -> None:
+    """Remember what an agent found, at its end; asked again after a crash, nothing is remembered twice.
+
+    Keys: `task_id:remember`, `task_id:remember:2` and so on. Raises `MemoryStoreError`, `InvalidMemory`.
+    """
+    for number, one in enumerate(memories, 1):
+        memory = new_memory(one) if isinstance(one, str) else one
+        if not isinstance(memory, NewMemory):
+            raise TypeError(f"remember must return texts or NewMemory, not {one!r}")
+        if run.memory is None:
+            raise ConfigurationError("this run has no memory store: it is a worker that opens it")
+        if run.redact is not None:
+            memory = redacted(memory, run.redact)
+        key = f"{run.id}:remember" if number == 1 else f"{run.id}:remember:{number}"
+        await (await run.memory.get()).add(memory, owner=run.envelope.task, key=key)
+        run.stir()
+
+
+def _step_of(run: Run) -> Step | None:
+    """The step of this run that is running here."""
+    if CURRENT_RUN.get() is not run:
+        return None
+    try:
+        return current_step()
+    except StepOutsideTask:
+        return None
