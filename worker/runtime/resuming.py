@@ -72,7 +72,7 @@ async def _tell(gateway: Gateway, run: Run, event: Resumed) -> None:
     """Put the event into the log, at once and without keeping the run from its work.
 
     A full server refuses it for certain: then it is not told, or a task that needs no memory to end would wait for
-    some. Where nobody knows whether it is there, it goes out once more, under the same number and before anything else.
+    some. Where Redis is away, nobody knows whether it is there: it goes out again, under the same number, until it is.
     """
     before = run.events
     entry = run.number(event)
@@ -83,7 +83,7 @@ async def _tell(gateway: Gateway, run: Run, event: Resumed) -> None:
     except ServerFull:
         run.events = before
     except Unavailable:
-        await run.recorder.put(entry, wait=False)
+        await run.recorder.put(entry, wait=True)
 
 
 def _stopped(run: Run) -> tuple[After, int | None] | None:
