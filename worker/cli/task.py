@@ -10,6 +10,7 @@ from ...queues import Producer, Record, State, TaskHandle, TaskOutcome, list_tas
 from .artifact import artifact, describe_link
 from .connection import connected, redis_now
 from .failures import Failed
+from .inbox import inbox, send, shown_due, shown_inbox, shown_wait
 from .lazy import LazyGroup, Promise
 from .lookup import find_handle, known_partitions
 from .output import (
@@ -53,7 +54,7 @@ app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def task() -> None:
-    """See, wait for, watch and cancel tasks; read what they did, go back in it, and start anew from there."""
+    """See, wait for, watch and cancel tasks; send them messages; read what they did, and start anew from there."""
 
 
 @app.command("list")
@@ -98,7 +99,7 @@ async def list_(
                     str(record.attempts),
                     str(record.crashes),
                     since(record.enqueued_at),
-                    record.reason or record.step or "",
+                    record.reason or (f"waits for {record.waits}" if record.waits else record.step) or "",
                 )
                 for record in found
             ],
@@ -138,7 +139,9 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "headers": ", ".join(f"{name}: {value}" for name, value in record.headers.items()) or None,
             "attempts": f"{record.attempts}, crashes: {record.crashes}, replays: {record.replays}",
             "enqueued": _when(record.enqueued_at, since),
-            "due": _when(record.due_at, since),
+            "waits": await shown_wait(producer, record, since),
+            "due": shown_due(record, lambda at: _when(at, since)),
+            "inbox": shown_inbox(record),
             "finished": _when(record.finished_at, since),
             "ran for": None if record.ran_ms is None else duration(record.ran_ms / 1000),
             "worker": record.worker,
@@ -251,3 +254,5 @@ async def cancel(producer: Producer, task_id: TaskId, *, json: AsJson = False) -
 
 
 app.command("artifact")(artifact)
+app.command()(send)
+app.command()(inbox)
