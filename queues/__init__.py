@@ -86,6 +86,7 @@ from .supervision import (
     withdraw_supervisor,
 )
 from .suspects import Suspect, acquit, set_aside, take_suspect
+from .trail import Trail, read_trail
 from .turns import take_turns
 
 __all__ = [
@@ -168,6 +169,7 @@ __all__ = [
     "TaskHandle",
     "TaskNotFound",
     "TaskOutcome",
+    "Trail",
     "Unavailable",
     "UnreadableEnvelope",
     "UnreadableMessage",
@@ -225,6 +227,7 @@ __all__ = [
     "read_origin",
     "read_partitions",
     "read_record",
+    "read_trail",
     "recorded_results",
     "recorded_steps",
     "release",
