@@ -11,7 +11,7 @@ from typing import Any, Final, Generic
 import orjson
 
 from ...queues import Entry, Kind, LeaseLost, check_size
-from ..durable import Context, Happened, codec_of
+from ..durable import Context, Happened, codec_of, keep_findings
 from ..errors import Reschedule, RetryLater, StateError, StepInDoubt
 from ..journal import Event, PlanStep, StepStatus
 from ..journal.events import Changed, Finished, Planned, PlannedStep, StepCompleted, StepFailed, StepStarted
@@ -97,6 +97,8 @@ class Loop(Generic[S]):
         result = await self._within(_FINISH, lambda: self._agent.finish(self._ctx, self._state))
         data, result = codec_of(self._agent.finish).encode("finish", result)
         check_size("what finish returned", len(data), self._run.payload_limit)
+        findings = await self._within(_FINISH, lambda: self._agent.remember(self._ctx, self._state))
+        await keep_findings(self._run, findings)
         await self._record(_FINISH, Finished(), Entry(Kind.MARK, _FINISH, _HEAD + data))
         return result
 
