@@ -21,6 +21,7 @@ NAMES = {
     "NotReplicated",
     "PayloadTooLarge",
     "PerdureError",
+    "NewMemory",
     "PlanStep",
     "Producer",
     "Retry",
