@@ -27,6 +27,7 @@ PerdureError
 │   └── StoreUnavailable        the store cannot be reached, is full, or refuses
 ├── StateError                  the state of an agent; none of them goes away by trying again
 │   ├── BadSnapshot             what is stored of it cannot be read
+│   ├── BadHistory              the log does not tell it: an event is missing, or cannot be read
 │   ├── StateMismatch           what is stored of it does not fit the agent's class
 │   ├── StateTooLarge           it has grown over the size limit
 │   ├── StateUnstorable         it holds what has no JSON form, or is not of its field's type
@@ -49,6 +50,7 @@ __all__ = [
     "ArtifactMissing",
     "ArtifactTooLarge",
     "BadArtifactName",
+    "BadHistory",
     "BadSnapshot",
     "CompactionFailed",
     "ConfigurationError",
@@ -297,6 +299,14 @@ class BadSnapshot(StateError):
         super().__init__(f"the state of task {task_id} cannot be read: {problem}; it is left as it is")
         self.task_id = task_id
         self.problem = problem
+
+
+class BadHistory(StateError):
+    """A task's log does not tell its state: an event is missing, cannot be read, or does not fit what came before."""
+
+    def __init__(self, task_id: str, problem: str) -> None:
+        super().__init__(problem)
+        self.task_id = task_id
 
 
 class StateMismatch(StateError):

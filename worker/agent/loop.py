@@ -145,8 +145,8 @@ class Loop(Generic[S]):
         """Tell that the step begins; of a risky one, before anything else happens."""
         run = self._run
         left = run.forget(run.keys_within(f"{_REPLAN}/"))  # of a plan that was asked for and not made
-        event = StepStarted(step=step.key, title=step.title, attempt=attempt)
-        await run.recorder.put(self._session.checkpoint(event), *left, wait=step.risky)
+        told = self._session.checkpoint(StepStarted(step=step.key, title=step.title, attempt=attempt))
+        await run.recorder.put(told, *left, *self._session.snapshot(), wait=step.risky)
 
     async def _reach(self, step: PlanStep, *, doubtful: bool) -> Any:
         """The step's result: by taking it, or by learning that it happened already."""
@@ -172,7 +172,8 @@ class Loop(Generic[S]):
         session, run = self._session, self._run
         session.rollback()
         event = StepFailed(step=key, attempt=attempt, error=type(error).__name__, message=str(error)[:2000])
-        await run.recorder.put(session.checkpoint(event), wait=False)
+        told = session.checkpoint(event)
+        await run.recorder.put(told, *session.snapshot(), wait=False)
         if not self._replans:
             raise error
         steps = await self._within(_REPLAN, lambda: self._agent.replan(self._ctx, self._state))

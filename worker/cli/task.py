@@ -10,6 +10,8 @@ from ...queues import Producer, Record, State, TaskHandle, TaskOutcome, list_tas
 from .artifact import artifact, describe_link
 from .connection import connected, redis_now
 from .failures import Failed
+from .inbox import inbox, send, shown_due, shown_inbox, shown_wait
+from .lazy import LazyGroup, Promise
 from .lookup import find_handle, known_partitions
 from .output import (
     AsJson,
@@ -28,16 +30,31 @@ from .output import (
 )
 from .parameters import QueueOption, TaskId, TaskNameOption, in_seconds
 from .showing import describe_finding, finding_text, link_text, shown_findings, shown_links
-from .watching import describe_event, watch_on_screen
+from .watching import watch_on_screen
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+class _Commands(LazyGroup):
+    """Those below, and those that have a file of their own."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name, (target, help_text) in _ELSEWHERE.items():
+            self.add_command(Promise(name, target, help_text))
+
+
+_ELSEWHERE = {
+    "events": (".events:events", "Print what happened to a task, or to the tasks of a queue."),
+    "replay": (".replay:replay", "Show the state of a task as one of its events left it."),
+}
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False)
 
 
 @app.callback()
 def task() -> None:
-    """See, wait for, watch and cancel tasks."""
+    """See, wait for, watch and cancel tasks; send them messages; read what they did, and start anew from there."""
 
 
 @app.command("list")
@@ -82,7 +99,7 @@ async def list_(
                     str(record.attempts),
                     str(record.crashes),
                     since(record.enqueued_at),
-                    record.reason or record.step or "",
+                    record.reason or (f"waits for {record.waits}" if record.waits else record.step) or "",
                 )
                 for record in found
             ],
@@ -122,7 +139,9 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "headers": ", ".join(f"{name}: {value}" for name, value in record.headers.items()) or None,
             "attempts": f"{record.attempts}, crashes: {record.crashes}, replays: {record.replays}",
             "enqueued": _when(record.enqueued_at, since),
-            "due": _when(record.due_at, since),
+            "waits": await shown_wait(producer, record, since),
+            "due": shown_due(record, lambda at: _when(at, since)),
+            "inbox": shown_inbox(record),
             "finished": _when(record.finished_at, since),
             "ran for": None if record.ran_ms is None else duration(record.ran_ms / 1000),
             "worker": record.worker,
@@ -234,25 +253,6 @@ async def cancel(producer: Producer, task_id: TaskId, *, json: AsJson = False) -
     tell(f"task {task_id} is running: its worker has been asked" if asked else f"task {task_id} is cancelled")
 
 
-@app.command()
-@connected
-async def events(
-    producer: Producer,
-    task_id: TaskId,
-    *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task has its outcome.")] = False,
-    json: AsJson = False,
-) -> None:
-    """Print what happened to a task, the oldest first. With --json: one object per line.
-
-    Example: perdure task events 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --follow
-    """
-    handle = await find_handle(producer, task_id)
-    async for event in handle.events(follow=follow):
-        if json:
-            print_json_lines([event.summary()])
-        else:
-            print_text(describe_event(event))
-
-
 app.command("artifact")(artifact)
+app.command()(send)
+app.command()(inbox)

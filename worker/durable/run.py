@@ -21,8 +21,6 @@ from .threads import Threads
 
 __all__ = ["Ending", "Parked", "Run"]
 
-_NOTHING_TAKEN: Final[frozenset[int]] = frozenset()
-
 _INSIST: Final = 0.5
 """Seconds after which a handler that goes on in spite of its cancellation is cancelled again."""
 
@@ -155,7 +153,7 @@ class Run:
         self.scope = ""
         self.parked: Parked | None = None
         self.fault: Exception | None = None
-        self.taken: frozenset[int] = _NOTHING_TAKEN
+        self.taken: set[int] | None = None
         self._names: dict[str, int] = {}
         self._quiet: anyio.Event | None = None
         self._recorder: Recorder | None = None

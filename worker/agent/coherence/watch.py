@@ -149,7 +149,7 @@ class Watch:
 
         async def look() -> bool:
             async for message in read_inbox(run.gateway, run.delivery.partition, run.id):
-                if message.number not in run.taken:
+                if message.number not in (run.taken or ()):
                     return True
             return False
 
