@@ -42,6 +42,9 @@ MOST_MESSAGES: Final = 1000
 _PAGE: Final = 32
 """Messages that are read together: one may have as many bytes as a payload."""
 
+_BESIDES: Final = 256
+"""Bytes that may be added to a message in what its reader records of it."""
+
 _MOVES: Final = 16
 """How often a task may have been handed on to another until a message gives up following."""
 
@@ -122,7 +125,7 @@ def _encode(message_id: str, sender: str, content: Any, limit: int) -> bytes:
         data = to_json({"id": message_id, "sender": sender, "content": content}, inf_nan_mode="strings")
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise TypeError(f"a message is JSON data, and this is none: {error}") from None
-    check_size("the message", len(data), limit)
+    check_size("the message", len(data) + _BESIDES, limit)
     return data
 
 

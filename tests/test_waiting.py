@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from perdure import App, Context, Retry, State, TaskFailed, TaskHandle
+from perdure import App, Context, Producer, Retry, State, TaskFailed, TaskHandle
 from perdure.queues import InboxFull, inbox
 from perdure.worker.durable.recorder import Recorder
 from perdure.worker.errors import StepOutsideTask
@@ -301,6 +301,15 @@ async def test_a_read_takes_no_more_than_a_record_may_hold(settings: Settings) -
             await handle.send("x" * 4000)
         await work_off(app)
         assert await soon(handle.result()) == [2, 2, 1, 0]
+        handle = await reads.options(max_attempts=1).enqueue()
+        await handle.send("x" * (10_000 - 256 - len('{"id":"12","sender":"","content":""}')), message_id="12")
+        async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
+            await producer.send_message(handle.id, "x" * 10_000)
+        await work_off(app)
+        with pytest.raises(
+            TaskFailed, match=r"message 2 .* 10,\d+ bytes, and this worker takes 10,000 \(payload_limit\)"
+        ):
+            await handle.result()
 
 
 async def test_a_broken_message_is_named_and_can_be_taken_out(settings: Settings) -> None:

@@ -151,8 +151,11 @@ async def _unused(run: Run, limit: int | None, sender: str | None, after: int) -
             if sender not in (None, message.sender):
                 continue
             size += len(orjson.dumps(asdict(message)))
-            if found and size > run.payload_limit:
-                break
+            if size > run.payload_limit:
+                if found:
+                    break
+                problem = f"it has {size:,} bytes, and this worker takes {run.payload_limit:,} (payload_limit)"
+                raise UnreadableMessage(run.id, message.number, problem)
             found.append(message)
             run.taken.add(message.number)
             if len(found) == limit:
