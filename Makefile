@@ -80,7 +80,7 @@ check: install
 	$(BIN)/ruff check
 	$(BIN)/mypy -p perdure
 	$(BIN)/mypy -p benchmarks
-	$(BIN)/mypy tests deploy/app.py
+	$(BIN)/mypy tests deploy/app.py examples
 	$(BIN)/lint-imports
 
 format: install

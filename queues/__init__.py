@@ -47,7 +47,7 @@ from .errors import (
     UnreadableEnvelope,
     UnreadableMessage,
 )
-from .events import TaskEvent, read_events, read_last_events
+from .events import TaskEvent, read_events, read_last_events, walk_events
 from .form import Form
 from .gateway import Gateway, Reader
 from .handle import TaskHandle
@@ -239,6 +239,7 @@ __all__ = [
     "supervise",
     "take_suspect",
     "take_turns",
+    "walk_events",
     "watch_due",
     "withdraw",
     "withdraw_supervisor",

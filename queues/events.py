@@ -6,7 +6,7 @@ were written by the task's own run, one after the other; those without were writ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +16,10 @@ from .keys import Partition
 from .records import opened_error, pairs, plain_data
 from .sealing import Seal, event_of, is_sealed
 
-__all__ = ["TaskEvent", "read_events", "read_last_events"]
+__all__ = ["TaskEvent", "read_events", "read_last_events", "walk_events"]
+
+_PAGE: Final = 200
+"""Events that are read together: each may be as large as the payload limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,19 @@ async def read_events(
     """Events after an event id, oldest first."""
     entries = await gateway.command("XRANGE", partition.log(task_id), f"({after}", "+", "COUNT", limit)
     return _events(entries, task_id, gateway.sealer.of(partition, task_id))
+
+
+async def walk_events(
+    gateway: Gateway, partition: Partition, task_id: str, *, after: str = "0-0"
+) -> AsyncIterator[TaskEvent]:
+    """All events after an event id, oldest first, however many: a page of them is in memory."""
+    while True:
+        page = await read_events(gateway, partition, task_id, after=after, limit=_PAGE)
+        for event in page:
+            yield event
+        if len(page) < _PAGE:
+            return
+        after = page[-1].id
 
 
 async def read_last_events(

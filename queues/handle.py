@@ -14,7 +14,7 @@ from pydantic_core import from_json
 
 from .envelope import DEFAULT_PAYLOAD_LIMIT
 from .errors import TaskCancelled, TaskFailed, TaskNotFound
-from .events import TaskEvent, read_events
+from .events import TaskEvent, read_events, walk_events
 from .gateway import Gateway
 from .inbox import InboxMessage, Sent, read_inbox, send_message
 from .keys import GROUP, NOBODY, Partition
@@ -35,6 +35,9 @@ DEFAULT_RESULT_TTL: Final = 86_400.0
 
 _ONE_LOOK: Final = 1.0
 """Seconds that the first look may take, so that a timeout of 0 means to look once."""
+
+_PAGE: Final = 200
+"""Events that are read together."""
 
 _LOOK_AGAIN = 30.0
 """Seconds after which a waiter reads the record though it heard nothing."""
@@ -109,7 +112,7 @@ class TaskHandle(Generic[R]):
             yield await outlive(lambda: stack.enter_async_context(self._news.listen(channel)))
 
     async def _events_after(self, last: str) -> list[TaskEvent]:
-        return await read_events(self._gateway, self.partition, self.id, after=last)
+        return await read_events(self._gateway, self.partition, self.id, after=last, limit=_PAGE)
 
     def _outcome(self, record: Record) -> R:
         if record.state is State.CANCELLED:
@@ -159,19 +162,25 @@ class TaskHandle(Generic[R]):
         """The messages in the task's inbox that it has not read yet, in order; they stay there."""
         return [message async for message in read_inbox(self._gateway, self.partition, self.id)]
 
-    async def events(self, *, follow: bool = True) -> AsyncIterator[TaskEvent]:
-        """What happened to the task, oldest first; with `follow`, goes on until the task has its outcome."""
-        last = "0-0"
+    async def events(self, *, follow: bool = True, after: str = "0-0") -> AsyncIterator[TaskEvent]:
+        """What happened to the task, oldest first; with `follow`, goes on until the task has its outcome.
+
+        after: the id of the event after which to begin.
+        """
         if not follow:
-            for event in await read_events(self._gateway, self.partition, self.id, after=last):
+            async for event in walk_events(self._gateway, self.partition, self.id, after=after):
                 yield event
             return
         async with self._listening() as inbox:
             while True:
                 state = await outlive(self.status)
-                for event in await outlive(partial(self._events_after, last)):
-                    last = event.id
-                    yield event
+                more = True
+                while more:
+                    page = await outlive(partial(self._events_after, after))
+                    more = len(page) == _PAGE
+                    for event in page:
+                        after = event.id
+                        yield event
                 if state.terminal:
                     return
                 with anyio.move_on_after(_LOOK_AGAIN):

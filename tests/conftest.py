@@ -18,6 +18,7 @@ from perdure.queues import Address, Gateway, Namespace, Partition, Producer
 from perdure.queues.scripts import loaded_scripts
 from perdure.queues.wire import ClientWire, Command, PipelinedWire
 from perdure.worker.settings import Settings
+from postgres import PostgresServer, find_postgres
 from servers import BUNDLED, SYSTEM, VALKEY, RedisServer, find_program
 
 DEFAULT_KIND = os.environ.get("PERDURE_TEST_SERVER", BUNDLED)
@@ -94,6 +95,19 @@ def shared_cluster() -> Iterator[Cluster]:
         pytest.skip(f"no {default_kind()} redis-server here")
     with cluster_of_its_own(program) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """Started when first asked for, stopped at the end."""
+    programs = find_postgres()
+    if programs is None:
+        pytest.skip("there is no PostgreSQL wheel for this host")
+    server = PostgresServer(programs)
+    try:
+        yield server.start()
+    finally:
+        server.stop()
 
 
 @pytest.fixture

@@ -69,6 +69,7 @@ def test_the_commands_are_these() -> None:
         *(f"task {name}" for name in ("send", "inbox")),
         *(f"queue {name}" for name in ("list", "metrics", "partitions")),
         *(f"dlq {name}" for name in ("list", "show", "replay", "purge", "export")),
+        *(f"memory {name}" for name in ("add", "search", "list", "forget", "export", "prune", "reembed")),
         *(f"keys {name}" for name in ("generate", "list")),
         *(f"server {name}" for name in ("start", "stop", "status")),
         "bench",
@@ -92,6 +93,9 @@ def test_every_command_says_where_the_queues_are_in_the_same_options(path: tuple
     options = {option for parameter in LEAVES[path].params for option in parameter.opts}
     if path[0] == "keys":
         return  # they are of no server
+    if path[0] == "memory":  # needs no server
+        assert {"--memory", "--data-dir"} <= options
+        return
     wanted = {"--data-dir"} if path[0] == "server" else {"--redis-url", "--namespace", "--data-dir"}
     assert wanted <= options
 
@@ -101,13 +105,14 @@ def test_every_command_that_prints_data_prints_json() -> None:
     assert without == {
         ("worker", "run"),
         ("dlq", "export"),  # is JSON already
+        ("memory", "export"),
         ("keys", "generate"),  # is one word
         ("queue", "metrics"),  # is text of Prometheus'
         ("server", "stop"),
     }
 
 
-@pytest.mark.parametrize("group", ["worker", "task", "queue", "dlq", "keys", "server"])
+@pytest.mark.parametrize("group", ["worker", "task", "queue", "dlq", "memory", "keys", "server"])
 def test_a_group_without_a_command_shows_its_help_and_ends_with_2(group: str) -> None:
     answer = call(group)
     assert (answer.code, answer.err) == (2, "")

@@ -304,6 +304,19 @@ def test_the_summary_stays_where_turns_go() -> None:
     assert prompt.left_out["turns"] > 0
 
 
+def test_what_came_meanwhile_is_all_told_of() -> None:
+    """A long message takes its share; of more than there is room for, the model learns how many there are."""
+    prompt = assemble(Layers(AgentState(), inbox=["first", "long " * 1000, "last"]), 2000)
+    assert [one.content[:5] for one in prompt.messages] == ["first", "long ", "last"]
+    assert prompt.messages[1].content.endswith("more characters]")
+    assert prompt.tokens["inbox"] <= 200
+    prompt = assemble(Layers(AgentState(), inbox=[f"message {number}" for number in range(100)]), 2000)
+    assert prompt.messages[0].content == "message 0"
+    assert prompt.messages[-1].content == f"[{prompt.left_out['inbox']} more messages came, which are not shown.]"
+    assert len(prompt.messages) - 1 + prompt.left_out["inbox"] == 100
+    assert prompt.tokens["inbox"] <= 200
+
+
 def test_as_many_messages_as_were_asked_for() -> None:
     turns = [user(str(number)) for number in range(10)]
     prompt = assemble(Layers(AgentState(messages=turns)), 10_000, last=3)

@@ -7,6 +7,7 @@ PerdureError
 │   ├── InvalidArguments        arguments that do not fit the task; nothing was sent
 │   ├── TaskTimeout             a run took longer than it may
 │   │   └── TaskIdle            ... without any step that began or ended, or anything that was saved
+│   ├── Incoherent              an agent no longer knows what it is doing
 │   ├── UnknownTask             this worker has no handler of that name
 │   └── CrashLoop               deliveries of the task ended without any outcome too often
 ├── StepError                   how a step is defined or called
@@ -26,6 +27,7 @@ PerdureError
 │   └── StoreUnavailable        the store cannot be reached, is full, or refuses
 ├── StateError                  the state of an agent; none of them goes away by trying again
 │   ├── BadSnapshot             what is stored of it cannot be read
+│   ├── BadHistory              the log does not tell it: an event is missing, or cannot be read
 │   ├── StateMismatch           what is stored of it does not fit the agent's class
 │   ├── StateTooLarge           it has grown over the size limit
 │   ├── StateUnstorable         it holds what has no JSON form, or is not of its field's type
@@ -48,12 +50,14 @@ __all__ = [
     "ArtifactMissing",
     "ArtifactTooLarge",
     "BadArtifactName",
+    "BadHistory",
     "BadSnapshot",
     "CompactionFailed",
     "ConfigurationError",
     "ContextError",
     "ContextTooLarge",
     "CrashLoop",
+    "Incoherent",
     "InvalidArguments",
     "Reschedule",
     "RetryLater",
@@ -119,6 +123,15 @@ class TaskIdle(TaskTimeout):
         self.task = task
         self.seconds = seconds
         self.steps = tuple(steps)
+
+
+class Incoherent(TaskError):
+    """A check found that an agent no longer knows what it is doing. wrong: what was found, by checks."""
+
+    def __init__(self, task: str, wrong: Sequence[str]) -> None:
+        super().__init__(f"agent {task!r} no longer knows what it is doing: {'; '.join(wrong)}")
+        self.task = task
+        self.wrong = tuple(wrong)
 
 
 class UnknownTask(TaskError, LookupError):
@@ -286,6 +299,14 @@ class BadSnapshot(StateError):
         super().__init__(f"the state of task {task_id} cannot be read: {problem}; it is left as it is")
         self.task_id = task_id
         self.problem = problem
+
+
+class BadHistory(StateError):
+    """A task's log does not tell its state: an event is missing, cannot be read, or does not fit what came before."""
+
+    def __init__(self, task_id: str, problem: str) -> None:
+        super().__init__(problem)
+        self.task_id = task_id
 
 
 class StateMismatch(StateError):

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origi
 
 from ..durable import Context, Happened
 from ..journal import AgentState, PlanStep
+from .coherence import Coherence
 
 __all__ = ["Agent", "S"]
 
@@ -28,13 +29,15 @@ class Agent(Generic[S]):
 
     in_doubt: what becomes of a risky step that was begun and has no record, where there is no `verify`: `retry` acts
     again, `fail` sends the task to the dead letters. snapshot_every: events between two snapshots of the state, which
-    bounds what a resumed run reads. save_every: seconds between two saves of a step's `progress`.
+    bounds what a resumed run reads. save_every: seconds between two saves of a step's `progress`. coherence: checks of
+    whether it still knows what it is doing, see docs/coherence.md.
     """
 
     state_type: ClassVar[type[AgentState]] = AgentState
     in_doubt: ClassVar[Literal["retry", "fail"]] = "retry"
     snapshot_every: ClassVar[int] = 50
     save_every: ClassVar[float] = 60.0
+    coherence: ClassVar[Coherence] = Coherence()
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)

@@ -16,6 +16,8 @@ from ..errors import Reschedule, RetryLater, StateError, StepInDoubt
 from ..journal import Event, PlanStep, StepStatus
 from ..journal.events import Changed, Finished, Planned, PlannedStep, StepCompleted, StepFailed, StepStarted
 from .agent import Agent, S
+from .coherence import Watch, watching
+from .context.tokens import default_counter, message_tokens
 from .keeper import Keeper, snapshots
 from .session import Session
 
@@ -51,9 +53,10 @@ class Loop(Generic[S]):
         if recorded is not None:
             return codec_of(self._agent.finish).decode(recorded.removeprefix(_HEAD))
         await self._session.open(goal, inputs)
-        async with snapshots(self._session):
+        watch = await self._watch(goal)
+        async with snapshots(self._session), watching(watch):
             await self._plan()
-            while (step := await self._next()) is not None:
+            while (step := await self._next(watch)) is not None:
                 if await self._take(step) and self._replans:
                     await self._replan()
             return await self._finish()
@@ -62,10 +65,24 @@ class Loop(Generic[S]):
     def _state(self) -> S:
         return self._session.state
 
-    async def _next(self) -> PlanStep | None:
-        """The step to be taken next. Here a run may be stopped."""
+    async def _watch(self, goal: str) -> Watch:
+        session = self._session
+        counter = default_counter()
+        watch = session.watch = Watch(
+            self._run,
+            goal,
+            self._agent.coherence,
+            state=lambda: session.mirror,
+            tokens=lambda: sum(message_tokens(message, counter) for message in session.state.messages),
+        )
+        await watch.open()
+        return watch
+
+    async def _next(self, watch: Watch) -> PlanStep | None:
+        """The step to be taken next. Here a run may be stopped, and is looked at."""
         if self._run.stopping:
             await self._run.boundary()
+        await watch.look(boundary=True)
         return next((step for step in self._state.plan if step.status in _OPEN), None)
 
     # plan, replan, finish
@@ -128,8 +145,8 @@ class Loop(Generic[S]):
         """Tell that the step begins; of a risky one, before anything else happens."""
         run = self._run
         left = run.forget(run.keys_within(f"{_REPLAN}/"))  # of a plan that was asked for and not made
-        event = StepStarted(step=step.key, title=step.title, attempt=attempt)
-        await run.recorder.put(self._session.checkpoint(event), *left, wait=step.risky)
+        told = self._session.checkpoint(StepStarted(step=step.key, title=step.title, attempt=attempt))
+        await run.recorder.put(told, *left, *self._session.snapshot(), wait=step.risky)
 
     async def _reach(self, step: PlanStep, *, doubtful: bool) -> Any:
         """The step's result: by taking it, or by learning that it happened already."""
@@ -155,7 +172,8 @@ class Loop(Generic[S]):
         session, run = self._session, self._run
         session.rollback()
         event = StepFailed(step=key, attempt=attempt, error=type(error).__name__, message=str(error)[:2000])
-        await run.recorder.put(session.checkpoint(event), wait=False)
+        told = session.checkpoint(event)
+        await run.recorder.put(told, *session.snapshot(), wait=False)
         if not self._replans:
             raise error
         steps = await self._within(_REPLAN, lambda: self._agent.replan(self._ctx, self._state))

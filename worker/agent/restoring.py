@@ -23,7 +23,10 @@ from ..journal import (
 __all__ = ["Restored", "restore"]
 
 _CHUNK: Final = 200
-"""Entries of the log that are read at once."""
+"""Entries of the log that are read at once, at most."""
+
+_BESIDES: Final = 10
+"""Entries without a number among them that are reckoned with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,8 @@ async def _events_after(run: Run, number: int, last: int) -> list[TaskEvent]:
     wanted: list[TaskEvent] = []
     before: str | None = None
     while last > number:
-        chunk = await read_last_events(run.gateway, run.delivery.partition, run.id, _CHUNK, before=before)
+        most = min(_CHUNK, last - number - len(wanted) + _BESIDES)
+        chunk = await read_last_events(run.gateway, run.delivery.partition, run.id, most, before=before)
         for event in chunk:
             if event.number is not None and event.number > number:
                 wanted.append(event)
@@ -84,7 +88,7 @@ async def _events_after(run: Run, number: int, last: int) -> list[TaskEvent]:
                 return _complete(run.id, wanted, number + 1, last)
             elif event.type == "replayed" and isinstance(event.data, dict) and event.data.get("fresh"):
                 return _complete(run.id, wanted, last - len(wanted) + 1, last)
-        if len(chunk) < _CHUNK:
+        if len(chunk) < most:
             break
         before = chunk[-1].id
     return _complete(run.id, wanted, number + 1, last)

@@ -19,6 +19,7 @@ COMMANDS = (
     Promise("queue", ".queue:app", "See queues in numbers."),
     Promise("dlq", ".dlq:app", "See, replay, purge and export dead letters."),
     Promise("artifacts", ".artifacts:app", "See what tasks have saved, and collect what nothing links."),
+    Promise("memory", ".memory:app", "What agents know beyond their tasks: add, search, list, forget."),
     Promise("keys", ".keys:app", "Make keys of encryption, and see which are in use."),
     Promise("server", ".server:app", "Start and stop the embedded server."),
     Promise("bench", ".bench.command:bench", "Measure Perdure on your server, beside a raw client."),

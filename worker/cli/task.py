@@ -7,11 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from ...queues import Producer, Record, State, TaskHandle, TaskOutcome, list_tasks
-from ..artifacts import task_links
-from .artifact import artifact, describe_link, size_text
+from .artifact import artifact, describe_link
 from .connection import connected, redis_now
 from .failures import Failed
 from .inbox import inbox, send, shown_due, shown_inbox, shown_wait
+from .lazy import LazyGroup, Promise
 from .lookup import find_handle, known_partitions
 from .output import (
     AsJson,
@@ -29,16 +29,32 @@ from .output import (
     timestamp,
 )
 from .parameters import QueueOption, TaskId, TaskNameOption, in_seconds
-from .watching import describe_event, watch_on_screen
+from .showing import describe_finding, finding_text, link_text, shown_findings, shown_links
+from .watching import watch_on_screen
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+class _Commands(LazyGroup):
+    """Those below, and those that have a file of their own."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name, (target, help_text) in _ELSEWHERE.items():
+            self.add_command(Promise(name, target, help_text))
+
+
+_ELSEWHERE = {
+    "events": (".events:events", "Print what happened to a task, or to the tasks of a queue."),
+    "replay": (".replay:replay", "Show the state of a task as one of its events left it."),
+}
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False)
 
 
 @app.callback()
 def task() -> None:
-    """See, wait for, watch and cancel tasks, and send them messages."""
+    """See, wait for, watch and cancel tasks; send them messages; read what they did, and start anew from there."""
 
 
 @app.command("list")
@@ -103,9 +119,11 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
     """
     handle = await find_handle(producer, task_id)
     record = await handle.record()
-    links = await task_links(producer.gateway, handle.partition, task_id)
+    links = await shown_links(producer.gateway, handle.partition, task_id)
+    wrong = await shown_findings(producer.gateway, handle.partition, task_id)
     if json:
         shown = {"result": as_data(record.shown_result()), "artifacts": [describe_link(link) for link in links]}
+        shown["incoherent"] = [describe_finding(one) for one in wrong]
         print_json(record.summary() | shown)
         return
     since = ago(await redis_now(producer))
@@ -130,7 +148,8 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "step": record.step,
             "step alive": _when(record.step_alive_at, since),
             "result": _text(record.shown_result()),
-            "artifacts": "\n".join(f"{link.name}  {size_text(link.size)}  {link.hash}" for link in links) or None,
+            "artifacts": link_text(links),
+            "incoherent": finding_text(wrong),
             "reason": record.reason,
             "error": f"{error.get('error')}: {error.get('message')}" if error else None,
         }
@@ -232,27 +251,6 @@ async def cancel(producer: Producer, task_id: TaskId, *, json: AsJson = False) -
         print_data(task_id)
     asked = state is State.RUNNING
     tell(f"task {task_id} is running: its worker has been asked" if asked else f"task {task_id} is cancelled")
-
-
-@app.command()
-@connected
-async def events(
-    producer: Producer,
-    task_id: TaskId,
-    *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task has its outcome.")] = False,
-    json: AsJson = False,
-) -> None:
-    """Print what happened to a task, the oldest first. With --json: one object per line.
-
-    Example: perdure task events 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --follow
-    """
-    handle = await find_handle(producer, task_id)
-    async for event in handle.events(follow=follow):
-        if json:
-            print_json_lines([event.summary()])
-        else:
-            print_text(describe_event(event))
 
 
 app.command("artifact")(artifact)

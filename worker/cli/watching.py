@@ -9,21 +9,14 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from ...queues import Record, State, TaskEvent, TaskHandle
-from .output import clean, print_text, state_text, stdout, timestamp
+from ...queues import Record, State, TaskHandle
+from .describing import describe_event
+from .output import clean, print_text, state_text, stdout
 
-__all__ = ["describe_event", "watch_on_screen"]
+__all__ = ["watch_on_screen"]
 
 _REFRESH: Final = 1.0
 """Seconds between looks at the record: that a worker took the task is no event."""
-
-
-def describe_event(event: TaskEvent) -> str:
-    """One event as one line."""
-    data = event.data if isinstance(event.data, dict) else {}
-    told = [f"{name}={data[name]}" for name in data if name != "traceback" and data[name] not in (None, "")]
-    text = " ".join([event.type, *([event.step] if event.step else []), *told])
-    return f"{timestamp(event.at)}  {' '.join(text.split())}"
 
 
 async def watch_on_screen(handle: TaskHandle[Any]) -> Record:

@@ -177,12 +177,16 @@ class Context:
         tool_calls: Sequence[ToolCall] = (),
         tool_call_id: str | None = None,
         name: str | None = None,
-    ) -> None:
-        """Record a turn of the conversation. Recorded once."""
+    ) -> Message:
+        """Record a turn of the conversation, and return it with its number. Recorded once.
+
+        An agent's state has it from then on; a function keeps its own.
+        """
         message = Message(
             role=role, content=content, tool_calls=tuple(tool_calls), tool_call_id=tool_call_id, name=name
         )
-        await tell_once(self._run, MessageAdded(message=message))
+        number = await tell_once(self._run, MessageAdded(message=message))
+        return message.model_copy(update={"n": number})
 
     async def record(self, event: Event) -> None:
         """Record an event of a type of one's own, see `register_event`. Recorded once."""

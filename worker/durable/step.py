@@ -91,9 +91,10 @@ class Step:
     remembered: how many times it has written to the long-term memory in this try.
     """
 
-    def __init__(self, run: Run, key: str, *, replicated: bool) -> None:
+    def __init__(self, run: Run, key: str, *, replicated: bool, tool: str | None = None) -> None:
         self._run = run
         self._replicated = replicated
+        self.tool = tool
         self.key = key
         self.attempt = 1
         self.remembered = 0
@@ -146,12 +147,13 @@ async def perform(
     kwargs: dict[str, Any],
     options: StepOptions,
     durability: Durability,
-    told: Callable[[Any, int], Event] | None = None,
+    told: Callable[[str, Any, int], Event] | None = None,
+    tool: str | None = None,
 ) -> Any:
     """Return the recorded result of a step, or run it and record its result.
 
-    told: makes the event that goes into the log, from the result as JSON data and the number of tries; else it is
-    `step_completed`.
+    told: makes the event that goes into the log, from the step's key, its result as JSON data and the number of tries;
+    else it is `step_completed`. tool: what it is a call of, where it is one.
     """
     check_place(run, name)
     key = run.next_key(name)
@@ -171,7 +173,7 @@ async def perform(
         await run.boundary()
     durability = options.durability or durability
     replicated = durability == "replicated"
-    step = Step(run, key, replicated=replicated)
+    step = Step(run, key, replicated=replicated, tool=tool)
     token = _CURRENT_STEP.set(step)
     run.step_began(key)
     try:
@@ -186,7 +188,7 @@ async def perform(
         if told is None:
             await run.recorder.put(entry, wait=stored, replicated=replicated)
         else:
-            event = run.number(told(orjson.loads(data), step.attempt))
+            event = run.number(told(key, orjson.loads(data), step.attempt))
             await run.recorder.put(entry._replace(kind=Kind.MARK), event, wait=stored, replicated=replicated)
         run.steps_recorded += 1
         if stored and run.on_recorded is not None:
@@ -273,7 +275,7 @@ async def _tell_failure(step: Step, run: Run, error: Exception) -> None:
     if run.closed or isinstance(error, Reschedule):
         return
     what = Evidence.brief(error)
-    failed = StepFailed(step=step.key, attempt=step.attempt, error=what.error, message=what.message)
+    failed = StepFailed(step=step.key, attempt=step.attempt, tool=step.tool, error=what.error, message=what.message)
     with suppress(PayloadTooLarge):
         await run.recorder.put(run.number(failed), wait=False)
 

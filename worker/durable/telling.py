@@ -16,22 +16,29 @@ from .step import Durability, StepOptions, check_place, perform
 
 __all__ = ["call_tool", "tell_once"]
 
-_TOLD: Final = b"{}\nnull"
-"""The record of an event in the checkpoint: that it was told."""
+_HEAD: Final = b"{}\n"
+"""What the record of an event in the checkpoint begins with, as those of steps do; the event's number follows."""
 
 _SHOWN: Final = 16_384
 """Bytes of a tool's result that the log has; the whole is in the checkpoint."""
 
 
-async def tell_once(run: Run, event: Event) -> None:
+async def tell_once(run: Run, event: Event) -> int:
     """Put an event into the log, unless a former run of the same handler has: the second `decided` is the second.
+    Returns its number.
 
     It goes out with the next write, and before the outcome. Raises `StepOutsideTask`, `LeaseLost`.
     """
     check_place(run, f"#{event.type}", own=True)
     key = run.next_key(f"#{event.type}")
-    if key not in run.history.done:
-        await run.recorder.put(Entry(Kind.MARK, key, _TOLD), run.number(event), wait=False)
+    if run.scope and event.step is None:
+        event = event.model_copy(update={"step": run.scope.rstrip("/")})
+    told = run.history.done.get(key)
+    if told is not None:
+        return int(told.removeprefix(_HEAD))
+    entry = run.number(event)
+    await run.recorder.put(Entry(Kind.MARK, key, _HEAD + entry.value), entry, wait=False)
+    return int(entry.value)
 
 
 async def call_tool(
@@ -49,7 +56,7 @@ async def call_tool(
     """A step that the log tells of as the call of a tool: with its arguments, its result and why."""
     named = _arguments(fn, args, kwargs)
 
-    def told(result: Any, attempt: int) -> Event:
+    def told(key: str, result: Any, attempt: int) -> Event:
         data = to_json(result)
         clipped = len(data) if len(data) > _SHOWN else None
         if clipped is not None and run.redact is not None:  # before a secret is cut in two
@@ -62,10 +69,10 @@ async def call_tool(
             call=call,
             attempt=attempt,
             clipped=clipped,
-            step=run.scope.rstrip("/") or None,
+            step=key,
         )
 
-    return await perform(run, name, fn, args, kwargs, options, durability, told)
+    return await perform(run, name, fn, args, kwargs, options, durability, told, tool=name)
 
 
 def _arguments(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

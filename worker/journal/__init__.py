@@ -4,6 +4,7 @@ from . import events
 from .blobs import BLOB
 from .delta import BadPatch, Patch, apply, diff
 from .events import Event
+from .history import Past, check_state, read_snapshot, state_at, walk_states
 from .messages import Message, Role, ToolCall
 from .reading import Unreadable, parse_event, register_event
 from .redacting import redacted
@@ -23,6 +24,7 @@ __all__ = [
     "Ephemeral",
     "Event",
     "Message",
+    "Past",
     "Patch",
     "PlanStep",
     "Role",
@@ -32,13 +34,17 @@ __all__ = [
     "Unreadable",
     "WaitingFor",
     "apply",
+    "check_state",
     "decode_snapshot",
     "diff",
     "empty_state",
     "encode_snapshot",
     "events",
     "parse_event",
+    "read_snapshot",
     "redacted",
     "reduce",
     "register_event",
+    "state_at",
+    "walk_states",
 ]

@@ -146,17 +146,19 @@ class StepCompleted(Event):
 
 
 class StepFailed(Event):
-    """A step raised."""
+    """A try of a step raised. tool: which one it called, where it was the call of one."""
 
     type: Literal["step_failed"] = "step_failed"
     attempt: int = 1
+    tool: str | None = None
     error: str = ""
     message: str = ""
 
 
 class ToolCalled(Event):
-    """A tool was called and answered. call: the id by which a model asked for it. clipped: bytes of the result, where
-    it was too large for the log, which then has its beginning.
+    """A tool was called and answered. step: the key of its record. call: the id by which a model asked for it.
+
+    clipped: bytes of the result, where it was too large for the log, which then has its beginning.
     """
 
     type: Literal["tool_called"] = "tool_called"

@@ -19,6 +19,7 @@ from .hybrid import HybridStore
 from .memory import LONGEST_TEXT, Found, Memory, NewMemory, new_memory
 from .opening import Keeper, make_store
 from .pruning import Policy
+from .salvage import Salvage
 from .sqlite import SqliteBackend
 from .store import MemoryStore
 
@@ -44,6 +45,7 @@ __all__ = [
     "NewMemory",
     "NotAMemoryStore",
     "Policy",
+    "Salvage",
     "SqliteBackend",
     "VectorsUnavailable",
     "fuse",

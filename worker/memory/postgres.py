@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, LiteralString
@@ -23,7 +24,7 @@ __all__ = ["PostgresBackend"]
 
 Connection = AsyncConnection[tuple[Any, ...]]
 
-_WAIT: Final = 10
+_WAIT: Final = 10.0
 """Seconds for a connection, and for a lock that another transaction holds."""
 
 _CONNECTIONS: Final = 4
@@ -50,8 +51,9 @@ class PostgresBackend:
     the other adds, which is the same in other words, so that no constraint could tell.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, wait: float = _WAIT) -> None:
         self._url = url
+        self._wait = wait
         self._pool: AsyncConnectionPool[Connection] | None = None
         self._embedder: Known | None = None
         self._vectors = False
@@ -68,9 +70,9 @@ class PostgresBackend:
         return f"postgresql://{host}{port}/{parts.get('dbname') or ''}"
 
     async def open(self, embedder: Known | None, *, create: bool) -> None:
-        async with _told(self.store):
+        async with _told(self.store, self._wait):
             # by itself first: a pool tells only that it got no connection in time, not why
-            async with await AsyncConnection.connect(self._url, connect_timeout=_WAIT) as connection:
+            async with await AsyncConnection.connect(self._url, connect_timeout=math.ceil(self._wait)) as connection:
                 self._vectors = await prepare(connection, self.store, create=create)
                 if embedder is not None:
                     await prepare_vectors(connection, self.store)
@@ -84,11 +86,11 @@ class PostgresBackend:
                 self._url,
                 min_size=1,
                 max_size=_CONNECTIONS,
-                timeout=_WAIT,
+                timeout=self._wait,
                 open=False,
-                kwargs={"connect_timeout": _WAIT},
+                kwargs={"connect_timeout": math.ceil(self._wait)},
                 check=AsyncConnectionPool.check_connection,  # the server may have been restarted
-                configure=_configure,
+                configure=self._configure,
             )
             await self._pool.open()
 
@@ -97,11 +99,16 @@ class PostgresBackend:
         if pool is not None:
             await pool.close()
 
+    async def _configure(self, connection: Connection) -> None:
+        milliseconds = sql.Literal(round(self._wait * 1000))
+        await connection.execute(sql.SQL("SET lock_timeout = {}").format(milliseconds))
+        await connection.commit()
+
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Connection]:
         if self._pool is None:
             raise RuntimeError(f"memory store {self.store} is not open")
-        async with _told(self.store), self._pool.connection() as connection:
+        async with _told(self.store, self._wait), self._pool.connection() as connection:
             yield connection
 
     # remembering
@@ -292,13 +299,13 @@ class PostgresBackend:
 
 
 @asynccontextmanager
-async def _told(store: str) -> AsyncIterator[None]:
+async def _told(store: str, wait: float) -> AsyncIterator[None]:
     """What goes wrong in the database is told in our errors."""
     try:
         yield
     except psycopg.errors.LockNotAvailable as error:
         raise MemoryStoreUnavailable(
-            store, f"another process has held a lock for {_WAIT} s: try again, or find who (pg_locks)"
+            store, f"another process has held a lock for {wait:g} s: try again, or find who (pg_locks)"
         ) from error
     except (psycopg.errors.DataCorrupted, psycopg.errors.IndexCorrupted) as error:
         raise MemoryStoreDamaged(store, _line(error)) from error
@@ -314,11 +321,6 @@ async def _told(store: str) -> AsyncIterator[None]:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())
-
-
-async def _configure(connection: Connection) -> None:
-    await connection.execute(sql.SQL("SET lock_timeout = {}").format(sql.Literal(f"{_WAIT}s")))
-    await connection.commit()
 
 
 async def _all(connection: Connection, query: LiteralString | sql.Composed, values: Sequence[Any]) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, LiteralString
 
-from psycopg import AsyncConnection, errors
+from psycopg import AsyncConnection, errors, sql
 
 from .backend import Known
 from .errors import EmbedderMismatch, MemoryStoreMissing, NotAMemoryStore, VectorsUnavailable
@@ -14,6 +14,9 @@ __all__ = ["check_embedder", "prepare", "prepare_vectors"]
 Connection = AsyncConnection[tuple[Any, ...]]
 
 _VERSION: Final = 1
+
+_EXTENSION: Final = "vector"
+"""Of pgvector."""
 
 _LOCK: Final = 0x50445243_4D454D00
 """Of those who make tables: IF NOT EXISTS fails where two do so at once."""
@@ -97,7 +100,7 @@ async def prepare_vectors(connection: Connection, store: str) -> None:
         return
     try:
         async with connection.transaction():
-            await connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+            await connection.execute(sql.SQL("CREATE EXTENSION IF NOT EXISTS {}").format(sql.Identifier(_EXTENSION)))
     except errors.InsufficientPrivilege:
         raise VectorsUnavailable(
             store, "this user may not make pgvector's extension: have it made with 'CREATE EXTENSION vector'"

@@ -138,17 +138,16 @@ def _told(path: Path, wait: float) -> Iterator[None]:
 def _translate(path: Path, wait: float, error: Exception) -> MemoryStoreError | None:
     """What the library's error means; None where it is not the file's fault."""
     code = getattr(error, "sqlite_errorcode", None) or getattr(error, "result", None)
-    if not isinstance(code, int):
-        return None
-    primary = code & 0xFF
-    if primary in (_BUSY, _LOCKED):
-        return MemoryStoreUnavailable(
-            str(path), f"another process has held its lock for {wait:g} s: try again, or find who uses it (lsof)"
-        )
+    primary = code & 0xFF if isinstance(code, int) else 0
     if primary == _CORRUPT:
-        return MemoryStoreDamaged(str(path), str(error).removeprefix("CorruptError: "))
+        return MemoryStoreDamaged(str(path), str(error))
     if primary == _FOREIGN:
         return NotAMemoryStore(str(path), "is no SQLite database, or its first page is damaged")
-    if primary in _PROBLEMS:
-        return MemoryStoreUnavailable(str(path), f"{_PROBLEMS[primary]} ({error})")
-    return None
+    problem = _PROBLEMS.get(primary)
+    if primary in (_BUSY, _LOCKED):
+        problem = f"another process has held its lock for {wait:g} s: try again, or find who uses it (lsof)"
+    elif "no such module: fts5" in str(error):
+        problem = f"the SQLite of this Python cannot search for words: {_MISSING}"
+    elif problem is not None:
+        problem = f"{problem} ({error})"
+    return None if problem is None else MemoryStoreUnavailable(str(path), problem)

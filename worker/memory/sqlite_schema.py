@@ -89,6 +89,8 @@ def open_store_file(path: Path, wait: float, *, create: bool) -> Database:
     try:
         if database.run("PRAGMA application_id") != [(_APPLICATION,)] and not _blank(database):
             raise NotAMemoryStore(str(path), "is a database, but not a memory store")
+        if (version := _version(database)) > _VERSION:
+            raise NotAMemoryStore(str(path), f"was written by a later version of Perdure (format {version})")
         _use_log(database, wait)
         database.run("PRAGMA foreign_keys = ON")
         database.run("PRAGMA synchronous = FULL")  # what a recorded step has remembered outlives a loss of power
@@ -130,11 +132,8 @@ def _use_log(database: Database, wait: float) -> None:
 
 
 def _make_tables(database: Database) -> None:
-    version = _version(database)
-    if version == _VERSION:
+    if _version(database) == _VERSION:
         return
-    if version > _VERSION:
-        raise NotAMemoryStore(str(database.path), f"was written by a later version of Perdure (format {version})")
     with database.transaction():
         if _version(database) == _VERSION:  # another process was faster
             return

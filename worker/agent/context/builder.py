@@ -44,7 +44,7 @@ class ContextBuilder:
     it is None. counter: of tokens; see `default_counter`.
 
     summarizer: asked, once the context takes `compact_at` of the window, for a summary of all but the last `keep`
-    messages, up to `tries` times. on_failure: what follows when it gives none that can be used, see `compact`.
+    messages. retry, on_failure: how often, and what follows when it gives none that can be used, see `compact`.
     """
 
     window: int
@@ -58,7 +58,7 @@ class ContextBuilder:
     summarizer: Summarizer | None = None
     compact_at: float = 0.8
     keep: int = 20
-    tries: int = 2
+    retry: Retry = field(default_factory=Retry)
     on_failure: Literal["error", "digest"] = "error"
 
     def __post_init__(self) -> None:
@@ -66,8 +66,8 @@ class ContextBuilder:
             raise ValueError(f"window is a number of tokens, 1 or more, not {self.window}")
         if not 0 < self.compact_at <= 1:
             raise ValueError(f"compact_at is a share of the window, more than 0 and at most 1, not {self.compact_at}")
-        if self.keep < 1 or self.tries < 1:
-            raise ValueError(f"keep and tries are 1 or more, not {self.keep} and {self.tries}")
+        if self.keep < 1:
+            raise ValueError(f"keep is a number of messages, 1 or more, not {self.keep}")
 
     @overload
     async def ask(
@@ -160,7 +160,7 @@ class ContextBuilder:
             keep=self.keep,
             budget=int(self.window * self.budgets.summary),
             counter=self.counter,
-            tries=self.tries,
+            retry=self.retry,
             on_failure=self.on_failure,
         )
         return self._assembled(layers) if shorter else prompt

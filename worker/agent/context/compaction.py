@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+import anyio
 import orjson
 
+from ....deadletter import Retry, backoff
 from ....queues import Entry, Kind
 from ...durable import Run
 from ...durable.codec import is_async
@@ -71,15 +73,15 @@ async def compact(
     keep: int,
     budget: int,
     counter: TokenCounter,
-    tries: int = 2,
+    retry: Retry | None = None,
     on_failure: Literal["error", "digest"] = "error",
 ) -> bool:
     """Replace the oldest turns by their summary; whether there was anything to gain by it.
 
     The summary's record and the event that replaces the turns are one write: either both are there or neither, and a
-    summary that is there is never asked for again. budget: tokens of the summary. tries: how often the summarizer is
-    asked. on_failure: where none of its answers can be used, raise `CompactionFailed`, or have a digest of the turns
-    instead: the beginning of each, as many of the latest as the budget takes.
+    summary that is there is never asked for again. budget: tokens of the summary. retry: how often the summarizer is
+    asked, and how long apart. on_failure: where none of its answers can be used, raise `CompactionFailed`, or have a
+    digest of the turns instead: the beginning of each, as many of the latest as the budget takes.
     """
     if recall(run, state, keep):
         return True
@@ -93,7 +95,7 @@ async def compact(
     key = _key(run, old)
     run.step_began(key)
     try:
-        summary = await _summary(run, summarizer, asked, counter, tries, on_failure)
+        summary = await _summary(run, summarizer, asked, counter, retry or Retry(), on_failure)
         text = f"[Summary of events {first} to {last}: {len(old)} messages, which the log of the task has whole.]"
         text += f"\n{summary}"
         event = Compacted(first=first, last=last, messages=len(old), summary=text, step=run.scope.rstrip("/") or None)
@@ -145,21 +147,25 @@ def _range(run: Run, old: Sequence[Message]) -> tuple[int, int]:
 
 
 async def _summary(
-    run: Run, summarizer: Summarizer, asked: OldTurns, counter: TokenCounter, tries: int, on_failure: str
+    run: Run, summarizer: Summarizer, asked: OldTurns, counter: TokenCounter, retry: Retry, on_failure: str
 ) -> str:
     problem = ""
-    for _ in range(tries):
+    for attempt in range(1, retry.max_attempts + 1):
+        if attempt > 1:
+            await anyio.sleep(backoff(retry, attempt - 1))
+        run.stir()
         try:
             found = await _ask(run, summarizer, asked)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong in a user's function
             problem = f"the summarizer raised {type(error).__name__}: {error}"
+            if not retry.allows(error):
+                break
             continue
         problem = _problem(found, asked.budget, counter)
         if not problem:
             return str(found).strip()
-        run.stir()
     if on_failure == "error":
-        raise CompactionFailed(run.id, asked.first, asked.last, f"{problem} (asked {tries} times)")
+        raise CompactionFailed(run.id, asked.first, asked.last, problem)
     logger.warning("Task {}: {}; a digest of events {} to {} takes its place", run.id, problem, asked.first, asked.last)
     return _digest_of(asked, counter)
 

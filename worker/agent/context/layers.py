@@ -10,7 +10,7 @@ from ...journal import AgentState, Message
 from .exchanges import completed, exchanges
 from .prompt import Budgets, Prompt
 from .task import task_text
-from .tokens import Estimate, TokenCounter, message_tokens
+from .tokens import PER_MESSAGE, Estimate, TokenCounter, message_tokens
 from .turns import SUMMARY
 
 __all__ = ["Layers", "assemble"]
@@ -64,15 +64,14 @@ def assemble(
 ) -> Prompt:
     """Put the layers together. window: tokens. last: how many messages of the conversation at most.
 
-    Over a budget go the oldest turns, the memories of the lowest rank, and what came last of the inbox; never half of
-    an exchange with tools, never the goal. Raises `ContextTooLarge`, naming the layer, where what must stay does not
-    fit.
+    Over a budget go the oldest turns, the memories of the lowest rank, and what is long or came last in the inbox;
+    never half of an exchange with tools, never the goal. Raises `ContextTooLarge`, naming the layer, where what must
+    stay does not fit.
     """
     budgets = budgets or Budgets()
     draft = _Draft(counter or Estimate())
     _identity(draft, layers, int(window * budgets.identity))
-    inbox, inbox_wanted = _fitting(layers.inbox, draft, int(window * budgets.inbox))
-    draft.leave_out("inbox", len(layers.inbox) - len(inbox))
+    arrived = _inbox(draft, layers.inbox, int(window * budgets.inbox))
     memories, memory_wanted = _fitting(layers.memories, draft, int(window * budgets.memory))
     draft.leave_out("memories", len(layers.memories) - len(memories))
     if memories:
@@ -87,8 +86,7 @@ def assemble(
     draft.left_out.update(task.left_out)
     if task.text:
         draft.add("task", _user(f"# The task\n\n{task.text}"))
-    arrived = [_user(one) for one in inbox]
-    draft.wanted += inbox_wanted + memory_wanted + task.wanted
+    draft.wanted += memory_wanted + task.wanted
     room = int(window * (1 - budgets.reserve)) - sum(draft.tokens.values())
     room -= sum(message_tokens(one, draft.counter) for one in arrived)
     if room < 0:
@@ -135,6 +133,19 @@ def _fitting(items: Iterable[str], draft: _Draft, budget: int) -> tuple[list[str
     return kept, wanted
 
 
+def _inbox(draft: _Draft, texts: Sequence[str], budget: int) -> list[Message]:
+    """The messages that came, the long ones cut to their share; of more than fit the first, and how many there are."""
+    wanted = sum(message_tokens(_user(text), draft.counter) for text in texts)
+    draft.wanted += wanted
+    if wanted <= budget:
+        return [_user(text) for text in texts]
+    share = max(_LEAST, budget // len(texts) - PER_MESSAGE)
+    kept, _ = _fitting([_cut(text, share, draft.counter) for text in texts], draft, budget - _NOTE)
+    gone = len(texts) - len(kept)
+    draft.leave_out("inbox", gone)
+    return [*map(_user, kept), *([_user(f"[{gone} more messages came, which are not shown.]")] if gone else [])]
+
+
 def _turns(draft: _Draft, messages: Sequence[Message], room: int, last: int | None) -> None:
     """The summary, if there is one, and the latest exchanges; of one that is too large by itself, its beginning."""
     whole = completed(messages)
@@ -165,19 +176,28 @@ def _clipped(piece: Sequence[Message], room: int, counter: TokenCounter) -> list
     """The exchange with its longest texts cut until it fits."""
     clipped = list(piece)
     while (over := sum(message_tokens(one, counter) for one in clipped) - room) > 0:
-        at = max(range(len(clipped)), key=lambda place: counter.count(clipped[place].content))
-        text = clipped[at].content
-        tokens = counter.count(text)
+        tokens, at = max((counter.count(one.content), at) for at, one in enumerate(clipped))
         if tokens <= _LEAST:
             raise ContextTooLarge("turns", room + over, max(room, 0), "the last exchange with tools does not fit")
-        keep = min(len(text) // 2, max(0, len(text) * (tokens - over - _LEAST) // tokens))
-        note = f"\n[{len(text) - keep} more characters]"
-        clipped[at] = clipped[at].model_copy(update={"content": text[:keep] + note})
+        text = _cut(clipped[at].content, max(_LEAST, tokens - over), counter)
+        clipped[at] = clipped[at].model_copy(update={"content": text})
     return clipped
 
 
-_LEAST = 16
+def _cut(text: str, room: int, counter: TokenCounter) -> str:
+    """The beginning of a text, and how much more there was, where it takes more tokens than there is room for."""
+    tokens = counter.count(text)
+    keep = len(text) * max(0, room - _LEAST // 2) // max(tokens, 1)
+    while tokens > room:
+        cut = f"{text[:keep]}\n[{len(text) - keep} more characters]"
+        if counter.count(cut) <= room or not keep:
+            return cut
+        keep = keep * 3 // 4
+    return text
+
+
+_LEAST = 24
 """Tokens of a text that is not cut any further: the note that it was cut takes nearly as much."""
 
 _NOTE = 24
-"""Tokens that the note takes which says how many messages are not shown, at most."""
+"""Tokens that a note takes which says how much is not shown, at most."""

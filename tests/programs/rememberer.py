@@ -1,0 +1,29 @@
+"""Adds memories when it is told to go, beside others that do the same. Prints them as they are stored."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from memories import Numbers
+from perdure.worker.memory import HybridStore, new_memory
+from perdure.worker.memory.opening import make_store
+from perdure.worker.settings import load_settings
+
+
+async def main(texts: list[str], key: str | None) -> None:
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    sys.stdin.readline()
+    async with HybridStore(make_store(load_settings())._backend, Numbers()) as store:
+        for number, text in enumerate(texts):
+            memory = await store.add(new_memory(text), key=None if key is None else f"{key}:{number}")
+            sys.stdout.write(memory.model_dump_json() + "\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(**json.loads(sys.argv[1])))

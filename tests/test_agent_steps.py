@@ -1,0 +1,308 @@
+"""Steps of a plan: risky ones, those that fail and are replaced, and long ones; and what resuming costs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, ClassVar
+
+import pytest
+from perdure import Agent, AgentState, App, Context, Happened, PlanStep, Retry, Settings, Snooze, TaskHandle
+from perdure.deadletter import Reason
+from perdure.queues import Partition, TaskEvent, read_last_events
+from perdure.worker.agent import restoring
+from perdure.worker.journal import encode_snapshot, parse_event, reduce
+from perdure.worker.journal.reducer import empty_state
+from pydantic import Field
+from working import give_up, history, letter, recorded_steps, redis_command, soon, steal, until, work_off
+
+pytestmark = pytest.mark.integration
+
+AGAIN = Retry(max_attempts=5, max_crashes=5, base=0.0)
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    async with App("steps", settings=settings.model_copy(update={"check_state": True})) as app:
+        yield app
+
+
+class Work(AgentState):
+    steps: list[str] = Field(default_factory=list)
+    done: list[str] = Field(default_factory=list)
+
+
+Act = Callable[["Worker_", Context, Work, PlanStep], Any]
+
+
+class Worker_(Agent[Work]):  # noqa: N801 - Worker is another
+    """Does what the test says in each step."""
+
+    risky: ClassVar[bool] = False
+    acts: ClassVar[list[str]] = []
+
+    async def plan(self, ctx: Context, state: Work) -> list[PlanStep]:
+        return [PlanStep(key=key, title=key, risky=self.risky) for key in state.steps]
+
+    async def act(self, ctx: Context, state: Work, step: PlanStep) -> str:
+        self.acts.append(step.key)
+        state.done.append(step.key)
+        return await self.take(ctx, state, step) or step.key
+
+    async def take(self, ctx: Context, state: Work, step: PlanStep) -> str | None:
+        return None
+
+    async def finish(self, ctx: Context, state: Work) -> dict[str, Any]:
+        return {"done": state.done, "results": state.results, "plan": [(one.key, one.status) for one in state.plan]}
+
+
+def agent(**body: Any) -> type[Worker_]:
+    return type("Doing", (Worker_,), {"acts": [], **body})
+
+
+async def cut_off(app: App, handle: TaskHandle[Any]) -> None:
+    """From now on, nothing that this run does counts; the task is there for the next worker."""
+    await give_up(app, await steal(app, handle))
+
+
+class Once:
+    """Something that happens in the first call only."""
+
+    def __init__(self) -> None:
+        self.called = 0
+        self.handle: TaskHandle[Any] | None = None
+
+    def first(self) -> bool:
+        self.called += 1
+        return self.called == 1
+
+
+# risky steps
+
+
+def dies_after_acting(app: App, once: Once) -> dict[str, Any]:
+    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> str:
+        if once.first():
+            assert once.handle is not None
+            await cut_off(app, once.handle)
+        return f"acted {once.called}"
+
+    return {"risky": True, "take": take}
+
+
+async def test_a_risky_step_that_was_begun_is_verified_before_it_acts_again(app: App) -> None:
+    once = Once()
+
+    async def verify(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> Happened[str] | None:
+        return Happened(f"found {step.key}") if step.key == "mail" else None
+
+    kind = agent(**dies_after_acting(app, once), verify=verify)
+    once.handle = await app.agent(name="risky", retry=AGAIN)(kind).enqueue("do", steps=["mail", "post"])
+    await work_off(app)
+    await work_off(app)
+    result = await soon(once.handle.result())
+    assert result["results"] == {"mail": "found mail", "post": "acted 2"}
+    assert kind.acts == ["mail", "post"]
+    assert result["done"] == ["post"], "what the act that was cut off did to the state went with it"
+
+
+async def test_a_risky_step_that_was_begun_is_a_dead_letter_where_it_may_not_act_twice(app: App) -> None:
+    once = Once()
+    kind = agent(**dies_after_acting(app, once), in_doubt="fail")
+    once.handle = await app.agent(name="risky", retry=AGAIN)(kind).enqueue("do", steps=["mail"])
+    await work_off(app)
+    await work_off(app)
+    found = await letter(app, once.handle)
+    assert found.reason is Reason.IN_DOUBT
+    assert f"idempotency key {once.handle.id}:mail" in found.message
+    assert kind.acts == ["mail"]
+
+
+async def test_a_risky_step_is_told_of_before_it_acts(app: App) -> None:
+    stored: list[list[str]] = []
+
+    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
+        stored.append([event.type for event in await history(handle)])
+
+    handle = await app.agent(name="risky")(agent(risky=True, take=take)).enqueue("do", steps=["mail"])
+    await work_off(app)
+    assert stored == [["started", "planned", "step_started"]]
+
+
+# another plan
+
+
+async def test_a_step_that_fails_is_replaced_where_the_agent_has_another_plan(app: App) -> None:
+    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> str | None:
+        await ctx.step("look", str.upper, step.key)
+        if step.key == "bad":
+            raise ValueError("it cannot be done")
+        return None
+
+    async def replan(self: Worker_, ctx: Context, state: Work) -> list[PlanStep] | None:
+        failed = next((one for one in state.plan if one.error), None)
+        if failed is None:
+            return None
+        state.done.append(failed.error or "")
+        return [PlanStep(key="other", title="other"), PlanStep(key="last", title="last")]
+
+    kind = agent(take=take, replan=replan)
+    handle = await app.agent(name="other")(kind).enqueue("do", steps=["good", "bad", "never"])
+    await work_off(app)
+    result = await soon(handle.result())
+    assert result["done"] == ["good", "ValueError: it cannot be done", "other", "last"]
+    assert result["plan"] == [["good", "done"], ["other", "done"], ["last", "done"]]
+    assert (await handle.record()).attempts == 1
+    assert set(await recorded_steps(app, handle)) == {"d:#plan", "d:#finish"}
+
+
+async def test_a_step_that_fails_and_is_not_replaced_is_retried_with_the_task(app: App) -> None:
+    asked: list[str] = []
+
+    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
+        if step.attempts == 1:
+            raise ValueError("not yet")
+
+    async def replan(self: Worker_, ctx: Context, state: Work) -> None:
+        asked.append(await ctx.step("think", "; ".join, [one.error or "fine" for one in state.plan]))
+        state.done.append("asked")
+
+    handle = await app.agent(name="other", retry=AGAIN)(agent(take=take, replan=replan)).enqueue("do", steps=["a"])
+    await work_off(app)
+    assert (await soon(handle.result()))["done"] == ["a", "asked"]
+    assert asked == ["ValueError: not yet", "fine"], "what was thought of the failure is not taken for the next answer"
+    assert set(await recorded_steps(app, handle)) == {"d:#plan", "d:#finish"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "problem"),
+    [
+        (["a", "a"], "two steps have the key 'a'"),
+        (["a/b"], "without '/' and '#', not 'a/b'"),
+        ([""], "1 to 200 characters"),
+    ],
+)
+async def test_what_is_no_plan_is_refused(app: App, steps: Sequence[str], problem: str) -> None:
+    once = Retry(max_attempts=1)
+    handle = await app.agent(name="odd", retry=once)(agent()).enqueue("do", steps=list(steps))
+    await work_off(app)
+    assert problem in (await letter(app, handle)).message
+
+
+# long steps
+
+
+async def is_saved(app: App, handle: TaskHandle[Any] | None, data: bytes) -> bool:
+    assert handle is not None
+    return data in (await recorded_steps(app, handle)).values()
+
+
+async def test_progress_of_a_long_step_is_saved_once_in_a_while_and_given_back(app: App) -> None:
+    once = Once()
+    seen: list[dict[str, Any]] = []
+    saved = asyncio.Event()
+
+    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
+        seen.append(dict(step.progress))
+        step.progress["page"] = 7
+        if once.first():
+            assert once.handle is not None
+            await until(lambda: is_saved(app, once.handle, b'{"page":7}'), "saved progress")
+            step.progress["page"] = 8
+            await ctx.checkpoint()
+            saved.set()
+            await cut_off(app, once.handle)
+
+    kind = agent(take=take, save_every=0.01)
+    once.handle = await app.agent(name="long", retry=AGAIN)(kind).enqueue("do", steps=["read", "next"])
+    await work_off(app)
+    await work_off(app)
+    await soon(once.handle.result())
+    assert saved.is_set()
+    assert seen == [{}, {"page": 8}, {}]
+    assert set(await recorded_steps(app, once.handle)) == {"d:#plan", "d:#finish"}
+
+
+async def test_a_step_that_snoozes_has_not_failed_and_goes_on_with_its_parts(app: App) -> None:
+    once = Once()
+    calls: list[str] = []
+
+    def part(name: str) -> None:
+        calls.append(name)
+
+    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
+        await ctx.step("part", part, "a")
+        if once.first():
+            raise Snooze(0.0)
+
+    handle = await app.agent(name="tired", retry=Retry(max_attempts=1))(agent(take=take)).enqueue("do", steps=["a"])
+    await work_off(app)
+    assert (await soon(handle.result()))["done"] == ["a"]
+    assert calls == ["a"]
+    assert not [event for event in await history(handle) if event.type == "step_failed"]
+
+
+async def test_parts_of_steps_are_counted_anew_in_each(app: App) -> None:
+    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> str:
+        return "".join([await ctx.step("part", str.lower, f"{step.key}{number}") for number in range(2)])
+
+    handle = await app.agent(name="parts")(agent(take=take)).enqueue("do", steps=["A", "B"])
+    await work_off(app)
+    assert (await soon(handle.result()))["results"] == {"A": "a0a1", "B": "b0b1"}
+    parts = [event.step for event in await history(handle) if event.number is None]
+    assert parts == ["A/part", "A/part#2", "B/part", "B/part#2"]
+
+
+# what resuming costs, and what it rests on
+
+
+@pytest.mark.parametrize("facts", [50, 2500])
+async def test_resuming_reads_a_bounded_number_of_events_however_long_the_history(
+    app: App, monkeypatch: pytest.MonkeyPatch, facts: int
+) -> None:
+    read: list[int] = []
+
+    async def counted(*args: Any, **options: Any) -> list[TaskEvent]:
+        found = await read_last_events(*args, **options)
+        read.append(len(found))
+        return found
+
+    monkeypatch.setattr(restoring, "read_last_events", counted)
+    once = Once()
+
+    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
+        for number in range(facts):
+            await ctx.discover(f"fact {number}")
+        if once.first():
+            raise ConnectionError
+
+    handle = await app.agent(name="long", retry=AGAIN)(agent(take=take)).enqueue("do", steps=["a", "b"])
+    await work_off(app)
+    await soon(handle.result())
+    numbered = [event for event in await history(handle) if event.number is not None]
+    assert len(numbered) >= 2 * facts
+    assert sum(read) <= 60
+
+
+async def test_a_task_that_has_a_snapshot_and_no_events_goes_on_from_there(app: App) -> None:
+    """A fork is such a one."""
+    count = app.agent(name="forked")(agent())
+    handle = await count.enqueue("do", steps=["a", "b"])
+    state = empty_state() | {"goal": "do", "steps": ["a", "b"], "done": ["a"], "results": {"a": "as it was"}}
+    state["plan"] = [{"key": key, "title": key, "status": status} for key, status in (("a", "done"), ("b", "pending"))]
+    partition: Partition = handle.partition
+    entry = await redis_command(app, "HGET", partition.record(handle.id), "entry")
+    fields = (await redis_command(app, "XRANGE", partition.ready, entry, entry))[0][1]
+    await redis_command(app, "XDEL", partition.ready, entry)
+    again = await redis_command(app, "XADD", partition.ready, "*", *fields, "again", "1")
+    await redis_command(app, "HSET", partition.record(handle.id), "entry", again, "events", 70)
+    snapshot = encode_snapshot(state, 70, "forked")
+    await redis_command(app, "HSET", partition.steps(handle.id), "s:#state", snapshot)
+    await work_off(app)
+    result = await soon(handle.result())
+    assert (result["done"], result["results"]) == (["a", "b"], {"a": "as it was", "b": "b"})
+    assert [event.number for event in await history(handle)] == [71, 72, 73]
+    reduced = state
+    for event in await history(handle):
+        reduced = reduce(reduced, parse_event(event), event.number or 0)
+    assert reduced["done"] == ["a", "b"]

@@ -1,0 +1,219 @@
+"""What may be wrong with the file of a memory store: locked, damaged, something else, of a later version."""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from memories import Angles, Numbers, remember
+from perdure.worker.memory import (
+    HybridStore,
+    Memory,
+    MemoryStoreDamaged,
+    MemoryStoreError,
+    MemoryStoreUnavailable,
+    NotAMemoryStore,
+    Salvage,
+    SqliteBackend,
+    VectorsUnavailable,
+    new_memory,
+    sqlite_driver,
+)
+from perdure.worker.memory.sqlite_driver import open_database
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "folder" / "memory.sqlite3"
+
+
+def store_at(path: Path, *, wait: float = 10.0) -> HybridStore:
+    return HybridStore(SqliteBackend(path, wait=wait))
+
+
+async def filled(path: Path, count: int) -> None:
+    async with store_at(path) as store:
+        long = " and so on" * 40
+        await store.restore(
+            [
+                Memory(text=f"memory {n}:{long}", id=f"id-{n}", created=n, accessed=n, updated=n, tags=("t",))
+                for n in range(count)
+            ]
+        )
+
+
+def content(path: Path) -> dict[str, str]:
+    """Of the folder's files, but for the one that only says who reads (-shm)."""
+    return {
+        one.name: hashlib.sha256(one.read_bytes()).hexdigest()
+        for one in path.parent.iterdir()
+        if not one.name.endswith("-shm") and one.stat().st_size
+    }
+
+
+def break_page_with(path: Path, text: bytes) -> None:
+    """Overwrite the page of the file in which the text stands first."""
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[16:18], "big")
+    start = data.index(text) // size * size
+    data[start : start + size] = b"\xde" * size
+    path.write_bytes(data)
+
+
+async def test_the_file_and_its_folder_are_for_their_owner_alone(path: Path) -> None:
+    async with store_at(path) as store:
+        await remember(store, "x")
+        for one in path.parent.iterdir():
+            assert stat.S_IMODE(one.stat().st_mode) == 0o600, one
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+async def test_a_locked_file_can_be_read_and_says_why_it_cannot_be_written(path: Path) -> None:
+    await filled(path, 1)
+    async with store_at(path, wait=0.05) as store:
+        other = open_database(path, 1)
+        other.run("BEGIN IMMEDIATE")
+        assert len(await store.search("memory")) == 1
+        with pytest.raises(MemoryStoreUnavailable, match=r"another process has held its lock for 0\.05 s") as refused:
+            await remember(store, "x")
+        assert str(path) in str(refused.value)
+        other.run("ROLLBACK")
+        other.close()
+        await remember(store, "x")
+        assert await store.count() == 2
+
+
+async def test_a_damaged_page_is_told_of_and_nothing_is_overwritten(path: Path) -> None:
+    await filled(path, 300)
+    break_page_with(path, b"memory 150:")
+    before = content(path)
+    async with store_at(path) as store:
+        assert len(await store.list(limit=10)) == 10  # what lies elsewhere is still there
+        assert len(await store.get(["id-1", "id-299"])) == 2
+        for use in (store.list(limit=300), store.get(["id-150"]), store.touch(["id-150"]), store.forget(["id-150"])):
+            with pytest.raises(MemoryStoreDamaged, match="perdure memory export --salvage") as damaged:
+                await use
+            assert str(path) in str(damaged.value)
+    assert content(path) == before
+
+
+async def test_what_lies_in_other_pages_is_salvaged(path: Path) -> None:
+    await filled(path, 300)
+    break_page_with(path, b"memory 150:")
+    before = content(path)
+    salvage = Salvage(path)
+    found = list(salvage)
+    assert content(path) == before
+    assert 1 <= salvage.lost <= 40
+    assert len(found) == 300 - salvage.lost
+    assert found[0].id == "id-0"
+    assert found[-1].id == "id-299"
+    assert "id-150" not in {one.id for one in found}
+    async with store_at(path.parent / "new.sqlite3") as new:
+        assert await new.restore(found) == len(found)
+
+
+async def test_of_a_whole_file_all_is_salvaged_what_is_not_yet_in_it_too(path: Path) -> None:
+    async with store_at(path) as store:
+        await remember(store, "one", "two")
+        [three] = await remember(store, "three")
+        await store.forget([three.id])
+        salvage = Salvage(path)  # the log has not been written back: the store is open
+        assert [one.text for one in salvage] == ["one", "two"]
+        assert salvage.lost == 0
+
+
+async def test_nothing_to_salvage_is_said(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(MemoryStoreError, match="there is none"):
+        list(Salvage(path))
+    other = tmp_path / "text"
+    other.write_text("not a database at all " * 100)
+    with pytest.raises(MemoryStoreError, match="text"):
+        list(Salvage(other))
+
+
+def foreign_text(path: Path) -> None:
+    path.write_text("Dear diary, " * 100)
+
+
+def foreign_database(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE notes (text)")
+    connection.commit()
+    connection.close()
+
+
+def later_version(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA application_id = 0x5044524D")
+    connection.execute("PRAGMA user_version = 2")
+    connection.execute("CREATE TABLE memories (text)")
+    connection.commit()
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (foreign_text, "no SQLite database"),
+        (foreign_database, "is a database, but not a memory store"),
+        (later_version, r"written by a later version of Perdure \(format 2\)"),
+    ],
+)
+async def test_what_anybody_else_wrote_is_left_as_it_is(make: Callable[[Path], None], says: str, path: Path) -> None:
+    path.parent.mkdir()
+    make(path)
+    before = content(path)
+    with pytest.raises(NotAMemoryStore, match=says) as refused:
+        await store_at(path).open()
+    assert str(path) in str(refused.value)
+    assert "PERDURE_MEMORY" in str(refused.value)
+    assert content(path) == before
+
+
+async def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "memory.sqlite3", tmp_path):
+        with pytest.raises(MemoryStoreUnavailable, match="cannot be opened") as refused:
+            await store_at(path).open()
+        assert str(path) in str(refused.value)
+
+
+async def test_without_the_extra_words_are_searched_and_an_embedder_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_driver, "find_spec", lambda name: None)
+    async with store_at(path, wait=0.05) as store:
+        [one] = await remember(store, "The deploy failed")
+        await remember(store, "the DEPLOY failed!")
+        assert [found.memory.id for found in await store.search("deploys")] == [one.id]
+        assert await store.touch([one.id], key="k") == 1
+        other = open_database(path, 1)
+        other.run("BEGIN IMMEDIATE")
+        with pytest.raises(MemoryStoreUnavailable, match="held its lock"):
+            await remember(store, "x")
+        other.close()
+        assert await store.count() == 1
+    with pytest.raises(VectorsUnavailable, match=r"install perdure\[vectors\]"):
+        await HybridStore(SqliteBackend(path), Angles()).open()
+    foreign_text(path)
+    with pytest.raises(NotAMemoryStore):
+        await store_at(path).open()
+
+
+async def test_a_store_serves_with_and_without_the_extra_in_turn(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with HybridStore(SqliteBackend(path), Numbers()) as store:
+        [one] = await remember(store, "1 of all")
+    with monkeypatch.context() as without:
+        without.setattr(sqlite_driver, "find_spec", lambda name: None)
+        async with store_at(path) as store:
+            await store.add(new_memory("1 of ALL"))  # the vector of its former wording goes
+            await store.forget([one.id])
+            await remember(store, "2 of all")
+    async with HybridStore(SqliteBackend(path), Numbers()) as store:
+        assert [found.memory.text for found in await store.search("2")] == ["2 of all"]
+        assert await store.search("1") == []

@@ -1,0 +1,51 @@
+"""Tokens are counted by tiktoken where it has its vocabulary, and nothing is ever fetched for that."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from perdure.worker.agent.context import Estimate, Tiktoken, default_counter, tokens
+
+SOURCE = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The place of the vocabulary in tiktoken's cache, and a tiktoken that counts words."""
+    encoding = SimpleNamespace(encode_ordinary=str.split)
+    monkeypatch.setitem(sys.modules, "tiktoken", SimpleNamespace(get_encoding=lambda name: encoding))
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setitem(tokens._VOCABULARIES, "o200k_base", hashlib.sha256(b"vocabulary").hexdigest())
+    default_counter.cache_clear()
+    yield tmp_path / hashlib.sha1(SOURCE.encode()).hexdigest()
+    default_counter.cache_clear()
+
+
+def test_with_its_vocabulary_tiktoken_counts(cache: Path) -> None:
+    cache.write_bytes(b"vocabulary")
+    assert default_counter().count("one two three") == 3
+
+
+def test_without_its_vocabulary_the_estimate_stands_in(cache: Path) -> None:
+    assert isinstance(default_counter(), Estimate)
+    with pytest.raises(LookupError, match="TIKTOKEN_CACHE_DIR"):
+        Tiktoken()
+
+
+def test_a_damaged_vocabulary_which_tiktoken_would_fetch_anew_is_left_alone(cache: Path) -> None:
+    cache.write_bytes(b"vocab")
+    assert isinstance(default_counter(), Estimate)
+    assert cache.read_bytes() == b"vocab"
+
+
+def test_without_tiktoken_the_estimate_stands_in(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.write_bytes(b"vocabulary")
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    assert isinstance(default_counter(), Estimate)
+    with pytest.raises(LookupError, match="not installed"):
+        Tiktoken()
