@@ -276,12 +276,15 @@ async def test_only_the_handler_itself_waits(settings: Settings) -> None:
         step = asyncio.create_task(ctx.step("slow", slow))
         if not ran:
             await begun.wait()
-            asyncio.get_running_loop().call_soon(go_on.set)
         found = await ctx.inbox(wait=3600)
         return [await step, contents(found)]
 
     async with app, working(app):
         handle = await beside.enqueue()
+        await until(lambda: _events(handle, "waiting", 1), "it is about to be parked")
+        for _ in range(20):
+            assert (await handle.record()).waits is None
+        go_on.set()
         await parked(handle)
         await handle.send("now")
         assert await soon(handle.result()) == ["slow", ["now"]]
