@@ -8,13 +8,13 @@ from typing import Any
 
 import orjson
 import pytest
-from perdure import App, Context, Producer, Retry, State, TaskFailed, TaskHandle
+from perdure import Agent, AgentState, App, Context, PlanStep, Producer, Retry, State, TaskFailed, TaskHandle
 from perdure.queues import InboxFull, inbox
 from perdure.worker.durable.recorder import Recorder
 from perdure.worker.errors import StepOutsideTask
 from perdure.worker.settings import Settings
 from resting import FIRST, with_keys
-from working import history, pending, redis_command, soon, until, work_off, working
+from working import history, pending, recorded_steps, redis_command, soon, until, work_off, working
 
 pytestmark = pytest.mark.integration
 
@@ -383,3 +383,36 @@ async def test_messages_and_waits_are_sealed(settings: Settings) -> None:
         for key in ("record", "steps"):
             values = await redis_command(app, "HVALS", getattr(handle.partition, key)(handle.id))
             assert not any(b"private" in value for value in values)
+
+
+async def test_an_agent_waits_and_its_state_says_for_what(settings: Settings) -> None:
+    """It is written to by its goal, wakes in the step where it stood, and the state's words of the wait are gone."""
+    app = App("mail", settings=settings)
+    seen: list[Any] = []
+
+    class Writer(Agent[AgentState]):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key="review", title="Have it reviewed"), PlanStep(key="print", title="Print it")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            if step.key == "print":
+                return "printed"
+            seen.append(await ctx.step("ask", lambda: len(seen)))
+            (review,) = await ctx.inbox(wait=3600, sender="reviewer", why="the review")
+            seen.append(state.waiting_for)
+            return review.content
+
+        async def finish(self, ctx: Context, state: AgentState) -> Any:
+            return [state.results["review"], state.results["print"]]
+
+    writer = app.agent(Writer)
+    async with app, working(app):
+        handle = await writer.enqueue("a novel")
+        assert handle.id == writer.task_id("a novel")
+        await parked(handle)
+        waiting = next(event for event in await history(handle) if event.type == "waiting")
+        assert waiting.data == {"what": "message", "on": "reviewer", "why": "the review"}
+        await app.producer.send_message(writer.task_id("a novel"), "too long", sender="reviewer")
+        assert await soon(handle.result()) == ["too long", "printed"]
+        assert seen == [0, 0, None]
+        assert not [name for name in await recorded_steps(app, handle) if "#inbox" in name], "dropped with its step"
