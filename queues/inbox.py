@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -78,10 +78,8 @@ class InboxMessage:
 
     def summary(self) -> dict[str, Any]:
         """The message as plain data, for programs."""
-        told = asdict(self)
-        if self.problem is None:
-            del told["problem"]
-        return told
+        told = {"number": self.number, "id": self.id, "sender": self.sender, "content": self.content, "at": self.at}
+        return told if self.problem is None else told | {"problem": self.problem}
 
 
 class Sent(NamedTuple):

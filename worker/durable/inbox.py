@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any, Final
 
 import orjson
@@ -150,7 +149,7 @@ async def _unused(run: Run, limit: int | None, sender: str | None, after: int) -
                 raise UnreadableMessage(run.id, message.number, message.problem)
             if sender not in (None, message.sender):
                 continue
-            size += len(orjson.dumps(asdict(message)))
+            size += len(orjson.dumps(message.summary()))
             if size > run.payload_limit:
                 if found:
                     break
