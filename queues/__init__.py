@@ -93,6 +93,7 @@ from .supervision import (
     withdraw_supervisor,
 )
 from .suspects import Suspect, acquit, set_aside, take_suspect
+from .trail import Trail, read_trail
 from .turns import take_turns
 
 __all__ = [
@@ -173,6 +174,7 @@ __all__ = [
     "TaskHandle",
     "TaskNotFound",
     "TaskOutcome",
+    "Trail",
     "Unavailable",
     "UnreadableEnvelope",
     "UnreadableMessage",
@@ -230,6 +232,7 @@ __all__ = [
     "read_marks",
     "read_partitions",
     "read_record",
+    "read_trail",
     "recorded_steps",
     "release",
     "report_crash",
