@@ -25,6 +25,7 @@ from .errors import (
     CancelRequested,
     CannotOpen,
     EmbeddedServerError,
+    HandOffRefused,
     InboxError,
     InboxFull,
     KeyMissing,
@@ -50,6 +51,7 @@ from .errors import (
 from .events import TaskEvent, read_events, read_last_events, walk_events
 from .form import Form
 from .gateway import Gateway, Reader
+from .handing import MOST_HAND_OFFS, Successor, hand_on
 from .handle import TaskHandle
 from .inbox import MOST_MESSAGES, InboxMessage, Sent, drop_message, last_message, read_inbox, send_message
 from .inspection import QueueStats, find_task, list_queues, list_tasks, queue_partitions
@@ -93,6 +95,7 @@ __all__ = [
     "FORMAT_VERSION",
     "LONGEST",
     "MARK",
+    "MOST_HAND_OFFS",
     "MOST_MESSAGES",
     "MOST_PARTITIONS",
     "NO_KEYS",
@@ -116,6 +119,7 @@ __all__ = [
     "Form",
     "Gateway",
     "Generation",
+    "HandOffRefused",
     "History",
     "InboxError",
     "InboxFull",
@@ -154,6 +158,7 @@ __all__ = [
     "ServerFull",
     "State",
     "StillRunning",
+    "Successor",
     "SupervisorInfo",
     "SupervisorState",
     "Suspect",
@@ -188,6 +193,7 @@ __all__ = [
     "encode_arguments",
     "find_task",
     "generate_key",
+    "hand_on",
     "has_secret",
     "hide",
     "is_sealed",

@@ -17,6 +17,7 @@ PerdureError                    everything Perdure raises on purpose
 │   │   └── NotSealed           it is not sealed, where only sealed data is accepted
 │   ├── LeaseLost               a write was refused because the delivery passed to another worker
 │   ├── CancelRequested         a write was stored, and somebody asked for the task to be cancelled
+│   ├── HandOffRefused          a task that cannot be handed on, or was in a circle
 │   ├── StillRunning            a task that was to be begun afresh has not ended
 │   ├── TaskNotFound            no record of that id: never enqueued, or past its retention
 │   ├── InboxError              a message that cannot be sent, or used
@@ -40,6 +41,7 @@ __all__ = [
     "CancelRequested",
     "CannotOpen",
     "EmbeddedServerError",
+    "HandOffRefused",
     "InboxError",
     "InboxFull",
     "KeyMissing",
@@ -207,6 +209,10 @@ class StillRunning(QueueError):
         )
         self.task_id = task_id
         self.state = state
+
+
+class HandOffRefused(QueueError):
+    """A task cannot be handed on to another, or its hand-offs lead nowhere."""
 
 
 class TaskNotFound(QueueError, LookupError):
