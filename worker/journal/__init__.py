@@ -7,7 +7,7 @@ from .events import Event
 from .forking import BadEdit, Fork, Point, fork
 from .history import Past, check_state, read_snapshot, state_at, walk_states
 from .messages import Message, Role, ToolCall
-from .reading import Unreadable, parse_event, register_event
+from .reading import Foreign, Unreadable, parse_event, register_event
 from .redacting import redacted
 from .reducer import KEPT, empty_state, reduce
 from .snapshot import SNAPSHOT, StoredState, decode_snapshot, encode_snapshot
@@ -25,6 +25,7 @@ __all__ = [
     "Discovery",
     "Ephemeral",
     "Event",
+    "Foreign",
     "Fork",
     "Message",
     "Past",
