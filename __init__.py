@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .worker.app import App
     from .worker.durable import Context, Happened, current_step
     from .worker.errors import InvalidArguments, RetryLater, Snooze, StepInDoubt, StepMismatch, StepTimeout
-    from .worker.journal import AgentState, Ephemeral, PlanStep
+    from .worker.journal import AgentState, Ephemeral, Event, PlanStep, register_event
     from .worker.runtime import Worker
     from .worker.settings import Settings
 
@@ -38,6 +38,7 @@ __all__ = [
     "CannotOpen",
     "Context",
     "Ephemeral",
+    "Event",
     "Happened",
     "InvalidArguments",
     "LeaseLost",
@@ -62,6 +63,7 @@ __all__ = [
     "Unavailable",
     "Worker",
     "current_step",
+    "register_event",
 ]
 
 _HOMES = {
@@ -71,6 +73,7 @@ _HOMES = {
     "CannotOpen": ".queues",
     "Context": ".worker.durable",
     "Ephemeral": ".worker.journal",
+    "Event": ".worker.journal",
     "Happened": ".worker.durable",
     "InvalidArguments": ".worker.errors",
     "LeaseLost": ".queues",
@@ -95,6 +98,7 @@ _HOMES = {
     "Unavailable": ".queues",
     "Worker": ".worker.runtime",
     "current_step": ".worker.durable",
+    "register_event": ".worker.journal",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw this would believe in any name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any, Literal
 
 import orjson
@@ -263,6 +264,12 @@ def test_a_type_that_could_not_be_told_apart_is_refused() -> None:
         with pytest.raises(ValueError, match=problem):
             register_event(kind)
     assert parse_event(entry("decided", {"choice": "a"})) == e.Decided(choice="a")
+
+
+def test_the_document_has_every_type_and_the_example_of_it() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "events.md").read_text("utf-8")
+    table = text[text.index("## Types") : text.index("## Types of one's own")]
+    assert [name for name in e.TYPES if f"`{name}`" not in table] == []
 
 
 # secrets

@@ -15,6 +15,7 @@ NAMES = {
     "CannotOpen",
     "Context",
     "Ephemeral",
+    "Event",
     "Happened",
     "InvalidArguments",
     "LeaseLost",
@@ -39,6 +40,7 @@ NAMES = {
     "Unavailable",
     "Worker",
     "current_step",
+    "register_event",
 }
 
 
