@@ -28,5 +28,7 @@ class Reason(StrEnum):
     """A result that cannot be stored as JSON, or is over the size limit."""
     SEALED = "sealed"
     """Its arguments or its checkpoint are sealed, and no worker that looked at them could open them."""
+    INCOHERENT = "incoherent"
+    """A check found that its agent no longer knew what it was doing."""
     IN_DOUBT = "in_doubt"
     """A risky step was cut off, and whether its effect happened is for a person to find out."""

@@ -40,6 +40,7 @@ from .errors import (
     StillRunning,
     TaskCancelled,
     TaskEnded,
+    TaskExists,
     TaskFailed,
     TaskNotFound,
     TaskOutcome,
@@ -48,6 +49,7 @@ from .errors import (
     UnreadableMessage,
 )
 from .events import TaskEvent, read_events, read_last_events, walk_events
+from .forking import Origin, read_origin, recorded_results, store_fork
 from .form import Form
 from .gateway import Gateway, Reader
 from .handle import TaskHandle
@@ -131,6 +133,7 @@ __all__ = [
     "NotSealed",
     "OneConnection",
     "Options",
+    "Origin",
     "Partition",
     "PayloadTooLarge",
     "PerdureError",
@@ -160,6 +163,7 @@ __all__ = [
     "TaskCancelled",
     "TaskEnded",
     "TaskEvent",
+    "TaskExists",
     "TaskFailed",
     "TaskHandle",
     "TaskNotFound",
@@ -218,8 +222,10 @@ __all__ = [
     "read_inbox",
     "read_last_events",
     "read_marks",
+    "read_origin",
     "read_partitions",
     "read_record",
+    "recorded_results",
     "recorded_steps",
     "release",
     "report_crash",
@@ -235,6 +241,7 @@ __all__ = [
     "shown_arguments",
     "shows_mask",
     "spread",
+    "store_fork",
     "succeed",
     "supervise",
     "take_suspect",

@@ -66,6 +66,8 @@ def test_the_commands_are_these() -> None:
         "worker resume",
         "enqueue",
         *(f"task {name}" for name in ("list", "show", "result", "watch", "cancel", "events")),
+        *(f"task {name}" for name in ("send", "inbox", "artifact", "replay", "fork")),
+        *(f"artifacts {name}" for name in ("list", "gc")),
         *(f"queue {name}" for name in ("list", "metrics", "partitions")),
         *(f"dlq {name}" for name in ("list", "show", "replay", "purge", "export")),
         *(f"memory {name}" for name in ("add", "search", "list", "forget", "export", "prune", "reembed")),

@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ import redis
 from commands import Answer, Running, call
 from conftest import SERVERS
 from nodes import Node, free_ports
-from perdure import App, Context, Producer, Retry, Settings, State, TaskCancelled, TaskFailed, Worker
+from perdure import App, Context, Producer, Retry, Settings, State, TaskCancelled, TaskFailed, TaskHandle, Worker
 from perdure.queues import Refused
 from resting import FIRST, with_keys
 from rights import documented_rights
 from servers import find_program
 from test_managed import refused
-from working import BOUND, history, letter, soon, working
+from working import BOUND, history, letter, soon, until, working
 
 pytestmark = pytest.mark.integration
 
@@ -84,7 +85,18 @@ def build(settings: Settings) -> App:
     async def holds(ctx: Context) -> None:
         await asyncio.sleep(BOUND)
 
+    @app.task(queue="other")
+    async def reads(ctx: Context, late: str) -> list[str]:
+        (first,) = await ctx.inbox(wait=3600)
+        await ctx.send(late, first.content)
+        answer = await ctx.ask("operator", "Go on?")
+        return [first.content, answer.content if answer else ""]
+
     return app
+
+
+async def waits_for(handle: TaskHandle[Any], what: str) -> bool:
+    return (await handle.record()).waits == what
 
 
 async def test_each_role_lives_its_whole_life_as_its_user(
@@ -105,6 +117,7 @@ async def test_each_role_lives_its_whole_life_as_its_user(
         again = await tasks["works"].options(delay=0.05, key="k", task_id="own").enqueue(20)
         late = await tasks["works"].options(delay=3600).enqueue(0)
         failing, holding = await tasks["fails"].enqueue(), await tasks["holds"].enqueue()
+        reading = await tasks["reads"].enqueue(late.id)
         waiting = asyncio.create_task(many[0].result())
         async with working(build(users["worker"])) as worker:
             assert [await soon(handle.result()) for handle in [*many, delayed, again]] == [*range(1, 22), 21]
@@ -114,9 +127,13 @@ async def test_each_role_lives_its_whole_life_as_its_user(
             # what an operator does
             assert {one["queue"] for one in (await operate("queue", "list", "--json")).json} == {"default", "other"}
             assert "perdure_queue_dead_letters" in (await operate("queue", "metrics")).out
-            assert len((await operate("task", "list", "--json")).json) == 24
+            assert len((await operate("task", "list", "--json")).json) == 25
             assert (await operate("task", "show", failing.id, "--json")).json["error"]["message"] == "not yet"
             assert "attempt_failed" in (await operate("task", "events", failing.id)).out
+            assert (await operate("task", "events", "--stats", "--json")).json["types"]["attempt_failed"] == 1
+            assert (await operate("task", "replay", failing.id, "--json")).json["state"]["goal"] == ""
+            (forked,) = (await operate("task", "fork", many[0].id)).ids
+            assert (await operate("task", "result", forked, "--timeout", "30")).out.strip() == "1"
             assert (await operate("task", "result", many[0].id)).out.strip() == "1"
             assert [one["id"] for one in (await operate("worker", "list", "--json")).json["workers"]] == [worker.id]
             await operate("worker", "health", worker.id)
@@ -125,6 +142,14 @@ async def test_each_role_lives_its_whole_life_as_its_user(
             assert orjson.loads((await operate("dlq", "export")).out)["id"] == failing.id
             await operate("dlq", "replay", failing.id, "--edit-args", '{"mended": true}')
             assert await soon(failing.result()) == "2"
+            await until(partial(waits_for, reading, "message"), "it waits for a message")
+            await reading.send("hello")
+            await until(partial(waits_for, reading, "approval"), "it waits for an answer")
+            assert [one["content"] for one in (await operate("task", "inbox", late.id, "--json")).lines] == ["hello"]
+            await operate("task", "inbox", late.id, "--drop", "1")
+            assert await late.unread() == []
+            await operate("task", "send", reading.id, "yes", "--from", "operator")
+            assert await soon(reading.result()) == ["hello", "yes"]
             await operate("task", "cancel", holding.id)
             with pytest.raises(TaskCancelled):
                 await soon(holding.result())

@@ -7,6 +7,7 @@ PerdureError
 │   ├── InvalidArguments        arguments that do not fit the task; nothing was sent
 │   ├── TaskTimeout             a run took longer than it may
 │   │   └── TaskIdle            ... without any step that began or ended, or anything that was saved
+│   ├── Incoherent              an agent no longer knows what it is doing
 │   ├── UnknownTask             this worker has no handler of that name
 │   └── CrashLoop               deliveries of the task ended without any outcome too often
 ├── StepError                   how a step is defined or called
@@ -56,6 +57,7 @@ __all__ = [
     "ContextError",
     "ContextTooLarge",
     "CrashLoop",
+    "Incoherent",
     "InvalidArguments",
     "Reschedule",
     "RetryLater",
@@ -121,6 +123,15 @@ class TaskIdle(TaskTimeout):
         self.task = task
         self.seconds = seconds
         self.steps = tuple(steps)
+
+
+class Incoherent(TaskError):
+    """A check found that an agent no longer knows what it is doing. wrong: what was found, by checks."""
+
+    def __init__(self, task: str, wrong: Sequence[str]) -> None:
+        super().__init__(f"agent {task!r} no longer knows what it is doing: {'; '.join(wrong)}")
+        self.task = task
+        self.wrong = tuple(wrong)
 
 
 class UnknownTask(TaskError, LookupError):

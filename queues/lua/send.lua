@@ -28,10 +28,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local number = redis.call('HINCRBY', KEYS[1], 'mail', 1)
 redis.call('HSET', KEYS[1], 'm:' .. number, now .. ' ' .. ARGV[3], 'mi:' .. ARGV[2], number, 'mn:' .. number, ARGV[2])
 local past = 'mn:' .. number - most
-local forgotten = redis.call('HGET', KEYS[1], past)
-if forgotten then
-  redis.call('HDEL', KEYS[1], 'mi:' .. forgotten, past)
-end
+redis.call('HDEL', KEYS[1], 'mi:' .. (redis.call('HGET', KEYS[1], past) or ''), past)
 if state == 'scheduled' and known[6] then
   local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
   if redis.call('ZADD', KEYS[2], 'XX', 'LT', 'CH', now, ARGV[1]) == 1 then

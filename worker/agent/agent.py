@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origi
 from ..durable import Context, Happened
 from ..journal import AgentState, PlanStep
 from ..memory import NewMemory
+from .coherence import Coherence
 
 __all__ = ["Agent", "S"]
 
@@ -29,13 +30,15 @@ class Agent(Generic[S]):
 
     in_doubt: what becomes of a risky step that was begun and has no record, where there is no `verify`: `retry` acts
     again, `fail` sends the task to the dead letters. snapshot_every: events between two snapshots of the state, which
-    bounds what a resumed run reads. save_every: seconds between two saves of a step's `progress`.
+    bounds what a resumed run reads. save_every: seconds between two saves of a step's `progress`. coherence: checks of
+    whether it still knows what it is doing, see docs/coherence.md.
     """
 
     state_type: ClassVar[type[AgentState]] = AgentState
     in_doubt: ClassVar[Literal["retry", "fail"]] = "retry"
     snapshot_every: ClassVar[int] = 50
     save_every: ClassVar[float] = 60.0
+    coherence: ClassVar[Coherence] = Coherence()
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -61,13 +64,6 @@ class Agent(Generic[S]):
         """The result, when every step of the plan is done."""
         raise NotImplementedError(f"{type(self).__name__} has no finish")
 
-    async def remember(self, ctx: Context, state: S) -> Sequence[NewMemory | str]:
-        """What is worth knowing beyond this task, called after `finish`: texts, or memories of a type of their own.
-
-        It goes to the long-term memory under the agent's name before the outcome is stored, and only once.
-        """
-        return ()
-
     async def replan(self, ctx: Context, state: S) -> Sequence[PlanStep] | None:
         """Called after each step, also when it failed (its `error` says so): new steps for those that are still open,
         or None where the plan stays. A step that failed and is not replaced is retried with the task.
@@ -77,3 +73,10 @@ class Agent(Generic[S]):
     async def verify(self, ctx: Context, state: S, step: PlanStep) -> Happened[Any] | None:
         """Of a risky step that was begun and has no record: whether it happened, with its result."""
         return None
+
+    async def remember(self, ctx: Context, state: S) -> Sequence[NewMemory | str]:
+        """What is worth knowing beyond this task, called after `finish`: texts, or memories of a type of their own.
+
+        It goes to the long-term memory under the agent's name before the outcome is stored, and only once.
+        """
+        return ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import orjson
 from ...queues import Entry, Kind, LeaseLost, PayloadTooLarge, check_size
 from ..journal import PlanStep
 from ..observe import logger
+from .meanwhile import meanwhile
 from .session import Session
 
 __all__ = ["Keeper", "snapshots"]
@@ -35,7 +36,7 @@ class Keeper:
         """Save for as long as the block runs."""
         self._run.on_checkpoint = self.save
         try:
-            async with _meanwhile(self._save_at_times()):
+            async with meanwhile(self._save_at_times()):
                 yield
         finally:
             self._run.on_checkpoint = None
@@ -66,7 +67,7 @@ class Keeper:
 @asynccontextmanager
 async def snapshots(session: Session[Any]) -> AsyncIterator[None]:
     """Store a snapshot whenever one is due, for as long as the block runs."""
-    async with _meanwhile(_snapshot_when_due(session)):
+    async with meanwhile(_snapshot_when_due(session)):
         yield
 
 
@@ -75,14 +76,3 @@ async def _snapshot_when_due(session: Session[Any]) -> None:
         await session.wanted.wait()
         if entries := session.snapshot():
             await session.run.recorder.put(*entries, wait=False)
-
-
-@asynccontextmanager
-async def _meanwhile(act: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Have something done while the block runs; what the block raises comes out as it is."""
-    doing = asyncio.create_task(act)
-    try:
-        yield
-    finally:
-        doing.cancel()
-        await asyncio.gather(doing, return_exceptions=True)

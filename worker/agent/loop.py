@@ -16,6 +16,8 @@ from ..errors import Reschedule, RetryLater, StateError, StepInDoubt
 from ..journal import Event, PlanStep, StepStatus
 from ..journal.events import Changed, Finished, Planned, PlannedStep, StepCompleted, StepFailed, StepStarted
 from .agent import Agent, S
+from .coherence import Watch, watching
+from .context.tokens import default_counter, message_tokens
 from .keeper import Keeper, snapshots
 from .session import Session
 
@@ -51,9 +53,10 @@ class Loop(Generic[S]):
         if recorded is not None:
             return codec_of(self._agent.finish).decode(recorded.removeprefix(_HEAD))
         await self._session.open(goal, inputs)
-        async with snapshots(self._session):
+        watch = await self._watch(goal)
+        async with snapshots(self._session), watching(watch):
             await self._plan()
-            while (step := await self._next()) is not None:
+            while (step := await self._next(watch)) is not None:
                 if await self._take(step) and self._replans:
                     await self._replan()
             return await self._finish()
@@ -62,10 +65,24 @@ class Loop(Generic[S]):
     def _state(self) -> S:
         return self._session.state
 
-    async def _next(self) -> PlanStep | None:
-        """The step to be taken next. Here a run may be stopped."""
+    async def _watch(self, goal: str) -> Watch:
+        session = self._session
+        counter = default_counter()
+        watch = session.watch = Watch(
+            self._run,
+            goal,
+            self._agent.coherence,
+            state=lambda: session.mirror,
+            tokens=lambda: sum(message_tokens(message, counter) for message in session.state.messages),
+        )
+        await watch.open()
+        return watch
+
+    async def _next(self, watch: Watch) -> PlanStep | None:
+        """The step to be taken next. Here a run may be stopped, and is looked at."""
         if self._run.stopping:
             await self._run.boundary()
+        await watch.look(boundary=True)
         return next((step for step in self._state.plan if step.status in _OPEN), None)
 
     # plan, replan, finish
@@ -94,13 +111,17 @@ class Loop(Generic[S]):
             await self._run.recorder.put(due, *self._run.forget(self._run.keys_within(f"{_REPLAN}/")), wait=False)
 
     async def _finish(self) -> Any:
-        result = await self._within(_FINISH, lambda: self._agent.finish(self._ctx, self._state))
-        data, result = codec_of(self._agent.finish).encode("finish", result)
-        check_size("what finish returned", len(data), self._run.payload_limit)
-        findings = await self._within(_FINISH, lambda: self._agent.remember(self._ctx, self._state))
-        await keep_findings(self._run, findings)
+        data, result = await self._within(_FINISH, self._close)
         await self._record(_FINISH, Finished(), Entry(Kind.MARK, _FINISH, _HEAD + data))
         return result
+
+    async def _close(self) -> tuple[bytes, Any]:
+        """The result, as JSON and as its record will give it back; what is to be remembered is remembered."""
+        agent = self._agent
+        data, result = codec_of(agent.finish).encode("finish", await agent.finish(self._ctx, self._state))
+        check_size("what finish returned", len(data), self._run.payload_limit)
+        await keep_findings(self._run, await agent.remember(self._ctx, self._state))
+        return data, result
 
     # a step of the plan
 

@@ -16,6 +16,7 @@ from ..journal.events import Changed, Snapshot, Started
 from ..journal.redacting import redacted
 from ..observe import logger
 from .agent import S
+from .coherence import Watch
 from .form import StateForm
 from .restoring import restore
 
@@ -32,7 +33,7 @@ class Session(Generic[S]):
     Events that are told change both. What the agent itself changes in `state` is there alone until a checkpoint is
     taken: then the difference goes into the event of that checkpoint, so that the log tells of it.
 
-    number: of the last event in the mirror. wanted: set when a snapshot is due.
+    number: of the last event in the mirror. wanted: set when a snapshot is due. watch: over its coherence.
     """
 
     def __init__(self, run: Run, form: StateForm[S], *, snapshot_every: int, check: bool = False) -> None:
@@ -43,6 +44,7 @@ class Session(Generic[S]):
         self.state: S = form.kind.model_construct()
         self.number = 0
         self.wanted = asyncio.Event()
+        self.watch: Watch | None = None
         self._every = snapshot_every
         self._check = check
         self._since = 0
@@ -138,6 +140,8 @@ class Session(Generic[S]):
             self._follow(before, self.mirror, event, number)
             if self._since >= self._every:
                 self.wanted.set()
+        if self.watch is not None:
+            self.watch.hear(event)
 
     def _follow(self, before: dict[str, Any], after: dict[str, Any], event: Event, number: int) -> None:
         """Do to the agent's own state what an event does to the mirror; what it has not stored yet stays."""

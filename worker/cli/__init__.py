@@ -15,7 +15,7 @@ COMMANDS = (
     Promise("demo", ".demo.command:demo", "The whole story on real input, on the embedded server."),
     Promise("worker", ".worker:app", "Run workers, and see who works."),
     Promise("enqueue", ".enqueue:enqueue", "Put tasks on a queue."),
-    Promise("task", ".task:app", "See, wait for, watch and cancel tasks."),
+    Promise("task", ".task:app", "See, wait for, watch and cancel tasks, and send them messages."),
     Promise("queue", ".queue:app", "See queues in numbers."),
     Promise("dlq", ".dlq:app", "See, replay, purge and export dead letters."),
     Promise("artifacts", ".artifacts:app", "See what tasks have saved, and collect what nothing links."),

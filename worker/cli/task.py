@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from ...queues import Producer, Record, State, TaskHandle, TaskOutcome, list_tasks
-from ..artifacts import task_links
-from .artifact import artifact, describe_link, size_text
+from .artifact import artifact, describe_link
 from .connection import connected, redis_now
 from .failures import Failed
+from .inbox import inbox, send, shown_due, shown_inbox, shown_wait
 from .lazy import LazyGroup, Promise
 from .lookup import find_handle, known_partitions
 from .output import (
@@ -29,6 +29,7 @@ from .output import (
     timestamp,
 )
 from .parameters import QueueOption, TaskId, TaskNameOption, in_seconds
+from .showing import describe_finding, finding_text, link_text, shown_findings, shown_links
 from .watching import watch_on_screen
 
 __all__ = ["app"]
@@ -46,6 +47,7 @@ class _Commands(LazyGroup):
 _ELSEWHERE = {
     "events": (".events:events", "Print what happened to a task, or to the tasks of a queue."),
     "replay": (".replay:replay", "Show the state of a task as one of its events left it."),
+    "fork": (".fork:fork", "Start a new task from a point of another one's past."),
 }
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False)
@@ -53,7 +55,7 @@ app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def task() -> None:
-    """See, wait for, watch and cancel tasks; read what they did, go back in it, and start anew from there."""
+    """See, wait for, watch and cancel tasks; send them messages; read what they did, and start anew from there."""
 
 
 @app.command("list")
@@ -98,7 +100,7 @@ async def list_(
                     str(record.attempts),
                     str(record.crashes),
                     since(record.enqueued_at),
-                    record.reason or record.step or "",
+                    record.reason or (f"waits for {record.waits}" if record.waits else record.step) or "",
                 )
                 for record in found
             ],
@@ -118,9 +120,11 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
     """
     handle = await find_handle(producer, task_id)
     record = await handle.record()
-    links = await task_links(producer.gateway, handle.partition, task_id)
+    links = await shown_links(producer.gateway, handle.partition, task_id)
+    wrong = await shown_findings(producer.gateway, handle.partition, task_id)
     if json:
         shown = {"result": as_data(record.shown_result()), "artifacts": [describe_link(link) for link in links]}
+        shown["incoherent"] = [describe_finding(one) for one in wrong]
         print_json(record.summary() | shown)
         return
     since = ago(await redis_now(producer))
@@ -136,14 +140,17 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "headers": ", ".join(f"{name}: {value}" for name, value in record.headers.items()) or None,
             "attempts": f"{record.attempts}, crashes: {record.crashes}, replays: {record.replays}",
             "enqueued": _when(record.enqueued_at, since),
-            "due": _when(record.due_at, since),
+            "waits": await shown_wait(producer, record, since),
+            "due": shown_due(record, lambda at: _when(at, since)),
+            "inbox": shown_inbox(record),
             "finished": _when(record.finished_at, since),
             "ran for": None if record.ran_ms is None else duration(record.ran_ms / 1000),
             "worker": record.worker,
             "step": record.step,
             "step alive": _when(record.step_alive_at, since),
             "result": _text(record.shown_result()),
-            "artifacts": "\n".join(f"{link.name}  {size_text(link.size)}  {link.hash}" for link in links) or None,
+            "artifacts": link_text(links),
+            "incoherent": finding_text(wrong),
             "reason": record.reason,
             "error": f"{error.get('error')}: {error.get('message')}" if error else None,
         }
@@ -248,3 +255,5 @@ async def cancel(producer: Producer, task_id: TaskId, *, json: AsJson = False) -
 
 
 app.command("artifact")(artifact)
+app.command()(send)
+app.command()(inbox)

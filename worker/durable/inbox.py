@@ -133,26 +133,33 @@ def _begun(run: Run, key: str) -> dict[str, Any] | None:
 async def _unused(run: Run, limit: int | None, sender: str | None, after: int) -> list[InboxMessage]:
     """Messages that nobody has used, as many as a record may have bytes, but one in any case.
 
-    They are this read's from here on, though nothing is stored yet: another one of the same run does not get them.
+    Each is this read's from when it is met, though nothing is stored yet: another one of the same run, which goes on at
+    the same time, does not get it.
     """
+    if run.taken is None:
+        run.taken = set()
     found: list[InboxMessage] = []
     size = 0
-    async for message in read_inbox(run.gateway, run.delivery.partition, run.id):
-        if message.number <= after or message.number in run.taken:
-            continue
-        if message.problem is not None:
-            if found:
+    try:
+        async for message in read_inbox(run.gateway, run.delivery.partition, run.id):
+            if message.number <= after or message.number in run.taken:
+                continue
+            if message.problem is not None:
+                if found:
+                    break
+                raise UnreadableMessage(run.id, message.number, message.problem)
+            if sender not in (None, message.sender):
+                continue
+            size += len(orjson.dumps(asdict(message)))
+            if found and size > run.payload_limit:
                 break
-            raise UnreadableMessage(run.id, message.number, message.problem)
-        if sender not in (None, message.sender):
-            continue
-        size += len(orjson.dumps(asdict(message)))
-        if found and size > run.payload_limit:
-            break
-        found.append(message)
-        if len(found) == limit:
-            break
-    run.taken = run.taken | {message.number for message in found}
+            found.append(message)
+            run.taken.add(message.number)
+            if len(found) == limit:
+                break
+    except BaseException:
+        run.taken.difference_update([message.number for message in found])
+        raise
     return found
 
 

@@ -21,8 +21,6 @@ from .threads import Threads
 
 __all__ = ["Ending", "Parked", "Run"]
 
-_NOTHING_TAKEN: Final[frozenset[int]] = frozenset()
-
 _INSIST: Final = 0.5
 """Seconds after which a handler that goes on in spite of its cancellation is cancelled again."""
 
@@ -40,6 +38,8 @@ class Ending(Enum):
     """It took longer than it may."""
     IDLE = "idle"
     """It did nothing for longer than it may."""
+    INCOHERENT = "incoherent"
+    """Its agent no longer knows what it is doing; the run's `fault` says so."""
     PARKED = "parked"
     """It waits for something, and gives its slot away meanwhile."""
 
@@ -61,8 +61,9 @@ class Run:
 
     events: the number of the last event that it put into the log. on_event: hears of each, before it is stored.
     scope: what the keys of steps begin with, where they are steps within a step. parked: what it waits for, where that
-    has ended it. taken: numbers of the messages in its inbox that it has read. session: of the agent that runs, if one
-    does (worker/agent/session.py). on_checkpoint: has it save what is not saved yet.
+    has ended it. fault: what is wrong with it, where that has. taken: numbers of the messages in its inbox that it has
+    read. session: of the agent that runs, if one does (worker/agent/session.py). on_checkpoint: has it save what is not
+    saved yet.
 
     started, active: when it began and when a step began or ended or something was saved last (monotonic clock), which
     is for others to judge. ended_at, idle_in: when it was ended from outside, and in which steps it was idle then.
@@ -87,6 +88,7 @@ class Run:
         "ending",
         "envelope",
         "events",
+        "fault",
         "gateway",
         "history",
         "idle_in",
@@ -150,7 +152,8 @@ class Run:
         self.events = 0
         self.scope = ""
         self.parked: Parked | None = None
-        self.taken: frozenset[int] = _NOTHING_TAKEN
+        self.fault: Exception | None = None
+        self.taken: set[int] | None = None
         self._names: dict[str, int] = {}
         self._quiet: anyio.Event | None = None
         self._recorder: Recorder | None = None

@@ -4,6 +4,7 @@ from . import events
 from .blobs import BLOB
 from .delta import BadPatch, Patch, apply, diff
 from .events import Event
+from .forking import BadEdit, Fork, Point, fork
 from .history import Past, check_state, read_snapshot, state_at, walk_states
 from .messages import Message, Role, ToolCall
 from .reading import Unreadable, parse_event, register_event
@@ -18,15 +19,18 @@ __all__ = [
     "SNAPSHOT",
     "AgentState",
     "Artifact",
+    "BadEdit",
     "BadPatch",
     "Decision",
     "Discovery",
     "Ephemeral",
     "Event",
+    "Fork",
     "Message",
     "Past",
     "Patch",
     "PlanStep",
+    "Point",
     "Role",
     "StepStatus",
     "StoredState",
@@ -40,6 +44,7 @@ __all__ = [
     "empty_state",
     "encode_snapshot",
     "events",
+    "fork",
     "parse_event",
     "read_snapshot",
     "redacted",

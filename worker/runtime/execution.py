@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from ...deadletter import Reason, after_crash, backoff
 from ...queues import (
@@ -39,6 +39,9 @@ from .settling import Settler
 from .slots import Slots
 
 __all__ = ["Executor", "time_limit_of"]
+
+_OWN: Final = (Ending.CANCELLED, Ending.HANDED_OFF, Ending.PARKED, Ending.INCOHERENT)
+"""Endings that count whatever the handler raised when it was cancelled."""
 
 
 class Executor:
@@ -253,7 +256,7 @@ class Executor:
         if result is not None:
             return Success(result, counters.attempted())
         obeyed = error is None or isinstance(error, asyncio.CancelledError)
-        if run.ending in (Ending.CANCELLED, Ending.HANDED_OFF, Ending.PARKED) or (obeyed and run.ending is not None):
+        if run.ending in _OWN or (obeyed and run.ending is not None):
             return self._after_ending(run, task, run.ending)
         if error is None or obeyed:
             cause = error
@@ -270,6 +273,8 @@ class Executor:
             return HandOff(counters)
         if ending is Ending.PARKED and run.parked is not None:
             return Wait(run.parked, counters)
+        if ending is Ending.INCOHERENT and run.fault is not None:
+            return after_error(run.fault, task.retry, counters, run.envelope.options.max_attempts)
         error: TaskError
         if ending is Ending.IDLE:
             error = TaskIdle(task.name, task.idle_timeout or self._settings.idle_limit, run.idle_in)

@@ -12,10 +12,11 @@ well on all levels: not so a worker whose Redis is away, which starting it anew 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
+from ..agent import session_of
 from ..settings import Settings
 from .execution import Executor
 from .guard import Guard
@@ -24,7 +25,7 @@ from .isolation import Isolation
 from .slots import Slots
 from .vigil import Vigil
 
-__all__ = ["ALIVE", "CONNECTED", "CONSUMING", "LEVELS", "PROGRESS", "Combined", "Health", "Level", "Report"]
+__all__ = ["ALIVE", "CONNECTED", "CONSUMING", "LEVELS", "PROGRESS", "Combined", "Confused", "Health", "Level", "Report"]
 
 ALIVE: Final = "alive"
 CONNECTED: Final = "connected"
@@ -34,6 +35,10 @@ LEVELS: Final = (ALIVE, CONNECTED, CONSUMING, PROGRESS)
 
 _LONGEST_READ: Final = 20.0
 """Seconds without a turn of the intake, beyond any blocking read and its margin, after which it counts as stuck."""
+
+
+_MOST_CONFUSED: Final = 20
+"""Runs that a report names, which goes to Redis every few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +52,23 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
+class Confused:
+    """An agent's run that no longer knows what it is doing. checks: those that say so; what they say, the task's log
+    has, which is sealed where there are keys.
+    """
+
+    id: str
+    task: str
+    checks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """How one worker is."""
+    """How one worker is. incoherent: runs of agents, the first ones; being so is no fault of the worker's."""
 
     worker: str
     levels: tuple[Level, ...]
+    incoherent: tuple[Confused, ...] = ()
 
     @property
     def live(self) -> bool:
@@ -61,6 +78,10 @@ class Report:
     def ready(self) -> bool:
         return all(level.ok for level in self.levels)
 
+    @property
+    def coherent(self) -> bool:
+        return not self.incoherent
+
     def summary(self) -> dict[str, Any]:
         """The report as plain data."""
         return {
@@ -68,6 +89,7 @@ class Report:
             "live": self.live,
             "ready": self.ready,
             "levels": [asdict(level) for level in self.levels],
+            "incoherent": [asdict(one) for one in self.incoherent],
         }
 
     @classmethod
@@ -78,6 +100,10 @@ class Report:
             tuple(
                 Level(str(one["name"]), bool(one["ok"]), str(one.get("said", "")), str(one.get("remedy", "")))
                 for one in summary["levels"]
+            ),
+            tuple(
+                Confused(str(one["id"]), str(one["task"]), tuple(map(str, one["checks"])))
+                for one in summary.get("incoherent", ())
             ),
         )
 
@@ -97,6 +123,11 @@ class Combined:
     def ready(self) -> bool:
         """Whether all are, and there is at least one."""
         return bool(self.reports) and all(report.ready for report in self.reports)
+
+    @property
+    def coherent(self) -> bool:
+        """Whether all are."""
+        return all(report.coherent for report in self.reports)
 
     def summary(self) -> dict[str, Any]:
         return {
@@ -167,8 +198,20 @@ class Health:
     def report(self, *, told_to_redis: bool = False) -> Report:
         """How the worker is. told_to_redis: the report goes there, so whoever reads it knows that the way is open."""
         return Report(
-            self._worker, (self._alive(), self._connected(told_to_redis), self._consuming(), self._progress())
+            self._worker,
+            (self._alive(), self._connected(told_to_redis), self._consuming(), self._progress()),
+            tuple(self._confused()),
         )
+
+    def _confused(self) -> Iterator[Confused]:
+        confused = 0
+        for run in self._executor.runs:
+            session = session_of(run)
+            if session is None or session.watch is None or not (findings := session.watch.findings):
+                continue
+            if (confused := confused + 1) > _MOST_CONFUSED:
+                return
+            yield Confused(run.id, run.envelope.task, tuple(dict.fromkeys(one.check for one in findings)))
 
     def _alive(self) -> Level:
         if not self._vigil.is_slow():

@@ -9,6 +9,7 @@ from ...queues import Counters, PayloadTooLarge
 from ..durable import Parked
 from ..errors import (
     ArtifactTooLarge,
+    Incoherent,
     Reschedule,
     RetryLater,
     Snooze,
@@ -82,6 +83,7 @@ _PERMANENT: dict[type[BaseException], Reason] = {
     StepInDoubt: Reason.IN_DOUBT,
     UnserialisableResult: Reason.UNSERIALISABLE_RESULT,
     StepMismatch: Reason.NOT_RETRYABLE,
+    Incoherent: Reason.INCOHERENT,
     StateError: Reason.NOT_RETRYABLE,
     PayloadTooLarge: Reason.NOT_RETRYABLE,
     ArtifactTooLarge: Reason.NOT_RETRYABLE,

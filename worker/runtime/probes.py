@@ -1,4 +1,4 @@
-"""Health over HTTP, for orchestrators: /livez and /readyz.
+"""Health over HTTP, for orchestrators: /livez and /readyz; /readyz?coherence also of the agents that run here.
 
 Served from threads of its own, so that a blocked event loop is told of (503, and which task blocks) and not merely not
 answered. Code that keeps the interpreter's lock leaves the probe without an answer, which fails it as well.
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Protocol
+from urllib.parse import parse_qs
 
 import orjson
 
@@ -33,11 +34,14 @@ class Probed(Protocol):
     @property
     def ready(self) -> bool: ...
 
+    @property
+    def coherent(self) -> bool: ...
+
     def summary(self) -> Mapping[str, Any]: ...
 
 
 class Probes:
-    """Answers `GET /livez` and `GET /readyz`: 200 or 503, and the report as JSON either way.
+    """Answers `GET /livez`, `GET /readyz` and `GET /readyz?coherence`: 200 or 503, and the report as JSON either way.
 
     with Probes(worker.health, "127.0.0.1", 8080) as probes: ...
     """
@@ -80,12 +84,14 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
+        path, _, query = self.path.partition("?")
         if path not in ("/livez", "/readyz"):
             self._answer(HTTPStatus.NOT_FOUND, {"error": f"nothing is at {path}: ask for /livez or /readyz"})
             return
         report = self.ask()
         ok = report.live if path == "/livez" else report.ready
+        if path == "/readyz" and "coherence" in parse_qs(query, keep_blank_values=True):
+            ok = ok and report.coherent
         self._answer(HTTPStatus.OK if ok else HTTPStatus.SERVICE_UNAVAILABLE, {"ok": ok, **report.summary()})
 
     do_HEAD = do_GET  # noqa: N815 - the name that the library asks for
