@@ -23,11 +23,11 @@ if TYPE_CHECKING:
         TaskNotFound,
         Unavailable,
     )
-    from .worker.agent import Agent
+    from .worker.agent import Agent, Coherence
     from .worker.app import App
     from .worker.durable import Context, Happened, current_step
     from .worker.errors import InvalidArguments, RetryLater, Snooze, StepInDoubt, StepMismatch, StepTimeout
-    from .worker.journal import AgentState, Ephemeral, PlanStep
+    from .worker.journal import AgentState, Artifact, Ephemeral, PlanStep
     from .worker.memory import NewMemory
     from .worker.runtime import Worker
     from .worker.settings import Settings
@@ -36,7 +36,9 @@ __all__ = [
     "Agent",
     "AgentState",
     "App",
+    "Artifact",
     "CannotOpen",
+    "Coherence",
     "Context",
     "Ephemeral",
     "Happened",
@@ -70,7 +72,9 @@ _HOMES = {
     "Agent": ".worker.agent",
     "AgentState": ".worker.journal",
     "App": ".worker.app",
+    "Artifact": ".worker.journal",
     "CannotOpen": ".queues",
+    "Coherence": ".worker.agent",
     "Context": ".worker.durable",
     "Ephemeral": ".worker.journal",
     "Happened": ".worker.durable",
