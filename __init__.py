@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .worker.durable import Context, Happened, current_step
     from .worker.errors import InvalidArguments, RetryLater, Snooze, StepInDoubt, StepMismatch, StepTimeout
     from .worker.journal import AgentState, Artifact, Ephemeral, PlanStep
+    from .worker.memory import NewMemory
     from .worker.runtime import Worker
     from .worker.settings import Settings
 
@@ -43,6 +44,7 @@ __all__ = [
     "Happened",
     "InvalidArguments",
     "LeaseLost",
+    "NewMemory",
     "NotReplicated",
     "PayloadTooLarge",
     "PerdureError",
@@ -81,6 +83,7 @@ _HOMES = {
     "NotReplicated": ".queues",
     "PayloadTooLarge": ".queues",
     "PerdureError": ".queues",
+    "NewMemory": ".worker.memory",
     "PlanStep": ".worker.journal",
     "Producer": ".queues",
     "Retry": ".deadletter",

@@ -40,6 +40,7 @@ from .errors import (
     StillRunning,
     TaskCancelled,
     TaskEnded,
+    TaskExists,
     TaskFailed,
     TaskNotFound,
     TaskOutcome,
@@ -48,6 +49,7 @@ from .errors import (
     UnreadableMessage,
 )
 from .events import TaskEvent, read_events, read_last_events, walk_events
+from .forking import Origin, read_origin, recorded_results, store_fork
 from .form import Form
 from .gateway import Gateway, Reader
 from .handle import TaskHandle
@@ -84,6 +86,7 @@ from .supervision import (
     withdraw_supervisor,
 )
 from .suspects import Suspect, acquit, set_aside, take_suspect
+from .trail import Trail, read_trail
 from .turns import take_turns
 
 __all__ = [
@@ -131,6 +134,7 @@ __all__ = [
     "NotSealed",
     "OneConnection",
     "Options",
+    "Origin",
     "Partition",
     "PayloadTooLarge",
     "PerdureError",
@@ -160,10 +164,12 @@ __all__ = [
     "TaskCancelled",
     "TaskEnded",
     "TaskEvent",
+    "TaskExists",
     "TaskFailed",
     "TaskHandle",
     "TaskNotFound",
     "TaskOutcome",
+    "Trail",
     "Unavailable",
     "UnreadableEnvelope",
     "UnreadableMessage",
@@ -218,8 +224,11 @@ __all__ = [
     "read_inbox",
     "read_last_events",
     "read_marks",
+    "read_origin",
     "read_partitions",
     "read_record",
+    "read_trail",
+    "recorded_results",
     "recorded_steps",
     "release",
     "report_crash",
@@ -235,6 +244,7 @@ __all__ = [
     "shown_arguments",
     "shows_mask",
     "spread",
+    "store_fork",
     "succeed",
     "supervise",
     "take_suspect",

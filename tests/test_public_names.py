@@ -23,6 +23,7 @@ NAMES = {
     "NotReplicated",
     "PayloadTooLarge",
     "PerdureError",
+    "NewMemory",
     "PlanStep",
     "Producer",
     "Retry",

@@ -37,12 +37,14 @@ from perdure.queues import (
     list_workers,
     load_script,
     promote_due,
+    read_origin,
     release,
     report_crash,
     resume_supervisor,
     retire_generation,
     set_aside,
     set_partitions,
+    store_fork,
     supervise,
     take_suspect,
 )
@@ -161,6 +163,18 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert await later.cancel() is State.CANCELLED
         again: TaskHandle[Any] = await producer.send_anew(Form("t").message(b"{}", task_id="later"), queue="default")
         assert await again.cancel() is State.CANCELLED
+        origin = await read_origin(gateway, partition, "later")
+        copied: dict[str, Any] = {
+            "at": "later 0-0",
+            "arguments": b"{}",
+            "told": b"{}",
+            "done": {"a": b"1"},
+            "saved": {},
+        }
+        assert await store_fork(gateway, namespace, origin, "forked", **copied) == partition
+        forked = await producer.find("forked")
+        assert forked is not None
+        assert await forked.cancel() is State.CANCELLED
         dropped, kept = [one async for one in list_letters(gateway, [partition], Filter())]
         assert await replay(gateway, kept, Replay())
         assert await purge(gateway, dropped)

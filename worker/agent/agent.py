@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origi
 
 from ..durable import Context, Happened
 from ..journal import AgentState, PlanStep
+from ..memory import NewMemory
 from .coherence import Coherence
 
 __all__ = ["Agent", "S"]
@@ -62,6 +63,13 @@ class Agent(Generic[S]):
     async def finish(self, ctx: Context, state: S) -> Any:
         """The result, when every step of the plan is done."""
         raise NotImplementedError(f"{type(self).__name__} has no finish")
+
+    async def remember(self, ctx: Context, state: S) -> Sequence[NewMemory | str]:
+        """What is worth knowing beyond this task, called after `finish`: texts, or memories of a type of their own.
+
+        It goes to the long-term memory under the agent's name before the outcome is stored, and only once.
+        """
+        return ()
 
     async def replan(self, ctx: Context, state: S) -> Sequence[PlanStep] | None:
         """Called after each step, also when it failed (its `error` says so): new steps for those that are still open,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from ...deadletter import Retry
 from ...queues import InboxMessage, Sent, TaskHandle
-from ..journal import Event, Message, Role, ToolCall
+from ..journal import Event, Message, Resumption, Role, ToolCall
 from ..journal.events import Decided, Discovered, MessageAdded
 from ..observe import logger
 from .inbox import ask, receive, send
@@ -65,6 +65,11 @@ class Context:
     def resumed(self) -> bool:
         """Whether earlier runs left recorded steps."""
         return bool(self._run.history.done)
+
+    @property
+    def resumption(self) -> Resumption | None:
+        """What a former run left, why it stopped and how long ago; None where this is the first run."""
+        return self._run.resumption
 
     @property
     def log(self) -> Logger:
