@@ -23,11 +23,12 @@ if TYPE_CHECKING:
         TaskNotFound,
         Unavailable,
     )
-    from .worker.agent import Agent
+    from .worker.agent import Agent, Coherence
     from .worker.app import App
     from .worker.durable import Context, Happened, current_step
     from .worker.errors import InvalidArguments, RetryLater, Snooze, StepInDoubt, StepMismatch, StepTimeout
-    from .worker.journal import AgentState, Ephemeral, Event, PlanStep, register_event
+    from .worker.journal import AgentState, Artifact, Ephemeral, Event, PlanStep, register_event
+    from .worker.memory import NewMemory
     from .worker.runtime import Worker
     from .worker.settings import Settings
 
@@ -35,13 +36,16 @@ __all__ = [
     "Agent",
     "AgentState",
     "App",
+    "Artifact",
     "CannotOpen",
+    "Coherence",
     "Context",
     "Ephemeral",
     "Event",
     "Happened",
     "InvalidArguments",
     "LeaseLost",
+    "NewMemory",
     "NotReplicated",
     "PayloadTooLarge",
     "PerdureError",
@@ -70,7 +74,9 @@ _HOMES = {
     "Agent": ".worker.agent",
     "AgentState": ".worker.journal",
     "App": ".worker.app",
+    "Artifact": ".worker.journal",
     "CannotOpen": ".queues",
+    "Coherence": ".worker.agent",
     "Context": ".worker.durable",
     "Ephemeral": ".worker.journal",
     "Event": ".worker.journal",
@@ -80,6 +86,7 @@ _HOMES = {
     "NotReplicated": ".queues",
     "PayloadTooLarge": ".queues",
     "PerdureError": ".queues",
+    "NewMemory": ".worker.memory",
     "PlanStep": ".worker.journal",
     "Producer": ".queues",
     "Retry": ".deadletter",

@@ -53,7 +53,16 @@ from .forking import Origin, read_origin, recorded_results, store_fork
 from .form import Form
 from .gateway import Gateway, Reader
 from .handle import TaskHandle
-from .inbox import MOST_MESSAGES, InboxMessage, Sent, drop_message, last_message, read_inbox, send_message
+from .inbox import (
+    MOST_MESSAGES,
+    InboxMessage,
+    Sent,
+    drop_message,
+    forward_messages,
+    last_message,
+    read_inbox,
+    send_message,
+)
 from .inspection import QueueStats, find_task, list_queues, list_tasks, queue_partitions
 from .keys import Namespace, Partition, check_name
 from .leases import Delivery, Leases
@@ -86,6 +95,7 @@ from .supervision import (
     withdraw_supervisor,
 )
 from .suspects import Suspect, acquit, set_aside, take_suspect
+from .trail import Trail, read_trail
 from .turns import take_turns
 
 __all__ = [
@@ -168,6 +178,7 @@ __all__ = [
     "TaskHandle",
     "TaskNotFound",
     "TaskOutcome",
+    "Trail",
     "Unavailable",
     "UnreadableEnvelope",
     "UnreadableMessage",
@@ -189,6 +200,7 @@ __all__ = [
     "drop_message",
     "encode_arguments",
     "find_task",
+    "forward_messages",
     "generate_key",
     "has_secret",
     "hide",
@@ -225,6 +237,7 @@ __all__ = [
     "read_origin",
     "read_partitions",
     "read_record",
+    "read_trail",
     "recorded_results",
     "recorded_steps",
     "release",

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from ...deadletter import Retry
 from ...queues import InboxMessage, Sent, TaskHandle
-from ..journal import Event, Message, Role, ToolCall
+from ..journal import Event, Message, Resumption, Role, ToolCall
 from ..journal.events import Decided, Discovered, MessageAdded
 from ..observe import logger
+from .boot import Boot
 from .inbox import ask, receive, send
 from .keeping import Artifacts
 from .remembering import Remembering
@@ -65,6 +66,15 @@ class Context:
     def resumed(self) -> bool:
         """Whether earlier runs left recorded steps."""
         return bool(self._run.history.done)
+
+    @property
+    def resumption(self) -> Resumption | None:
+        """What a former run left, why it stopped and how long ago; None where this is the first run."""
+        return self._run.resumption
+
+    def boot(self) -> Boot:
+        """What to know before going on, in its order: what was left undone, messages, state; history where wanted."""
+        return Boot(self._run)
 
     @property
     def log(self) -> Logger:

@@ -33,8 +33,10 @@ from ..observe import logger
 from ..registry import Registry, Task
 from ..settings import Settings
 from .isolation import Isolation
+from .leaving import leave_handoff
 from .opening import open_arguments, open_history
 from .outcome import Aside, Burial, Cancelled, HandOff, Outcome, Rerun, Success, Wait, after_error
+from .resuming import resume
 from .settling import Settler
 from .slots import Slots
 
@@ -109,6 +111,8 @@ class Executor:
         outcome: Outcome | None = None
         try:
             outcome = await self._outcome(run)
+            if not isinstance(outcome, Success):
+                await leave_handoff(self._gateway, run, outcome)
             self._slots.leave()
             await self._settler.settle(run, outcome, self._slots.stay)
             if isinstance(outcome, Aside):
@@ -167,6 +171,8 @@ class Executor:
         if run.history.suspect and not self._isolation.admit(run):
             return Aside()
         self._isolation.decided(run.delivery)
+        if run.delivery.history:
+            await resume(self._gateway, run)
         return await self._call(run, task, arguments)
 
     def _unknown(self, run: Run) -> Outcome:
@@ -277,7 +283,7 @@ class Executor:
             return after_error(run.fault, task.retry, counters, run.envelope.options.max_attempts)
         error: TaskError
         if ending is Ending.IDLE:
-            error = TaskIdle(task.name, task.idle_timeout or self._settings.idle_limit, run.idle_in)
+            error = TaskIdle(task.name, task.idle_timeout or self._settings.idle_limit, run.ended_in)
         else:
             error = TaskTimeout(task.name, time_limit_of(run, task) or self._settings.time_limit)
         return after_error(error, task.retry, counters, run.envelope.options.max_attempts)
@@ -295,6 +301,7 @@ class Executor:
             if task is not None and ending is not Ending.LOST:
                 await run.flush()
                 outcome = self._after_ending(run, task, ending)
+                await leave_handoff(self._gateway, run, outcome)
                 await self._settler.settle(run, outcome, run.stir)
                 self.settled[run.delivery.partition.queue] += 1
         except LeaseLost as error:
