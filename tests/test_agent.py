@@ -23,7 +23,7 @@ from perdure import (
 from perdure.deadletter import Reason, Replay, replay
 from perdure.queues import pairs
 from perdure.worker.journal import empty_state, parse_event, reduce
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_serializer
 from working import history, letter, recorded_steps, redis_command, soon, work_off
 
 pytestmark = pytest.mark.integration
@@ -368,3 +368,25 @@ async def test_an_event_after_the_snapshot_that_cannot_be_read_is_a_dead_letter_
     assert (found.reason, found.error) == (Reason.NOT_RETRYABLE, "perdure.worker.errors.BadSnapshot")
     assert message in found.message
     assert handle.id in found.message
+
+
+async def test_a_state_that_is_not_what_its_log_comes_to_is_told_of_where_that_is_asked_for(
+    settings: Settings, app: App
+) -> None:
+    class Fickle(Counting):
+        @field_serializer("total")
+        def change(self, total: int) -> int:
+            self.total += 1
+            return total
+
+    handles = {}
+    async with App("unchecked", settings=settings) as unchecked:
+        for one in (app, unchecked):
+            kind = type("Fickle_", (Counter,), {"state_type": Fickle, "acts": []})
+            handle = await one.agent(kind, name=one.name, queue=one.name).enqueue("count", words=["one"])
+            await work_off(one)
+            handles[one.name] = handle
+        assert await soon(handles["unchecked"].result())
+    found = await letter(app, handles["agents"])
+    assert found.error == "perdure.worker.errors.StateDrift"
+    assert "since event 1: /total" in found.message

@@ -15,7 +15,7 @@ from ..errors import StateMismatch, StateUnstorable, TaskDefinitionError
 from ..journal import AgentState, Ephemeral
 from .agent import S
 
-__all__ = ["StateForm"]
+__all__ = ["StateForm", "problem_of"]
 
 _RESERVED: Final = frozenset({"ctx", "self", "goal", "key", "anew"})
 
@@ -82,7 +82,7 @@ class StateForm(Generic[S]):
         try:
             return self.kind.model_validate_json(orjson.dumps(known))
         except ValidationError as error:
-            raise StateMismatch(task_id, self.agent, _problem(error)) from None
+            raise StateMismatch(task_id, self.agent, problem_of(error)) from None
 
     def assign(self, task_id: str, state: S, changed: dict[str, Any]) -> None:
         """Put fields into a state, from JSON; lists and objects stay the same objects. Raises `StateMismatch`."""
@@ -92,7 +92,7 @@ class StateForm(Generic[S]):
             try:
                 new = self._adapter(name).validate_json(orjson.dumps(value))
             except ValidationError as error:
-                raise StateMismatch(task_id, self.agent, f"{name}: {_problem(error)}") from None
+                raise StateMismatch(task_id, self.agent, f"{name}: {problem_of(error)}") from None
             match getattr(state, name), new:
                 case list() as held, list():
                     held[:] = new
@@ -108,7 +108,8 @@ class StateForm(Generic[S]):
         return self._adapters[name]
 
 
-def _problem(error: ValidationError) -> str:
+def problem_of(error: ValidationError) -> str:
+    """The first thing that is wrong, and where; without what was given."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where}: {first['msg']}" if where else first["msg"]

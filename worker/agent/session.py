@@ -17,7 +17,7 @@ from ..journal.redacting import redacted
 from ..observe import logger
 from .agent import S
 from .coherence import Watch
-from .form import StateForm
+from .form import StateForm, problem_of
 from .restoring import restore
 
 __all__ = ["Session", "session_of"]
@@ -72,7 +72,8 @@ class Session(Generic[S]):
         try:
             self.state = form.kind(goal=goal, **inputs)
         except ValidationError as error:
-            raise StateError(f"agent {form.agent!r} cannot begin task {run.id} with these inputs: {error}") from None
+            problem = problem_of(error)
+            raise StateError(f"agent {form.agent!r} cannot begin task {run.id} with these inputs: {problem}") from None
         await run.recorder.put(self.checkpoint(Started(goal=goal, agent=form.agent)), wait=False)
 
     def rollback(self) -> None:
