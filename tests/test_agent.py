@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar
 
 import pytest
@@ -21,7 +21,7 @@ from perdure import (
     Worker,
 )
 from perdure.deadletter import Reason, Replay, replay
-from perdure.queues import pairs
+from perdure.queues import Gateway, Script, pairs
 from perdure.worker.journal import empty_state, parse_event, reduce
 from pydantic import Field, SecretStr, field_serializer
 from working import history, letter, recorded_steps, redis_command, soon, work_off
@@ -206,7 +206,16 @@ def reader(**settings: Any) -> type[Agent[Pages]]:
     return Reader
 
 
-async def test_large_values_are_stored_once_beside_the_snapshots(app: App) -> None:
+async def test_large_values_are_stored_once_beside_the_snapshots(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    run = Gateway.run
+
+    async def watched(gateway: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        if script.name == "record":
+            written.extend(str(key) for kind, key in zip(args[4::4], args[5::4], strict=True) if kind == "saved")
+        return await run(gateway, script, keys, args)
+
+    monkeypatch.setattr(Gateway, "run", watched)
     read = app.agent(name="read")(reader(snapshot_every=1))
     handle = await read.enqueue("20000 30000 10")
     await work_off(app)
@@ -215,6 +224,8 @@ async def test_large_values_are_stored_once_beside_the_snapshots(app: App) -> No
     blobs = sorted(len(value) for name, value in stored.items() if name.startswith("s:#blob:"))
     assert blobs == [20_002, 30_002]
     assert len(stored["s:#state"]) < 2000
+    assert len([key for key in written if key.startswith("#blob:")]) == 2
+    assert len([key for key in written if key == "#state"]) > 6
 
 
 @pytest.fixture
