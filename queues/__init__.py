@@ -25,6 +25,7 @@ from .errors import (
     CancelRequested,
     CannotOpen,
     EmbeddedServerError,
+    HandOffRefused,
     InboxError,
     InboxFull,
     KeyMissing,
@@ -52,8 +53,18 @@ from .events import TaskEvent, read_events, read_last_events, walk_events
 from .forking import Origin, read_origin, recorded_results, store_fork
 from .form import Form
 from .gateway import Gateway, Reader
+from .handing import MOST_HAND_OFFS, Successor, hand_on
 from .handle import TaskHandle
-from .inbox import MOST_MESSAGES, InboxMessage, Sent, drop_message, last_message, read_inbox, send_message
+from .inbox import (
+    MOST_MESSAGES,
+    InboxMessage,
+    Sent,
+    drop_message,
+    forward_messages,
+    last_message,
+    read_inbox,
+    send_message,
+)
 from .inspection import QueueStats, find_task, list_queues, list_tasks, queue_partitions
 from .keys import Namespace, Partition, check_name
 from .leases import Delivery, Leases
@@ -86,6 +97,7 @@ from .supervision import (
     withdraw_supervisor,
 )
 from .suspects import Suspect, acquit, set_aside, take_suspect
+from .trail import Trail, read_trail
 from .turns import take_turns
 
 __all__ = [
@@ -94,6 +106,7 @@ __all__ = [
     "FORMAT_VERSION",
     "LONGEST",
     "MARK",
+    "MOST_HAND_OFFS",
     "MOST_MESSAGES",
     "MOST_PARTITIONS",
     "NO_KEYS",
@@ -117,6 +130,7 @@ __all__ = [
     "Form",
     "Gateway",
     "Generation",
+    "HandOffRefused",
     "History",
     "InboxError",
     "InboxFull",
@@ -156,6 +170,7 @@ __all__ = [
     "ServerFull",
     "State",
     "StillRunning",
+    "Successor",
     "SupervisorInfo",
     "SupervisorState",
     "Suspect",
@@ -168,6 +183,7 @@ __all__ = [
     "TaskHandle",
     "TaskNotFound",
     "TaskOutcome",
+    "Trail",
     "Unavailable",
     "UnreadableEnvelope",
     "UnreadableMessage",
@@ -189,7 +205,9 @@ __all__ = [
     "drop_message",
     "encode_arguments",
     "find_task",
+    "forward_messages",
     "generate_key",
+    "hand_on",
     "has_secret",
     "hide",
     "is_sealed",
@@ -225,6 +243,7 @@ __all__ = [
     "read_origin",
     "read_partitions",
     "read_record",
+    "read_trail",
     "recorded_results",
     "recorded_steps",
     "release",

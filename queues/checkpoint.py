@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from .errors import LeaseLost
+from .events import TaskEvent, opened_events
 from .gateway import Argument, Gateway
 from .keys import Partition
 from .leases import Delivery
@@ -80,6 +81,9 @@ class History:
     suspect: bool = False
     excused: int = 0
     crash: Mapping[str, Any] = field(default_factory=dict)
+    latest: Sequence[TaskEvent] = ()
+    alive_at: int | None = None
+    read_at: int = 0
 
     @property
     def blamed(self) -> int:
@@ -138,15 +142,22 @@ async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str
 
 _FIELDS: Final = ("attempts", "crashes", "returns", "excused", "events", "mail", "cancel", "suspect", "crash")
 
+_LATEST: Final = 8
+"""Events of the log that tell how the former run ended."""
+
 
 async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> History:
-    """Read what earlier runs left, in one round trip; what is sealed is still so."""
+    """Read what earlier runs left, in one round trip; what is sealed of the checkpoint is still so."""
     partition = delivery.partition
-    counts, steps = await gateway.pipeline(
+    counts, alive, steps, latest, time = await gateway.pipeline(
         [
             ("HMGET", partition.record(task_id), *_FIELDS),
+            ("HGET", partition.record(task_id), "alive"),
             ("HGETALL", partition.steps(task_id)),
-        ]
+            ("XREVRANGE", partition.log(task_id), "+", "-", "COUNT", _LATEST),
+            ("TIME",),
+        ],
+        node_of=partition.ready,
     )
     attempts, crashes, returns, excused, events, mail = (int(value or 0) for value in counts[:6])
     cancel, suspect, crash = counts[6:]
@@ -158,6 +169,9 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         cancel=cancel is not None,
         excused=excused,
         crash=orjson.loads(crash) if crash else {},
+        latest=opened_events(latest, task_id, gateway.sealer.of(partition, task_id)),
+        alive_at=None if alive is None else int(alive),
+        read_at=int(time[0]) * 1000 + int(time[1]) // 1000,
     )
     history.suspect = suspect is not None or (delivery.count > 1 and history.blamed > 0)
     shelves = {b"d": history.done, b"i": history.intents, b"s": history.saved}

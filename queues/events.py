@@ -16,7 +16,7 @@ from .keys import Partition
 from .records import opened_error, pairs, plain_data
 from .sealing import Seal, event_of, is_sealed
 
-__all__ = ["TaskEvent", "read_events", "read_last_events", "walk_events"]
+__all__ = ["TaskEvent", "opened_events", "read_events", "read_last_events", "walk_events"]
 
 _PAGE: Final = 200
 """Events that are read together: each may be as large as the payload limit."""
@@ -52,7 +52,7 @@ async def read_events(
 ) -> list[TaskEvent]:
     """Events after an event id, oldest first."""
     entries = await gateway.command("XRANGE", partition.log(task_id), f"({after}", "+", "COUNT", limit)
-    return _events(entries, task_id, gateway.sealer.of(partition, task_id))
+    return opened_events(entries, task_id, gateway.sealer.of(partition, task_id))
 
 
 async def walk_events(
@@ -74,10 +74,10 @@ async def read_last_events(
     """The last events, or the last before an event id; the newest first."""
     newest = "+" if before is None else f"({before}"
     entries = await gateway.command("XREVRANGE", partition.log(task_id), newest, "-", "COUNT", limit)
-    return _events(entries, task_id, gateway.sealer.of(partition, task_id))
+    return opened_events(entries, task_id, gateway.sealer.of(partition, task_id))
 
 
-def _events(entries: Sequence[tuple[bytes, list[bytes]]], task_id: str, seal: Seal) -> list[TaskEvent]:
+def opened_events(entries: Sequence[tuple[bytes, list[bytes]]], task_id: str, seal: Seal) -> list[TaskEvent]:
     return [_event(entry_id, pairs(fields), task_id, seal) for entry_id, fields in entries]
 
 

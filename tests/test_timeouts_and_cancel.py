@@ -375,7 +375,7 @@ async def test_a_worker_that_takes_its_own_task_over_ends_the_run_that_lost_it(p
         worker.stop()
         await soon(running)
         assert runs[1].cancelled.is_set()
-    assert [event.type for event in await history(handle)] == ["crash_backoff", "handed_off"]
+    assert [event.type for event in await history(handle)] == ["crash_backoff", "resumed", "handed_off"]
 
 
 async def test_a_late_write_of_a_run_that_its_own_worker_took_over_is_refused(patient: App) -> None:

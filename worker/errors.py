@@ -32,6 +32,7 @@ PerdureError
 │   ├── StateTooLarge           it has grown over the size limit
 │   ├── StateUnstorable         it holds what has no JSON form, or is not of its field's type
 │   └── StateDrift              it is not what its log comes to
+├── BadHandoff                  a stored handoff that cannot be read
 ├── Reschedule                  raised by a handler: run me again, later
 │   ├── RetryLater              ... counting this attempt
 │   └── Snooze                  ... not counting it
@@ -50,6 +51,7 @@ __all__ = [
     "ArtifactMissing",
     "ArtifactTooLarge",
     "BadArtifactName",
+    "BadHandoff",
     "BadHistory",
     "BadSnapshot",
     "CompactionFailed",
@@ -356,6 +358,15 @@ class StateDrift(StateError):
             f"the state of task {task_id} is not what its log comes to since event {number}: {', '.join(differences)}"
         )
         self.number = number
+
+
+class BadHandoff(PerdureError):
+    """A stored handoff cannot be read; it is left as it is, and the event log tells the same."""
+
+    def __init__(self, task_id: str, problem: str) -> None:
+        super().__init__(f"the handoff of task {task_id} cannot be read: {problem}; it is left as it is")
+        self.task_id = task_id
+        self.problem = problem
 
 
 class Reschedule(PerdureError):

@@ -13,7 +13,7 @@ from typing import Final
 import anyio
 
 from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redaction, check_size
-from ..journal import Event, redacted
+from ..journal import Event, Resumption, redacted
 from ..memory import Keeper
 from ..settings import Settings
 from .recorder import Recorder
@@ -40,6 +40,8 @@ class Ending(Enum):
     """It did nothing for longer than it may."""
     INCOHERENT = "incoherent"
     """Its agent no longer knows what it is doing; the run's `fault` says so."""
+    HANDED_ON = "handed_on"
+    """Another task goes on with it."""
     PARKED = "parked"
     """It waits for something, and gives its slot away meanwhile."""
 
@@ -66,7 +68,7 @@ class Run:
     saved yet.
 
     started, active: when it began and when a step began or ended or something was saved last (monotonic clock), which
-    is for others to judge. ended_at, idle_in: when it was ended from outside, and in which steps it was idle then.
+    is for others to judge. ended_at, ended_in: when it was ended from outside, and in which steps it was then.
 
     The handler runs in the asyncio task that entered the run (`with run:`). Ending a run cancels that task, and
     what was cancelled on the run's account is taken back when the block is left, so that the same task can go on to
@@ -85,13 +87,13 @@ class Run:
         "closed",
         "delivery",
         "ended_at",
+        "ended_in",
         "ending",
         "envelope",
         "events",
         "fault",
         "gateway",
         "history",
-        "idle_in",
         "memory",
         "on_checkpoint",
         "on_event",
@@ -102,6 +104,7 @@ class Run:
         "record",
         "redact",
         "result_ttl",
+        "resumption",
         "scope",
         "session",
         "settings",
@@ -140,7 +143,7 @@ class Run:
         self.closed = False
         self.started = self.active = time.monotonic()
         self.ended_at = 0.0
-        self.idle_in: tuple[str, ...] = ()
+        self.ended_in: tuple[str, ...] = ()
         self.steps_in_flight: dict[str, float] = {}
         self.steps_recorded = 0
         self.on_step: Callable[[str], None] | None = None
@@ -149,6 +152,7 @@ class Run:
         self.on_checkpoint: Callable[[], Awaitable[None]] | None = None
         self.session: object | None = None
         self.result_ttl: float | None = None
+        self.resumption: Resumption | None = None
         self.events = 0
         self.scope = ""
         self.parked: Parked | None = None
@@ -254,8 +258,7 @@ class Run:
         """Cancel the handler. The first reason counts, but a lost lease beats every other."""
         if self.ending is None:
             self.ended_at = time.monotonic()
-            if why is Ending.IDLE:
-                self.idle_in = tuple(self.steps_in_flight)
+            self.ended_in = tuple(self.steps_in_flight)
         if self.ending is None or why is Ending.LOST:
             self.ending = why
         if self._again is None:

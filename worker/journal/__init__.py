@@ -2,21 +2,28 @@
 
 from . import events
 from .blobs import BLOB
+from .compression import HANDOFF_TOKENS, estimated_tokens, fitted, fitted_text
 from .delta import BadPatch, Patch, apply, diff
+from .drafting import build_handoff, handoff_of, state_after
 from .events import Event
 from .forking import BadEdit, Fork, Point, fork
+from .handoff import HANDOFF, Handoff
 from .history import Past, check_state, read_snapshot, state_at, walk_states
 from .messages import Message, Role, ToolCall
-from .reading import Unreadable, parse_event, register_event
+from .reading import Foreign, Unreadable, parse_event, register_event
 from .redacting import redacted
 from .reducer import KEPT, empty_state, reduce
+from .resumption import After, Resumption
 from .snapshot import SNAPSHOT, StoredState, decode_snapshot, encode_snapshot
 from .state import AgentState, Artifact, Decision, Discovery, Ephemeral, PlanStep, StepStatus, WaitingFor
 
 __all__ = [
     "BLOB",
+    "HANDOFF",
+    "HANDOFF_TOKENS",
     "KEPT",
     "SNAPSHOT",
+    "After",
     "AgentState",
     "Artifact",
     "BadEdit",
@@ -25,12 +32,15 @@ __all__ = [
     "Discovery",
     "Ephemeral",
     "Event",
+    "Foreign",
     "Fork",
+    "Handoff",
     "Message",
     "Past",
     "Patch",
     "PlanStep",
     "Point",
+    "Resumption",
     "Role",
     "StepStatus",
     "StoredState",
@@ -38,18 +48,24 @@ __all__ = [
     "Unreadable",
     "WaitingFor",
     "apply",
+    "build_handoff",
     "check_state",
     "decode_snapshot",
     "diff",
     "empty_state",
     "encode_snapshot",
+    "estimated_tokens",
     "events",
+    "fitted",
+    "fitted_text",
     "fork",
+    "handoff_of",
     "parse_event",
     "read_snapshot",
     "redacted",
     "reduce",
     "register_event",
+    "state_after",
     "state_at",
     "walk_states",
 ]
