@@ -140,7 +140,7 @@ async def test_a_step_that_fails_is_replaced_where_the_agent_has_another_plan(ap
         return None
 
     async def replan(self: Worker_, ctx: Context, state: Work) -> list[PlanStep] | None:
-        failed = next((one for one in state.plan if one.error), None)
+        failed = next((one for one in state.plan if one.key == state.current), None)
         if failed is None:
             return None
         state.done.append(failed.error or "")
@@ -151,7 +151,7 @@ async def test_a_step_that_fails_is_replaced_where_the_agent_has_another_plan(ap
     await work_off(app)
     result = await soon(handle.result())
     assert result["done"] == ["good", "ValueError: it cannot be done", "other", "last"]
-    assert result["plan"] == [["good", "done"], ["other", "done"], ["last", "done"]]
+    assert result["plan"] == [["good", "done"], ["bad", "failed"], ["other", "done"], ["last", "done"]]
     assert (await handle.record()).attempts == 1
     assert set(await recorded_steps(app, handle)) == {"d:#plan", "d:#finish"}
 

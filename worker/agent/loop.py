@@ -188,6 +188,8 @@ class Loop(Generic[S]):
         if steps is None:
             session.rollback()
             raise error
+        if all(step.key != key for step in steps):
+            self._named(key).status = StepStatus.FAILED
         given_up = run.forget([key, *run.keys_within(f"{key}/")])
         await self._record(_REPLAN, Planned(steps=_planned("replan", steps), again=True), *given_up)
 
