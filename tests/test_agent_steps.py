@@ -11,7 +11,7 @@ from perdure import Agent, AgentState, App, Context, Happened, PlanStep, Retry, 
 from perdure.deadletter import Reason, Replay, replay
 from perdure.queues import Partition, TaskEvent, read_last_events
 from perdure.worker.agent import restoring
-from perdure.worker.journal import check_state, encode_snapshot, parse_event, reduce
+from perdure.worker.journal import check_state, encode_snapshot, parse_event, reduce, state_at
 from perdure.worker.journal.reducer import empty_state
 from pydantic import Field
 from working import give_up, history, letter, recorded_steps, redis_command, soon, steal, until, work_off
@@ -354,3 +354,20 @@ async def test_an_agent_is_a_task_of_its_own(app: App) -> None:
     handle = await outer.enqueue()
     await work_off(app)
     assert "agent 'inner' runs as a task of its own: enqueue it" in (await letter(app, handle)).message
+
+
+async def test_what_the_agent_did_to_a_list_itself_stays_when_an_event_adds_to_it(app: App) -> None:
+    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> str:
+        await ctx.discover(f"{step.key} began")
+        state.discoveries = [one for one in state.discoveries if one.fact.startswith(step.key)]
+        await ctx.discover(f"{step.key} ended")
+        state.discoveries[0].fact = f"{step.key} was begun"
+        await ctx.discover(f"{step.key} is over")
+        return ", ".join(one.fact for one in state.discoveries)
+
+    handle = await app.agent(agent(take=take), name="own").enqueue("do", steps=["a", "b"])
+    await work_off(app)
+    result = await soon(handle.result())
+    assert result["results"] == {key: f"{key} was begun, {key} ended, {key} is over" for key in "ab"}
+    past = await state_at(app.producer.gateway, handle.partition, handle.id)
+    assert [one["fact"] for one in past.state["discoveries"]] == ["b was begun", "b ended", "b is over"]

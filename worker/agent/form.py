@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final, Generic
 
 import orjson
@@ -14,6 +15,7 @@ from ...queues import has_secret
 from ..errors import StateMismatch, StateUnstorable, TaskDefinitionError
 from ..journal import AgentState, Ephemeral
 from .agent import S
+from .growth import Growth
 
 __all__ = ["StateForm", "problem_of"]
 
@@ -65,7 +67,7 @@ class StateForm(Generic[S]):
                     "a default; as an input it is there again in every run"
                 )
 
-    def dump(self, task_id: str, state: S, names: frozenset[str] | None = None) -> bytes:
+    def dump(self, task_id: str, state: S, names: Collection[str] | None = None) -> bytes:
         """The state's stored fields as JSON, all or those named. Raises `StateUnstorable`."""
         try:
             wanted = None if names is None else set(names)
@@ -83,6 +85,19 @@ class StateForm(Generic[S]):
             return self.kind.model_validate_json(orjson.dumps(known))
         except ValidationError as error:
             raise StateMismatch(task_id, self.agent, problem_of(error)) from None
+
+    def extend(self, state: S, name: str, growth: Growth) -> bool:
+        """Have a list of a state grow as its stored form did; False where the two differ, or it takes no such part."""
+        held = getattr(state, name, None)
+        if name not in self.fields or not isinstance(held, list) or len(held) != growth.length:
+            return False
+        try:
+            added = self._adapter(name).validate_json(orjson.dumps(growth.added))
+        except ValidationError:
+            return False
+        held[: growth.dropped] = []
+        held += added
+        return True
 
     def assign(self, task_id: str, state: S, changed: dict[str, Any]) -> None:
         """Put fields into a state, from JSON; lists and objects stay the same objects. Raises `StateMismatch`."""
