@@ -11,7 +11,7 @@ from perdure import Agent, AgentState, App, Context, Happened, PlanStep, Retry, 
 from perdure.deadletter import Reason, Replay, replay
 from perdure.queues import Partition, TaskEvent, read_last_events
 from perdure.worker.agent import restoring
-from perdure.worker.journal import check_state, encode_snapshot, parse_event, reduce, state_at
+from perdure.worker.journal import KEPT, check_state, encode_snapshot, parse_event, reduce, state_at
 from perdure.worker.journal.reducer import empty_state
 from pydantic import Field
 from working import give_up, history, letter, recorded_steps, redis_command, soon, steal, until, work_off
@@ -371,3 +371,16 @@ async def test_what_the_agent_did_to_a_list_itself_stays_when_an_event_adds_to_i
     assert result["results"] == {key: f"{key} was begun, {key} ended, {key} is over" for key in "ab"}
     past = await state_at(app.producer.gateway, handle.partition, handle.id)
     assert [one["fact"] for one in past.state["discoveries"]] == ["b was begun", "b ended", "b is over"]
+
+
+async def test_a_list_that_the_agent_has_shortened_is_not_shortened_again_for_being_long_in_the_log(app: App) -> None:
+    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> str:
+        for number in range(KEPT):
+            await ctx.discover(f"fact {number}")
+        del state.discoveries[:-1]
+        await ctx.discover("the last")
+        return ", ".join(one.fact for one in state.discoveries)
+
+    handle = await app.agent(agent(take=take), name="short").enqueue("do", steps=["a"])
+    await work_off(app)
+    assert (await soon(handle.result()))["results"] == {"a": f"fact {KEPT - 1}, the last"}
