@@ -41,6 +41,7 @@ from .errors import (
     StillRunning,
     TaskCancelled,
     TaskEnded,
+    TaskExists,
     TaskFailed,
     TaskNotFound,
     TaskOutcome,
@@ -49,6 +50,7 @@ from .errors import (
     UnreadableMessage,
 )
 from .events import TaskEvent, read_events, read_last_events, walk_events
+from .forking import Origin, read_origin, recorded_results, store_fork
 from .form import Form
 from .gateway import Gateway, Reader
 from .handing import MOST_HAND_OFFS, Successor, hand_on
@@ -136,6 +138,7 @@ __all__ = [
     "NotSealed",
     "OneConnection",
     "Options",
+    "Origin",
     "Partition",
     "PayloadTooLarge",
     "PerdureError",
@@ -166,6 +169,7 @@ __all__ = [
     "TaskCancelled",
     "TaskEnded",
     "TaskEvent",
+    "TaskExists",
     "TaskFailed",
     "TaskHandle",
     "TaskNotFound",
@@ -226,9 +230,11 @@ __all__ = [
     "read_inbox",
     "read_last_events",
     "read_marks",
+    "read_origin",
     "read_partitions",
     "read_record",
     "read_trail",
+    "recorded_results",
     "recorded_steps",
     "release",
     "report_crash",
@@ -244,6 +250,7 @@ __all__ = [
     "shown_arguments",
     "shows_mask",
     "spread",
+    "store_fork",
     "succeed",
     "supervise",
     "take_suspect",

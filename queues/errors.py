@@ -19,6 +19,7 @@ PerdureError                    everything Perdure raises on purpose
 │   ├── CancelRequested         a write was stored, and somebody asked for the task to be cancelled
 │   ├── HandOffRefused          a task that cannot be handed on, or was in a circle
 │   ├── StillRunning            a task that was to be begun afresh has not ended
+│   ├── TaskExists              an id that was asked for is another task's
 │   ├── TaskNotFound            no record of that id: never enqueued, or past its retention
 │   ├── InboxError              a message that cannot be sent, or used
 │   │   ├── InboxFull           the task has as many unused ones as an inbox holds
@@ -57,6 +58,7 @@ __all__ = [
     "StillRunning",
     "TaskCancelled",
     "TaskEnded",
+    "TaskExists",
     "TaskFailed",
     "TaskNotFound",
     "TaskOutcome",
@@ -213,6 +215,14 @@ class StillRunning(QueueError):
 
 class HandOffRefused(QueueError):
     """A task cannot be handed on to another, or its hand-offs lead nowhere."""
+
+
+class TaskExists(QueueError, ValueError):
+    """An id was asked for that another task has; nothing was stored."""
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(f"there is a task {task_id} already: leave the id out, or give another one")
+        self.task_id = task_id
 
 
 class TaskNotFound(QueueError, LookupError):

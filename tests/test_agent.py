@@ -86,10 +86,10 @@ async def test_an_agent_plans_acts_and_finishes(app: App, counter: type[Counter]
         ("started", None),
         ("planned", None),
         ("step_started", "one"),
-        ("discovered", None),
+        ("discovered", "one"),
         ("step_completed", "one"),
         ("step_started", "three"),
-        ("discovered", None),
+        ("discovered", "three"),
         ("step_completed", "three"),
         ("finished", None),
     ]

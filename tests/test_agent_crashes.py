@@ -10,7 +10,9 @@ import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle, Worker
 from perdure.queues import Gateway, Script
 from perdure.queues.keys import GROUP
+from perdure.worker.journal import check_state
 from pydantic import Field
+from resting import FIRST, with_keys
 from working import BOUND, FRESH, history, recorded_steps, redis_command, soon, work_off
 
 pytestmark = pytest.mark.integration
@@ -161,6 +163,7 @@ async def test_whichever_write_a_worker_dies_at_the_next_one_ends_with_the_same(
         assert told(await soon(handle.result())) == EXPECTED, f"write {deadly}"
         numbers = [event.number for event in await history(handle) if event.number is not None]
         assert numbers == list(range(1, len(numbers) + 1))
+        assert await check_state(app.producer.gateway, handle.partition, handle.id) is not None
         assert sorted(set(Payer.paid)) == [1, 2, 3]
         assert len(Payer.paid) <= 4, "more than the one tool that was cut off was called again"
         if not died:
@@ -188,3 +191,20 @@ async def test_when_it_is_done_nothing_is_left_in_the_checkpoint_but_its_last_sn
     blobs = {name for name in left if name.startswith("s:#blob:")}
     assert left.keys() - blobs == {"d:#plan", "d:#finish", "s:#state"}
     assert len(blobs) == 1, "large values that no snapshot refers to any more are dropped"
+
+
+async def test_with_keys_nothing_of_the_state_can_be_read_in_redis_and_what_died_goes_on(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with App("sealed", settings=with_keys(settings, FIRST)) as app:
+        scene = Scene(monkeypatch, app)
+        Payer.paid.clear()
+        handle = await app.agent(Payer, retry=PATIENT).enqueue("pay", bills=[2, 1])
+        assert await scene.play(handle, 9, "after")
+        assert told(await soon(handle.result())) == EXPECTED
+        stored = await recorded_steps(app, handle)
+        log = await redis_command(app, "XRANGE", handle.partition.log(handle.id), "-", "+")
+        assert {"s:#state", "d:#finish"} < stored.keys()
+        for value in (*stored.values(), *(one for _, fields in log for one in fields)):
+            assert b"was due" not in value
+            assert b"3333" not in value

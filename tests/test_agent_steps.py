@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import pytest
 from perdure import Agent, AgentState, App, Context, Happened, PlanStep, Retry, Settings, Snooze, TaskHandle
-from perdure.deadletter import Reason
+from perdure.deadletter import Reason, Replay, replay
 from perdure.queues import Partition, TaskEvent, read_last_events
 from perdure.worker.agent import restoring
-from perdure.worker.journal import encode_snapshot, parse_event, reduce
+from perdure.worker.journal import check_state, encode_snapshot, parse_event, reduce
 from perdure.worker.journal.reducer import empty_state
 from pydantic import Field
 from working import give_up, history, letter, recorded_steps, redis_command, soon, steal, until, work_off
@@ -306,3 +306,51 @@ async def test_a_task_that_has_a_snapshot_and_no_events_goes_on_from_there(app: 
     for event in await history(handle):
         reduced = reduce(reduced, parse_event(event), event.number or 0)
     assert reduced["done"] == ["a", "b"]
+
+
+async def test_a_task_that_is_replayed_afresh_begins_with_its_goal(app: App) -> None:
+    once = Once()
+
+    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
+        if step.key == "b" and once.first():
+            raise ConnectionError
+
+    one = Retry(max_attempts=1)
+    kind = agent(take=take, snapshot_every=1)
+    handle = await app.agent(kind, name="afresh", retry=one).enqueue("do", steps=["a", "b"])
+    await work_off(app)
+    found = await letter(app, handle)
+    assert await replay(app.producer.gateway, found, Replay(fresh=True))
+    await work_off(app)
+    assert (await soon(handle.result()))["done"] == ["a", "b"]
+    assert kind.acts == ["a", "b", "a", "b"]
+    assert await check_state(app.producer.gateway, handle.partition, handle.id) is not None
+
+
+async def test_what_it_remembers_outlives_its_task(app: App) -> None:
+    async def remember(self: Worker_, ctx: Context, state: Work) -> list[str]:
+        return [f"{key} is done" for key in state.results]
+
+    handle = await app.agent(agent(remember=remember), name="rememberer").enqueue("do", steps=["a", "b"])
+    await work_off(app)
+    await soon(handle.result())
+
+    @app.task
+    async def recall(ctx: Context) -> list[str]:
+        return sorted(one.memory.text for one in await ctx.memory.search("done", everyone=True))
+
+    recalling = await recall.enqueue()
+    await work_off(app)
+    assert await soon(recalling.result()) == ["a is done", "b is done"]
+
+
+async def test_an_agent_is_a_task_of_its_own(app: App) -> None:
+    inner = app.agent(agent(), name="inner").task
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def outer(ctx: Context) -> Any:
+        return await inner(ctx, "do")
+
+    handle = await outer.enqueue()
+    await work_off(app)
+    assert "agent 'inner' runs as a task of its own: enqueue it" in (await letter(app, handle)).message

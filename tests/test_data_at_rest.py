@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import orjson
@@ -43,7 +43,15 @@ def build(settings: Settings) -> App:
             await current_step().save({"so far": name})
             return {"found": name}
 
+        async def fall_ill(name: str) -> None:
+            raise ValueError(f"{name} is ill")
+
         found = await ctx.step("examine", examine, patient, risky=True)
+        await ctx.say("user", patient)
+        await ctx.decide(patient, reasoning=patient, alternatives=[patient])
+        await ctx.tool("look_up", lambda name: [name], patient, reasoning=patient)
+        with suppress(ValueError):
+            await ctx.step("wait", fall_ill, patient)
         if not mended:
             raise ValueError(f"no cure for {found['found']}")
         return f"cured {found['found']}"
@@ -82,8 +90,12 @@ async def whole_life(app: App) -> list[bytes]:
         "message": dead.message,
         "traceback": dead.traceback,
     }
+    told = {event.type: event for event in await history(handle)}
     failed = [event.data["message"] for event in await history(handle) if event.type in ("attempt_failed", "buried")]
     assert failed == [f"no cure for {MARKER}"] * 2
+    assert told["step_failed"].data["message"] == f"{MARKER} is ill"
+    assert [told[kind].number for kind in ("step_started", "message_added", "decided", "tool_called")] == [1, 2, 3, 4]
+    assert (told["decided"].data["choice"], told["tool_called"].data["result"]) == (MARKER, [MARKER])
     assert await replay(app.producer.gateway, dead, Replay(args=orjson.dumps({"patient": MARKER, "mended": True})))
     seen.append(await everything(app))
     await work_off(app)
@@ -206,6 +218,24 @@ async def test_errors_cannot_be_swapped(settings: Settings) -> None:
         await swap(app, handles[0], handles[1], "error")
         with pytest.raises(TaskFailed, match="SealBroken: the error of task"):
             await handles[0].result()
+
+
+async def test_events_cannot_be_moved_and_one_that_was_hides_no_other(settings: Settings) -> None:
+    async with opened(with_keys(settings, FIRST)) as app:
+        handle = await app.tasks["treat"].enqueue(MARKER)
+        await work_off(app)
+        log = handle.partition.log(handle.id)
+        found = {event.type: event for event in await history(handle)}
+        ((_, fields),) = await redis_command(app, "XRANGE", log, found["decided"].id, found["decided"].id)
+        moved = [b"99" if part == b"3" else part for part in fields]
+        await redis_command(app, "XADD", log, "*", *moved)
+        (last, *_) = [event for event in (await history(handle))[::-1] if event.type == "decided"]
+        assert (last.number, last.data) == (99, None)
+        assert last.problem == f"the event of task {handle.id} cannot be opened: {CHANGED}"
+        assert next(event.data for event in await history(handle) if event.type == "decided")["choice"] == MARKER
+
+
+CHANGED = "it was changed in Redis, or moved there from another task, step or field"
 
 
 # keys that are missing

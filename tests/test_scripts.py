@@ -40,12 +40,14 @@ from perdure.queues import (
     list_workers,
     load_script,
     promote_due,
+    read_origin,
     release,
     report_crash,
     resume_supervisor,
     retire_generation,
     set_aside,
     set_partitions,
+    store_fork,
     supervise,
     take_suspect,
 )
@@ -173,6 +175,18 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         following = Successor(Envelope(id="next", task="t"), "default", b"{}", ("#received", b"{}"), "later token")
         assert await hand_on(gateway, namespace, following) == partition
         assert await (await known(producer, "next")).cancel() is State.CANCELLED
+        origin = await read_origin(gateway, partition, "later")
+        copied: dict[str, Any] = {
+            "at": "later 0-0",
+            "arguments": b"{}",
+            "told": b"{}",
+            "done": {"a": b"1"},
+            "saved": {},
+        }
+        assert await store_fork(gateway, namespace, origin, "forked", **copied) == partition
+        forked = await producer.find("forked")
+        assert forked is not None
+        assert await forked.cancel() is State.CANCELLED
         dropped, kept = [one async for one in list_letters(gateway, [partition], Filter())]
         assert await replay(gateway, kept, Replay())
         assert await purge(gateway, dropped)

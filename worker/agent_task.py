@@ -8,9 +8,7 @@ import orjson
 from pydantic import ValidationError
 
 from ..queues import TaskHandle
-from .agent import Agent
-from .agent.agent import S
-from .agent.form import StateForm
+from .agent import Agent, S, StateForm
 from .agent.goal import goal_id
 from .errors import InvalidArguments
 from .registry import Task

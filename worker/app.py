@@ -8,7 +8,7 @@ from typing import Any, Final, Self, overload
 
 from ..deadletter import Retry
 from ..queues import Producer, Sealer, Unavailable, check_name
-from .agent import Agent, StateForm, make_handler
+from .agent import Agent, S, StateForm, make_handler
 from .agent_task import AgentTask
 from .durable import Durability
 from .journal import AgentState
@@ -50,6 +50,7 @@ class App:
         self._redis_url = redis_url
         self._namespace = namespace
         self.tasks = Registry(self)
+        self.agents: dict[str, AgentTask[Any]] = {}
         self._producer: Producer | None = None
         self._sealer: Sealer | None = None
         self._warned = False
@@ -166,7 +167,19 @@ class App:
         return register if handler is None else register(handler)
 
     @overload
-    def agent(self, kind: type[Agent[Any]], /) -> AgentTask[Any]: ...
+    def agent(
+        self,
+        kind: type[Agent[S]],
+        /,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        retry: Retry | None = None,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
+        durability: Durability = "sync",
+        result_ttl: float | None = _MONTH,
+    ) -> AgentTask[S]: ...
     @overload
     def agent(
         self,
@@ -178,10 +191,10 @@ class App:
         idle_timeout: float | None = None,
         durability: Durability = "sync",
         result_ttl: float | None = _MONTH,
-    ) -> Callable[[type[Agent[Any]]], AgentTask[Any]]: ...
+    ) -> Callable[[type[Agent[S]]], AgentTask[S]]: ...
     def agent(
         self,
-        kind: type[Agent[Any]] | None = None,
+        kind: Any = None,
         *,
         name: str | None = None,
         queue: str = "default",
@@ -191,7 +204,7 @@ class App:
         durability: Durability = "sync",
         result_ttl: float | None = _MONTH,
     ) -> Any:
-        """Register an agent, a subclass of `Agent`, as a task.
+        """Register an agent, a subclass of `Agent`, as a task: `research = app.agent(Research)`, or as a decorator.
 
         name: else the class's, in lower case. durability: of steps within its steps. result_ttl: seconds for which its
         outcome is kept, and with it the knowledge that its goal is reached; 30 days. The others as for `task`. Raises
@@ -213,7 +226,8 @@ class App:
                 durability=durability,
                 result_ttl=result_ttl,
             )
-            return AgentTask(agent, form, task)
+            found = self.agents[called] = AgentTask(agent, form, task)
+            return found
 
         return register if kind is None else register(kind)
 

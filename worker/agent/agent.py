@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origi
 
 from ..durable import Context, Happened
 from ..journal import AgentState, PlanStep
+from ..memory import NewMemory
 from .coherence import Coherence
 
 __all__ = ["Agent", "S"]
@@ -72,3 +73,7 @@ class Agent(Generic[S]):
     async def verify(self, ctx: Context, state: S, step: PlanStep) -> Happened[Any] | None:
         """Of a risky step that was begun and has no record: whether it happened, with its result."""
         return None
+
+    async def remember(self, ctx: Context, state: S) -> Sequence[NewMemory | str]:
+        """Called after `finish`: what of its findings goes into the long-term memory, for whoever comes after it."""
+        return ()

@@ -11,7 +11,7 @@ from typing import Any, Final, Generic
 import orjson
 
 from ...queues import Entry, Kind, LeaseLost, check_size
-from ..durable import Context, Happened, codec_of
+from ..durable import Context, Happened, codec_of, keep_findings
 from ..errors import Reschedule, RetryLater, StateError, StepInDoubt
 from ..journal import Event, PlanStep, StepStatus
 from ..journal.events import Changed, Finished, Planned, PlannedStep, StepCompleted, StepFailed, StepStarted
@@ -111,11 +111,17 @@ class Loop(Generic[S]):
             await self._run.recorder.put(due, *self._run.forget(self._run.keys_within(f"{_REPLAN}/")), wait=False)
 
     async def _finish(self) -> Any:
-        result = await self._within(_FINISH, lambda: self._agent.finish(self._ctx, self._state))
-        data, result = codec_of(self._agent.finish).encode("finish", result)
-        check_size("what finish returned", len(data), self._run.payload_limit)
+        data, result = await self._within(_FINISH, self._close)
         await self._record(_FINISH, Finished(), Entry(Kind.MARK, _FINISH, _HEAD + data))
         return result
+
+    async def _close(self) -> tuple[bytes, Any]:
+        """The result, as JSON and as its record will give it back; what is to be remembered is remembered."""
+        agent = self._agent
+        data, result = codec_of(agent.finish).encode("finish", await agent.finish(self._ctx, self._state))
+        check_size("what finish returned", len(data), self._run.payload_limit)
+        await keep_findings(self._run, await agent.remember(self._ctx, self._state))
+        return data, result
 
     # a step of the plan
 

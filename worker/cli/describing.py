@@ -29,7 +29,8 @@ def describe_event(event: TaskEvent, *, of_many: bool = False) -> str:
         told = _SENTENCES.get(event.type, _fields)(data)
     task = event.task_id if of_many else ""
     number = "" if event.number is None else f"#{event.number}"
-    line = " ".join([task, number, event.type, event.step or "", told])
+    step = "" if event.step is None or event.step == data.get("tool") else event.step
+    line = " ".join([task, number, event.type, step, told])
     return f"{timestamp(event.at)}  {' '.join(line.split())}"
 
 

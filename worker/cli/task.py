@@ -47,6 +47,7 @@ class _Commands(LazyGroup):
 _ELSEWHERE = {
     "events": (".events:events", "Print what happened to a task, or to the tasks of a queue."),
     "replay": (".replay:replay", "Show the state of a task as one of its events left it."),
+    "fork": (".fork:fork", "Start a new task from a point of another one's past."),
 }
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False)

@@ -6,6 +6,7 @@ from .compression import HANDOFF_TOKENS, estimated_tokens, fitted, fitted_text
 from .delta import BadPatch, Patch, apply, diff
 from .drafting import build_handoff, handoff_of, state_after
 from .events import Event
+from .forking import BadEdit, Fork, Point, fork
 from .handoff import HANDOFF, Handoff
 from .history import Past, check_state, read_snapshot, state_at, walk_states
 from .messages import Message, Role, ToolCall
@@ -25,16 +26,19 @@ __all__ = [
     "After",
     "AgentState",
     "Artifact",
+    "BadEdit",
     "BadPatch",
     "Decision",
     "Discovery",
     "Ephemeral",
     "Event",
+    "Fork",
     "Handoff",
     "Message",
     "Past",
     "Patch",
     "PlanStep",
+    "Point",
     "Resumption",
     "Role",
     "StepStatus",
@@ -53,6 +57,7 @@ __all__ = [
     "events",
     "fitted",
     "fitted_text",
+    "fork",
     "handoff_of",
     "parse_event",
     "read_snapshot",

@@ -1,0 +1,20 @@
+-- Stores a task that begins as another one stood: its checkpoint, the first event of its log, its record, its message.
+-- KEYS  ready stream, mark of a closed partition, record, steps, log
+-- ARGV  envelope, arguments, what it is a copy of, data of its first event, then fields and values of its checkpoint
+-- returns  1 where it is stored, now or by the same call before; 0 where the id is another task's; -1 where the
+--          partition is closed
+-- Atomic: no worker sees the message without the checkpoint that it is to go on from. Repeatable: the record says what it
+-- is a copy of. Known though the partition was closed since: the reply that said so was lost.
+if redis.call('EXISTS', KEYS[3]) == 1 then
+  return redis.call('HGET', KEYS[3], 'forked') == ARGV[3] and 1 or 0
+end
+if redis.call('EXISTS', KEYS[2]) == 1 then
+  return -1
+end
+local entry = redis.call('XADD', KEYS[1], '*', 'env', ARGV[1], 'args', ARGV[2], 'again', '1')
+redis.call('HSET', KEYS[3], 'state', 'queued', 'entry', entry, 'events', 1, 'forked', ARGV[3])
+redis.call('XADD', KEYS[5], '*', 'type', 'forked', 'n', 1, 'data', ARGV[4])
+for i = 5, #ARGV, 2 do
+  redis.call('HSET', KEYS[4], ARGV[i], ARGV[i + 1])
+end
+return 1
