@@ -38,8 +38,8 @@ async def test_a_first_run_has_none_and_leaves_none(app: App) -> None:
         return ctx.resumption is None
 
     handle = await job.options(delay=0.01).enqueue()
-    await work_off(app)
-    assert await handle.result() is True
+    async with working(app):
+        assert await soon(handle.result()) is True
     assert list(await recorded_steps(app, handle)) == ["d:one"]
     assert await resumed(handle) == []
 
@@ -58,7 +58,7 @@ async def test_after_a_failure_it_finds_what_the_log_tells(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    await handle.result()
+    await soon(handle.result())
     first, second = found
     assert first is None
     assert second is not None
@@ -83,7 +83,7 @@ async def test_a_failure_before_anything_was_done_is_not_told_twice(app: App) ->
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await handle.result() == "failure"
+    assert await soon(handle.result()) == "failure"
     assert [event.type for event in await history(handle)] == ["attempt_failed"]
 
 
@@ -129,7 +129,7 @@ async def test_a_handoff_is_out_of_date_when_something_has_happened_since(app: A
 
     handle = await job.enqueue()
     await work_off(app)
-    await handle.result()
+    await soon(handle.result())
     waited, failed = found
     assert (waited.after, failed.after) == ("wait", "failure")
     assert waited.handoff is not None
@@ -153,7 +153,7 @@ async def test_a_run_out_of_time_and_a_burial_leave_one_and_a_replay_finds_it(ap
     handle = await job.enqueue()
     await work_off(app)
     with pytest.raises(TaskFailed):
-        await handle.result()
+        await soon(handle.result())
     handoff = await handoff_of(app, handle)
     assert handoff.why == "burial"
     assert "ran longer than 0.2 s" in handoff.detail
@@ -162,7 +162,7 @@ async def test_a_run_out_of_time_and_a_burial_leave_one_and_a_replay_finds_it(ap
     assert letter is not None
     assert await replay(app.producer.gateway, letter, Replay())
     await work_off(app)
-    await handle.result()
+    await soon(handle.result())
     assert found == ["failure budget", "replay burial"]
 
 
@@ -184,7 +184,7 @@ async def test_after_a_lost_lease_it_is_a_crash(app: App) -> None:
         await soon(begun.wait())
         await give_up(app, await steal(app, handle))
     await work_off(app)
-    assert await handle.result() == "crash, crash, after one"
+    assert await soon(handle.result()) == "crash, crash, after one"
     assert [event["after"] for event in await resumed(handle)] == ["crash"]
 
 
@@ -230,7 +230,7 @@ async def test_another_task_goes_on_and_its_result_is_the_firsts(app: App) -> No
 
     handle = await reader.enqueue("redis")
     await work_off(app)
-    assert await handle.result() == f"hand_off: redis, be short, mind the commas, {handle.id}.h1"
+    assert await soon(handle.result()) == f"hand_off: redis, be short, mind the commas, {handle.id}.h1"
     record = await handle.record()
     assert (record.state, record.handed_to, record.result) == (State.SUCCEEDED, f"{handle.id}.h1", b"null")
     assert [event.type for event in await history(handle)][-1] == "handed_off"
@@ -251,7 +251,7 @@ async def test_a_task_goes_on_elsewhere_with_its_own_or_with_other_arguments(app
 
     handle = await hop.enqueue(2)
     await work_off(app, queues=["default", "q1", "q2"])
-    assert await handle.result() == "h2 on q1 x"
+    assert await soon(handle.result()) == "h2 on q1 x"
 
 
 async def test_who_dies_between_the_two_writes_hands_on_once_and_runs_nothing_again(
@@ -326,7 +326,7 @@ async def test_a_hand_off_that_cannot_be_is_refused_before_anything_is_written(a
 
     handle = await job.enqueue()
     await work_off(app)
-    await handle.result()
+    await soon(handle.result())
     assert "hand_off needs to=" in told[0]
     assert "'needs': path" in told[1]
     assert await recorded_steps(app, handle) == {}
