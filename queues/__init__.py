@@ -55,7 +55,16 @@ from .form import Form
 from .gateway import Gateway, Reader
 from .handing import MOST_HAND_OFFS, Successor, hand_on
 from .handle import TaskHandle
-from .inbox import MOST_MESSAGES, InboxMessage, Sent, drop_message, last_message, read_inbox, send_message
+from .inbox import (
+    MOST_MESSAGES,
+    InboxMessage,
+    Sent,
+    drop_message,
+    forward_messages,
+    last_message,
+    read_inbox,
+    send_message,
+)
 from .inspection import QueueStats, find_task, list_queues, list_tasks, queue_partitions
 from .keys import Namespace, Partition, check_name
 from .leases import Delivery, Leases
@@ -196,6 +205,7 @@ __all__ = [
     "drop_message",
     "encode_arguments",
     "find_task",
+    "forward_messages",
     "generate_key",
     "hand_on",
     "has_secret",

@@ -213,16 +213,16 @@ class StillRunning(QueueError):
         self.state = state
 
 
-class HandOffRefused(QueueError):
-    """A task cannot be handed on to another, or its hand-offs lead nowhere."""
-
-
 class TaskExists(QueueError, ValueError):
     """An id was asked for that another task has; nothing was stored."""
 
     def __init__(self, task_id: str) -> None:
         super().__init__(f"there is a task {task_id} already: leave the id out, or give another one")
         self.task_id = task_id
+
+
+class HandOffRefused(QueueError):
+    """A task cannot be handed on to another, or its hand-offs lead nowhere."""
 
 
 class TaskNotFound(QueueError, LookupError):

@@ -73,9 +73,13 @@ def _openai_calls(at: int, message: dict[str, Any]) -> tuple[set[str], list[str]
             problems.append(f"messages[{at}]: id {call['id']!r} is not 1 to 40 characters")
         if call["type"] != "function" or not _NAME.fullmatch(call["function"]["name"]):
             problems.append(f"messages[{at}]: function name {call['function']['name']!r}")
-        if not isinstance(json.loads(call["function"]["arguments"]), dict):
+        if not isinstance(json.loads(call["function"]["arguments"], parse_constant=_no_json), dict):
             problems.append(f"messages[{at}]: arguments {call['function']['arguments']!r}")
     return set(ids), problems
+
+
+def _no_json(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def anthropic_problems(request: dict[str, Any]) -> list[str]:

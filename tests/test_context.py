@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
@@ -109,6 +110,47 @@ async def test_the_oldest_turns_are_summarized_once_and_their_numbers_cited(app:
     assert last.left_out == {}
 
 
+async def test_a_prompt_built_again_repairs_and_summarizes_nothing_twice(app: App) -> None:
+    """A function that builds its prompts itself, fails, and is run again from its top."""
+    summaries, lengths = Summaries(), list[int]()
+    builder = ContextBuilder(window=1000, summarizer=summaries, keep=4)
+
+    @app.task(retry=AT_ONCE)
+    async def builds(ctx: Context) -> None:
+        state = AgentState(goal="Build")
+        for number in range(12):
+            state.messages.append(await ctx.say("user", f"{number} {WORDS}"))
+        state.messages.append(await ctx.say("assistant", tool_calls=[ToolCall(id="a", name="read")]))
+        prompt = await builder.build(ctx, state)
+        lengths.append(len(state.messages))
+        assert openai_problems(to_openai(prompt)) == []
+        if len(lengths) == 1:
+            raise RuntimeError("cut off")
+
+    handle = await builds.enqueue()
+    await work_off(app)
+    await handle.result(timeout=0)
+    assert lengths == [5, 5]
+    assert len(summaries.asked) == len(await of_type(handle, "compacted")) == 1
+    assert len(await of_type(handle, "repaired")) == 1
+
+
+async def test_where_nothing_is_gained_no_summary_is_paid_for(app: App) -> None:
+    """What is kept fills the window by itself: a summary of the little before it would give no room."""
+    summaries, prompts = Summaries(), list[Prompt]()
+
+    @app.task
+    async def full(ctx: Context) -> None:
+        turns = [Message(role="user", content="short"), *(Message(role="user", content=WORDS) for _ in range(20))]
+        builder = ContextBuilder(window=1000, summarizer=summaries)
+        prompts.append(await builder.build(ctx, AgentState(messages=turns)))
+
+    await full.enqueue()
+    await work_off(app)
+    assert summaries.asked == []
+    assert prompts[0].left_out["turns"] > 0
+
+
 async def test_what_is_open_is_carried_as_structure(app: App) -> None:
     prompts: list[Prompt] = []
 
@@ -200,16 +242,24 @@ async def test_memories_are_asked_for_by_the_goal(app: App) -> None:
 
 
 async def test_outside_its_task_no_context_is_rebuilt(app: App) -> None:
-    kept: list[Context] = []
+    kept, late, ended = list[Context](), list[asyncio.Task[Prompt]](), asyncio.Event()
+
+    async def build_late(ctx: Context) -> Prompt:
+        await ended.wait()
+        return await ContextBuilder(window=1000).build(ctx, AgentState())
 
     @app.task
     async def keeps(ctx: Context) -> None:
         kept.append(ctx)
+        late.append(asyncio.create_task(build_late(ctx)))
 
     await keeps.enqueue()
     await work_off(app)
     with pytest.raises(StepOutsideTask, match="this ctx"):
         await ContextBuilder(window=1000).build(kept[0], AgentState())
+    ended.set()
+    with pytest.raises(StepOutsideTask, match="this ctx"):
+        await late[0]
 
 
 # with an agent's state
@@ -262,6 +312,9 @@ async def test_an_agent_cut_off_in_a_call_goes_on_with_the_answer_it_has(app: Ap
     assert {one["content"] for one in messages if one["role"] == "tool"} == {"42" if answers else INTERRUPTED}
     repaired = await of_type(handle, "repaired")
     assert [event.data["calls"] for event in repaired] == ([] if answers else [["call-1"], ["call-3"]])
+    assert [event.data["changes"][0]["path"] for event in repaired] == (
+        [] if answers else ["/messages/1", "/messages/4"]
+    )
     assert len(await of_type(handle, "message_added")) == (6 if answers else 4)
     for prompt in kind.prompts:
         assert openai_problems(to_openai(prompt)) == []

@@ -23,7 +23,7 @@ from perdure.worker.agent.context import (
 from perdure.worker.agent.context.compaction import cut_at
 from perdure.worker.agent.context.exchanges import completed, exchanges, repair_of
 from perdure.worker.errors import ContextTooLarge
-from perdure.worker.journal import AgentState, Message, ToolCall, apply
+from perdure.worker.journal import AgentState, Decision, Message, ToolCall, apply
 from providers import anthropic_problems, openai_problems
 
 TEXTS = st.sampled_from(["", " ", "\n", "yes", "a b", "ü" * 50]) | st.text(max_size=8)
@@ -75,11 +75,12 @@ WHOLE = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(MESSAGES, st.integers(0, 12))
 @example([result("a", "late")], 0)
 @example([assistant("", call("a"), call("a")), result("a", "1"), result("a", "2"), result("a", "3")], 0)
 @example([assistant("", call("a")), assistant("", call("a")), result("a", "1")], 0)
+@example([assistant("", call("a", share=float("nan"), most=float("inf")))], 0)
 def test_any_messages_come_out_valid(messages: list[Message], cacheable: int) -> None:
     prompt = Prompt(tuple(messages), cacheable)
     assert openai_problems(to_openai(prompt)) == []
@@ -93,7 +94,7 @@ def test_a_conversation_cut_anywhere_comes_out_valid(first: int) -> None:
         assert anthropic_problems(to_anthropic(WHOLE[first:last])) == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(MESSAGES)
 def test_nothing_that_was_said_is_lost(messages: list[Message]) -> None:
     openai, anthropic = repr(to_openai(messages)), repr(to_anthropic(messages))
@@ -178,16 +179,21 @@ def test_ids_are_the_same_every_time() -> None:
 # what a state keeps
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(MESSAGES)
+@example([assistant("", call("a"), call("a")), result("a", "1"), user("Go on")])
 def test_the_repair_that_is_stored_is_the_repair_that_is_shown(messages: list[Message]) -> None:
     state = AgentState(messages=messages).model_dump(mode="json")
     repaired = AgentState.model_validate(apply(state, repair_of(messages)))
     assert repaired.messages == completed(messages)
     assert repair_of(repaired.messages) == ()
+    for exchange in exchanges(repaired.messages):
+        ids = [one.id for one in exchange[0].tool_calls] if exchange[0].role == "assistant" else []
+        results = [one.tool_call_id for one in exchange[1:] if one.role == "tool"]
+        assert all(results.count(name) >= ids.count(name) for name in ids)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(MESSAGES, st.integers(0, 12))
 def test_a_cut_keeps_the_last_messages_and_no_half_exchange(messages: list[Message], keep: int) -> None:
     cut = cut_at(messages, keep)
@@ -243,7 +249,7 @@ def total(messages: Sequence[Message]) -> int:
     return assemble(Layers(AgentState(messages=list(messages))), 10_000_000).total
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(MESSAGES, st.integers(300, 800))
 def test_a_prompt_keeps_its_budget_and_is_valid(messages: list[Message], window: int) -> None:
     state = AgentState(goal="Find it", messages=messages)
@@ -285,6 +291,21 @@ def test_over_the_budget_the_oldest_turns_go_and_the_lowest_memories() -> None:
     assert "memory 0 " in text
     assert "memory 19" not in text
     assert prompt.wanted > 1000 > prompt.total
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(100, 2000), st.integers(0, 60), st.integers(0, 60))
+def test_the_task_keeps_its_budget_and_the_latest(window: int, decisions: int, lines: int) -> None:
+    state = AgentState(
+        goal="Find it", decisions=[Decision(n=number, choice=f"choice {number}") for number in range(decisions)]
+    )
+    prompt = assemble(Layers(state, resumption="\n".join(f"line {number}" for number in range(lines))), window)
+    text = prompt.messages[0].content
+    assert prompt.tokens["task"] <= max(window * 0.15, 12) + 8
+    shown = [number for number in range(decisions) if f"- choice {number}\n" in text + "\n"]
+    assert shown == list(range(prompt.left_out.get("decisions", 0), decisions))
+    first = [number for number in range(lines) if f"line {number}\n" in text + "\n"]
+    assert first == list(range(lines - prompt.left_out.get("resumption", 0)))
 
 
 def test_a_result_that_is_too_large_is_cut_and_its_call_stays() -> None:

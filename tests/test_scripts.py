@@ -172,9 +172,6 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert await later.cancel() is State.CANCELLED
         again: TaskHandle[Any] = await producer.send_anew(Form("t").message(b"{}", task_id="later"), queue="default")
         assert await again.cancel() is State.CANCELLED
-        following = Successor(Envelope(id="next", task="t"), "default", b"{}", ("#received", b"{}"), "later token")
-        assert await hand_on(gateway, namespace, following) == partition
-        assert await (await known(producer, "next")).cancel() is State.CANCELLED
         origin = await read_origin(gateway, partition, "later")
         copied: dict[str, Any] = {
             "at": "later 0-0",
@@ -187,6 +184,9 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         forked = await producer.find("forked")
         assert forked is not None
         assert await forked.cancel() is State.CANCELLED
+        following = Successor(Envelope(id="next", task="t"), "default", b"{}", ("#received", b"{}"), "later token")
+        assert await hand_on(gateway, namespace, following) == partition
+        assert await (await known(producer, "next")).cancel() is State.CANCELLED
         dropped, kept = [one async for one in list_letters(gateway, [partition], Filter())]
         assert await replay(gateway, kept, Replay())
         assert await purge(gateway, dropped)

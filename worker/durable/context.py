@@ -11,6 +11,7 @@ from ...queues import InboxMessage, Sent, TaskHandle
 from ..journal import Event, Message, Resumption, Role, ToolCall
 from ..journal.events import Decided, Discovered, MessageAdded
 from ..observe import logger
+from .boot import Boot
 from .handing import Receiver, hand_off
 from .inbox import ask, receive, send
 from .keeping import Artifacts
@@ -71,6 +72,10 @@ class Context:
     def resumption(self) -> Resumption | None:
         """What a former run left, why it stopped and how long ago; None where this is the first run."""
         return self._run.resumption
+
+    def boot(self) -> Boot:
+        """What to know before going on, in its order: what was left undone, messages, state; history where wanted."""
+        return Boot(self._run)
 
     @property
     def log(self) -> Logger:

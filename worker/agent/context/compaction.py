@@ -135,7 +135,7 @@ def _key(run: Run, old: Sequence[Message]) -> str:
 
 
 def _digest(messages: Sequence[Message]) -> str:
-    data = orjson.dumps([one.model_dump(mode="json", exclude={"n"}) for one in messages])
+    data = orjson.dumps([one.model_dump(mode="json") for one in messages])
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
