@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import queue
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import anyio
 import orjson
 import pytest
+from hooks import Listener, listening
 from perdure import App, Context, Retry, Settings, TaskFailed
 from perdure.queues import Envelope
 from perdure.worker.errors import ConfigurationError
@@ -23,48 +20,15 @@ from perdure.worker.observe import logger
 from perdure.worker.runtime import notices as notices_module
 from perdure.worker.runtime.notices import Notice, Notices, Post, post, sign
 from perdure.worker.settings import load_settings
-from working import BOUND, give_up, history, soon, steal, work_off, working
+from working import give_up, history, soon, steal, work_off, working
 
 SECRET = "a webhook's secret"
 
 
-@dataclass
-class Listener:
-    """An HTTP server that keeps what is posted to it, and answers as it is told."""
-
-    url: str = ""
-    answers: list[int] = field(default_factory=list)
-    """What it answers, one after another; 204 afterwards."""
-    taken: queue.Queue[tuple[dict[str, str], bytes]] = field(default_factory=queue.Queue)
-
-    async def heard(self) -> tuple[dict[str, str], Any]:
-        headers, body = await anyio.to_thread.run_sync(lambda: self.taken.get(timeout=BOUND))
-        return headers, orjson.loads(body)
-
-
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    found = Listener()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            found.taken.put((dict(self.headers), body))
-            self.send_response(found.answers.pop(0) if found.answers else 204)
-            self.send_header("Location", "/elsewhere")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None: ...
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    found.url = f"http://127.0.0.1:{server.server_port}/hook?token=x"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield found
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with listening() as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from perdure import App, Context, InvalidArguments, Retry, Settings, Snooze, State, TaskFailed, Worker
+from perdure import App, Context, InvalidArguments, Producer, Retry, Settings, Snooze, State, TaskFailed, Worker
 from perdure.deadletter import Replay, find_letter, replay
 from perdure.queues import HandOffRefused, TaskHandle, hand_on
 from perdure.worker.journal import Handoff, Resumption
-from perdure.worker.runtime import execution
+from perdure.worker.runtime import execution, settling
+from processes import give, hire
+from pydantic import SecretStr
 from working import give_up, history, recorded_steps, redis_command, soon, steal, work_off, working
 
 pytestmark = pytest.mark.integration
@@ -209,6 +212,102 @@ async def test_a_handoff_that_cannot_be_read_is_passed_over(app: App) -> None:
         await soon(running)
     assert found[0].handoff is not None
     assert (found[0].handoff.why, found[0].handoff.last_completed) == ("waiting", "one")
+
+
+async def test_who_dies_between_its_handoff_and_its_end_has_left_it_all_the_same(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = asyncio.Event()
+    found: list[Resumption] = []
+
+    async def die(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the worker dies here")
+
+    async def first() -> None:
+        begun.set()
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        await ctx.step("first", first)
+        if ctx.resumption is None:
+            await asyncio.sleep(60)
+        else:
+            found.append(ctx.resumption)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(settling, "release", die)
+        async with working(app):
+            handle = await job.enqueue()
+            await soon(begun.wait())
+    handoff = await handoff_of(app, handle)
+    async with working(app):
+        await soon(handle.result())
+    assert (found[0].after, found[0].handoff) == ("crash", handoff)
+    assert handoff.why == "shutdown"
+
+
+async def test_what_is_left_and_handed_on_is_sealed(settings: Settings) -> None:
+    keys = {"encryption_keys": SecretStr("c2VhbGluZy1rZXktb2YtMzItYnl0ZXMtZm9yLXRlc3Q=")}
+    marker = "the-patient-is-Ada"
+    async with App("sealed", settings=settings.model_copy(update=keys)) as app:
+
+        @app.task(retry=Retry(max_attempts=1))
+        async def second(ctx: Context, patient: str) -> str:
+            assert ctx.resumption is not None
+            assert ctx.resumption.handoff is not None
+            return f"{ctx.resumption.handoff.message} {ctx.resumption.handoff.decisions[0].choice}"
+
+        @app.task
+        async def first(ctx: Context, patient: str) -> str:
+            await ctx.decide(patient)
+            if ctx.resumption is None:
+                raise Snooze(0.2, patient)
+            assert ctx.resumption.handoff is not None
+            assert ctx.resumption.handoff.waiting_on[0].why == patient
+            await ctx.hand_off(second, message=patient)
+
+        handle = await first.enqueue(marker)
+        async with working(app):
+            assert await soon(handle.result()) == f"{marker} {marker}"
+        following = await handle.following()
+        assert following is not None
+        for one in (handle, following):
+            for key in (one.partition.record(one.id), one.partition.steps(one.id)):
+                assert marker.encode() not in b" ".join(await redis_command(app, "HGETALL", key))
+            log = await redis_command(app, "XRANGE", one.partition.log(one.id), "-", "+")
+            assert marker not in str(log)
+
+
+# real processes
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGTERM"])
+async def test_another_process_knows_how_the_former_one_ended(settings: Settings, tmp_path: Path, signal: str) -> None:
+    async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
+        with hire(settings, tmp_path) as crew:
+            former = await crew.start().ready()
+            handle = await producer.enqueue("goes_on", {"gate": "g"})
+            await crew.line("saved", f"{handle.id}:second")
+            if signal == "SIGKILL":
+                former.kill()
+                await crew.start().ready()
+                await give(producer, "g")
+            else:
+                former.stop()
+                await crew.line("stopping", pid=former.pid)
+                await give(producer, "g")
+                assert await former.ended() == 0
+                await crew.start().ready()
+            found = await soon(handle.result())
+    assert found.pop("gap") >= 0
+    if signal == "SIGKILL":
+        told = {"after": "crash", "why": "crash", "last_completed": "first"}
+        restored = {"steps": 1, "events": 1, "decisions": 1, "progress": 1}
+    else:
+        told = {"after": "hand_off", "why": "shutdown", "last_completed": "second"}
+        restored = {"steps": 2, "events": 1, "decisions": 1}
+    assert found == told | {"restored": restored, "reasons": ["there is no other way"]}
 
 
 # handing on
