@@ -92,6 +92,22 @@ async def gate(ctx: Context, name: str) -> dict[str, object]:
     return {"steps": [first, second, third], "pid": os.getpid(), "attempt": ctx.attempt, "crashes": ctx.crashes}
 
 
+@app.task(retry=PATIENT)
+async def goes_on(ctx: Context, gate: str) -> dict[str, object]:
+    """Tells what it knows of the run before."""
+    note("run", ctx)
+    await ctx.decide("go on", reasoning="there is no other way")
+    await ctx.step("first", quick, "first")
+    await ctx.step("second", gated, gate)
+    await ctx.step("third", quick, "third")
+    found = ctx.resumption
+    if found is None or found.handoff is None:
+        return {"pid": os.getpid()}
+    told = found.handoff.model_dump(include={"why", "last_completed"})
+    reasons = [made.reasoning for made in found.handoff.decisions]
+    return {"after": found.after, "gap": found.gap, "restored": found.restored, "reasons": reasons, **told}
+
+
 async def freezes(seconds: float) -> int:
     note("begin")
     await anyio.sleep(seconds)
