@@ -241,6 +241,29 @@ async def test_memories_are_asked_for_by_the_goal(app: App) -> None:
     assert prompts[0].messages[0].content == "# What is remembered\n\n- plain\n- with text\n- found"
 
 
+async def test_the_task_s_own_memories_and_how_it_stands_after_an_interruption(app: App) -> None:
+    prompts: list[Prompt] = []
+
+    async def model(prompt: Prompt) -> str:
+        prompts.append(prompt)
+        return "."
+
+    @app.task(retry=AT_ONCE)
+    async def remembers(ctx: Context) -> None:
+        await ctx.memory.add("A lease passes after fifteen seconds.")
+        await ctx.decide("look at leases first")
+        if ctx.attempt == 1:
+            raise RuntimeError("cut off")
+        await ContextBuilder(window=10_000, memory=True).ask(ctx, AgentState(goal="When does a lease pass?"), model)
+
+    await remembers.enqueue()
+    await work_off(app)
+    memory, task = prompts[0].messages
+    assert memory.content == "# What is remembered\n\n- A lease passes after fifteen seconds."
+    assert "## How it stands\nthe former run failed" in task.content
+    assert "look at leases first" in task.content
+
+
 async def test_outside_its_task_no_context_is_rebuilt(app: App) -> None:
     kept, late, ended = list[Context](), list[asyncio.Task[Prompt]](), asyncio.Event()
 
