@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle
-from perdure.queues import TaskEvent
+from perdure.queues import TaskEvent, generate_key
 from perdure.worker.agent.context import INTERRUPTED, ContextBuilder, OldTurns, Prompt, to_anthropic, to_openai
 from perdure.worker.errors import StepOutsideTask
 from perdure.worker.journal import Message, StepStatus, ToolCall, WaitingFor
 from providers import anthropic_problems, openai_problems
-from working import history, letter, work_off
+from pydantic import SecretStr
+from working import history, letter, recorded_steps, redis_command, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -283,6 +284,20 @@ async def test_outside_its_task_no_context_is_rebuilt(app: App) -> None:
     ended.set()
     with pytest.raises(StepOutsideTask, match="this ctx"):
         await late[0]
+
+
+async def test_where_data_is_sealed_so_are_summaries(settings: Settings) -> None:
+    prompts: list[Prompt] = []
+    sealed = settings.model_copy(update={"encryption_keys": SecretStr(generate_key())})
+    async with App("context", settings=sealed) as app:
+        summaries = Summaries(*["in plain words"] * 2)
+        talk = talkative(app, ContextBuilder(window=1000, summarizer=summaries, keep=8), prompts)
+        handle = await talk.enqueue()
+        await work_off(app)
+        assert "in plain words" in (await handle.result(timeout=0))[0]
+        assert (await of_type(handle, "compacted"))[0].data["summary"].endswith("in plain words")
+        log = await redis_command(app, "XRANGE", handle.partition.log(handle.id), "-", "+")
+        assert "in plain words" not in repr(log) + repr(await recorded_steps(app, handle))
 
 
 # with an agent's state
