@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -291,7 +292,7 @@ async def test_what_was_forgotten_may_be_remembered_again(store: HybridStore) ->
 
 def run_adders(place: str, *tasks: dict[str, Any]) -> list[Memory]:
     """Processes that add at once: each opens its store, tells that it is ready, and adds when it is told to go."""
-    environment = {"PERDURE_MEMORY": place, "PATH": ""}
+    environment = os.environ | {"PERDURE_MEMORY": place}
     processes = [
         subprocess.Popen(
             [sys.executable, str(ADDER), json.dumps(task)],
