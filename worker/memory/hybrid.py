@@ -74,6 +74,8 @@ class HybridStore:
     # remembering
 
     async def add(self, memory: NewMemory, *, owner: str = "", key: str | None = None) -> Memory:
+        if key is not None and (known := await self._backend.known(key)) is not None:
+            return known  # and nothing is paid for its embedding again
         now = self._clock()
         times = {"created": now, "accessed": now, "updated": now}
         whole = Memory.model_validate({**memory.model_dump(), **times, "id": str(uuid7()), "owner": owner, "key": key})
