@@ -10,8 +10,10 @@ import anyio
 import pytest
 from commands import Answer, call
 from perdure import Agent, AgentState, App, Coherence, Context, PlanStep, Retry, Settings, Snooze, State, TaskHandle
+from perdure.queues import Entry
 from perdure.worker.agent.coherence import STANDING, Standing, View, Watch, find
 from perdure.worker.agent.coherence.view import Call
+from perdure.worker.durable.recorder import Recorder
 from perdure.worker.journal import events
 from working import history, letter, recorded_steps, soon, until, work_off, working
 
@@ -182,6 +184,24 @@ async def test_a_warning_is_told_once_and_taken_back_when_it_no_longer_holds(app
     assert 'repetition: search({"query":"same"}) was called 5 times among the last' in seen[0]
     assert f"s:{STANDING}" not in await recorded_steps(app, handle)
     assert (await command(app, "task", "show", handle.id, "--json")).json["incoherent"] == []
+
+
+@pytest.mark.integration
+async def test_looks_that_find_nothing_new_write_nothing(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    put = Recorder.put
+
+    async def noted(recorder: Recorder, *entries: Entry, **options: Any) -> None:
+        written.extend(entry.kind for entry in entries if entry.step == STANDING)
+        await put(recorder, *entries, **options)
+
+    monkeypatch.setattr(Recorder, "put", noted)
+    await agent(app, Looping, repetition="off").enqueue("search")
+    await work_off(app)
+    assert written == []
+    await app.agent(name="held")(type("Held", (Looping,), {"times": 20})).enqueue("search")
+    await work_off(app)
+    assert written == ["saved", "drop"]
 
 
 @pytest.mark.integration

@@ -6,5 +6,4 @@ from .form import StateForm
 from .handler import make_handler
 from .session import Session, session_of
 
-__all__ = ["Agent", "S", "Session", "StateForm", "make_handler", "session_of"]
-__all__ = ["Agent", "Coherence", "Session", "StateForm", "make_handler", "session_of"]
+__all__ = ["Agent", "Coherence", "S", "Session", "StateForm", "make_handler", "session_of"]
