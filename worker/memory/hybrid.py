@@ -190,5 +190,9 @@ class HybridStore:
                 yield done
         await self._backend.change_embedder(known)
 
+    async def lacks_vectors(self) -> bool:
+        """Whether there are memories that search by meaning does not see, though an embedder is set."""
+        return self._known is not None and bool(await self._backend.without_vector(self._known, 0, 1))
+
     async def _embed(self, texts: builtins.list[str]) -> builtins.list[Vector | None]:
         return [None] * len(texts) if self._embedder is None else await embed(self._embedder, texts)
