@@ -99,8 +99,8 @@ def test_damaged_bytes_go_nowhere(task_id: str, folder: Path) -> None:
     kept.unlink()
     kept.write_bytes(b"# Forged")
     Path("report.md").write_text("former", "utf-8")
-    for target in ("report.md", "-"):
-        answer = process("task", "artifact", task_id, "report.md", "-o", target)
+    for target, run in (("report.md", call), ("-", process)):
+        answer = run("task", "artifact", task_id, "report.md", "-o", target)
         assert (answer.code, answer.out) == (1, "")
         assert f"artifact 'report.md' of task {task_id} is damaged: object {REPORT}" in answer.err
     assert Path("report.md").read_text("utf-8") == "former"

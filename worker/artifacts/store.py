@@ -55,7 +55,7 @@ class ArtifactStore:
         return self._shelf.shown
 
     async def save(self, what: str, data: Data) -> Stored:
-        """Store bytes. What is there already is left as it is, and is safe from the collector for its grace.
+        """Store bytes. What is there already is safe from the collector for its grace.
 
         Cancelled or killed at any moment, it leaves nothing under the hash that is not complete.
         Raises `ArtifactTooLarge`, `StoreUnavailable`, `ArtifactDamaged`; `ArtifactError` for data that cannot be read.
