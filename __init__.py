@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .worker.app import App
     from .worker.durable import Context, Happened, current_step
     from .worker.errors import InvalidArguments, RetryLater, Snooze, StepInDoubt, StepMismatch, StepTimeout
-    from .worker.journal import AgentState, Artifact, Ephemeral, PlanStep
+    from .worker.journal import AgentState, Artifact, Ephemeral, Event, PlanStep, register_event
     from .worker.memory import NewMemory
     from .worker.runtime import Worker
     from .worker.settings import Settings
@@ -41,6 +41,7 @@ __all__ = [
     "Coherence",
     "Context",
     "Ephemeral",
+    "Event",
     "Happened",
     "InvalidArguments",
     "LeaseLost",
@@ -66,6 +67,7 @@ __all__ = [
     "Unavailable",
     "Worker",
     "current_step",
+    "register_event",
 ]
 
 _HOMES = {
@@ -77,6 +79,7 @@ _HOMES = {
     "Coherence": ".worker.agent",
     "Context": ".worker.durable",
     "Ephemeral": ".worker.journal",
+    "Event": ".worker.journal",
     "Happened": ".worker.durable",
     "InvalidArguments": ".worker.errors",
     "LeaseLost": ".queues",
@@ -102,6 +105,7 @@ _HOMES = {
     "Unavailable": ".queues",
     "Worker": ".worker.runtime",
     "current_step": ".worker.durable",
+    "register_event": ".worker.journal",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw this would believe in any name

@@ -25,6 +25,7 @@ from .errors import (
     CancelRequested,
     CannotOpen,
     EmbeddedServerError,
+    HandOffRefused,
     InboxError,
     InboxFull,
     KeyMissing,
@@ -52,8 +53,18 @@ from .events import TaskEvent, read_events, read_last_events, walk_events
 from .forking import Origin, read_origin, recorded_results, store_fork
 from .form import Form
 from .gateway import Gateway, Reader
+from .handing import MOST_HAND_OFFS, Successor, hand_on
 from .handle import TaskHandle
-from .inbox import MOST_MESSAGES, InboxMessage, Sent, drop_message, last_message, read_inbox, send_message
+from .inbox import (
+    MOST_MESSAGES,
+    InboxMessage,
+    Sent,
+    drop_message,
+    forward_messages,
+    last_message,
+    read_inbox,
+    send_message,
+)
 from .inspection import QueueStats, find_task, list_queues, list_tasks, queue_partitions
 from .keys import Namespace, Partition, check_name
 from .leases import Delivery, Leases
@@ -95,6 +106,7 @@ __all__ = [
     "FORMAT_VERSION",
     "LONGEST",
     "MARK",
+    "MOST_HAND_OFFS",
     "MOST_MESSAGES",
     "MOST_PARTITIONS",
     "NO_KEYS",
@@ -118,6 +130,7 @@ __all__ = [
     "Form",
     "Gateway",
     "Generation",
+    "HandOffRefused",
     "History",
     "InboxError",
     "InboxFull",
@@ -157,6 +170,7 @@ __all__ = [
     "ServerFull",
     "State",
     "StillRunning",
+    "Successor",
     "SupervisorInfo",
     "SupervisorState",
     "Suspect",
@@ -191,7 +205,9 @@ __all__ = [
     "drop_message",
     "encode_arguments",
     "find_task",
+    "forward_messages",
     "generate_key",
+    "hand_on",
     "has_secret",
     "hide",
     "is_sealed",

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import orjson
 from pydantic_core import PydanticSerializationError, to_json
 
 from .envelope import DEFAULT_PAYLOAD_LIMIT, check_size, new_task_id
-from .errors import CannotOpen, InboxFull, TaskEnded, TaskNotFound
+from .errors import CannotOpen, InboxError, InboxFull, TaskEnded, TaskNotFound
 from .gateway import Gateway
 from .inspection import find_task
 from .keys import Namespace, Partition
@@ -32,7 +32,16 @@ from .records import State
 from .scripts import queue_script
 from .sealing import MESSAGE, Seal
 
-__all__ = ["MOST_MESSAGES", "InboxMessage", "Sent", "drop_message", "last_message", "read_inbox", "send_message"]
+__all__ = [
+    "MOST_MESSAGES",
+    "InboxMessage",
+    "Sent",
+    "drop_message",
+    "forward_messages",
+    "last_message",
+    "read_inbox",
+    "send_message",
+]
 
 _SEND = queue_script("send")
 
@@ -42,8 +51,14 @@ MOST_MESSAGES: Final = 1000
 _PAGE: Final = 32
 """Messages that are read together: one may have as many bytes as a payload."""
 
-_MOVES: Final = 16
-"""How often a task may have been handed on to another until a message gives up following."""
+_ANY_SIZE: Final = 1 << 62
+"""Of what was sent before, the size was seen to then."""
+
+_BESIDES: Final = 256
+"""Bytes that may be added to a message in what its reader records of it."""
+
+_MOVES: Final = 128
+"""How often a message follows a task that was handed on to another: more often than that can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +78,8 @@ class InboxMessage:
 
     def summary(self) -> dict[str, Any]:
         """The message as plain data, for programs."""
-        told = asdict(self)
-        if self.problem is None:
-            del told["problem"]
-        return told
+        told = {"number": self.number, "id": self.id, "sender": self.sender, "content": self.content, "at": self.at}
+        return told if self.problem is None else told | {"problem": self.problem}
 
 
 class Sent(NamedTuple):
@@ -122,7 +135,7 @@ def _encode(message_id: str, sender: str, content: Any, limit: int) -> bytes:
         data = to_json({"id": message_id, "sender": sender, "content": content}, inf_nan_mode="strings")
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise TypeError(f"a message is JSON data, and this is none: {error}") from None
-    check_size("the message", len(data), limit)
+    check_size("the message", len(data) + _BESIDES, limit)
     return data
 
 
@@ -157,6 +170,32 @@ async def last_message(gateway: Gateway, partition: Partition, task_id: str) -> 
     record = partition.record(task_id)
     mail, time = await gateway.pipeline([("HGET", record, "mail"), ("TIME",)], node_of=record)
     return int(mail or 0), int(time[0]) * 1000 + int(time[1]) // 1000
+
+
+async def forward_messages(
+    gateway: Gateway, partition: Partition, task_id: str, to: Partition, to_id: str
+) -> list[InboxMessage]:
+    """Have the messages of a task go to the one that goes on in its place: those to come, then those it has not read.
+
+    Returns those of the latter that could not be moved: broken ones, and what would not fit. Asked again, it moves none
+    twice. For a task that is settled only after this, no message is lost, whenever it is sent.
+    """
+    await gateway.command("HSET", partition.record(task_id), "handed_to", to_id)
+    left: list[InboxMessage] = []
+    full = False
+    async for message in read_inbox(gateway, partition, task_id):
+        if message.problem is not None or full:
+            left.append(message)
+            continue
+        told = {"sender": message.sender, "message_id": message.id}
+        try:
+            await send_message(gateway, to, to_id, message.content, **told, limit=_ANY_SIZE)
+        except InboxError:
+            left.append(message)
+            full = True
+        else:
+            await drop_message(gateway, partition, task_id, message.number)
+    return left
 
 
 async def drop_message(gateway: Gateway, partition: Partition, task_id: str, number: int) -> bool:

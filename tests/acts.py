@@ -13,6 +13,7 @@ from perdure.queues import (
     Kind,
     cancelled,
     note_alive,
+    park,
     release,
     reschedule,
     succeed,
@@ -35,6 +36,10 @@ async def _cancelled(gateway: Gateway, delivery: Delivery, task_id: str) -> None
 async def _reschedule(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
     data: dict[str, object] = {"error": "ValueError", "message": "no such file"}
     await reschedule(gateway, delivery, task_id, Counters(1), delay=60, event="attempt_failed", data=data)
+
+
+async def _park(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
+    await park(gateway, delivery, task_id, Counters(), delay=60, waits="message", seen=0)
 
 
 async def _release(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
@@ -74,6 +79,7 @@ SETTLING: dict[str, Act] = {
     "succeed": _succeed,
     "cancelled": _cancelled,
     "reschedule": _reschedule,
+    "park": _park,
     "release": _release,
     "give_back": _give_back,
     "bury": _bury,

@@ -112,9 +112,10 @@ async def test_a_dead_letter_stays_one_until_there_is_room(
 async def test_a_producer_is_told_what_is_full_and_what_to_do(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue("t")
+    await producer.enqueue("t", task_id="known")
     await full(gateway)
     for refused in (
+        producer.send_message("known", "hello"),
         producer.enqueue("t", task_id="one"),
         producer.enqueue("t", task_id="later", delay=60),
         producer.enqueue_many("t", [{"n": 1}, {"n": 2}]),
@@ -123,6 +124,7 @@ async def test_a_producer_is_told_what_is_full_and_what_to_do(
             await refused
     assert await gateway.command("XLEN", partition.ready) == 1
     assert await gateway.command("EXISTS", partition.due, partition.record("one")) == 0
+    assert await gateway.command("HKEYS", partition.record("known")) == [b"state", b"entry"]
     await full(gateway, False)
     assert await (await producer.enqueue("t", task_id="one")).status() is State.QUEUED
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 from crew import promote, read_one, take_over, worker
 from perdure.deadletter import Evidence, Filter, Reason, Replay, bury, list_letters, replay
@@ -154,6 +155,34 @@ async def test_a_task_that_was_handed_on_hands_its_messages_on(producer: Produce
         await handle.send("round and round")
 
 
+async def test_what_was_not_read_goes_along_with_a_task_that_is_handed_on(
+    producer: Producer, partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = producer.gateway
+    handle = await producer.enqueue("t", task_id="t")
+    there = await producer.enqueue("t", task_id="next", queue="other")
+    for number in range(4):
+        await handle.send(number, sender="ada", message_id=f"m{number}")
+    await gateway.command("HSET", partition.record("t"), "m:2", "1 broken")
+    monkeypatch.setattr(inbox, "MOST_MESSAGES", 3)
+    for _ in range(2):
+        left = await inbox.forward_messages(gateway, partition, "t", there.partition, "next")
+        assert [one.number for one in left] == [2], "which is broken"
+    assert [(one.id, one.sender, one.content) for one in await there.unread()] == [
+        ("m0", "ada", 0),
+        ("m2", "ada", 2),
+        ("m3", "ada", 3),
+    ]
+    with pytest.raises(InboxFull, match="next"):
+        await handle.send("later")
+    await gateway.command("HSET", partition.record("t"), "m:2", b"1 " + orjson.dumps(_MESSAGE), "m:3", "1 ?")
+    left = await inbox.forward_messages(gateway, partition, "t", there.partition, "next")
+    assert [(one.number, one.problem is None) for one in left] == [(2, True), (3, False)], "there is no room"
+
+
+_MESSAGE = {"id": "m", "sender": "", "content": 1}
+
+
 async def test_a_dead_letter_keeps_its_messages_for_the_replay(producer: Producer, partition: Partition) -> None:
     gateway = producer.gateway
     handle = await producer.enqueue("t", task_id="t")
@@ -228,6 +257,8 @@ async def test_a_message_wakes_no_task_that_waits_for_something_else(producer: P
     await park(gateway, delivery, "t", Counters(), delay=600, waits="message", seen=1)
     await promote(gateway, partition, "t")
     delivery = await read_one(await worker(gateway, partition))
+    # a worker of the version before has promoted it, and left what it had waited for
+    await gateway.command("HSET", partition.record("t"), "waits", "message")
     await reschedule(gateway, delivery, "t", Counters(1), delay=600, event="attempt_failed", data={})
     await producer.send_message("t", "during the backoff")
     assert not await _is_due(gateway, partition)

@@ -15,7 +15,7 @@ from working import BOUND, history, soon, working
 
 pytestmark = pytest.mark.integration
 
-MOMENTS = range(36)
+MOMENTS = range(20)
 """More than there are between two things that a run asks of Redis: the last processes live."""
 
 PROGRAM = Path(__file__).parent / "programs" / "reader.py"

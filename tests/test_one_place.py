@@ -144,7 +144,7 @@ class Walk:
             if name in SETTLING:
                 del self.current[task_id]
                 self.ended.append(delivery)
-            if name == "reschedule":
+            if name in ("reschedule", "park"):
                 self.crashes[task_id] = 0
             if name == "bury":
                 self.letters += [one async for one in list_letters(self.gateway, [self.partition], Filter())][:1]

@@ -17,6 +17,7 @@ NAMES = {
     "Coherence",
     "Context",
     "Ephemeral",
+    "Event",
     "Happened",
     "InvalidArguments",
     "LeaseLost",
@@ -42,6 +43,7 @@ NAMES = {
     "Unavailable",
     "Worker",
     "current_step",
+    "register_event",
 }
 
 

@@ -35,6 +35,7 @@ WHERE = {
     "succeed": "succeeded",
     "cancelled": "cancelled",
     "reschedule": DUE,
+    "park": DUE,
     "release": PENDING,
     "give_back": PENDING,
     "bury": DEAD,

@@ -8,13 +8,13 @@ from typing import Any
 
 import orjson
 import pytest
-from perdure import App, Context, Retry, State, TaskFailed, TaskHandle
+from perdure import Agent, AgentState, App, Context, PlanStep, Producer, Retry, State, TaskFailed, TaskHandle
 from perdure.queues import InboxFull, inbox
 from perdure.worker.durable.recorder import Recorder
 from perdure.worker.errors import StepOutsideTask
 from perdure.worker.settings import Settings
 from resting import FIRST, with_keys
-from working import history, pending, redis_command, soon, until, work_off, working
+from working import history, pending, recorded_steps, redis_command, soon, until, work_off, working
 
 pytestmark = pytest.mark.integration
 
@@ -26,7 +26,8 @@ def contents(messages: Any) -> list[Any]:
 
 
 async def types(handle: TaskHandle[Any]) -> list[str]:
-    return [event.type for event in await history(handle)]
+    """What happened, besides that a run went on."""
+    return [event.type for event in await history(handle) if event.type != "resumed"]
 
 
 async def parked(handle: TaskHandle[Any]) -> None:
@@ -61,7 +62,7 @@ async def test_what_a_run_has_read_the_next_one_reads_again(settings: Settings) 
         assert await soon(handle.result()) == [[0, 1], [2], [], ["since"]]
         assert runs == [[[0, 1], [2], []], [[0, 1], [2], [], ["since"]]]
         received = [event for event in await history(handle) if event.type == "received"]
-        assert [(one.number, one.data["number"]) for one in received] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+        assert [one.data["number"] for one in received] == [1, 2, 3, 4]
         assert received[0].data == {"number": 1, "sender": "ada", "content": 0}
         assert (await handle.record()).unused == 0
 
@@ -276,12 +277,15 @@ async def test_only_the_handler_itself_waits(settings: Settings) -> None:
         step = asyncio.create_task(ctx.step("slow", slow))
         if not ran:
             await begun.wait()
-            asyncio.get_running_loop().call_soon(go_on.set)
         found = await ctx.inbox(wait=3600)
         return [await step, contents(found)]
 
     async with app, working(app):
         handle = await beside.enqueue()
+        await until(lambda: _events(handle, "waiting", 1), "it is about to be parked")
+        for _ in range(20):
+            assert (await handle.record()).waits is None
+        go_on.set()
         await parked(handle)
         await handle.send("now")
         assert await soon(handle.result()) == ["slow", ["now"]]
@@ -301,6 +305,15 @@ async def test_a_read_takes_no_more_than_a_record_may_hold(settings: Settings) -
             await handle.send("x" * 4000)
         await work_off(app)
         assert await soon(handle.result()) == [2, 2, 1, 0]
+        handle = await reads.options(max_attempts=1).enqueue()
+        await handle.send("x" * (10_000 - 256 - len('{"id":"12","sender":"","content":""}')), message_id="12")
+        async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
+            await producer.send_message(handle.id, "x" * 10_000)
+        await work_off(app)
+        with pytest.raises(
+            TaskFailed, match=r"message 2 .* 10,\d+ bytes, and this worker takes 10,000 \(payload_limit\)"
+        ):
+            await handle.result()
 
 
 async def test_a_broken_message_is_named_and_can_be_taken_out(settings: Settings) -> None:
@@ -371,3 +384,36 @@ async def test_messages_and_waits_are_sealed(settings: Settings) -> None:
         for key in ("record", "steps"):
             values = await redis_command(app, "HVALS", getattr(handle.partition, key)(handle.id))
             assert not any(b"private" in value for value in values)
+
+
+async def test_an_agent_waits_and_its_state_says_for_what(settings: Settings) -> None:
+    """It is written to by its goal, wakes in the step where it stood, and the state's words of the wait are gone."""
+    app = App("mail", settings=settings)
+    seen: list[Any] = []
+
+    class Writer(Agent[AgentState]):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key="review", title="Have it reviewed"), PlanStep(key="print", title="Print it")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            if step.key == "print":
+                return "printed"
+            seen.append(await ctx.step("ask", lambda: len(seen)))
+            (review,) = await ctx.inbox(wait=3600, sender="reviewer", why="the review")
+            seen.append(state.waiting_for)
+            return review.content
+
+        async def finish(self, ctx: Context, state: AgentState) -> Any:
+            return [state.results["review"], state.results["print"]]
+
+    writer = app.agent(Writer)
+    async with app, working(app):
+        handle = await writer.enqueue("a novel")
+        assert handle.id == writer.task_id("a novel")
+        await parked(handle)
+        waiting = next(event for event in await history(handle) if event.type == "waiting")
+        assert waiting.data == {"what": "message", "on": "reviewer", "why": "the review"}
+        await app.producer.send_message(writer.task_id("a novel"), "too long", sender="reviewer")
+        assert await soon(handle.result()) == ["too long", "printed"]
+        assert seen == [0, 0, None]
+        assert not [name for name in await recorded_steps(app, handle) if "#inbox" in name], "dropped with its step"

@@ -50,12 +50,23 @@ class AgentTask(Generic[S]):
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             raise InvalidArguments(task.name, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-        shown = {name: one for name, one in orjson.loads(arguments).items() if name not in form.ephemeral}
-        message = task.form.message(arguments, secrets, task_id=goal_id(task.name, key, shown))
+        message = task.form.message(arguments, secrets, task_id=self._id(arguments, key))
         producer = task.app.producer
         if anew:
             return await producer.send_anew(message, queue=task.queue, decode=task.decode)
         return await producer.send_one(message, queue=task.queue, decode=task.decode)
+
+    def task_id(self, goal: str, *, key: str | None = None, **inputs: Any) -> str:
+        """The id of the task that works for a goal, enqueued or not: where messages to it are sent.
+
+        Of what is given here it needs what was given to `enqueue`. Raises `InvalidArguments`.
+        """
+        arguments, _ = self.task.arguments.encode_call((goal,), inputs)
+        return self._id(arguments, key)
+
+    def _id(self, arguments: bytes, key: str | None) -> str:
+        shown = {name: one for name, one in orjson.loads(arguments).items() if name not in self._form.ephemeral}
+        return goal_id(self.task.name, key, shown)
 
     def __repr__(self) -> str:
         return f"AgentTask({self.name!r}, queue={self.queue!r})"

@@ -1,4 +1,4 @@
-"""Workers that die at one moment each: before the n-th thing a run asks of Redis, or after it was answered.
+"""Workers that die at one moment each: before the n-th thing that a run asks of Redis.
 
 Called with the numbers of queues. For each it forks a process, which works that queue until nothing is left to do and
 kills itself (SIGKILL) at the moment of that number, if it gets there. Prints for each number how the process ended.
@@ -33,7 +33,10 @@ async def converse(ctx: Context, friend: str) -> list[Any]:
 
 
 class Moments:
-    """Counts what the run asks of Redis, and ends the process at one of them."""
+    """Counts what the run asks of Redis, and ends the process before one of them.
+
+    That is after the one before, too: what happens between the two, Redis does not know.
+    """
 
     def __init__(self, last: int) -> None:
         self._left = last
@@ -42,13 +45,9 @@ class Moments:
 
     def _watched(self, ask: Callable[..., Any]) -> Callable[..., Any]:
         async def asked(gateway: Gateway, *args: Any, **options: Any) -> Any:
-            own = CURRENT_RUN.get() is not None or getattr(args[0], "name", "") in SETTLING
-            if own:
+            if CURRENT_RUN.get() is not None or getattr(args[0], "name", "") in SETTLING:
                 self._pass()
-            answer = await ask(gateway, *args, **options)
-            if own:
-                self._pass()
-            return answer
+            return await ask(gateway, *args, **options)
 
         return asked
 

@@ -10,7 +10,6 @@ import asyncio
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any, Final
 
 import orjson
@@ -150,9 +149,12 @@ async def _unused(run: Run, limit: int | None, sender: str | None, after: int) -
                 raise UnreadableMessage(run.id, message.number, message.problem)
             if sender not in (None, message.sender):
                 continue
-            size += len(orjson.dumps(asdict(message)))
-            if found and size > run.payload_limit:
-                break
+            size += len(orjson.dumps(message.summary()))
+            if size > run.payload_limit:
+                if found:
+                    break
+                problem = f"it has {size:,} bytes, and this worker takes {run.payload_limit:,} (payload_limit)"
+                raise UnreadableMessage(run.id, message.number, problem)
             found.append(message)
             run.taken.add(message.number)
             if len(found) == limit:

@@ -1,0 +1,82 @@
+"""A replica whose agent is cut off in its second step, and then tells in which order it finds what it has to know."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+import anyio
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Worker
+from perdure.queues import Gateway
+from perdure.worker.journal import Handoff
+
+JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
+
+app = App("booting")
+
+
+class Careful(Agent[AgentState]):
+    async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+        return [PlanStep(key="one", title="Go ahead"), PlanStep(key="two", title="Be killed")]
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+        if step.key == "one":
+            await ctx.decide("to the left", reasoning="it is shorter")
+            return "done"
+        await ctx.step("begun", os.getpid)
+        if ctx.resumption is None:
+            os.write(JOURNAL, f"{os.getpid()} stands {ctx.task_id}\n".encode())
+            await asyncio.sleep(600)
+        return await look(ctx)
+
+    async def finish(self, ctx: Context, state: AgentState) -> Any:
+        return state.results["two"]
+
+
+async def look(ctx: Context) -> dict[str, Any]:
+    """What the boot order gives, and what was asked of Redis for each part of it."""
+    asked = listening()
+    boot = ctx.boot()
+    parts: list[tuple[str, Any, list[str]]] = []
+    async for name, part in boot:
+        parts.append((name, shown(part), list(asked)))
+        asked.clear()
+    history = [event.type async for event in boot.history()]
+    return {"parts": parts, "history": history, "asked": sorted(set(asked)), "read": len(await ctx.inbox())}
+
+
+def shown(part: Any) -> Any:
+    if isinstance(part, Handoff):
+        return [part.why, [step.key for step in part.in_progress]]
+    if isinstance(part, AgentState):
+        return [part.current, list(part.results), [one.choice for one in part.decisions]]
+    return [message.content for message in part]
+
+
+def listening() -> list[str]:
+    """The commands that are asked of Redis from now on."""
+    asked: list[str] = []
+    ask = Gateway.command
+
+    async def noted(gateway: Gateway, *command: Any, **options: Any) -> Any:
+        asked.append(str(command[0]))
+        return await ask(gateway, *command, **options)
+
+    Gateway.command = noted  # type: ignore[method-assign, assignment]
+    return asked
+
+
+app.agent(name="careful", retry=Retry(max_crashes=10))(Careful)
+
+
+async def main() -> None:
+    async with Worker(app, concurrency=int(sys.argv[1])) as worker:
+        sys.stdout.write(f"{worker.id}\n")
+        sys.stdout.flush()
+        await worker.run()
+
+
+if __name__ == "__main__":
+    anyio.run(main)
