@@ -295,6 +295,23 @@ async def test_a_step_in_which_nothing_gets_done_is_ended(app: App) -> None:
 
 
 @pytest.mark.integration
+async def test_no_step_begins_once_it_is_to_end(app: App) -> None:
+    """Though the handler never pauses between two steps: what is enough is enough."""
+    calls: list[str] = []
+
+    class Tireless(Looping):
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            while True:
+                await ctx.tool("search", calls.append, "same")
+
+    app.configure(grace=1000.0)
+    handle = await agent(app, Tireless, repetition="bury").enqueue("search")
+    await work_off(app)
+    assert (await letter(app, handle)).reason == "incoherent"
+    assert 5 <= len(calls) <= 10
+
+
+@pytest.mark.integration
 async def test_a_message_that_it_waits_for_and_does_not_read(app: App) -> None:
     class Deaf(Looping):
         async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:

@@ -205,7 +205,8 @@ class Watch:
         run = self._run
         with anyio.move_on_after(run.settings.grace):
             await run.leave(why, parked)
-        run.parked = parked
+        if run.ending is None:
+            run.parked = parked
         run.end(why)
         await anyio.sleep_forever()
 
