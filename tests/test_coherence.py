@@ -83,6 +83,16 @@ def test_the_same_call_again_and_again() -> None:
     assert wrong(calls=[same] * 2, coherence=Coherence(repeats=2, window=2)).keys() == {"repetition"}
 
 
+def test_calls_are_compared_whole_and_kept_small() -> None:
+    large = {"text": "x" * 1_000_000, "a": 1}
+    call = Call.of("read", large)
+    assert call == Call.of("read", dict(reversed(large.items())))
+    assert call != Call.of("read", {**large, "text": "x" * 999_999 + "y"})
+    assert len(repr(call)) < 300
+    assert "was called 5 times" in wrong(calls=[call] * 5)["repetition"]
+    assert len(wrong(calls=[call] * 5)["repetition"]) < 300
+
+
 def test_more_tokens_than_the_budget_and_a_message_that_is_not_read() -> None:
     assert wrong(tokens=128_001) == {"context": "its messages have 128,001 tokens, and 128,000 is its budget"}
     waiting = {"waiting_for": {"what": "approval", "on": "ada"}}
