@@ -121,6 +121,9 @@ def test_gc_of_what_cannot_be_read_deletes_nothing(
     assert (answer.code, answer.out) == (1, "")
     assert f"the link of task {task_id} to artifact 'report.md' cannot be read" in answer.err
     assert the_object(folder).exists()
+    shown = call("task", "show", task_id)  # everything else of the task can be seen
+    assert (shown.code, "succeeded" in shown.out) == (0, True)
+    assert "to artifact 'report.md' cannot be read" in shown.err
 
 
 @pytest.mark.parametrize("grace", ["1 week", "-1", "h", "1e3"])
