@@ -231,6 +231,27 @@ async def test_burial_and_a_replay_by_a_person_who_knows(app: App) -> None:
 
 
 @pytest.mark.integration
+async def test_what_a_person_knows_of_is_known_to_all_later_runs(app: App) -> None:
+    class Elsewhere(Looping):
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            state.goal = "another"
+            if step.key == "second":
+                for number in range(100):  # so that the replay is far back in the log
+                    await ctx.discover(f"fact {number}")
+                if step.attempts == 1:
+                    raise ValueError("not yet")
+
+    kind = type("Fresh", (Elsewhere,), {"coherence": Coherence(goal="bury")})
+    handle = await app.agent(name="circling", retry=Retry(base=0.0))(kind).enqueue("search")
+    await work_off(app)
+    assert (await letter(app, handle)).reason == "incoherent"
+    assert (await command(app, "dlq", "replay", handle.id)).code == 0
+    await work_off(app)
+    assert await soon(handle.result()) == "finished"
+    assert await incoherent(handle) == [("goal", "bury")]
+
+
+@pytest.mark.integration
 async def test_a_hand_off_waits_for_a_message(app: App) -> None:
     handle = await agent(app, Looping, repetition="hand_off").enqueue("search")
     async with working(app):
