@@ -23,11 +23,12 @@ if TYPE_CHECKING:
         TaskNotFound,
         Unavailable,
     )
-    from .worker.agent import Agent
+    from .worker.agent import Agent, Coherence
     from .worker.app import App
     from .worker.durable import Context, Happened, current_step
     from .worker.errors import InvalidArguments, RetryLater, Snooze, StepInDoubt, StepMismatch, StepTimeout
-    from .worker.journal import AgentState, Ephemeral, PlanStep
+    from .worker.journal import AgentState, Artifact, Ephemeral, Event, PlanStep, register_event
+    from .worker.memory import NewMemory
     from .worker.runtime import Worker
     from .worker.settings import Settings
 
@@ -35,12 +36,16 @@ __all__ = [
     "Agent",
     "AgentState",
     "App",
+    "Artifact",
     "CannotOpen",
+    "Coherence",
     "Context",
     "Ephemeral",
+    "Event",
     "Happened",
     "InvalidArguments",
     "LeaseLost",
+    "NewMemory",
     "NotReplicated",
     "PayloadTooLarge",
     "PerdureError",
@@ -62,21 +67,26 @@ __all__ = [
     "Unavailable",
     "Worker",
     "current_step",
+    "register_event",
 ]
 
 _HOMES = {
     "Agent": ".worker.agent",
     "AgentState": ".worker.journal",
     "App": ".worker.app",
+    "Artifact": ".worker.journal",
     "CannotOpen": ".queues",
+    "Coherence": ".worker.agent",
     "Context": ".worker.durable",
     "Ephemeral": ".worker.journal",
+    "Event": ".worker.journal",
     "Happened": ".worker.durable",
     "InvalidArguments": ".worker.errors",
     "LeaseLost": ".queues",
     "NotReplicated": ".queues",
     "PayloadTooLarge": ".queues",
     "PerdureError": ".queues",
+    "NewMemory": ".worker.memory",
     "PlanStep": ".worker.journal",
     "Producer": ".queues",
     "Retry": ".deadletter",
@@ -95,6 +105,7 @@ _HOMES = {
     "Unavailable": ".queues",
     "Worker": ".worker.runtime",
     "current_step": ".worker.durable",
+    "register_event": ".worker.journal",
 }
 
 if not TYPE_CHECKING:  # a type checker that saw this would believe in any name

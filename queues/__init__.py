@@ -25,6 +25,7 @@ from .errors import (
     CancelRequested,
     CannotOpen,
     EmbeddedServerError,
+    HandOffRefused,
     InboxError,
     InboxFull,
     KeyMissing,
@@ -52,6 +53,7 @@ from .events import TaskEvent, read_events, read_last_events, walk_events
 from .forking import Origin, read_origin, recorded_results, store_fork
 from .form import Form
 from .gateway import Gateway, Reader
+from .handing import MOST_HAND_OFFS, Successor, hand_on
 from .handle import TaskHandle
 from .inbox import (
     MOST_MESSAGES,
@@ -104,6 +106,7 @@ __all__ = [
     "FORMAT_VERSION",
     "LONGEST",
     "MARK",
+    "MOST_HAND_OFFS",
     "MOST_MESSAGES",
     "MOST_PARTITIONS",
     "NO_KEYS",
@@ -127,6 +130,7 @@ __all__ = [
     "Form",
     "Gateway",
     "Generation",
+    "HandOffRefused",
     "History",
     "InboxError",
     "InboxFull",
@@ -166,6 +170,7 @@ __all__ = [
     "ServerFull",
     "State",
     "StillRunning",
+    "Successor",
     "SupervisorInfo",
     "SupervisorState",
     "Suspect",
@@ -202,6 +207,7 @@ __all__ = [
     "find_task",
     "forward_messages",
     "generate_key",
+    "hand_on",
     "has_secret",
     "hide",
     "is_sealed",

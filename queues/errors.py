@@ -17,6 +17,7 @@ PerdureError                    everything Perdure raises on purpose
 │   │   └── NotSealed           it is not sealed, where only sealed data is accepted
 │   ├── LeaseLost               a write was refused because the delivery passed to another worker
 │   ├── CancelRequested         a write was stored, and somebody asked for the task to be cancelled
+│   ├── HandOffRefused          a task that cannot be handed on, or was in a circle
 │   ├── StillRunning            a task that was to be begun afresh has not ended
 │   ├── TaskExists              an id that was asked for is another task's
 │   ├── TaskNotFound            no record of that id: never enqueued, or past its retention
@@ -41,6 +42,7 @@ __all__ = [
     "CancelRequested",
     "CannotOpen",
     "EmbeddedServerError",
+    "HandOffRefused",
     "InboxError",
     "InboxFull",
     "KeyMissing",
@@ -217,6 +219,10 @@ class TaskExists(QueueError, ValueError):
     def __init__(self, task_id: str) -> None:
         super().__init__(f"there is a task {task_id} already: leave the id out, or give another one")
         self.task_id = task_id
+
+
+class HandOffRefused(QueueError):
+    """A task cannot be handed on to another, or its hand-offs lead nowhere."""
 
 
 class TaskNotFound(QueueError, LookupError):

@@ -13,11 +13,13 @@ import anyio
 from pydantic_core import from_json
 
 from .envelope import DEFAULT_PAYLOAD_LIMIT
-from .errors import TaskCancelled, TaskFailed, TaskNotFound
+from .errors import HandOffRefused, TaskCancelled, TaskFailed, TaskNotFound
 from .events import TaskEvent, read_events, walk_events
 from .gateway import Gateway
+from .handing import MOST_HAND_OFFS
 from .inbox import InboxMessage, Sent, read_inbox, send_message
-from .keys import GROUP, NOBODY, Partition
+from .inspection import find_task
+from .keys import GROUP, NOBODY, Namespace, Partition
 from .news import News
 from .outlive import outlive
 from .records import Record, State, read_record
@@ -63,6 +65,7 @@ class TaskHandle(Generic[R]):
         self._news = news
         self._decode = decode
         self._retention = retention
+        self._handed = 0
         self._payload_limit = payload_limit
 
     def __repr__(self) -> str:
@@ -80,7 +83,7 @@ class TaskHandle(Generic[R]):
         return (await self.record()).state
 
     async def result(self, timeout: float | None = None) -> R:
-        """Wait for the outcome and return it. Woken by push, not by polling.
+        """Wait for the outcome and return it; of a task that was handed on, that of the other. Woken by push.
 
         It outlives a server that goes away, also one that is away when the waiting begins. timeout: seconds to wait,
         None for ever. Raises `TimeoutError` when they have passed, `TaskFailed` when the task is a dead letter,
@@ -93,7 +96,22 @@ class TaskHandle(Generic[R]):
         if not record.state.terminal:
             with anyio.fail_after(None if timeout is None else timeout - (time.monotonic() - begun)):
                 record = await self._wait()
+        if record.handed_to is not None:
+            left = None if timeout is None else max(0.0, timeout - (time.monotonic() - begun))
+            return await self._of_the_next(record.handed_to, left)
         return self._outcome(record)
+
+    async def _of_the_next(self, task_id: str, timeout: float | None) -> R:
+        """The result of the task that goes on. Raises `HandOffRefused` where that leads in a circle."""
+        if self._handed > MOST_HAND_OFFS or task_id == self.id:
+            raise HandOffRefused(f"task {self.id} was handed on in a circle, or too often to be followed: {task_id}")
+        namespace = Namespace(self.partition.namespace)
+        found = await outlive(lambda: find_task(self._gateway, namespace, task_id))
+        if found is None:
+            raise TaskNotFound(task_id, f"namespace {namespace.name!r}, as which task {self.id} goes on")
+        following = TaskHandle(task_id, found, self._gateway, self._news, self._decode, retention=self._retention)
+        following._handed = self._handed + 1
+        return await following.result(timeout)
 
     async def _wait(self) -> Record:
         async with self._listening() as inbox:

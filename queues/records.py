@@ -41,6 +41,7 @@ class Record:
 
     args, result: as they are stored, which may be sealed; `shown_arguments` and `shown_result` are for people.
     waits: what it waits for, such as "message", while it is scheduled for that. unused: messages in its inbox, at most.
+    handed_to: the task that goes on, where this one has handed on.
     """
 
     id: str
@@ -65,6 +66,7 @@ class Record:
     error: Mapping[str, Any] | None
     waits: str | None = None
     unused: int = 0
+    handed_to: str | None = None
     secrets: Marks = ()
     seal: Seal = field(default=NO_SEAL, repr=False, compare=False)
 
@@ -106,6 +108,8 @@ class Record:
         }
         if self.waits is not None:
             shown["waits"] = self.waits
+        if self.handed_to is not None:
+            shown["handed_to"] = self.handed_to
         if self.unused:
             shown["unused"] = self.unused
         return shown
@@ -137,7 +141,7 @@ def pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
 _FIELDS: Final = (
     *(b"state", b"entry", b"dead", b"env", b"args", b"task", b"at", b"due", b"finished"),
     *(b"attempts", b"crashes", b"replays", b"ran", b"worker", b"step", b"alive"),
-    *(b"result", b"reason", b"error", b"waits", b"mail", b"used"),
+    *(b"result", b"reason", b"error", b"waits", b"mail", b"used", b"handed_to"),
 )
 """What is read of a record, which may hold an inbox of any size besides."""
 
@@ -229,6 +233,7 @@ def _record(
         reason=_text(fields, b"reason"),
         error=opened_error(seal, fields[b"error"]) if b"error" in fields else None,
         waits=_text(fields, b"waits") if state is State.SCHEDULED else None,
+        handed_to=_text(fields, b"handed_to"),
         unused=(_number(fields, b"mail") or 0) - (_number(fields, b"used") or 0),
         secrets=envelope.secrets if envelope else read_marks(payload.get(b"env", b"")),
         seal=seal,

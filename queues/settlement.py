@@ -54,15 +54,18 @@ async def succeed(
     ttl: float,
     envelope: Envelope | None = None,
     written: bool = True,
+    handed_to: str | None = None,
 ) -> None:
     """Store the result and acknowledge. ran, ttl: seconds. Raises `LeaseLost`.
+
+    handed_to: the id of the task that goes on, whose result is this one's.
 
     envelope: the message's, where the caller has read it, which saves the script reading the message once more.
     written: False where this delivery has put nothing into the checkpoint.
     """
     if gateway.sealer.active:
         result = gateway.sealer.of(delivery.partition, task_id).close(RESULT, result)
-    await _finish(gateway, delivery, task_id, State.SUCCEEDED, result, counters, ran, ttl, envelope, written)
+    await _finish(gateway, delivery, task_id, State.SUCCEEDED, result, counters, ran, ttl, envelope, written, handed_to)
 
 
 async def cancelled(
@@ -91,8 +94,12 @@ async def _finish(
     ttl: float,
     envelope: Envelope | None,
     written: bool,
+    handed_to: str | None = None,
 ) -> None:
     partition = delivery.partition
+    kept = () if envelope is None else _kept(delivery, envelope)
+    if handed_to is not None:
+        kept = (*(kept or _whole(delivery)), "handed_to", handed_to)
     keys = [partition.ready, partition.record(task_id)]
     if written or delivery.history:
         keys += (partition.steps(task_id), partition.log(task_id))
@@ -104,7 +111,7 @@ async def _finish(
         counters.crashes,
         round(ran * 1000),
         max(1, round(ttl * 1000)),
-        *(() if envelope is None else _kept(delivery, envelope)),
+        *kept,
     ]
     if not await gateway.run(_FINISH, keys, args):
         raise LeaseLost(task_id, "outcome")
@@ -127,6 +134,14 @@ def _kept(delivery: Delivery, envelope: Envelope) -> Sequence[Argument]:
     if envelope.plain:
         return ("task", envelope.task, "args", arguments, "at", at)
     return ("env", delivery.fields[b"env"], "args", arguments, "at", at)
+
+
+def _whole(delivery: Delivery) -> Sequence[Argument]:
+    """All of the message, as the script would move it; the time of enqueuing of one that waited is in its record."""
+    known: tuple[Argument, ...] = tuple(
+        one for name in ("env", "args") for one in (name, delivery.fields.get(name.encode(), b""))
+    )
+    return known if b"again" in delivery.fields else (*known, "at", delivery.entry.partition(b"-")[0])
 
 
 async def reschedule(

@@ -10,11 +10,10 @@ from typing import Any
 
 import anyio.from_thread
 import pytest
-from perdure import App, Context, Retry, Settings
+from perdure import Agent, AgentState, App, Artifact, Context, PlanStep, Retry, Settings
 from perdure.queues import CannotOpen, deployment_id, generate_key
 from perdure.worker.artifacts import all_links, task_links
 from perdure.worker.errors import ArtifactDamaged, ArtifactError, ArtifactTooLarge, BadArtifactName
-from perdure.worker.journal import Artifact
 from pydantic import SecretStr
 from working import history, letter, recorded_steps, redis_command, soon, work_off
 
@@ -245,3 +244,30 @@ async def test_deployments_of_one_name_do_not_share_a_folder(app: App, folder: P
         found = [await deployment_id(app.producer.gateway, app.producer.namespace) for _ in range(2)]
     assert found[0] == found[1]
     assert f"{app.settings.namespace}-{found[0]}" not in os.listdir(folder)  # noqa: PTH208
+
+
+async def test_an_agent_s_artifacts_are_in_its_state_and_outlive_the_step(app: App, folder: Path) -> None:
+    class Writes(Agent[AgentState]):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key="write", title="write")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+            saved = await ctx.artifacts.save("report", f"attempt {step.attempts}")
+            if step.attempts == 1:
+                raise ValueError("not yet")
+            return saved.hash
+
+        async def finish(self, ctx: Context, state: AgentState) -> list[Artifact]:
+            return state.artifacts
+
+    task = app.agent(name="writes", retry=Retry(base=0.0))(Writes)
+    async with app:
+        handle = await task.enqueue("a report")
+        await work_off(app)
+        found = await soon(handle.result())
+        events = [(event.step, event.data["name"]) for event in await history(handle) if event.type == "artifact_saved"]
+        fields = await recorded_steps(app, handle)
+    assert [(one.name, one.hash) for one in found] == [("report", hashlib.sha256(b"attempt 1").hexdigest())]
+    assert events == [("write", "report")]
+    assert {name for name in fields if "report" in name} == {"s:#artifact:report"}  # the step's own records are gone
+    assert len(stored(folder)) == 1

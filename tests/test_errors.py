@@ -9,6 +9,7 @@ import pytest
 from perdure import PerdureError
 from perdure.queues import errors as queue_errors
 from perdure.worker import errors as worker_errors
+from perdure.worker.memory import errors as memory_errors
 
 _LINE = re.compile(r"^([ │├└─]*)([A-Z]\w+) {2,}\S")
 
@@ -28,7 +29,7 @@ def drawn(module: ModuleType) -> dict[str, str]:
     return parents
 
 
-@pytest.mark.parametrize("module", [queue_errors, worker_errors])
+@pytest.mark.parametrize("module", [queue_errors, worker_errors, memory_errors])
 def test_the_drawing_is_the_tree(module: ModuleType) -> None:
     defined = {
         name: value
@@ -40,7 +41,7 @@ def test_the_drawing_is_the_tree(module: ModuleType) -> None:
     assert tree == actual
 
 
-@pytest.mark.parametrize("module", [queue_errors, worker_errors])
+@pytest.mark.parametrize("module", [queue_errors, worker_errors, memory_errors])
 def test_every_error_is_public_and_says_when_it_is_raised(module: ModuleType) -> None:
     for name in module.__all__:
         assert getattr(module, name).__doc__

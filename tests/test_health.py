@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from perdure import App, Context, Settings, Unavailable, Worker
 from perdure.queues import Namespace, list_workers
-from perdure.worker.runtime.health import Combined, Level, Report
+from perdure.worker.runtime.health import Combined, Confused, Level, Report
 from perdure.worker.runtime.probes import Probes
 from servers import BUNDLED, RedisServer, find_program
 from working import BOUND, soon, until, working
@@ -281,6 +281,18 @@ def test_each_level_fails_the_probe_that_it_should(
         (name, name != level, f"of {name}") for name in names
     ]
     assert asker.ask("/livez", "HEAD") == (live, None)
+
+
+def test_an_agent_that_is_not_coherent_fails_readyz_for_those_who_ask(probing: Callable[[Report], Asker]) -> None:
+    levels = (Level("alive", True),)
+    well = probing(Report("w", levels))
+    confused = probing(Report("w", levels, (Confused("id-1", "research", ("goal", "repetition")),)))
+    away = probing(Report("w", (Level("connected", False),)))
+    assert [asker.ask("/readyz?coherence")[0] for asker in (well, confused, away)] == [200, 503, 503]
+    assert [confused.ask(path)[0] for path in ("/readyz", "/livez", "/livez?coherence")] == [200, 200, 200]
+    status, body = confused.ask("/readyz?verbose&coherence")
+    assert (status, body["ok"]) == (503, False)
+    assert body["incoherent"] == [{"id": "id-1", "task": "research", "checks": ["goal", "repetition"]}]
 
 
 def test_nothing_else_is_served(probing: Callable[[Report], Asker]) -> None:

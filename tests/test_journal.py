@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any, Literal
 
 import orjson
@@ -15,6 +16,7 @@ from perdure.worker.journal import (
     AgentState,
     BadPatch,
     Event,
+    Foreign,
     Message,
     Unreadable,
     apply,
@@ -225,12 +227,24 @@ class Priced(Event):
 
 def test_a_type_of_one_s_own_is_read_in_all_its_versions() -> None:
     new = Priced(euros=2.5)
-    assert orjson.loads(new.told()) == {"v": 2, "euros": 2.5}
+    assert orjson.loads(new.told()) == {"v": 2, "euros": 2.5, "own": True}
     assert logged(new, 1) == new
     old = parse_event(entry("test_priced", {"cents": 250}))
     assert isinstance(old, Priced)
     assert (old.v, old.euros) == (1, 2.5)
     assert isinstance(parse_event(entry("test_priced", {"v": 3, "euros": 1})), Unreadable)
+
+
+def test_a_type_of_an_application_that_is_not_loaded_does_what_it_says_to_the_state() -> None:
+    class Weighed(Event):
+        type: Literal["test_weighed"] = "test_weighed"
+        grams: float
+
+    weighed = Weighed(grams=2.5, changes=({"op": "add", "path": "/context/grams", "value": 2.5},))
+    event = logged(weighed, 1)
+    assert isinstance(event, Foreign)
+    assert event.data["grams"] == 2.5
+    assert reduce(empty_state(), event, 1) == reduce(empty_state(), weighed, 1)
 
 
 def test_a_type_that_could_not_be_told_apart_is_refused() -> None:
@@ -250,6 +264,12 @@ def test_a_type_that_could_not_be_told_apart_is_refused() -> None:
         with pytest.raises(ValueError, match=problem):
             register_event(kind)
     assert parse_event(entry("decided", {"choice": "a"})) == e.Decided(choice="a")
+
+
+def test_the_document_has_every_type_and_the_example_of_it() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "events.md").read_text("utf-8")
+    table = text[text.index("## Types") : text.index("## Types of one's own")]
+    assert [name for name in e.TYPES if f"`{name}`" not in table] == []
 
 
 # secrets

@@ -12,15 +12,19 @@ NAMES = {
     "Agent",
     "AgentState",
     "App",
+    "Artifact",
     "CannotOpen",
+    "Coherence",
     "Context",
     "Ephemeral",
+    "Event",
     "Happened",
     "InvalidArguments",
     "LeaseLost",
     "NotReplicated",
     "PayloadTooLarge",
     "PerdureError",
+    "NewMemory",
     "PlanStep",
     "Producer",
     "Retry",
@@ -39,6 +43,7 @@ NAMES = {
     "Unavailable",
     "Worker",
     "current_step",
+    "register_event",
 }
 
 

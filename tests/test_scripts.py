@@ -20,6 +20,7 @@ from every_node import on_every_node
 from perdure.deadletter import Filter, Replay, list_letters, purge, replay
 from perdure.queues import (
     Address,
+    Envelope,
     Form,
     Gateway,
     Namespace,
@@ -27,6 +28,7 @@ from perdure.queues import (
     Refused,
     Script,
     State,
+    Successor,
     SupervisorInfo,
     TaskHandle,
     WorkerInfo,
@@ -34,6 +36,7 @@ from perdure.queues import (
     announce,
     count_crash,
     find_task,
+    hand_on,
     list_workers,
     load_script,
     promote_due,
@@ -143,6 +146,12 @@ class Forgetful(Gateway):
         return await super().run(script, keys, args)
 
 
+async def known(producer: Producer, task_id: str) -> TaskHandle[Any]:
+    found = await producer.find(task_id)
+    assert found is not None
+    return found
+
+
 async def live(gateway: Gateway, namespace: Namespace) -> None:
     """One life that calls every script there is; the beat, which has a client of its own, is in test_leases.py."""
     partition = namespace.partition("default")
@@ -175,6 +184,9 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         forked = await producer.find("forked")
         assert forked is not None
         assert await forked.cancel() is State.CANCELLED
+        following = Successor(Envelope(id="next", task="t"), "default", b"{}", ("#received", b"{}"), "later token")
+        assert await hand_on(gateway, namespace, following) == partition
+        assert await (await known(producer, "next")).cancel() is State.CANCELLED
         dropped, kept = [one async for one in list_letters(gateway, [partition], Filter())]
         assert await replay(gateway, kept, Replay())
         assert await purge(gateway, dropped)

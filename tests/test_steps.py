@@ -420,6 +420,20 @@ def test_an_annotation_that_cannot_be_resolved_means_plain_data() -> None:
     assert first == codec_of(unresolvable).decode(data) == [1, 2]
 
 
+def test_functions_of_one_factory_have_each_its_own_type() -> None:
+    """Their code is the same, and what they declare is not."""
+
+    def loads(kind: type[Any]) -> Callable[[], Any]:
+        def load() -> Any:
+            return kind()
+
+        load.__annotations__["return"] = kind
+        return load
+
+    for kind in (set, list, set):
+        assert type(codec_of(loads(kind)).decode(b"[1]")) is kind
+
+
 class Service:
     async def __call__(self, number: int) -> tuple[int, int]:
         return number, number

@@ -498,6 +498,18 @@ class Ledger:
             if first is not None and self.held.now < first:
                 self.nudge("due")
 
+    def hand(self, task: str, envelope: bytes, args: bytes, source: str, name: str, value: bytes) -> int:
+        """Another task goes on as this one, with what it finds in its checkpoint."""
+        record, steps, _ = self.parts(task)
+        answer = self._stored(task)
+        if answer == 0:
+            return 0 if self.held.get(record, "handed_from") == source.encode() else -2
+        if answer == 1:
+            entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args), (b"again", b"1")))
+            self.held.put(record, {"state": "queued", "entry": entry, "at": Moment(), "handed_from": source})
+            self.held.put(steps, {name: value})
+        return answer
+
     def replay(self, letter: bytes, task: str, fresh: bool, args: bytes | None) -> bool:
         found = self.held.stream(self.at.dead).find(letter)
         record, steps, log = self.parts(task)

@@ -277,6 +277,16 @@ class Queues(RuleBasedStateMachine):
             expected = self.ledger.schedule(delay, stored) if delay else self.ledger.enqueue(stored)
             self.same(self.ground.run(sending._store(self.partition, messages)), expected)
 
+    @rule(task=tasks, source=st.sampled_from(["one token", "other token"]))
+    def hand(self, task: str, source: str) -> None:
+        (message,) = self.messages([task], False)
+        at = self.partition
+        keys = [at.ready, at.closed, at.record(task), at.steps(task)]
+        given = (message.envelope, message.arguments, source, "s:#received", b"{}")
+        for _ in range(2):
+            expected = self.ledger.hand(task, *given)
+            self.same(self.ground.run(self.ground.gateway.run(queue_script("hand"), keys, given)), expected)
+
     def post_garbage(self, fields: dict[bytes, bytes]) -> None:
         flat = [part for pair in fields.items() for part in pair]
         self.ground.command("XADD", self.partition.ready, "*", *flat)

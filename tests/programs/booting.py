@@ -64,7 +64,7 @@ def listening() -> list[str]:
         asked.append(str(command[0]))
         return await ask(gateway, *command, **options)
 
-    Gateway.command = noted  # type: ignore[method-assign]
+    Gateway.command = noted  # type: ignore[method-assign, assignment]
     return asked
 
 

@@ -173,6 +173,20 @@ async def doubtful(ctx: Context, before: str, after: str) -> str:
     return await ctx.step("charge", charge, before, after, risky=True, in_doubt="fail")
 
 
+async def learns(gate: str, ctx: Context) -> str:
+    """Remembers in words of its own process, and then waits."""
+    for number in range(3):
+        await ctx.memory.add(f"{number}: as process {os.getpid()} says it", type="lesson")
+    note("learned")
+    return await token(gate)
+
+
+@app.task(retry=PATIENT)
+async def student(ctx: Context, gate: str) -> list[str]:
+    await ctx.step("learn", lambda: learns(gate, ctx))
+    return [one.memory.text for one in await ctx.memory.search("process says")]
+
+
 @app.task(retry=PATIENT, durability="async")
 async def hasty(ctx: Context, gate: str) -> list[str]:
     """Steps recorded in the background, then one that waits for a token."""

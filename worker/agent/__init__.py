@@ -1,8 +1,9 @@
 """Agents: the loop over their state, what they hand on, and what they are given to go on with."""
 
 from .agent import Agent, S
+from .coherence import Coherence
 from .form import StateForm
 from .handler import make_handler
 from .session import Session, session_of
 
-__all__ = ["Agent", "S", "Session", "StateForm", "make_handler", "session_of"]
+__all__ = ["Agent", "Coherence", "S", "Session", "StateForm", "make_handler", "session_of"]

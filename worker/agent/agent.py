@@ -64,6 +64,13 @@ class Agent(Generic[S]):
         """The result, when every step of the plan is done."""
         raise NotImplementedError(f"{type(self).__name__} has no finish")
 
+    async def remember(self, ctx: Context, state: S) -> Sequence[NewMemory | str]:
+        """What is worth knowing beyond this task, called after `finish`: texts, or memories of a type of their own.
+
+        It goes to the long-term memory under the agent's name before the outcome is stored, and only once.
+        """
+        return ()
+
     async def replan(self, ctx: Context, state: S) -> Sequence[PlanStep] | None:
         """Called after each step, also when it failed (its `error` says so): new steps for those that are still open,
         or None where the plan stays. A step that failed and is not replaced is retried with the task.
@@ -73,7 +80,3 @@ class Agent(Generic[S]):
     async def verify(self, ctx: Context, state: S, step: PlanStep) -> Happened[Any] | None:
         """Of a risky step that was begun and has no record: whether it happened, with its result."""
         return None
-
-    async def remember(self, ctx: Context, state: S) -> Sequence[NewMemory | str]:
-        """Called after `finish`: what of its findings goes into the long-term memory, for whoever comes after it."""
-        return ()

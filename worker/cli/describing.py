@@ -47,7 +47,7 @@ def _fields(data: Data) -> str:
     return " ".join([*(f"{name}={_short(data[name])}" for name in shown), _changes(data)])
 
 
-_HIDDEN: Final = frozenset({"traceback", "v", "step", "changes"})
+_HIDDEN: Final = frozenset({"traceback", "v", "step", "changes", "own"})
 
 
 def _changes(data: Data) -> str:

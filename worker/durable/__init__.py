@@ -2,6 +2,7 @@
 
 from .codec import Codec, codec_of
 from .context import Context
+from .handing import HANDING, Receiver, successor_of
 from .keeping import Artifacts, artifact_store
 from .patience import until_available
 from .remembering import Remembering, keep_findings
@@ -11,6 +12,7 @@ from .threads import Threads
 
 __all__ = [
     "CURRENT_RUN",
+    "HANDING",
     "Artifacts",
     "Codec",
     "Context",
@@ -18,6 +20,7 @@ __all__ = [
     "Ending",
     "Happened",
     "Parked",
+    "Receiver",
     "Remembering",
     "Run",
     "Step",
@@ -27,5 +30,6 @@ __all__ = [
     "codec_of",
     "current_step",
     "keep_findings",
+    "successor_of",
     "until_available",
 ]

@@ -76,7 +76,8 @@ def _adapter(declared: Any) -> TypeAdapter[Any]:
 
 _CONFIG = ConfigDict(ser_json_inf_nan="strings")
 _ANY = Codec(Any)
-_by_code: dict[CodeType, Codec] = {}
+_by_code: dict[CodeType, tuple[Any, dict[str, Any], Codec]] = {}
+"""With the annotation and the module that each codec was made for: functions from one factory have the same code."""
 
 
 def codec_of(fn: Callable[..., Any]) -> Codec:
@@ -91,10 +92,11 @@ def codec_of(fn: Callable[..., Any]) -> Codec:
         code = getattr(plain, "__code__", None)
     if code is None:
         return _ANY
-    codec = _by_code.get(code)
-    if codec is None:
-        codec = _by_code[code] = _declared(plain)
-    return codec
+    declared = plain.__annotations__.get("return", Any)
+    known = _by_code.get(code)
+    if known is None or known[0] is not declared or known[1] is not plain.__globals__:
+        known = _by_code[code] = (declared, plain.__globals__, _codec_for(plain, declared))
+    return known[2]
 
 
 def is_async(fn: Callable[..., Any]) -> bool:
@@ -104,8 +106,7 @@ def is_async(fn: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 
-def _declared(fn: Callable[..., Any]) -> Codec:
-    declared = fn.__annotations__.get("return", Any)
+def _codec_for(fn: Callable[..., Any], declared: Any) -> Codec:
     if isinstance(declared, str):
         try:
             declared = get_type_hints(fn, include_extras=True)["return"]

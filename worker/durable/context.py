@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 
 from ...deadletter import Retry
 from ...queues import InboxMessage, Sent, TaskHandle
@@ -12,6 +12,7 @@ from ..journal import Event, Message, Resumption, Role, ToolCall
 from ..journal.events import Decided, Discovered, MessageAdded
 from ..observe import logger
 from .boot import Boot
+from .handing import Receiver, hand_off
 from .inbox import ask, receive, send
 from .keeping import Artifacts
 from .remembering import Remembering
@@ -201,6 +202,26 @@ class Context:
     async def record(self, event: Event) -> None:
         """Record an event of a type of one's own, see `register_event`. Recorded once."""
         await tell_once(self._run, event)
+
+    # another task, see docs/handoff.md
+
+    async def hand_off(
+        self,
+        to: Receiver | str | None = None,
+        *,
+        why: str = "",
+        queue: str | None = None,
+        message: str = "",
+        arguments: Mapping[str, Any] | None = None,
+    ) -> NoReturn:
+        """Have another task go on with the work, and end this one; its result is the other's. Does not return.
+
+        to: the task or agent, or its name; else this one, on another queue. why: is told in the handoff. queue: else
+        that of `to`; where `to` is a name, this one's. message: what whoever goes on is to know. arguments: by name,
+        else this task's own. The other finds the handoff in `ctx.resumption`. Raises `InvalidArguments`,
+        `HandOffRefused` where it was handed on too often, `PayloadTooLarge`, `LeaseLost`.
+        """
+        await hand_off(self._run, to, why=why, queue=queue, message=message, arguments=arguments)
 
     # messages, see docs/inbox.md
 

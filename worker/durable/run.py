@@ -40,6 +40,8 @@ class Ending(Enum):
     """It did nothing for longer than it may."""
     INCOHERENT = "incoherent"
     """Its agent no longer knows what it is doing; the run's `fault` says so."""
+    HANDED_ON = "handed_on"
+    """Another task goes on with it."""
     PARKED = "parked"
     """It waits for something, and gives its slot away meanwhile."""
 

@@ -10,7 +10,7 @@ from .forking import BadEdit, Fork, Point, fork
 from .handoff import HANDOFF, Handoff
 from .history import Past, check_state, read_snapshot, state_at, walk_states
 from .messages import Message, Role, ToolCall
-from .reading import Unreadable, parse_event, register_event
+from .reading import Foreign, Unreadable, parse_event, register_event
 from .redacting import redacted
 from .reducer import KEPT, empty_state, reduce
 from .resumption import After, Resumption
@@ -32,6 +32,7 @@ __all__ = [
     "Discovery",
     "Ephemeral",
     "Event",
+    "Foreign",
     "Fork",
     "Handoff",
     "Message",

@@ -38,10 +38,14 @@ def handoff_of(
     detail: str = "",
     to: str | None = None,
     message: str = "",
+    number: int | None = None,
     in_flight: Iterable[str] = (),
     waiting: Waiting | None = None,
 ) -> Handoff:
-    """The handoff of a task as its trail tells it, small enough to be kept. See `build_handoff`."""
+    """The handoff of a task as its trail tells it, small enough to be kept. See `build_handoff`.
+
+    number: of the last event, where there is one more than the trail has.
+    """
     stored = None
     if (snapshot := trail.saved.get(SNAPSHOT)) is not None:
         try:
@@ -60,7 +64,7 @@ def handoff_of(
         at=trail.now,
         to=to,
         message=message,
-        number=trail.number,
+        number=trail.number if number is None else number,
         done=trail.done,
         intents=trail.intents,
         in_flight=in_flight,

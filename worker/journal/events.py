@@ -62,6 +62,7 @@ class Event(BaseModel):
 
     v: the version of the form in which it was written. step: the key of the step in which it happened. changes: what it
     does to the state besides what its type says, as a JSON Patch (RFC 6902; operations add, remove and replace).
+    own: whether the type is an application's, and not Perdure's.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True, ser_json_inf_nan="strings")
@@ -72,11 +73,14 @@ class Event(BaseModel):
     v: int = 1
     step: str | None = None
     changes: tuple[dict[str, Any], ...] = ()
+    own: bool = False
 
     def model_post_init(self, _context: Any, /) -> None:
         """What is made here, and not read, is of this class's own version."""
         if self.version != 1 and "v" not in self.model_fields_set:
             object.__setattr__(self, "v", self.version)
+        if TYPES.get(self.type) is not type(self):
+            object.__setattr__(self, "own", True)
 
     def told(self) -> bytes:
         """The event's data as JSON: all but its type, without what was not said."""

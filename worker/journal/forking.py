@@ -43,6 +43,9 @@ _ARTIFACTS: Final = "#artifact:"
 """What the keys of links to artifacts begin with, in the checkpoint."""
 
 _FINISH: Final = "#finish"
+_REPLAN: Final = "#replan"
+"""Keys of an agent's result, and of the note that it is to be asked for another plan."""
+
 _OWN: Final = {"message_sent": "send", "planned": "plan", "waited": "inbox"}
 """By the type of an event: what the record of the call that it tells of is named, where that is not its type."""
 
@@ -99,6 +102,8 @@ async def fork(
     saved = _links(known, await saved_fields(gateway, partition, task_id, _ARTIFACTS))
     if known.agent is not None:
         blobs: dict[str, bytes] = {}
+        if known.whole:
+            saved |= await saved_fields(gateway, partition, task_id, _REPLAN)
         saved[SNAPSHOT] = encode_snapshot(state, 1, known.agent, blobs)
         saved |= blobs
     forked = Forked(source=task_id, at=known.number, changes=diff(empty_state(), state))

@@ -15,10 +15,25 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ..errors import BadHandoff
 
-__all__ = ["HANDOFF", "Dependencies", "DoubtfulStep", "Found", "Handoff", "Made", "Open", "ToolUse", "Waiting", "Why"]
+__all__ = [
+    "HANDOFF",
+    "RECEIVED",
+    "Dependencies",
+    "DoubtfulStep",
+    "Found",
+    "Handoff",
+    "Made",
+    "Open",
+    "ToolUse",
+    "Waiting",
+    "Why",
+]
 
 HANDOFF: Final = "#handoff"
-"""The key of the handoff in the checkpoint."""
+"""The key in the checkpoint of the handoff that the task's own last run has left."""
+
+RECEIVED: Final = "#received"
+"""The key of the one with which another task has handed on."""
 
 Why = Literal["shutdown", "waiting", "budget", "burial", "hand_off", "crash", "failure", "asked", "finished"]
 """Why a run stopped. asked: it did not, somebody asked how things stand. crash, failure: told later, from the log."""

@@ -15,9 +15,18 @@ from pydantic import Field, TypeAdapter, ValidationError
 from ...queues import TaskEvent
 from .events import TYPES, Event
 
-__all__ = ["Unreadable", "parse_event", "register_event"]
+__all__ = ["Foreign", "Unreadable", "parse_event", "register_event"]
 
 E = TypeVar("E", bound=Event)
+
+
+class Foreign(Event):
+    """An event of an application's own type, read where that application is not loaded. data: all that it says.
+
+    What it does to the state is known all the same: of such types, it is their `changes`.
+    """
+
+    data: dict[str, Any]
 
 
 class Unreadable(Event):
@@ -102,6 +111,8 @@ def parse_event(found: TaskEvent) -> Event:
         if found.step is not None:
             data["step"] = found.step
         try:
+            if found.type not in _known:
+                return Foreign.model_validate(data | {"data": found.data})
             return _union.validate(data)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
@@ -119,12 +130,12 @@ def parse_event(found: TaskEvent) -> Event:
 
 def _obstacle(found: TaskEvent) -> str | None:
     """What can be seen to be wrong before the fields are looked at."""
-    kind = _known.get(found.type)
-    if kind is None:
-        return f"no event type is called {found.type!r}: it is of a later version, or of an app that is not loaded"
     data: Any = {} if found.data is None else found.data
     if not isinstance(data, dict):
         return f"its data is no JSON object, but {type(data).__name__}"
+    kind = _known.get(found.type)
+    if kind is None:
+        return None if data.get("own") is True else f"no event type is called {found.type!r}: it is of a later version"
     version = data.get("v", 1)
     if type(version) is not int or version < 1:
         return f"its version is {version!r}, which is none"

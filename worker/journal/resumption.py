@@ -20,7 +20,8 @@ class Resumption(BaseModel):
     gap: seconds in which nobody worked on the task, by Redis' clock: from the last that is known of the former run to
     the reading of its checkpoint by this one; None where nothing is known of the former. restored: what was found,
     counted by kind (steps, events, decisions, discoveries, messages, progress). handoff: as the former run left it, or
-    as the event log tells it where it left none.
+    as the event log tells it where it left none. received: the one with which another task has handed on, whenever that
+    was.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -29,6 +30,7 @@ class Resumption(BaseModel):
     gap: float | None = None
     restored: dict[str, int] = {}
     handoff: Handoff | None = None
+    received: Handoff | None = None
 
     @property
     def interrupted(self) -> bool:

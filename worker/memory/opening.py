@@ -11,6 +11,7 @@ import anyio
 from ...queues import default_data_dir
 from ..settings import Settings
 from .embedder import load_embedder
+from .errors import MemoryStoreUnavailable
 from .hybrid import HybridStore
 from .sqlite import SqliteBackend
 
@@ -47,10 +48,13 @@ class Keeper:
         self._settings = settings
         self._store: HybridStore | None = None
         self._opening = anyio.Lock()
+        self._closed = False
 
     async def get(self) -> HybridStore:
         """Raises `MemoryStoreError`, `ConfigurationError`; then the next one who asks tries again."""
         async with self._opening:
+            if self._closed:
+                raise MemoryStoreUnavailable("of this worker", "it is closed, for the worker has ended")
             if self._store is None:
                 store = make_store(self._settings)
                 await store.open()
@@ -58,6 +62,8 @@ class Keeper:
             return self._store
 
     async def close(self) -> None:
-        store, self._store = self._store, None
-        if store is not None:
-            await store.close()
+        async with self._opening:
+            self._closed = True
+            store, self._store = self._store, None
+            if store is not None:
+                await store.close()

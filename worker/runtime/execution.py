@@ -14,19 +14,23 @@ from ...queues import (
     Delivery,
     Envelope,
     Gateway,
+    HandOffRefused,
     History,
     KeyMissing,
     LeaseLost,
     Leases,
+    Namespace,
     Partition,
     PayloadTooLarge,
     PerdureError,
+    Successor,
     UnreadableEnvelope,
     check_size,
+    hand_on,
     last_step,
     load_history,
 )
-from ..durable import CURRENT_RUN, Context, Ending, Run, Threads, until_available
+from ..durable import CURRENT_RUN, Context, Ending, Run, Threads, successor_of, until_available
 from ..errors import CrashLoop, InvalidArguments, TaskError, TaskIdle, TaskTimeout, UnknownTask, UnserialisableResult
 from ..memory import Keeper
 from ..observe import logger
@@ -42,7 +46,7 @@ from .slots import Slots
 
 __all__ = ["Executor", "time_limit_of"]
 
-_OWN: Final = (Ending.CANCELLED, Ending.HANDED_OFF, Ending.PARKED, Ending.INCOHERENT)
+_OWN: Final = (Ending.CANCELLED, Ending.HANDED_OFF, Ending.PARKED, Ending.INCOHERENT, Ending.HANDED_ON)
 """Endings that count whatever the handler raised when it was cancelled."""
 
 
@@ -168,6 +172,12 @@ class Executor:
         arguments = self._open(run, task)
         if not isinstance(arguments, dict):
             return arguments
+        return await self._begin(run, task, arguments)
+
+    async def _begin(self, run: Run, task: Task[Any, Any], arguments: dict[str, Any]) -> Outcome:
+        """Run it, unless it may not run here and now, or has decided already that another one goes on."""
+        if run.history.saved and (successor := successor_of(run)) is not None:  # cut off when it was decided already
+            return await self._hand_on(run, successor)
         if run.history.suspect and not self._isolation.admit(run):
             return Aside()
         self._isolation.decided(run.delivery)
@@ -259,6 +269,8 @@ class Executor:
             raise LeaseLost(run.id, "outcome")
         if result is not None or run.ending is not Ending.CANCELLED:
             await run.flush()  # of one that is cancelled nobody will want the steps, and they may wait for Redis
+        if run.ending is Ending.HANDED_ON and (successor := successor_of(run)) is not None:
+            return await self._hand_on(run, successor)
         if result is not None:
             return Success(result, counters.attempted())
         obeyed = error is None or isinstance(error, asyncio.CancelledError)
@@ -269,6 +281,22 @@ class Executor:
             error = TaskError(f"task {task.name!r} was cancelled from within its own handler")
             error.__cause__ = cause
         return after_error(error, task.retry, counters, run.envelope.options.max_attempts)
+
+    async def _hand_on(self, run: Run, successor: Successor) -> Outcome:
+        """Store the task that goes on. Where this worker dies before the outcome is stored, the next one does it again,
+        which changes nothing, and goes on from here.
+        """
+        counters = run.history.counters.attempted()
+        namespace = Namespace(run.delivery.partition.namespace)
+        try:
+            await until_available(partial(hand_on, self._gateway, namespace, successor), f"task {run.id}", run.stir)
+        except HandOffRefused as refused:
+            return Burial(Reason.NOT_RETRYABLE, counters, refused)
+        handed_to = successor.envelope.id
+        logger.bind(task=run.envelope.task, id=run.id).info(
+            "handed on to task {} ({}, queue {})", handed_to, successor.envelope.task, successor.queue
+        )
+        return Success(b"null", counters, handed_to)
 
     def _after_ending(self, run: Run, task: Task[Any, Any], ending: Ending | None) -> Outcome:
         """What follows a run that was ended from outside, and whose handler had nothing to say to that."""

@@ -18,7 +18,7 @@ from ..errors import TaskTimeout
 from ..journal import HANDOFF, Handoff, handoff_of
 from ..journal.handoff import Waiting, Why
 from ..observe import logger
-from .outcome import Burial, HandOff, Outcome, Rerun
+from .outcome import Burial, HandOff, Outcome, Rerun, Wait
 
 __all__ = ["leave_handoff"]
 
@@ -59,19 +59,20 @@ async def leave_handoff(gateway: Gateway, run: Run, outcome: Outcome) -> Handoff
 
 def _stop(run: Run, outcome: Outcome) -> _Stop | None:
     """Why it stops, if it is to leave something for that."""
+    stop: _Stop | None = None
     match outcome:
         case HandOff():
-            return _Stop("shutdown")
+            stop = _Stop("shutdown")
         case Rerun(error=TaskTimeout() as error):
-            return _Stop("budget", str(error))
+            stop = _Stop("budget", str(error))
         case Rerun(delay=delay, event="snoozed", error=error):
-            return _Stop("waiting", "", Waiting(what=f"{delay:g} s to pass", why=_told(run, error)))
-        case Burial(reason=reason) if reason is Reason.SEALED:
-            return None  # nobody could read what it would be made of
-        case Burial(reason=reason, error=error):
+            stop = _Stop("waiting", "", Waiting(what=f"{delay:g} s to pass", why=_told(run, error)))
+        case Wait(parked=parked):
+            stop = _Stop("waiting", "", Waiting(what=f"a {parked.waits}"))
+        case Burial(reason=reason, error=error) if reason is not Reason.SEALED:  # else nobody could read what is there
             evidence = Evidence.of(error, run.redact)
-            return _Stop("burial", f"{reason}: {evidence.error}: {evidence.message}")
-    return None
+            stop = _Stop("burial", f"{reason}: {evidence.error}: {evidence.message}")
+    return stop
 
 
 def _told(run: Run, error: BaseException) -> str:

@@ -24,10 +24,11 @@ __all__ = ["Aside", "Burial", "Cancelled", "HandOff", "Outcome", "Rerun", "Succe
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """The handler returned; `result` as JSON."""
+    """The handler returned; `result` as JSON. handed_to: the task that goes on, where it did not, but handed on."""
 
     result: bytes
     counters: Counters
+    handed_to: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

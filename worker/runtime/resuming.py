@@ -17,7 +17,7 @@ from ..durable import Ending, Run, until_available
 from ..errors import BadHandoff
 from ..journal import HANDOFF, After, Handoff, Resumption, handoff_of
 from ..journal.events import Resumed
-from ..journal.handoff import Why
+from ..journal.handoff import RECEIVED, Why
 from ..observe import logger
 
 __all__ = ["resume"]
@@ -49,16 +49,19 @@ _AT_ITS_END: Final[frozenset[After]] = frozenset({"failure", "wait", "replay", "
 
 async def resume(gateway: Gateway, run: Run) -> None:
     """Find out what the run goes on from, and tell of it: in its log, and in the worker's."""
-    found = _stopped(run)
+    received = _stored(run, RECEIVED)
+    found = _stopped(run, received)
     if found is None:
         return
     after, at = found
-    handoff = await _handoff(gateway, run, after)
+    first = received is not None and not run.history.events
+    handoff = received if first else await _handoff(gateway, run, after)
     run.resumption = resumption = Resumption(
         after=after,
         gap=None if at is None else max(0.0, (run.history.read_at - at) / 1000),
         restored=_restored(run.history, handoff),
         handoff=handoff,
+        received=received,
     )
     if not (resumption.interrupted or resumption.restored):
         return  # it failed or waited before it had done anything, which its log says already
@@ -86,10 +89,9 @@ async def _tell(gateway: Gateway, run: Run, event: Resumed) -> None:
         await run.recorder.put(entry, wait=True)
 
 
-def _stopped(run: Run) -> tuple[After, int | None] | None:
+def _stopped(run: Run, received: Handoff | None) -> tuple[After, int | None] | None:
     """Why the former run stopped, and when; None where there was none."""
     history, again = run.history, run.delivery.count > 1
-    handed = _handed_over(run)
     for event in history.latest:
         after = _ENDS.get(event.type)
         if after is None and not _of_a_run(event):
@@ -101,8 +103,8 @@ def _stopped(run: Run) -> tuple[After, int | None] | None:
         return after, event.at
     if again:
         return "crash", history.alive_at
-    if handed is not None:
-        return "hand_off", handed.at
+    if received is not None:
+        return "hand_off", received.at
     return None
 
 
@@ -115,14 +117,8 @@ def _buried_at(latest: Sequence[TaskEvent]) -> int | None:
     return next((event.at for event in latest if event.type == "buried"), None)
 
 
-def _handed_over(run: Run) -> Handoff | None:
-    """The handoff of another task that this one goes on from."""
-    stored = _stored(run)
-    return stored if stored is not None and stored.session != run.id else None
-
-
-def _stored(run: Run) -> Handoff | None:
-    data = run.history.saved.get(HANDOFF)
+def _stored(run: Run, key: str) -> Handoff | None:
+    data = run.history.saved.get(key)
     if data is None:
         return None
     try:
@@ -134,8 +130,8 @@ def _stored(run: Run) -> Handoff | None:
 
 async def _handoff(gateway: Gateway, run: Run, after: After) -> Handoff | None:
     """What the former run left, if nothing has happened since; else what the log tells."""
-    stored = _stored(run)
-    if stored is not None and (stored.session != run.id or stored.events == run.history.events):
+    stored = _stored(run, HANDOFF)
+    if stored is not None and stored.events == run.history.events:
         return stored
     history = run.history
     if not (history.done or history.saved or history.intents or history.events):

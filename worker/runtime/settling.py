@@ -47,7 +47,7 @@ class Settler:
         gateway, delivery, task_id = self._gateway, run.delivery, run.id
         ran = time.monotonic() - run.started
         match outcome:
-            case Success(result, counters):
+            case Success(result, counters, handed_to):
                 ttl = self._result_ttl(run)
                 written = run.has_written
                 return lambda: succeed(
@@ -60,6 +60,7 @@ class Settler:
                     ttl=ttl,
                     envelope=run.envelope,
                     written=written,
+                    handed_to=handed_to,
                 )
             case Cancelled(counters):
                 ttl = self._result_ttl(run)

@@ -1,0 +1,220 @@
+"""`python -m benchmarks.resume`: what it costs to go on, and to go further, after a long past.
+
+An agent and a function do the same small calls; after so many of them the worker is stopped, and a new one goes on. The
+agent is interrupted a few calls into a step of its plan, the function between two steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Annotated, Any, ClassVar, Final
+
+import hiredis
+import redis
+import typer
+from perdure import Agent, AgentState, App, Context, PerdureError, PlanStep, Worker
+from perdure.queues import Partition, TaskHandle
+from perdure.worker.observe import configure_logging
+
+from .machine import machine_line, run
+from .place import Place
+from .raw import RawClient
+from .server import NoServer, own_server, server_line
+
+SIZES: Final = (100, 10_000, 100_000)
+STEPS: Final = 20
+"""Steps of the agent's plan, over which its calls are spread."""
+
+INTO_A_STEP: Final = 50
+"""Calls that the agent has made in the step in which it is interrupted."""
+
+BEGIN, END = "<!-- resume: begin -->", "<!-- resume: end -->"
+"""What stands around the table in a document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """events: in the log. resume: seconds from the start of a worker to the first new call. written: bytes that Redis
+    received per call, in the last tenth of the calls. checkpoint: bytes of memory that it takes in Redis.
+    """
+
+    what: str
+    events: int
+    resume: float
+    written: float
+    checkpoint: int
+
+
+@dataclass(slots=True)
+class Scene:
+    """What the two write into while they are measured. calls: how many, all in all."""
+
+    place: Place
+    calls: int
+    made: int = 0
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    go_on: bool = False
+    went_on: float = 0.0
+    received: list[int] = field(default_factory=list)
+
+    @property
+    def window(self) -> int:
+        """Calls during which it is measured what is written: the last before the interruption."""
+        return max(10, self.calls // STEPS)
+
+    async def call(self, number: int) -> dict[str, int]:
+        """The small call that both make."""
+        if self.go_on:
+            self.went_on = self.went_on or perf_counter()
+        self.made += 1
+        if self.made in (self.calls - self.window, self.calls):
+            self.received.append(self._received())
+        return {"page": number}
+
+    async def interruption(self) -> None:
+        """Where the first run ends."""
+        if not self.go_on:
+            self.reached.set()
+            await asyncio.Event().wait()
+
+    def _received(self) -> int:
+        with RawClient(self.place.url) as client:
+            info = client.call("INFO", "stats").decode()
+        return next(int(line.split(":")[1]) for line in info.splitlines() if line.startswith("total_net_input_bytes"))
+
+
+def _agent(app: App, scene: Scene) -> Any:
+    each, rest = divmod(scene.calls - min(INTO_A_STEP, scene.calls // 2), STEPS - 1)
+
+    class Reader(Agent[AgentState]):
+        scene_: ClassVar[Scene] = scene
+
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key=f"chapter-{number}", title=f"read chapter {number}") for number in range(STEPS)]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> int:
+            last = step.key == f"chapter-{STEPS - 1}"
+            pages = min(INTO_A_STEP, scene.calls // 2) if last else each + (rest if step.key == "chapter-0" else 0)
+            for number in range(pages):
+                await ctx.tool("read", scene.call, number, reasoning="the plan says so")
+            if last:
+                await scene.interruption()
+                await ctx.tool("read", scene.call, pages)
+            return pages
+
+        async def finish(self, ctx: Context, state: AgentState) -> int:
+            return len(state.results)
+
+    return app.agent(name="read")(Reader)
+
+
+def _function(app: App, scene: Scene) -> Any:
+    @app.task(name="walk")
+    async def walk(ctx: Context, goal: str) -> int:
+        for number in range(scene.calls):
+            await ctx.step("read", scene.call, number)
+        await scene.interruption()
+        await ctx.step("read", scene.call, scene.calls)
+        return scene.calls
+
+    return walk
+
+
+async def measure(place: Place, what: str, calls: int) -> Outcome:
+    """One past of so many calls, and what follows it."""
+    scene = Scene(place, calls)
+    app = place.app()
+    task = _agent(app, scene) if what == "agent" else _function(app, scene)
+    async with app:
+        handle: TaskHandle[Any] = await task.enqueue(goal="read it all")
+        await _run_until_interrupted(app, scene)
+        events = await app.producer.gateway.command("XLEN", handle.partition.log(handle.id))
+        checkpoint = await _memory(app, handle.partition, handle.id)
+        scene.go_on = True
+        began = perf_counter()
+        async with Worker(app) as worker:
+            await worker.run(burst=True)
+        await handle.result(timeout=1)
+    first, last = scene.received
+    return Outcome(what, events, scene.went_on - began, (last - first) / scene.window, checkpoint)
+
+
+async def _run_until_interrupted(app: App, scene: Scene) -> None:
+    async with Worker(app) as worker:
+        running = asyncio.create_task(worker.run())
+        await scene.reached.wait()
+        worker.stop()
+        worker.stop()
+        await running
+
+
+async def _memory(app: App, partition: Partition, task_id: str) -> int:
+    found = await app.producer.gateway.command("MEMORY", "USAGE", partition.steps(task_id), "SAMPLES", 0)
+    return int(found or 0)
+
+
+async def _all(place: Place, sizes: Sequence[int]) -> list[Outcome]:
+    found = []
+    for what in ("agent", "function"):
+        for calls in sizes:
+            here = place.within(f"{what}-{calls}")
+            print(f"{what}, {calls:,} calls ...", file=sys.stderr)
+            found.append(await measure(here, what, calls))
+            here.purge()
+    return found
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """The outcomes as Markdown."""
+    lines = [
+        "| | events in the log | start of a worker to the first new call | bytes to Redis per call | checkpoint |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    lines += [
+        f"| {one.what} | {one.events:,} | {one.resume * 1000:,.0f} ms | {one.written:,.0f} | "
+        f"{one.checkpoint / 1024:,.0f} KB |"
+        for one in outcomes
+    ]
+    return "\n".join(lines)
+
+
+def write(document: Path, text: str) -> None:
+    """Put the text between the marks of a document."""
+    former = document.read_text("utf-8")
+    head, begin, rest = former.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise typer.BadParameter(f"{document} has no place for the table: {BEGIN} and {END}")
+    document.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}", "utf-8")
+
+
+def main(
+    quick: Annotated[bool, typer.Option("--quick", help="Only see that it runs; the figures say nothing.")] = False,
+    document: Annotated[
+        Path | None, typer.Option("--write", metavar="FILE", help="Put the table into this document as well.")
+    ] = None,
+) -> None:
+    """Measure what a resumed run costs after 100, 10,000 and 100,000 events, and what a call writes then."""
+    if quick and document is not None:
+        raise typer.BadParameter("--quick measures nothing that could be written down")
+    configure_logging("ERROR")
+    try:
+        with own_server(fsync=False) as place:
+            conditions = [machine_line(), server_line(place)]
+            found = table(run(_all(place, (100, 500) if quick else SIZES)))
+    except (NoServer, PerdureError, redis.RedisError, hiredis.HiredisError) as error:
+        print(f"cannot measure: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    text = "\n".join([*conditions, "", found])
+    print(text)
+    if document is not None:
+        write(document, "\n".join([f"Measured on {'; '.join(conditions)}.", "", found]))
+
+
+if __name__ == "__main__":
+    typer.run(main)

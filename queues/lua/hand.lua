@@ -1,0 +1,19 @@
+-- Puts the task on its queue that goes on where another has handed on, once, with the handoff in its checkpoint.
+-- KEYS  ready stream, mark of a closed partition, record, steps
+-- ARGV  envelope, arguments, who hands on (task id and token), name and value of the handoff in the checkpoint
+-- returns  1 stored now; 0 it was before, by the same; -1 the partition is closed; -2 the id is another task's
+-- Atomic: message, record and handoff appear together. Asked twice (a lost reply, or the one that hands on was run
+-- again), it is known by who handed on that it is stored.
+local known = redis.call('HMGET', KEYS[3], 'state', 'handed_from')
+if known[1] then
+  return known[2] == ARGV[3] and 0 or -2
+end
+if redis.call('EXISTS', KEYS[2]) == 1 then
+  return -1
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local entry = redis.call('XADD', KEYS[1], '*', 'env', ARGV[1], 'args', ARGV[2], 'again', '1')
+redis.call('HSET', KEYS[3], 'state', 'queued', 'entry', entry, 'at', now, 'handed_from', ARGV[3])
+redis.call('HSET', KEYS[4], ARGV[4], ARGV[5])
+return 1

@@ -1,0 +1,332 @@
+"""A run that goes on is told why the former one stopped, how long ago, and what is found again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from perdure import App, Context, InvalidArguments, Retry, Settings, Snooze, State, TaskFailed, Worker
+from perdure.deadletter import Replay, find_letter, replay
+from perdure.queues import HandOffRefused, TaskHandle, hand_on
+from perdure.worker.journal import Handoff, Resumption
+from perdure.worker.runtime import execution
+from working import give_up, history, recorded_steps, redis_command, soon, steal, work_off, working
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    async with App("resume", settings=settings) as app:
+        yield app
+
+
+async def handoff_of(app: App, handle: TaskHandle[Any]) -> Handoff:
+    return Handoff.from_json(handle.id, (await recorded_steps(app, handle))["s:#handoff"])
+
+
+async def resumed(handle: TaskHandle[Any]) -> list[dict[str, Any]]:
+    return [event.data for event in await history(handle) if event.type == "resumed"]
+
+
+async def test_a_first_run_has_none_and_leaves_none(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> bool:
+        await ctx.step("one", len, "x")
+        return ctx.resumption is None
+
+    handle = await job.options(delay=0.01).enqueue()
+    await work_off(app)
+    assert await handle.result() is True
+    assert list(await recorded_steps(app, handle)) == ["d:one"]
+    assert await resumed(handle) == []
+
+
+async def test_after_a_failure_it_finds_what_the_log_tells(app: App) -> None:
+    found: list[Resumption | None] = []
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def job(ctx: Context) -> None:
+        found.append(ctx.resumption)
+        await ctx.decide("begin with src", reasoning="it is small", alternatives=["docs"])
+        await ctx.discover("12 files", source="src")
+        await ctx.step("one", len, "x")
+        if ctx.attempt == 1:
+            raise ValueError("not today")
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await handle.result()
+    first, second = found
+    assert first is None
+    assert second is not None
+    assert (second.after, second.interrupted) == ("failure", False)
+    assert second.gap is not None
+    assert second.gap >= 0
+    assert second.restored == {"steps": 1, "events": 2, "decisions": 1, "discoveries": 1}
+    assert second.handoff is not None
+    assert second.handoff.why == "failure"
+    assert [made.reasoning for made in second.handoff.decisions] == ["it is small"]
+    assert "ValueError: not today" in second.handoff.to_markdown()
+    assert "begin with src" in second.text(300)
+    assert [event["after"] for event in await resumed(handle)] == ["failure"]
+
+
+async def test_a_failure_before_anything_was_done_is_not_told_twice(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def job(ctx: Context) -> str | None:
+        if ctx.attempt == 1:
+            raise ValueError
+        return None if ctx.resumption is None else ctx.resumption.after
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await handle.result() == "failure"
+    assert [event.type for event in await history(handle)] == ["attempt_failed"]
+
+
+async def test_a_shutdown_leaves_a_handoff_and_the_next_run_gets_it(app: App) -> None:
+    begun = asyncio.Event()
+    found: list[Resumption | None] = []
+
+    async def first() -> None:
+        begun.set()
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        found.append(ctx.resumption)
+        await ctx.decide("one thing")
+        await ctx.step("first", first)
+        if ctx.resumption is None:
+            await asyncio.sleep(60)
+        await ctx.step("second", len, "x")
+
+    async with working(app):
+        handle = await job.enqueue()
+        await soon(begun.wait())
+    handoff = await handoff_of(app, handle)
+    assert (handoff.why, handoff.last_completed, handoff.events) == ("shutdown", "first", 1)
+    await work_off(app)
+    resumption = found[1]
+    assert resumption is not None
+    assert (resumption.after, resumption.handoff) == ("hand_off", handoff)
+
+
+async def test_a_handoff_is_out_of_date_when_something_has_happened_since(app: App) -> None:
+    found: list[Resumption] = []
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def job(ctx: Context) -> None:
+        await ctx.decide("one")
+        if ctx.resumption is None:
+            raise Snooze(0.01, "the shop is closed")
+        found.append(ctx.resumption)
+        await ctx.decide("two")
+        if ctx.attempt == 1:
+            raise ValueError
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await handle.result()
+    waited, failed = found
+    assert (waited.after, failed.after) == ("wait", "failure")
+    assert waited.handoff is not None
+    assert [(one.what, one.why) for one in waited.handoff.waiting_on] == [("0.01 s to pass", "the shop is closed")]
+    assert failed.handoff is not None
+    assert [made.choice for made in failed.handoff.decisions] == ["one", "two"]
+
+
+async def test_a_run_out_of_time_and_a_burial_leave_one_and_a_replay_finds_it(app: App) -> None:
+    found: list[str] = []
+
+    @app.task(timeout=0.2, retry=Retry(max_attempts=2, base=0.0))
+    async def job(ctx: Context) -> None:
+        await ctx.step("one", len, "x")
+        if ctx.resumption is not None:
+            assert ctx.resumption.handoff is not None
+            found.append(f"{ctx.resumption.after} {ctx.resumption.handoff.why}")
+        if len(found) < 2:
+            await ctx.step("slow", asyncio.sleep, 60)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    with pytest.raises(TaskFailed):
+        await handle.result()
+    handoff = await handoff_of(app, handle)
+    assert handoff.why == "burial"
+    assert "ran longer than 0.2 s" in handoff.detail
+    assert [step.key for step in handoff.in_progress] == ["slow"]
+    letter = await find_letter(app.producer.gateway, [handle.partition], handle.id)
+    assert letter is not None
+    assert await replay(app.producer.gateway, letter, Replay())
+    await work_off(app)
+    await handle.result()
+    assert found == ["failure budget", "replay burial"]
+
+
+async def test_after_a_lost_lease_it_is_a_crash(app: App) -> None:
+    begun = asyncio.Event()
+
+    @app.task
+    async def job(ctx: Context) -> str:
+        await ctx.step("one", len, "x")
+        if ctx.resumption is None:
+            begun.set()
+            await asyncio.sleep(60)
+        assert ctx.resumption is not None
+        assert ctx.resumption.handoff is not None
+        return f"{ctx.resumption.after}, {ctx.resumption.handoff.why}, after {ctx.resumption.handoff.last_completed}"
+
+    async with working(app):
+        handle = await job.enqueue()
+        await soon(begun.wait())
+        await give_up(app, await steal(app, handle))
+    await work_off(app)
+    assert await handle.result() == "crash, crash, after one"
+    assert [event["after"] for event in await resumed(handle)] == ["crash"]
+
+
+async def test_a_handoff_that_cannot_be_read_is_passed_over(app: App) -> None:
+    found: list[Resumption] = []
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        await ctx.step("one", len, "x")
+        if ctx.resumption is None:
+            raise Snooze(0.2)
+        found.append(ctx.resumption)
+
+    handle = await job.enqueue()
+    async with Worker(app) as worker:
+        running = asyncio.create_task(worker.run())
+        while "s:#handoff" not in await recorded_steps(app, handle):  # noqa: ASYNC110 - Redis tells nobody
+            await asyncio.sleep(0.005)
+        await redis_command(app, "HSET", handle.partition.steps(handle.id), "s:#handoff", '{"v":7}')
+        await handle.result(timeout=20)
+        worker.stop()
+        await soon(running)
+    assert found[0].handoff is not None
+    assert (found[0].handoff.why, found[0].handoff.last_completed) == ("waiting", "one")
+
+
+# handing on
+
+
+async def test_another_task_goes_on_and_its_result_is_the_firsts(app: App) -> None:
+    @app.task(queue="other")
+    async def writer(ctx: Context, topic: str) -> str:
+        found = ctx.resumption
+        assert found is not None
+        assert found.handoff is not None
+        return f"{found.after}: {topic}, {found.handoff.decisions[0].choice}, {found.handoff.message}, {ctx.task_id}"
+
+    @app.task
+    async def reader(ctx: Context, topic: str) -> str:
+        await ctx.step("read", len, topic)
+        await ctx.decide("be short")
+        await ctx.hand_off(writer, why="it is read", message="mind the commas")
+
+    handle = await reader.enqueue("redis")
+    await work_off(app)
+    assert await handle.result() == f"hand_off: redis, be short, mind the commas, {handle.id}.h1"
+    record = await handle.record()
+    assert (record.state, record.handed_to, record.result) == (State.SUCCEEDED, f"{handle.id}.h1", b"null")
+    assert [event.type for event in await history(handle)][-1] == "handed_off"
+    handoff = await handoff_of(app, handle)
+    assert (handoff.why, handoff.detail, handoff.to) == ("hand_off", "it is read", f"{handle.id}.h1")
+    following = await app.producer.find(f"{handle.id}.h1")
+    assert following is not None
+    assert [event["after"] for event in await resumed(following)] == ["hand_off"]
+    assert (await following.record()).headers == record.headers
+
+
+async def test_a_task_goes_on_elsewhere_with_its_own_or_with_other_arguments(app: App) -> None:
+    @app.task
+    async def hop(ctx: Context, left: int, note: str = "") -> str:
+        if left > 0:
+            await ctx.hand_off(queue=f"q{left}", arguments={"left": left - 1, "note": "x"})
+        return f"{ctx.task_id.rpartition('.')[2]} on {ctx.queue} {note}"
+
+    handle = await hop.enqueue(2)
+    await work_off(app, queues=["default", "q1", "q2"])
+    assert await handle.result() == "h2 on q1 x"
+
+
+async def test_who_dies_between_the_two_writes_hands_on_once_and_runs_nothing_again(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    async def and_die(*given: Any) -> Any:
+        found = await hand_on(*given)
+        if len(calls) < 2:
+            calls.append("stored")
+            raise RuntimeError("the worker dies here")
+        return found
+
+    monkeypatch.setattr(execution, "hand_on", and_die)
+
+    @app.task
+    async def second(ctx: Context) -> str:
+        calls.append("second")
+        return "done"
+
+    @app.task(retry=Retry(base=0.0))
+    async def first(ctx: Context) -> str:
+        calls.append("first")
+        await ctx.hand_off("second")
+
+    handle = await first.enqueue()
+    async with working(app):
+        assert await soon(handle.result()) == "done"
+    assert sorted(calls) == ["first", "second", "stored"]
+    assert (await handle.record()).crashes == 1
+
+
+async def test_an_id_that_another_task_has_is_left_alone(app: App) -> None:
+    @app.task
+    async def job(ctx: Context, hands_on: bool) -> str:
+        if hands_on:
+            await ctx.hand_off("job", arguments={"hands_on": False})
+        return ctx.task_id
+
+    taken = await job.options(task_id="job.h1").enqueue(False)
+    handle = await job.options(task_id="job").enqueue(True)
+    await work_off(app)
+    assert (await taken.result(), await handle.result()) == ("job.h1", "job.h2")
+
+
+async def test_what_was_handed_on_in_a_circle_has_no_result(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    handles = [await job.options(task_id=name).enqueue() for name in ("a", "b")]
+    await work_off(app)
+    for one, other in zip(handles, reversed(handles), strict=True):
+        await redis_command(app, "HSET", one.partition.record(one.id), "handed_to", other.id)
+    with pytest.raises(HandOffRefused, match="circle"):
+        await soon(handles[0].result())
+
+
+async def test_a_hand_off_that_cannot_be_is_refused_before_anything_is_written(app: App) -> None:
+    @app.task
+    async def needs(ctx: Context, path: str) -> None: ...
+
+    told: list[str] = []
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        for to in (None, needs):
+            try:
+                await ctx.hand_off(to)
+            except (ValueError, InvalidArguments) as error:
+                told.append(str(error))
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await handle.result()
+    assert "hand_off needs to=" in told[0]
+    assert "'needs': path" in told[1]
+    assert await recorded_steps(app, handle) == {}
