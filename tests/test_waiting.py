@@ -398,7 +398,7 @@ async def test_messages_go_along_with_a_task_that_hands_on(settings: Settings) -
         return found
 
     @app.task
-    async def first(ctx: Context) -> None:
+    async def first(ctx: Context) -> list[Any]:
         assert contents(await ctx.inbox(limit=1)) == ["read"]
         await ctx.hand_off(second, arguments={})
 
