@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from ...queues import (
     Successor,
     UnreadableEnvelope,
     check_size,
+    forward_messages,
     hand_on,
     last_step,
     load_history,
@@ -36,8 +38,10 @@ from ..memory import Keeper
 from ..observe import logger
 from ..registry import Registry, Task
 from ..settings import Settings
+from .announcing import notice_of_end, notice_of_start, notice_of_unreadable
 from .isolation import Isolation
 from .leaving import leave_handoff
+from .notices import Notice, Notices
 from .opening import open_arguments, open_history
 from .outcome import Aside, Burial, Cancelled, HandOff, Outcome, Rerun, Success, Wait, after_error
 from .resuming import resume
@@ -63,8 +67,12 @@ class Executor:
         isolation: Isolation,
         *,
         threads: int,
+        notices: Notices | None = None,
     ) -> None:
-        """slots: those that the executions are in. threads: how many sync steps may run at once."""
+        """slots: those that the executions are in. threads: how many sync steps may run at once. notices: of what
+        somebody wants to hear; None where nobody does.
+        """
+        self._notices = notices if notices is not None and notices.wanted else None
         self._isolation = isolation
         self._slots = slots
         self._gateway = gateway
@@ -115,10 +123,12 @@ class Executor:
         outcome: Outcome | None = None
         try:
             outcome = await self._outcome(run)
-            if not isinstance(outcome, Success):
-                await leave_handoff(self._gateway, run, outcome)
+            stopped = not isinstance(outcome, Success)
+            handoff = await leave_handoff(self._gateway, run, outcome) if stopped else None
             self._slots.leave()
             await self._settler.settle(run, outcome, self._slots.stay)
+            if stopped:
+                self._announce(notice_of_end, run, outcome, handoff)
             if isinstance(outcome, Aside):
                 self._isolation.want()
                 return False
@@ -148,12 +158,18 @@ class Executor:
 
     async def _settle_unreadable(self, delivery: Delivery, error: UnreadableEnvelope) -> None:
         try:
-            await self._settler.bury_unreadable(delivery, error)
+            task_id = await self._settler.bury_unreadable(delivery, error)
+            self._announce(notice_of_unreadable, delivery, task_id, error)
             self.settled[delivery.partition.queue] += 1
         except LeaseLost as lost:
             logger.warning("{}; another worker goes on", lost)
         except Exception:  # noqa: BLE001 - the worker goes on, and the lease brings the message back
             logger.exception("an unreadable message could not be buried; it is left for recovery")
+
+    def _announce(self, make: Callable[..., Notice | None], *of: Any) -> None:
+        """Have somebody told, where there is anything to tell."""
+        if self._notices is not None and (notice := make(*of)) is not None:
+            self._notices.give(notice)
 
     async def _outcome(self, run: Run) -> Outcome:
         """What became of the task in this delivery."""
@@ -183,6 +199,7 @@ class Executor:
         self._isolation.decided(run.delivery)
         if run.delivery.history:
             await resume(self._gateway, run)
+            self._announce(notice_of_start, run)
         return await self._call(run, task, arguments)
 
     def _unknown(self, run: Run) -> Outcome:
@@ -289,7 +306,7 @@ class Executor:
         counters = run.history.counters.attempted()
         namespace = Namespace(run.delivery.partition.namespace)
         try:
-            await until_available(partial(hand_on, self._gateway, namespace, successor), f"task {run.id}", run.stir)
+            await until_available(partial(self._store, run, namespace, successor), f"task {run.id}", run.stir)
         except HandOffRefused as refused:
             return Burial(Reason.NOT_RETRYABLE, counters, refused)
         handed_to = successor.envelope.id
@@ -297,6 +314,13 @@ class Executor:
             "handed on to task {} ({}, queue {})", handed_to, successor.envelope.task, successor.queue
         )
         return Success(b"null", counters, handed_to)
+
+    async def _store(self, run: Run, namespace: Namespace, successor: Successor) -> None:
+        place, task_id = await hand_on(self._gateway, namespace, successor), successor.envelope.id
+        left = await forward_messages(self._gateway, run.delivery.partition, run.id, place, task_id)
+        if left:
+            bound = logger.bind(task=run.envelope.task, id=run.id)
+            bound.warning("{} messages of its inbox could not go along to task {}", len(left), task_id)
 
     def _after_ending(self, run: Run, task: Task[Any, Any], ending: Ending | None) -> Outcome:
         """What follows a run that was ended from outside, and whose handler had nothing to say to that."""
@@ -329,8 +353,9 @@ class Executor:
             if task is not None and ending is not Ending.LOST:
                 await run.flush()
                 outcome = self._after_ending(run, task, ending)
-                await leave_handoff(self._gateway, run, outcome)
+                handoff = await leave_handoff(self._gateway, run, outcome)
                 await self._settler.settle(run, outcome, run.stir)
+                self._announce(notice_of_end, run, outcome, handoff)
                 self.settled[run.delivery.partition.queue] += 1
         except LeaseLost as error:
             logger.bind(task=run.envelope.task, id=run.id).warning("{}; another worker goes on", error)
