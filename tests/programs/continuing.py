@@ -60,7 +60,7 @@ class Continuing(Agent[Continued]):
     context = ContextBuilder(window=1_000, identity="You go on.", summarizer=summarize, keep=4)
 
     async def plan(self, ctx: Context, state: Continued) -> list[PlanStep]:
-        keys = "checkpoint events memory artifact handoff boot coherence compaction notification end".split()
+        keys = ["checkpoint", "events", "memory", "artifact", "handoff", "boot", "coherence", "compaction", "notification", "end"]
         return [PlanStep(key=key, title=key) for key in keys]
 
     async def act(self, ctx: Context, state: Continued, step: PlanStep) -> Any:
