@@ -17,7 +17,7 @@ from ..journal import Event, PlanStep, StepStatus
 from ..journal.events import Changed, Finished, Planned, PlannedStep, StepCompleted, StepFailed, StepStarted
 from .agent import Agent, S
 from .coherence import Watch, watching
-from .context.tokens import default_counter, message_tokens
+from .context.tokens import Estimate, message_tokens
 from .keeper import Keeper, snapshots
 from .session import Session
 
@@ -68,7 +68,7 @@ class Loop(Generic[S]):
 
     async def _watch(self, goal: str) -> Watch:
         session = self._session
-        counter = default_counter()
+        counter = Estimate()  # a tokenizer would take its time, before every step
         watch = session.watch = Watch(
             self._run,
             goal,
