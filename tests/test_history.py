@@ -10,7 +10,7 @@ import orjson
 import pytest
 from commands import Answer, call
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle
-from perdure.queues import TaskExists, set_partitions
+from perdure.queues import TaskExists, saved_fields, set_partitions
 from perdure.worker.errors import BadHistory, StateDrift
 from perdure.worker.journal import BadEdit, check_state, diff, fork, read_snapshot, state_at
 from resting import FIRST, everything, with_keys
@@ -203,6 +203,29 @@ async def test_a_fork_of_an_agent_goes_on_from_the_state_of_then(app: App) -> No
     began = (await state_at(*place(app, forked.handle), 1)).state
     assert (began["mood"], began["seen"]) == ("edited", ["one"])
     assert (await soon(handle.result()))["goal"] == "learn"
+
+
+async def test_a_fork_of_an_agent_that_is_done_finishes_again_and_keeps_its_artifacts(app: App) -> None:
+    class Writer(Reader):
+        async def finish(self, ctx: Context, state: Notes) -> dict[str, Any]:
+            await ctx.artifacts.save("notes.txt", state.mood)
+            return await super().finish(ctx, state)
+
+    write = app.agent(name="write")(Writer)
+    handle: TaskHandle[Any] = await write.enqueue("learn")
+    await work_off(app)
+    saved = await saved_fields(*place(app, handle), "#artifact:")
+    assert list(saved) == ["#artifact:notes.txt"]
+    Reader.paid.clear()
+    forked = await fork(app.producer, handle.id, edit={"mood": "other"})
+    early = await fork(app.producer, handle.id, at=1)
+    assert await saved_fields(*place(app, forked.handle), "#artifact:") == saved
+    assert await saved_fields(*place(app, early.handle), "#artifact:") == {}
+    assert forked.agent == "write"
+    await early.handle.cancel()
+    await work_off(app)
+    assert (await soon(forked.handle.result()))["mood"] == "other"
+    assert Reader.paid == []
 
 
 async def test_a_fork_within_a_step_keeps_what_the_step_had_paid_for(app: App) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -277,6 +278,14 @@ async def test_a_key_that_is_known_changes_nothing(store: HybridStore, stores: S
     assert (await store.add(new_memory("now it is new"), key="t:s")).id != first.id
 
 
+async def test_what_a_key_has_stored_is_not_embedded_again(stores: Stores) -> None:
+    embedder = Angles()
+    async with stores(embedder) as store:
+        await store.add(new_memory("x"), key="t:s")
+        await store.add(new_memory("y"), key="t:s")
+    assert embedder.asked == [["x"]]
+
+
 async def test_touching_with_a_key_counts_once(store: HybridStore) -> None:
     [one] = await remember(store, "x")
     assert [await store.touch([one.id], key="t:s") for _ in range(2)] == [1, 1]
@@ -291,7 +300,7 @@ async def test_what_was_forgotten_may_be_remembered_again(store: HybridStore) ->
 
 def run_adders(place: str, *tasks: dict[str, Any]) -> list[Memory]:
     """Processes that add at once: each opens its store, tells that it is ready, and adds when it is told to go."""
-    environment = {"PERDURE_MEMORY": place, "PATH": ""}
+    environment = os.environ | {"PERDURE_MEMORY": place}
     processes = [
         subprocess.Popen(
             [sys.executable, str(ADDER), json.dumps(task)],

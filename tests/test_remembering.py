@@ -11,7 +11,8 @@ from perdure import Agent, AgentState, App, Context, NewMemory, PlanStep, Retry,
 from perdure.queues import Producer
 from perdure.worker.durable import Remembering
 from perdure.worker.errors import StepOutsideTask
-from perdure.worker.memory import Found, HybridStore, Memory, MemoryStoreUnavailable, SqliteBackend
+from perdure.worker.memory import Found, HybridStore, Keeper, Memory, MemoryStoreUnavailable, SqliteBackend
+from perdure.worker.observe import logger
 from processes import Crew, give, hire
 from pydantic import Secret
 from working import soon, work_off, working
@@ -162,6 +163,22 @@ async def test_the_store_is_opened_when_it_is_first_used_and_closed_with_the_wor
         store = await worker._executor.memory.get()
     with pytest.raises(RuntimeError, match="is not open"):
         await store.list()
+
+
+async def test_memories_that_search_by_meaning_does_not_see_are_told_of(place: Path) -> None:
+    async with HybridStore(SqliteBackend(place)) as store:
+        await store.add(NewMemory(text="added without an embedder"))
+    told: list[str] = []
+    sink = logger.add(lambda line: told.append(str(line)), level="WARNING")
+    keeper = Keeper(Settings(memory=str(place), embedder="perdure.worker.memory:HashingEmbedder"))
+    try:
+        store = await keeper.get()
+        assert [line for line in told if "perdure memory reembed" in line]
+        assert [count async for count in store.reembed()] == [1]
+        assert not await store.lacks_vectors()
+    finally:
+        logger.remove(sink)
+        await keeper.close()
 
 
 async def test_a_store_that_is_away_fails_the_attempt_and_not_the_worker(app: App, place: Path) -> None:

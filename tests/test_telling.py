@@ -49,6 +49,20 @@ async def test_no_secret_is_in_any_event_and_every_event_can_be_read(app: App) -
     assert [event.type for event in events][-2:] == ["tool_called", "step_failed"]
 
 
+async def test_a_secret_is_not_cut_in_two_where_a_result_is_too_long_for_the_log(app: App) -> None:
+    @app.task
+    async def tell(ctx: Context, secret: SecretStr) -> None:
+        for before in range(16_384 - 8, 16_384):
+            await ctx.tool(f"t{before}", lambda length: "x" * length + secret.get_secret_value() + "y" * 100, before)
+
+    handle = await tell.enqueue(SecretStr("abcdefgh"))
+    await work_off(app)
+    await soon(handle.result())
+    shown = [event.data["result"] for event in await history(handle) if event.type == "tool_called"]
+    assert len(shown) == 8
+    assert {letter for result in shown for letter in result} <= set('"xy*')
+
+
 async def redis_log(app: App, handle: Any) -> str:
     entries = await app.producer.gateway.command("XRANGE", handle.partition.log(handle.id), "-", "+")
     return "\n".join(part.decode() for _, fields in entries for part in fields)

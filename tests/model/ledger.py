@@ -506,6 +506,20 @@ class Ledger:
             self.held.put(steps, {name: value})
         return answer
 
+    def fork(self, task: str, envelope: bytes, args: bytes, source: str, told: bytes, kept: Mapping[str, bytes]) -> int:
+        """A task that begins as another one stood."""
+        record, steps, _ = self.parts(task)
+        answer = self._stored(task)
+        if answer == 0:
+            return int(self.held.get(record, "forked") == source.encode())
+        if answer == 1:
+            entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args), (b"again", b"1")))
+            self.held.put(record, {"state": "queued", "entry": entry, "events": 1, "forked": source})
+            self.note_event(task, "forked", told, number=b"1")
+            if kept:
+                self.held.put(steps, dict(kept))
+        return answer
+
     def replay(self, letter: bytes, task: str, fresh: bool, args: bytes | None) -> bool:
         found = self.held.stream(self.at.dead).find(letter)
         record, steps, log = self.parts(task)

@@ -285,6 +285,18 @@ class Queues(RuleBasedStateMachine):
             expected = self.ledger.hand(task, *given)
             self.same(self.ground.run(self.ground.gateway.run(queue_script("hand"), keys, given)), expected)
 
+    @rule(task=tasks, source=st.sampled_from(["one 1-0", "one 2-0"]), kept=st.booleans())
+    def fork(self, task: str, source: str, kept: bool) -> None:
+        (message,) = self.messages([task], False)
+        at = self.partition
+        keys = [at.ready, at.closed, at.record(task), at.steps(task), at.log(task)]
+        given = (message.envelope, message.arguments, source, b"{}")
+        fields = {"d:s": b"0", "s:#state": b"{}"} if kept else {}
+        flat = [part for pair in fields.items() for part in pair]
+        for _ in range(2):
+            expected = self.ledger.fork(task, *given, fields)
+            self.same(self.ground.run(self.ground.gateway.run(queue_script("fork"), keys, [*given, *flat])), expected)
+
     def post_garbage(self, fields: dict[bytes, bytes]) -> None:
         flat = [part for pair in fields.items() for part in pair]
         self.ground.command("XADD", self.partition.ready, "*", *flat)

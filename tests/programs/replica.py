@@ -16,9 +16,10 @@ from pathlib import Path
 
 import anyio
 import redis.asyncio
-from perdure import App, Context, Happened, Retry, Worker, current_step
+from perdure import Agent, AgentState, App, Coherence, Context, Happened, PlanStep, Retry, Worker, current_step
 from perdure.queues import Partition
 from perdure.queues.rerouting import Standing, standing
+from perdure.worker.agent.coherence import Watch
 from perdure.worker.artifacts import Link
 from perdure.worker.durable import CURRENT_RUN, Artifacts, Step
 from perdure.worker.runtime import sweep
@@ -246,6 +247,32 @@ async def saves(ctx: Context) -> str:
     first = await ctx.artifacts.save("of one run", f"run of {os.getpid()}")
     await ctx.artifacts.save("of any run", "the same")
     return first.hash
+
+
+@app.agent(name="circling", retry=PATIENT)
+class Circling(Agent[AgentState]):
+    """Makes the same call again and again, which buries it."""
+
+    coherence = Coherence(repetition="bury")
+
+    async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+        return [PlanStep(key="search", title="search")]
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> None:
+        while True:
+            await ctx.tool("search", quick, "the same")
+
+    async def finish(self, ctx: Context, state: AgentState) -> None:
+        raise AssertionError("it never comes to that")
+
+
+if "DIES_BEFORE_IT_ACTS" in os.environ:
+
+    async def die(watch: Watch) -> None:
+        os.write(JOURNAL, f"{os.getpid()} found incoherent\n".encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Watch._bury = die  # type: ignore[assignment,method-assign]
 
 
 if "HELD_LINKS" in os.environ:

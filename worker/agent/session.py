@@ -17,7 +17,8 @@ from ..journal.redacting import redacted
 from ..observe import logger
 from .agent import S
 from .coherence import Watch
-from .form import StateForm
+from .form import StateForm, problem_of
+from .growth import grown
 from .restoring import restore
 
 __all__ = ["Session", "session_of"]
@@ -72,7 +73,8 @@ class Session(Generic[S]):
         try:
             self.state = form.kind(goal=goal, **inputs)
         except ValidationError as error:
-            raise StateError(f"agent {form.agent!r} cannot begin task {run.id} with these inputs: {error}") from None
+            problem = problem_of(error)
+            raise StateError(f"agent {form.agent!r} cannot begin task {run.id} with these inputs: {problem}") from None
         await run.recorder.put(self.checkpoint(Started(goal=goal, agent=form.agent)), wait=False)
 
     def rollback(self) -> None:
@@ -145,12 +147,15 @@ class Session(Generic[S]):
 
     def _follow(self, before: dict[str, Any], after: dict[str, Any], event: Event, number: int) -> None:
         """Do to the agent's own state what an event does to the mirror; what it has not stored yet stays."""
-        touched = frozenset(name for name, value in after.items() if before.get(name) is not value)
-        if not touched:
-            return
-        own = orjson.loads(self.form.dump(self.run.id, self.state, touched))
-        changed = reduce({**before, **own}, event, number)
-        self.form.assign(self.run.id, self.state, {name: changed[name] for name in touched})
+        touched = {name for name, value in after.items() if before.get(name) is not value}
+        for name in list(touched):
+            growth = grown(before.get(name), after[name])
+            if growth is not None and self.form.extend(self.state, name, growth):
+                touched.discard(name)
+        if touched:
+            own = orjson.loads(self.form.dump(self.run.id, self.state, touched))
+            changed = reduce({**before, **own}, event, number)
+            self.form.assign(self.run.id, self.state, {name: changed[name] for name in touched})
 
     # its size and its soundness
 

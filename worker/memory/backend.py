@@ -73,6 +73,10 @@ class Backend(Protocol):
         """Store it, unless the key is known; merge it into one of its owner and type that is the same."""
         ...
 
+    async def known(self, key: str) -> Memory | None:
+        """What was written with this key."""
+        ...
+
     async def restore(self, memories: Sequence[tuple[Memory, str, Vector | None]]) -> int:
         """Store memories as they are, except those whose id or whose wording (of owner and type) is known."""
         ...

@@ -74,6 +74,8 @@ class HybridStore:
     # remembering
 
     async def add(self, memory: NewMemory, *, owner: str = "", key: str | None = None) -> Memory:
+        if key is not None and (known := await self._backend.known(key)) is not None:
+            return known  # and nothing is paid for its embedding again
         now = self._clock()
         times = {"created": now, "accessed": now, "updated": now}
         whole = Memory.model_validate({**memory.model_dump(), **times, "id": str(uuid7()), "owner": owner, "key": key})
@@ -187,6 +189,10 @@ class HybridStore:
                 done += len(rows)
                 yield done
         await self._backend.change_embedder(known)
+
+    async def lacks_vectors(self) -> bool:
+        """Whether there are memories that search by meaning does not see, though an embedder is set."""
+        return self._known is not None and bool(await self._backend.without_vector(self._known, 0, 1))
 
     async def _embed(self, texts: builtins.list[str]) -> builtins.list[Vector | None]:
         return [None] * len(texts) if self._embedder is None else await embed(self._embedder, texts)

@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 
 from ...queues import default_data_dir
+from ..observe import logger
 from ..settings import Settings
 from .embedder import load_embedder
 from .errors import MemoryStoreUnavailable
@@ -58,6 +59,12 @@ class Keeper:
             if self._store is None:
                 store = make_store(self._settings)
                 await store.open()
+                if await store.lacks_vectors():
+                    logger.warning(
+                        "memory store {} has memories without a vector, which are found by words only: "
+                        "'perdure memory reembed' embeds them",
+                        store.place,
+                    )
                 self._store = store
             return self._store
 

@@ -73,6 +73,7 @@ class PostgresBackend:
         async with _told(self.store, self._wait):
             # by itself first: a pool tells only that it got no connection in time, not why
             async with await AsyncConnection.connect(self._url, connect_timeout=math.ceil(self._wait)) as connection:
+                await self._configure(connection)
                 self._vectors = await prepare(connection, self.store, create=create)
                 if embedder is not None:
                     await prepare_vectors(connection, self.store)
@@ -123,10 +124,12 @@ class PostgresBackend:
             number = await _by_digest(connection, memory, digest)
             if number is None and vector is not None:
                 number = await self._nearest(connection, memory, vector)
-            if number is None:
-                number, stored = await _insert(connection, memory, digest), memory
-            else:
+            if number is not None:
                 stored = await _merge(connection, number, memory, digest)
+            elif (number := await _insert(connection, memory, digest)) is not None:
+                stored = memory
+            else:
+                raise AssertionError(f"memory {memory.id} is there, and was not")  # the lock keeps others out
             await self._put_vector(connection, number, vector)
             await _remember_key(connection, key, stored.id, memory.created)
             return stored
@@ -153,6 +156,10 @@ class PostgresBackend:
                 put: LiteralString = "INSERT INTO perdure_memory_vectors VALUES (%s, %s, %s::vector)"
                 await connection.execute(put, (number, self._label, _written(vector)))
 
+    async def known(self, key: str) -> Memory | None:
+        async with self._transaction() as connection:
+            return await _by_key(connection, key)
+
     async def restore(self, memories: Sequence[tuple[Memory, str, Vector | None]]) -> int:
         stored = 0
         async with self._transaction() as connection:
@@ -160,9 +167,8 @@ class PostgresBackend:
             for owner, type_ in sorted({(memory.owner, memory.type) for memory, _, _ in memories}):
                 await _lock(connection, owner, type_)
             for memory, digest, vector in memories:
-                known = await _all(connection, "SELECT 1 FROM perdure_memories WHERE id = %s", (memory.id,))
-                if not known and await _by_digest(connection, memory, digest) is None:
-                    await self._put_vector(connection, await _insert(connection, memory, digest), vector)
+                if (number := await _insert(connection, memory, digest)) is not None:
+                    await self._put_vector(connection, number, vector)
                     stored += 1
         return stored
 
@@ -174,32 +180,32 @@ class PostgresBackend:
                 if await _all(connection, "SELECT 1 FROM perdure_memory_keys WHERE key = %s", (key,)):
                     wanted = sql.SQL("SELECT id FROM perdure_memories AS memories WHERE {} AND id = ANY(%s)")
                     return len(await _all(connection, wanted.format(condition), (*values, list(ids))))
-            touched = await connection.execute(
-                sql.SQL(
-                    """
-                    UPDATE perdure_memories AS memories
-                    SET accesses = accesses + 1, accessed = greatest(accessed, %s) WHERE {} AND id = ANY(%s)
-                    """
-                ).format(condition),
-                (now, *values, list(ids)),
+            held = await _hold(connection, condition, values, ids)
+            await connection.execute(
+                "UPDATE perdure_memories SET accesses = accesses + 1, accessed = greatest(accessed, %s) "
+                "WHERE id = ANY(%s)",
+                (now, held),
             )
             await _remember_key(connection, key, None, now)
-            return touched.rowcount
+            return len(held)
 
     async def forget(self, ids: Sequence[str], where: Where) -> int:
         condition, values = _condition(where)
-        gone = sql.SQL("DELETE FROM perdure_memories AS memories WHERE {} AND id = ANY(%s)").format(condition)
         async with self._transaction() as connection:
-            return (await connection.execute(gone, (*values, list(ids)))).rowcount
+            held = await _hold(connection, condition, values, ids)
+            await connection.execute("DELETE FROM perdure_memories WHERE id = ANY(%s)", (held,))
+            return len(held)
 
     async def prune(self, unused: Sequence[tuple[str, float]]) -> int:
+        ids, times = [one for one, _ in unused], [at for _, at in unused]
         async with self._transaction() as connection:
+            await _hold(connection, sql.Composed([sql.SQL("true")]), [], ids)
             gone = await connection.execute(
                 """
                 DELETE FROM perdure_memories USING unnest(%s::text[], %s::double precision[]) AS unused (id, accessed)
                 WHERE perdure_memories.id = unused.id AND perdure_memories.accessed = unused.accessed
                 """,
-                ([one for one, _ in unused], [at for _, at in unused]),
+                (ids, times),
             )
             return gone.rowcount
 
@@ -333,6 +339,12 @@ async def _lock(connection: Connection, *names: str) -> None:
     await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (what,))
 
 
+async def _hold(connection: Connection, condition: sql.Composed, values: list[Any], ids: Sequence[str]) -> list[str]:
+    """Lock those that are there, in one order, so that no two wait for each other; returns their ids."""
+    query = sql.SQL("SELECT id FROM perdure_memories AS memories WHERE {} AND id = ANY(%s) ORDER BY id FOR UPDATE")
+    return [row[0] for row in await _all(connection, query.format(condition), (*values, list(ids)))]
+
+
 async def _by_key(connection: Connection, key: str) -> Memory | None:
     query = sql.SQL(
         "SELECT {} FROM perdure_memory_keys AS keys JOIN perdure_memories AS memories ON memories.id = keys.memory "
@@ -351,13 +363,16 @@ async def _by_digest(connection: Connection, memory: Memory, digest: str) -> int
 _WORDS: Final = sql.SQL("to_tsvector('english', %s)")
 
 
-async def _insert(connection: Connection, memory: Memory, digest: str) -> int:
-    query = sql.SQL("INSERT INTO perdure_memories ({}, digest, words) VALUES ({}, %s, {}) RETURNING number").format(
+async def _insert(connection: Connection, memory: Memory, digest: str) -> int | None:
+    """Its number; None where its id, or its wording of owner and type, is there."""
+    query = sql.SQL(
+        "INSERT INTO perdure_memories ({}, digest, words) VALUES ({}, %s, {}) ON CONFLICT DO NOTHING RETURNING number"
+    ).format(
         sql.SQL(", ").join(map(sql.Identifier, _FIELDS)), sql.SQL(", ").join([sql.Placeholder()] * len(_FIELDS)), _WORDS
     )
     values = [_value(memory, name) for name in _FIELDS]
-    [(number,)] = await _all(connection, query, (*values, digest, _searched(memory)))
-    return int(number)
+    rows = await _all(connection, query, (*values, digest, _searched(memory)))
+    return int(rows[0][0]) if rows else None
 
 
 async def _merge(connection: Connection, number: int, memory: Memory, digest: str) -> Memory:

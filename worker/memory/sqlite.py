@@ -140,6 +140,9 @@ class SqliteBackend:
             if vector is not None:
                 database.run("INSERT INTO vectors VALUES (?, ?, ?)", number, self._label, _packed(vector))
 
+    async def known(self, key: str) -> Memory | None:
+        return await self._in_thread(lambda database: _by_key(database, key))
+
     async def restore(self, memories: Sequence[tuple[Memory, str, Vector | None]]) -> int:
         def restoring(database: Database) -> int:
             stored = 0
