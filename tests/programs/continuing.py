@@ -60,7 +60,18 @@ class Continuing(Agent[Continued]):
     context = ContextBuilder(window=1_000, identity="You go on.", summarizer=summarize, keep=4)
 
     async def plan(self, ctx: Context, state: Continued) -> list[PlanStep]:
-        keys = "checkpoint events memory artifact handoff boot coherence compaction notification end".split()
+        keys = [
+            "checkpoint",
+            "events",
+            "memory",
+            "artifact",
+            "handoff",
+            "boot",
+            "coherence",
+            "compaction",
+            "notification",
+            "end",
+        ]
         return [PlanStep(key=key, title=key) for key in keys]
 
     async def act(self, ctx: Context, state: Continued, step: PlanStep) -> Any:
@@ -155,7 +166,7 @@ class DyingStore:
         return stored
 
 
-ArtifactStore.save = DyingStore.save_and_die  # type: ignore[method-assign]
+ArtifactStore.save = DyingStore.save_and_die  # type: ignore[method-assign, assignment]
 
 app = App("continuing")
 app.agent(name="continuing", retry=Retry(max_crashes=3, base=0.0))(Continuing)
