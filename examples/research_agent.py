@@ -153,10 +153,10 @@ def text_of(path: Path) -> Text:
     return Text(1, "")
 
 
-def words_of(text: str) -> list[str]:
-    """Words that mean something, without their endings, in their order, each once."""
+def words_of(text: str) -> Counter[str]:
+    """Words that mean something, without their endings, in their order, and how often they are said."""
     said = [word for word in re.findall(r"[a-z]{4,}", text.lower()) if word not in _COMMON]
-    return list(dict.fromkeys(_ENDING.sub("", word) for word in said))
+    return Counter(_ENDING.sub("", word) for word in said)
 
 
 # the tools: each call is paid for
@@ -169,16 +169,17 @@ class Tools:
         self._notes = notes
 
     def search(self, words: list[str]) -> list[str]:
-        """The names of the documents that have most of the words, the best first."""
+        """The names of the documents that have most of the words, and most often, the best first."""
         self._pay("search", " ".join(words))
         return self.ranking(words)
 
     def ranking(self, words: list[str]) -> list[str]:
-        ranks: Counter[str] = Counter()
+        ranks: dict[str, tuple[int, int]] = {}
         for name, path in documents_in(self._notes.folder).items():
-            said = Counter(words_of(text_of(path).text))
-            ranks[name] = sum(said[word] for word in words)
-        return [name for name, rank in sorted(ranks.items(), key=lambda one: (-one[1], one[0])) if rank]
+            said = words_of(text_of(path).text)
+            counts = [said[word] for word in words if word in said]
+            ranks[name] = (-len(counts), -sum(counts))
+        return [name for name in sorted(ranks, key=lambda name: (ranks[name], name)) if any(ranks[name])]
 
     def read(self, name: str) -> list[Passage]:
         """The paragraphs of a document that have any of the words."""
@@ -225,7 +226,7 @@ class Research(Agent[Notes]):
 
     async def plan(self, ctx: Context, state: Notes) -> list[PlanStep]:
         tools = Tools(state)
-        state.words = words_of(state.goal)
+        state.words = list(words_of(state.goal))
         names = await ctx.tool(
             "search",
             tools.search,

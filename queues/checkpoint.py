@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from .errors import LeaseLost
-from .events import TaskEvent, opened_events
+from .events import TaskEvent, opened_events, read_last_events
 from .gateway import Argument, Gateway
 from .keys import Partition
 from .leases import Delivery
@@ -39,6 +39,8 @@ class Kind(StrEnum):
     """What is kept of the step goes: it is part of something larger that is recorded in the same act."""
     TAKEN = "taken"
     """A message of the inbox was used: `step` is its number there."""
+    MOVED = "moved"
+    """Another task goes on in the place of this one, and is to have the messages that come: `value` is its id."""
 
 
 class Entry(NamedTuple):
@@ -133,10 +135,11 @@ async def recorded_steps(gateway: Gateway, partition: Partition, task_id: str) -
 
 async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str | None:
     """The step that was recorded last, as the task's log tells; None where none was lately."""
-    for _, flat in await gateway.command("XREVRANGE", partition.log(task_id), "+", "-", "COUNT", 100):
-        fields = pairs(flat)
-        if fields.get(b"type") == b"step_completed":
-            return fields[b"step"].decode()
+    for event in await read_last_events(gateway, partition, task_id, 100):
+        if event.type == "step_completed":
+            data = event.data if isinstance(event.data, dict) else {}  # of a step of a plan, the data names it
+            if step := event.step or data.get("step"):
+                return str(step)
     return None
 
 

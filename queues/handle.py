@@ -98,20 +98,32 @@ class TaskHandle(Generic[R]):
                 record = await self._wait()
         if record.handed_to is not None:
             left = None if timeout is None else max(0.0, timeout - (time.monotonic() - begun))
-            return await self._of_the_next(record.handed_to, left)
+            return await (await self._next(record.handed_to)).result(left)
         return self._outcome(record)
 
-    async def _of_the_next(self, task_id: str, timeout: float | None) -> R:
-        """The result of the task that goes on. Raises `HandOffRefused` where that leads in a circle."""
+    async def following(self) -> TaskHandle[R] | None:
+        """The task that goes on where this one has handed on; None where it has not. Raises `TaskNotFound`."""
+        record = await self.record()
+        return None if record.handed_to is None else await self._next(record.handed_to)
+
+    async def _next(self, task_id: str) -> TaskHandle[R]:
         if self._handed > MOST_HAND_OFFS or task_id == self.id:
             raise HandOffRefused(f"task {self.id} was handed on in a circle, or too often to be followed: {task_id}")
         namespace = Namespace(self.partition.namespace)
         found = await outlive(lambda: find_task(self._gateway, namespace, task_id))
         if found is None:
             raise TaskNotFound(task_id, f"namespace {namespace.name!r}, as which task {self.id} goes on")
-        following = TaskHandle(task_id, found, self._gateway, self._news, self._decode, retention=self._retention)
+        following = TaskHandle(
+            task_id,
+            found,
+            self._gateway,
+            self._news,
+            self._decode,
+            retention=self._retention,
+            payload_limit=self._payload_limit,
+        )
         following._handed = self._handed + 1
-        return await following.result(timeout)
+        return following
 
     async def _wait(self) -> Record:
         async with self._listening() as inbox:

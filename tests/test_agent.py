@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar
 
 import pytest
@@ -21,9 +21,9 @@ from perdure import (
     Worker,
 )
 from perdure.deadletter import Reason, Replay, replay
-from perdure.queues import pairs
+from perdure.queues import Gateway, Script, pairs
 from perdure.worker.journal import empty_state, parse_event, reduce
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_serializer
 from working import history, letter, recorded_steps, redis_command, soon, work_off
 
 pytestmark = pytest.mark.integration
@@ -206,7 +206,16 @@ def reader(**settings: Any) -> type[Agent[Pages]]:
     return Reader
 
 
-async def test_large_values_are_stored_once_beside_the_snapshots(app: App) -> None:
+async def test_large_values_are_stored_once_beside_the_snapshots(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    run = Gateway.run
+
+    async def watched(gateway: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        if script.name == "record":
+            written.extend(str(key) for kind, key in zip(args[4::4], args[5::4], strict=True) if kind == "saved")
+        return await run(gateway, script, keys, args)
+
+    monkeypatch.setattr(Gateway, "run", watched)
     read = app.agent(name="read")(reader(snapshot_every=1))
     handle = await read.enqueue("20000 30000 10")
     await work_off(app)
@@ -215,6 +224,8 @@ async def test_large_values_are_stored_once_beside_the_snapshots(app: App) -> No
     blobs = sorted(len(value) for name, value in stored.items() if name.startswith("s:#blob:"))
     assert blobs == [20_002, 30_002]
     assert len(stored["s:#state"]) < 2000
+    assert len([key for key in written if key.startswith("#blob:")]) == 2
+    assert len([key for key in written if key == "#state"]) > 6
 
 
 @pytest.fixture
@@ -368,3 +379,25 @@ async def test_an_event_after_the_snapshot_that_cannot_be_read_is_a_dead_letter_
     assert (found.reason, found.error) == (Reason.NOT_RETRYABLE, "perdure.worker.errors.BadSnapshot")
     assert message in found.message
     assert handle.id in found.message
+
+
+async def test_a_state_that_is_not_what_its_log_comes_to_is_told_of_where_that_is_asked_for(
+    settings: Settings, app: App
+) -> None:
+    class Fickle(Counting):
+        @field_serializer("total")
+        def change(self, total: int) -> int:
+            self.total += 1
+            return total
+
+    handles = {}
+    async with App("unchecked", settings=settings) as unchecked:
+        for one in (app, unchecked):
+            kind = type("Fickle_", (Counter,), {"state_type": Fickle, "acts": []})
+            handle = await one.agent(kind, name=one.name, queue=one.name).enqueue("count", words=["one"])
+            await work_off(one)
+            handles[one.name] = handle
+        assert await soon(handles["unchecked"].result())
+    found = await letter(app, handles["agents"])
+    assert found.error == "perdure.worker.errors.StateDrift"
+    assert "since event 1: /total" in found.message

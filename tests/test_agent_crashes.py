@@ -40,6 +40,8 @@ class Payer(Agent[Ledger]):
 
     snapshot_every: ClassVar[int] = 3
     paid: ClassVar[list[int]] = []
+    thought: ClassVar[list[int]] = []
+    finished: ClassVar[list[int]] = []
 
     async def plan(self, ctx: Context, state: Ledger) -> list[PlanStep]:
         due = await ctx.step("due", sorted, state.bills)
@@ -62,14 +64,19 @@ class Payer(Agent[Ledger]):
         return bill
 
     async def replan(self, ctx: Context, state: Ledger) -> list[PlanStep] | None:
-        if state.total != 1:
+        if await ctx.step("think", self.think, state.total) != 1:
             return None
         state.notes.append("planned again")
         last = await ctx.step("last", max, state.bills)
         return [PlanStep(key=f"pay-{bill}", title="as planned", arguments={"bill": bill}) for bill in (last, last + 1)]
 
+    def think(self, total: int) -> int:
+        self.thought.append(total)
+        return total
+
     async def finish(self, ctx: Context, state: Ledger) -> dict[str, Any]:
         count = await ctx.step("count", len, state.results)
+        self.finished.append(count)
         return {"count": count, **state.model_dump(include={"total", "notes", "results", "decisions", "discoveries"})}
 
 
@@ -158,6 +165,8 @@ async def test_whichever_write_a_worker_dies_at_the_next_one_ends_with_the_same(
     deadly = 1
     while True:
         Payer.paid.clear()
+        Payer.finished.clear()
+        Payer.thought.clear()
         handle = await payer.enqueue("pay", key=f"{when}-{deadly}", bills=[2, 1])
         died = await scene.play(handle, deadly, when)
         assert told(await soon(handle.result())) == EXPECTED, f"write {deadly}"
@@ -165,6 +174,8 @@ async def test_whichever_write_a_worker_dies_at_the_next_one_ends_with_the_same(
         assert numbers == list(range(1, len(numbers) + 1))
         assert await check_state(app.producer.gateway, handle.partition, handle.id) is not None
         assert sorted(set(Payer.paid)) == [1, 2, 3]
+        assert len(Payer.thought) <= 3 + (when == "before"), "what was thought of is recorded"
+        assert len(Payer.finished) <= 1 + (when == "before"), "it is known that it was finished"
         assert len(Payer.paid) <= 4, "more than the one tool that was cut off was called again"
         if not died:
             break

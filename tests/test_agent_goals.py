@@ -26,7 +26,7 @@ from perdure.queues import Form, Gateway, StillRunning, set_partitions
 from perdure.queues.scripts import queue_script
 from perdure.worker.agent_task import AgentTask
 from perdure.worker.errors import TaskDefinitionError
-from pydantic import SecretStr, model_validator
+from pydantic import Field, SecretStr, model_validator
 from working import BOUND, history, letter, redis_command, soon, work_off, working
 
 pytestmark = pytest.mark.integration
@@ -41,6 +41,7 @@ async def app(settings: Settings) -> AsyncIterator[App]:
 class Errand(AgentState):
     where: str
     token: Annotated[SecretStr | None, Ephemeral] = None
+    amounts: dict[str, int] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def check(self) -> Errand:
@@ -88,6 +89,12 @@ async def test_the_same_goal_is_the_same_task_and_its_result_is_there_without_a_
     other = await run.enqueue("fetch", where="market")
     assert other.id != first.id
     await other.cancel()
+
+
+def test_the_order_of_what_is_given_is_no_part_of_what_a_goal_is_known_by(run: AgentTask[Any]) -> None:
+    first = run.task_id("fetch", where="shop", amounts={"milk": 1, "eggs": 6})
+    assert run.task_id("fetch", amounts={"eggs": 6, "milk": 1}, where="shop") == first
+    assert run.task_id("fetch", amounts={"eggs": 6, "milk": 2}, where="shop") != first
 
 
 async def test_a_goal_is_known_by_its_key_where_it_has_one(app: App, run: AgentTask[Any]) -> None:
@@ -185,12 +192,16 @@ async def test_what_is_asked_for_anew_twice_because_a_reply_was_lost_is_begun_on
     assert await gateway.command("XLEN", partition.ready) == 2  # that of the first, which was not really worked off
 
 
+@pytest.mark.parametrize("known", [False, True])
 async def test_a_goal_that_ended_in_a_partition_that_is_closed_now_is_begun_anew_where_tasks_go_now(
-    app: App, run: AgentTask[Any]
+    app: App, run: AgentTask[Any], known: bool
 ) -> None:
+    """known: whether the producer has heard of it."""
     first = await run.enqueue("fetch", where="shop")
     await work_off(app)
     await set_partitions(app.producer.gateway, app.producer.namespace, "default", 3)
+    if known:
+        await (await run.enqueue("fetch", where="market")).cancel()
     again = await run.enqueue("fetch", where="shop", anew=True)
     assert again.partition != first.partition
     assert await redis_command(app, "EXISTS", first.partition.record(first.id)) == 0

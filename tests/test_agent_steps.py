@@ -11,7 +11,7 @@ from perdure import Agent, AgentState, App, Context, Happened, PlanStep, Retry, 
 from perdure.deadletter import Reason, Replay, replay
 from perdure.queues import Partition, TaskEvent, read_last_events
 from perdure.worker.agent import restoring
-from perdure.worker.journal import check_state, encode_snapshot, parse_event, reduce
+from perdure.worker.journal import KEPT, check_state, encode_snapshot, parse_event, reduce, state_at
 from perdure.worker.journal.reducer import empty_state
 from pydantic import Field
 from working import give_up, history, letter, recorded_steps, redis_command, soon, steal, until, work_off
@@ -140,7 +140,7 @@ async def test_a_step_that_fails_is_replaced_where_the_agent_has_another_plan(ap
         return None
 
     async def replan(self: Worker_, ctx: Context, state: Work) -> list[PlanStep] | None:
-        failed = next((one for one in state.plan if one.error), None)
+        failed = next((one for one in state.plan if one.key == state.current), None)
         if failed is None:
             return None
         state.done.append(failed.error or "")
@@ -151,7 +151,7 @@ async def test_a_step_that_fails_is_replaced_where_the_agent_has_another_plan(ap
     await work_off(app)
     result = await soon(handle.result())
     assert result["done"] == ["good", "ValueError: it cannot be done", "other", "last"]
-    assert result["plan"] == [["good", "done"], ["other", "done"], ["last", "done"]]
+    assert result["plan"] == [["good", "done"], ["bad", "failed"], ["other", "done"], ["last", "done"]]
     assert (await handle.record()).attempts == 1
     assert set(await recorded_steps(app, handle)) == {"d:#plan", "d:#finish"}
 
@@ -354,3 +354,33 @@ async def test_an_agent_is_a_task_of_its_own(app: App) -> None:
     handle = await outer.enqueue()
     await work_off(app)
     assert "agent 'inner' runs as a task of its own: enqueue it" in (await letter(app, handle)).message
+
+
+async def test_what_the_agent_did_to_a_list_itself_stays_when_an_event_adds_to_it(app: App) -> None:
+    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> str:
+        await ctx.discover(f"{step.key} began")
+        state.discoveries = [one for one in state.discoveries if one.fact.startswith(step.key)]
+        await ctx.discover(f"{step.key} ended")
+        state.discoveries[0].fact = f"{step.key} was begun"
+        await ctx.discover(f"{step.key} is over")
+        return ", ".join(one.fact for one in state.discoveries)
+
+    handle = await app.agent(agent(take=take), name="own").enqueue("do", steps=["a", "b"])
+    await work_off(app)
+    result = await soon(handle.result())
+    assert result["results"] == {key: f"{key} was begun, {key} ended, {key} is over" for key in "ab"}
+    past = await state_at(app.producer.gateway, handle.partition, handle.id)
+    assert [one["fact"] for one in past.state["discoveries"]] == ["b was begun", "b ended", "b is over"]
+
+
+async def test_a_list_that_the_agent_has_shortened_is_not_shortened_again_for_being_long_in_the_log(app: App) -> None:
+    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> str:
+        for number in range(KEPT):
+            await ctx.discover(f"fact {number}")
+        del state.discoveries[:-1]
+        await ctx.discover("the last")
+        return ", ".join(one.fact for one in state.discoveries)
+
+    handle = await app.agent(agent(take=take), name="short").enqueue("do", steps=["a"])
+    await work_off(app)
+    assert (await soon(handle.result()))["results"] == {"a": f"fact {KEPT - 1}, the last"}

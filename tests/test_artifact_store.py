@@ -239,9 +239,10 @@ async def test_too_many_bytes_are_refused_as_soon_as_they_are_too_many(tmp_path:
             asked.append(1)
             yield b"four"
 
+    heard: list[int] = []
     with pytest.raises(ArtifactTooLarge, match="a has more than 10 bytes"):
-        await store.save("a", pieces())
-    assert len(asked) == 3
+        await store.save("a", pieces(), lambda: heard.append(1))
+    assert (len(asked), len(heard)) == (3, 2)
     assert (await store.save("a", b"0123456789")).size == 10
 
 

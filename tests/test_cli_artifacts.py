@@ -99,8 +99,8 @@ def test_damaged_bytes_go_nowhere(task_id: str, folder: Path) -> None:
     kept.unlink()
     kept.write_bytes(b"# Forged")
     Path("report.md").write_text("former", "utf-8")
-    for target in ("report.md", "-"):
-        answer = process("task", "artifact", task_id, "report.md", "-o", target)
+    for target, run in (("report.md", call), ("-", process)):
+        answer = run("task", "artifact", task_id, "report.md", "-o", target)
         assert (answer.code, answer.out) == (1, "")
         assert f"artifact 'report.md' of task {task_id} is damaged: object {REPORT}" in answer.err
     assert Path("report.md").read_text("utf-8") == "former"
@@ -121,6 +121,9 @@ def test_gc_of_what_cannot_be_read_deletes_nothing(
     assert (answer.code, answer.out) == (1, "")
     assert f"the link of task {task_id} to artifact 'report.md' cannot be read" in answer.err
     assert the_object(folder).exists()
+    shown = call("task", "show", task_id)  # everything else of the task can be seen
+    assert (shown.code, "succeeded" in shown.out) == (0, True)
+    assert "to artifact 'report.md' cannot be read" in shown.err
 
 
 @pytest.mark.parametrize("grace", ["1 week", "-1", "h", "1e3"])

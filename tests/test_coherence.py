@@ -83,6 +83,16 @@ def test_the_same_call_again_and_again() -> None:
     assert wrong(calls=[same] * 2, coherence=Coherence(repeats=2, window=2)).keys() == {"repetition"}
 
 
+def test_calls_are_compared_whole_and_kept_small() -> None:
+    large = {"text": "x" * 1_000_000, "a": 1}
+    call = Call.of("read", large)
+    assert call == Call.of("read", dict(reversed(large.items())))
+    assert call != Call.of("read", {**large, "text": "x" * 999_999 + "y"})
+    assert len(repr(call)) < 300
+    assert "was called 5 times" in wrong(calls=[call] * 5)["repetition"]
+    assert len(wrong(calls=[call] * 5)["repetition"]) < 300
+
+
 def test_more_tokens_than_the_budget_and_a_message_that_is_not_read() -> None:
     assert wrong(tokens=128_001) == {"context": "its messages have 128,001 tokens, and 128,000 is its budget"}
     waiting = {"waiting_for": {"what": "approval", "on": "ada"}}
@@ -221,6 +231,27 @@ async def test_burial_and_a_replay_by_a_person_who_knows(app: App) -> None:
 
 
 @pytest.mark.integration
+async def test_what_a_person_knows_of_is_known_to_all_later_runs(app: App) -> None:
+    class Elsewhere(Looping):
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            state.goal = "another"
+            if step.key == "second":
+                for number in range(100):  # so that the replay is far back in the log
+                    await ctx.discover(f"fact {number}")
+                if step.attempts == 1:
+                    raise ValueError("not yet")
+
+    kind = type("Fresh", (Elsewhere,), {"coherence": Coherence(goal="bury")})
+    handle = await app.agent(name="circling", retry=Retry(base=0.0))(kind).enqueue("search")
+    await work_off(app)
+    assert (await letter(app, handle)).reason == "incoherent"
+    assert (await command(app, "dlq", "replay", handle.id)).code == 0
+    await work_off(app)
+    assert await soon(handle.result()) == "finished"
+    assert await incoherent(handle) == [("goal", "bury")]
+
+
+@pytest.mark.integration
 async def test_a_hand_off_waits_for_a_message(app: App) -> None:
     handle = await agent(app, Looping, repetition="hand_off").enqueue("search")
     async with working(app):
@@ -267,9 +298,11 @@ async def test_a_run_that_dies_before_it_acted_has_told_of_it_and_the_next_acts(
 async def test_calls_of_former_runs_count(app: App) -> None:
     class Failing(Looping):
         async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            if step.key == "second":
+                return
             for _ in range(3 * step.attempts):  # those of the first attempt are in the checkpoint
                 await ctx.tool("search", self.search, "same")
-            if step.key == "first" and step.attempts == 1:
+            if step.attempts == 1:
                 raise ValueError("not yet")
 
     kind = type("Fresh", (Failing,), {"coherence": Coherence()})
@@ -290,6 +323,23 @@ async def test_a_step_in_which_nothing_gets_done_is_ended(app: App) -> None:
     found = await letter(app, handle)
     assert (found.reason, await incoherent(handle)) == ("incoherent", [("progress", "bury")])
     assert "nothing got done in step 'first' for more than 0.002 minutes" in found.message
+
+
+@pytest.mark.integration
+async def test_no_step_begins_once_it_is_to_end(app: App) -> None:
+    """Though the handler never pauses between two steps: what is enough is enough."""
+    calls: list[str] = []
+
+    class Tireless(Looping):
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            while True:
+                await ctx.tool("search", calls.append, "same")
+
+    app.configure(grace=1000.0)
+    handle = await agent(app, Tireless, repetition="bury").enqueue("search")
+    await work_off(app)
+    assert (await letter(app, handle)).reason == "incoherent"
+    assert 5 <= len(calls) <= 10
 
 
 @pytest.mark.integration

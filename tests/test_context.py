@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle
-from perdure.queues import TaskEvent
+from perdure.queues import TaskEvent, generate_key
 from perdure.worker.agent.context import INTERRUPTED, ContextBuilder, OldTurns, Prompt, to_anthropic, to_openai
 from perdure.worker.errors import StepOutsideTask
 from perdure.worker.journal import Message, StepStatus, ToolCall, WaitingFor
 from providers import anthropic_problems, openai_problems
-from working import history, letter, work_off
+from pydantic import SecretStr
+from working import history, letter, recorded_steps, redis_command, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -241,6 +242,29 @@ async def test_memories_are_asked_for_by_the_goal(app: App) -> None:
     assert prompts[0].messages[0].content == "# What is remembered\n\n- plain\n- with text\n- found"
 
 
+async def test_the_task_s_own_memories_and_how_it_stands_after_an_interruption(app: App) -> None:
+    prompts: list[Prompt] = []
+
+    async def model(prompt: Prompt) -> str:
+        prompts.append(prompt)
+        return "."
+
+    @app.task(retry=AT_ONCE)
+    async def remembers(ctx: Context) -> None:
+        await ctx.memory.add("A lease passes after fifteen seconds.")
+        await ctx.decide("look at leases first")
+        if ctx.attempt == 1:
+            raise RuntimeError("cut off")
+        await ContextBuilder(window=10_000, memory=True).ask(ctx, AgentState(goal="When does a lease pass?"), model)
+
+    await remembers.enqueue()
+    await work_off(app)
+    memory, task = prompts[0].messages
+    assert memory.content == "# What is remembered\n\n- A lease passes after fifteen seconds."
+    assert "## How it stands\nthe former run failed" in task.content
+    assert "look at leases first" in task.content
+
+
 async def test_outside_its_task_no_context_is_rebuilt(app: App) -> None:
     kept, late, ended = list[Context](), list[asyncio.Task[Prompt]](), asyncio.Event()
 
@@ -260,6 +284,20 @@ async def test_outside_its_task_no_context_is_rebuilt(app: App) -> None:
     ended.set()
     with pytest.raises(StepOutsideTask, match="this ctx"):
         await late[0]
+
+
+async def test_where_data_is_sealed_so_are_summaries(settings: Settings) -> None:
+    prompts: list[Prompt] = []
+    sealed = settings.model_copy(update={"encryption_keys": SecretStr(generate_key())})
+    async with App("context", settings=sealed) as app:
+        summaries = Summaries(*["in plain words"] * 2)
+        talk = talkative(app, ContextBuilder(window=1000, summarizer=summaries, keep=8), prompts)
+        handle = await talk.enqueue()
+        await work_off(app)
+        assert "in plain words" in (await handle.result(timeout=0))[0]
+        assert (await of_type(handle, "compacted"))[0].data["summary"].endswith("in plain words")
+        log = await redis_command(app, "XRANGE", handle.partition.log(handle.id), "-", "+")
+        assert "in plain words" not in repr(log) + repr(await recorded_steps(app, handle))
 
 
 # with an agent's state

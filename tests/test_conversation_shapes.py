@@ -250,7 +250,7 @@ def total(messages: Sequence[Message]) -> int:
 
 
 @settings(max_examples=100, deadline=None)
-@given(MESSAGES, st.integers(300, 800))
+@given(MESSAGES, st.integers(600, 900))
 def test_a_prompt_keeps_its_budget_and_is_valid(messages: list[Message], window: int) -> None:
     state = AgentState(goal="Find it", messages=messages)
     layers = Layers(

@@ -55,14 +55,14 @@ def as_json(handoff: Handoff) -> str:
     return handoff.to_json().decode()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(HANDOFFS, st.integers(0, 900), st.sampled_from([estimated_tokens, words, len]))
 def test_the_readers_form_never_has_more_tokens_than_the_budget(handoff: Handoff, budget: int, count: object) -> None:
     assert callable(count)
     assert count(fitted_text(handoff, budget, count=count)) <= budget
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(HANDOFFS, st.integers(600, 2500))
 def test_the_machines_form_fits_too_and_comes_back_as_it_was(handoff: Handoff, budget: int) -> None:
     small = fitted(handoff, budget, form=as_json)

@@ -229,6 +229,8 @@ def test_several_workers_are_ready_if_all_are_and_live_if_any_is() -> None:
         combined = Combined(reports)
         assert (combined.live, combined.ready) == expected
         assert len(combined.summary()["workers"]) == len(reports)
+        assert combined.coherent
+    assert not Combined([well, Report("w", (), (Confused("id-1", "research", ("goal",)),))]).coherent
     assert Report.of(json.loads(json.dumps(well.summary()))) == well
 
 

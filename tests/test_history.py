@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import orjson
 import pytest
 from commands import Answer, call
-from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle
-from perdure.queues import TaskExists, set_partitions
+from perdure import Agent, AgentState, App, Context, Ephemeral, PlanStep, Retry, Settings, TaskHandle
+from perdure.queues import TaskExists, saved_fields, set_partitions
 from perdure.worker.errors import BadHistory, StateDrift
 from perdure.worker.journal import BadEdit, check_state, diff, fork, read_snapshot, state_at
+from pydantic import SecretStr
 from resting import FIRST, everything, with_keys
 from working import history, recorded_steps, redis_command, soon, take_and_die, work_off
 
@@ -205,6 +206,29 @@ async def test_a_fork_of_an_agent_goes_on_from_the_state_of_then(app: App) -> No
     assert (await soon(handle.result()))["goal"] == "learn"
 
 
+async def test_a_fork_of_an_agent_that_is_done_finishes_again_and_keeps_its_artifacts(app: App) -> None:
+    class Writer(Reader):
+        async def finish(self, ctx: Context, state: Notes) -> dict[str, Any]:
+            await ctx.artifacts.save("notes.txt", state.mood)
+            return await super().finish(ctx, state)
+
+    write = app.agent(name="write")(Writer)
+    handle: TaskHandle[Any] = await write.enqueue("learn")
+    await work_off(app)
+    saved = await saved_fields(*place(app, handle), "#artifact:")
+    assert list(saved) == ["#artifact:notes.txt"]
+    Reader.paid.clear()
+    forked = await fork(app.producer, handle.id, edit={"mood": "other"})
+    early = await fork(app.producer, handle.id, at=1)
+    assert await saved_fields(*place(app, forked.handle), "#artifact:") == saved
+    assert await saved_fields(*place(app, early.handle), "#artifact:") == {}
+    assert forked.agent == "write"
+    await early.handle.cancel()
+    await work_off(app)
+    assert (await soon(forked.handle.result()))["mood"] == "other"
+    assert Reader.paid == []
+
+
 async def test_a_fork_within_a_step_keeps_what_the_step_had_paid_for(app: App) -> None:
     app.agent(name="read", retry=Retry(max_attempts=1))(Reader)
     Reader.paid.clear()
@@ -329,6 +353,32 @@ async def test_what_is_sealed_is_sealed_anew(settings: Settings) -> None:
         await work_off(app)
         assert (await soon(forked.handle.result()))["mood"] == "after three"
         assert (await state_at(*place(app, forked.handle), 1)).state["mood"] == "a-marker"
+
+
+async def test_a_secret_argument_that_is_edited_stays_one(app: App) -> None:
+    class Keyed(Notes):
+        token: Annotated[SecretStr | None, Ephemeral] = None
+
+    class Caller(Agent[Keyed]):
+        async def plan(self, ctx: Context, state: Keyed) -> list[PlanStep]:
+            return []
+
+        async def act(self, ctx: Context, state: Keyed, step: PlanStep) -> None:
+            raise AssertionError("there is no step")
+
+        async def finish(self, ctx: Context, state: Keyed) -> str:
+            assert state.token is not None
+            await ctx.decide(f"use {state.token.get_secret_value()}")
+            return str(len(state.token.get_secret_value()))
+
+    handle: TaskHandle[Any] = await app.agent(name="call")(Caller).enqueue("learn", token=SecretStr("first-token"))
+    await work_off(app)
+    forked = await fork(app.producer, handle.id, edit={"token": "another-token-of-hers"})
+    await work_off(app)
+    assert await soon(forked.handle.result()) == "21"
+    log = await redis_command(app, "XRANGE", forked.handle.partition.log(forked.handle.id), "-", "+")
+    assert b"another-token" not in repr(log).encode()
+    assert "another" not in (await cli(app, "show", forked.handle.id)).out
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from perdure import App, Context, InvalidArguments, Retry, Settings, Snooze, State, TaskFailed, Worker
+from perdure import App, Context, InvalidArguments, Producer, Retry, Settings, Snooze, State, TaskFailed, Worker
 from perdure.deadletter import Replay, find_letter, replay
 from perdure.queues import HandOffRefused, TaskHandle, hand_on
 from perdure.worker.journal import Handoff, Resumption
-from perdure.worker.runtime import execution
+from perdure.worker.runtime import execution, settling
+from processes import give, hire
+from pydantic import SecretStr
 from working import give_up, history, recorded_steps, redis_command, soon, steal, work_off, working
 
 pytestmark = pytest.mark.integration
@@ -38,8 +41,8 @@ async def test_a_first_run_has_none_and_leaves_none(app: App) -> None:
         return ctx.resumption is None
 
     handle = await job.options(delay=0.01).enqueue()
-    await work_off(app)
-    assert await handle.result() is True
+    async with working(app):
+        assert await soon(handle.result()) is True
     assert list(await recorded_steps(app, handle)) == ["d:one"]
     assert await resumed(handle) == []
 
@@ -58,7 +61,7 @@ async def test_after_a_failure_it_finds_what_the_log_tells(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    await handle.result()
+    await soon(handle.result())
     first, second = found
     assert first is None
     assert second is not None
@@ -83,7 +86,7 @@ async def test_a_failure_before_anything_was_done_is_not_told_twice(app: App) ->
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await handle.result() == "failure"
+    assert await soon(handle.result()) == "failure"
     assert [event.type for event in await history(handle)] == ["attempt_failed"]
 
 
@@ -129,7 +132,7 @@ async def test_a_handoff_is_out_of_date_when_something_has_happened_since(app: A
 
     handle = await job.enqueue()
     await work_off(app)
-    await handle.result()
+    await soon(handle.result())
     waited, failed = found
     assert (waited.after, failed.after) == ("wait", "failure")
     assert waited.handoff is not None
@@ -153,7 +156,7 @@ async def test_a_run_out_of_time_and_a_burial_leave_one_and_a_replay_finds_it(ap
     handle = await job.enqueue()
     await work_off(app)
     with pytest.raises(TaskFailed):
-        await handle.result()
+        await soon(handle.result())
     handoff = await handoff_of(app, handle)
     assert handoff.why == "burial"
     assert "ran longer than 0.2 s" in handoff.detail
@@ -162,7 +165,7 @@ async def test_a_run_out_of_time_and_a_burial_leave_one_and_a_replay_finds_it(ap
     assert letter is not None
     assert await replay(app.producer.gateway, letter, Replay())
     await work_off(app)
-    await handle.result()
+    await soon(handle.result())
     assert found == ["failure budget", "replay burial"]
 
 
@@ -184,7 +187,7 @@ async def test_after_a_lost_lease_it_is_a_crash(app: App) -> None:
         await soon(begun.wait())
         await give_up(app, await steal(app, handle))
     await work_off(app)
-    assert await handle.result() == "crash, crash, after one"
+    assert await soon(handle.result()) == "crash, crash, after one"
     assert [event["after"] for event in await resumed(handle)] == ["crash"]
 
 
@@ -211,6 +214,102 @@ async def test_a_handoff_that_cannot_be_read_is_passed_over(app: App) -> None:
     assert (found[0].handoff.why, found[0].handoff.last_completed) == ("waiting", "one")
 
 
+async def test_who_dies_between_its_handoff_and_its_end_has_left_it_all_the_same(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = asyncio.Event()
+    found: list[Resumption] = []
+
+    async def die(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the worker dies here")
+
+    async def first() -> None:
+        begun.set()
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        await ctx.step("first", first)
+        if ctx.resumption is None:
+            await asyncio.sleep(60)
+        else:
+            found.append(ctx.resumption)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(settling, "release", die)
+        async with working(app):
+            handle = await job.enqueue()
+            await soon(begun.wait())
+    handoff = await handoff_of(app, handle)
+    async with working(app):
+        await soon(handle.result())
+    assert (found[0].after, found[0].handoff) == ("crash", handoff)
+    assert handoff.why == "shutdown"
+
+
+async def test_what_is_left_and_handed_on_is_sealed(settings: Settings) -> None:
+    keys = {"encryption_keys": SecretStr("c2VhbGluZy1rZXktb2YtMzItYnl0ZXMtZm9yLXRlc3Q=")}
+    marker = "the-patient-is-Ada"
+    async with App("sealed", settings=settings.model_copy(update=keys)) as app:
+
+        @app.task(retry=Retry(max_attempts=1))
+        async def second(ctx: Context, patient: str) -> str:
+            assert ctx.resumption is not None
+            assert ctx.resumption.handoff is not None
+            return f"{ctx.resumption.handoff.message} {ctx.resumption.handoff.decisions[0].choice}"
+
+        @app.task
+        async def first(ctx: Context, patient: str) -> str:
+            await ctx.decide(patient)
+            if ctx.resumption is None:
+                raise Snooze(0.2, patient)
+            assert ctx.resumption.handoff is not None
+            assert ctx.resumption.handoff.waiting_on[0].why == patient
+            await ctx.hand_off(second, message=patient)
+
+        handle = await first.enqueue(marker)
+        async with working(app):
+            assert await soon(handle.result()) == f"{marker} {marker}"
+        following = await handle.following()
+        assert following is not None
+        for one in (handle, following):
+            for key in (one.partition.record(one.id), one.partition.steps(one.id)):
+                assert marker.encode() not in b" ".join(await redis_command(app, "HGETALL", key))
+            log = await redis_command(app, "XRANGE", one.partition.log(one.id), "-", "+")
+            assert marker not in str(log)
+
+
+# real processes
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGTERM"])
+async def test_another_process_knows_how_the_former_one_ended(settings: Settings, tmp_path: Path, signal: str) -> None:
+    async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
+        with hire(settings, tmp_path) as crew:
+            former = await crew.start().ready()
+            handle = await producer.enqueue("goes_on", {"gate": "g"})
+            await crew.line("saved", f"{handle.id}:second")
+            if signal == "SIGKILL":
+                former.kill()
+                await crew.start().ready()
+                await give(producer, "g")
+            else:
+                former.stop()
+                await crew.line("stopping", pid=former.pid)
+                await give(producer, "g")
+                assert await former.ended() == 0
+                await crew.start().ready()
+            found = await soon(handle.result())
+    assert found.pop("gap") >= 0
+    if signal == "SIGKILL":
+        told = {"after": "crash", "why": "crash", "last_completed": "first"}
+        restored = {"steps": 1, "events": 1, "decisions": 1, "progress": 1}
+    else:
+        told = {"after": "hand_off", "why": "shutdown", "last_completed": "second"}
+        restored = {"steps": 2, "events": 1, "decisions": 1}
+    assert found == told | {"restored": restored, "reasons": ["there is no other way"]}
+
+
 # handing on
 
 
@@ -230,7 +329,7 @@ async def test_another_task_goes_on_and_its_result_is_the_firsts(app: App) -> No
 
     handle = await reader.enqueue("redis")
     await work_off(app)
-    assert await handle.result() == f"hand_off: redis, be short, mind the commas, {handle.id}.h1"
+    assert await soon(handle.result()) == f"hand_off: redis, be short, mind the commas, {handle.id}.h1"
     record = await handle.record()
     assert (record.state, record.handed_to, record.result) == (State.SUCCEEDED, f"{handle.id}.h1", b"null")
     assert [event.type for event in await history(handle)][-1] == "handed_off"
@@ -251,18 +350,20 @@ async def test_a_task_goes_on_elsewhere_with_its_own_or_with_other_arguments(app
 
     handle = await hop.enqueue(2)
     await work_off(app, queues=["default", "q1", "q2"])
-    assert await handle.result() == "h2 on q1 x"
+    assert await soon(handle.result()) == "h2 on q1 x"
 
 
-async def test_who_dies_between_the_two_writes_hands_on_once_and_runs_nothing_again(
-    app: App, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("place", ["before the other is stored", "after that"])
+async def test_who_dies_before_its_outcome_hands_on_once_and_runs_nothing_again(
+    app: App, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     calls: list[str] = []
 
     async def and_die(*given: Any) -> Any:
-        found = await hand_on(*given)
-        if len(calls) < 2:
-            calls.append("stored")
+        dies = "died" not in calls
+        found = None if dies and place.startswith("before") else await hand_on(*given)
+        if dies:
+            calls.append("died")
             raise RuntimeError("the worker dies here")
         return found
 
@@ -281,7 +382,7 @@ async def test_who_dies_between_the_two_writes_hands_on_once_and_runs_nothing_ag
     handle = await first.enqueue()
     async with working(app):
         assert await soon(handle.result()) == "done"
-    assert sorted(calls) == ["first", "second", "stored"]
+    assert sorted(calls) == ["died", "first", "second"]
     assert (await handle.record()).crashes == 1
 
 
@@ -326,7 +427,7 @@ async def test_a_hand_off_that_cannot_be_is_refused_before_anything_is_written(a
 
     handle = await job.enqueue()
     await work_off(app)
-    await handle.result()
+    await soon(handle.result())
     assert "hand_off needs to=" in told[0]
     assert "'needs': path" in told[1]
     assert await recorded_steps(app, handle) == {}

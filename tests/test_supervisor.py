@@ -21,6 +21,7 @@ from typing import Any, cast
 import anyio
 import psutil
 import pytest
+from hooks import listening
 from perdure.queues import (
     Producer,
     Refused,
@@ -498,18 +499,21 @@ async def test_broken_code_ends_the_reload_and_the_old_ones_go_on(stage: Stage) 
 
 
 async def test_too_many_crashes_pause_alert_and_outlive_the_supervisor(stage: Stage, tmp_path: Path) -> None:
-    stage.change(crash_threshold=1)
     alerted = tmp_path / "alerted"
-    supervisor = await stage.start(alert=f"cat > {alerted}.tmp && mv {alerted}.tmp {alerted}")
-    stage.order(stage.ready()[0], "kill SIGKILL")
-    replaced = await stage.came(3)
-    stage.order(replaced, "kill SIGSEGV")
+    with listening() as webhook:
+        stage.change(crash_threshold=1, webhook=webhook.url)
+        supervisor = await stage.start(alert=f"cat > {alerted}.tmp && mv {alerted}.tmp {alerted}")
+        stage.order(stage.ready()[0], "kill SIGKILL")
+        replaced = await stage.came(3)
+        stage.order(replaced, "kill SIGSEGV")
+        _, posted = await webhook.heard()
 
     async def paused() -> bool:
         return (await stage.info()).paused_since > 0 and alerted.exists()
 
     await until(paused, "the pause, and the alert")
     about = json.loads(alerted.read_bytes())
+    assert posted == about
     assert (about["event"], about["crashes"], about["supervisor"]) == ("paused", 2, (await stage.info()).name)
     assert f"worker-{replaced} ended by SIGSEGV" in about["why"]
     assert stage.alive() == {stage.ready()[1], *stage.ready("isolated")}

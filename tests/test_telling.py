@@ -9,10 +9,12 @@ from typing import Any
 import orjson
 import pytest
 from perdure import App, Context, PayloadTooLarge, Retry, Settings, Snooze
+from perdure.deadletter import Replay, replay
 from perdure.worker.journal import Unreadable, parse_event
+from perdure.worker.journal import events as e
 from pydantic import SecretStr
 from resting import everything
-from working import history, recorded_steps, soon, work_off
+from working import history, letter, recorded_steps, soon, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -47,6 +49,20 @@ async def test_no_secret_is_in_any_event_and_every_event_can_be_read(app: App) -
     events = [parse_event(event) for event in await history(handle)]
     assert not [str(event) for event in events if isinstance(event, Unreadable)]
     assert [event.type for event in events][-2:] == ["tool_called", "step_failed"]
+
+
+async def test_a_secret_is_not_cut_in_two_where_a_result_is_too_long_for_the_log(app: App) -> None:
+    @app.task
+    async def tell(ctx: Context, secret: SecretStr) -> None:
+        for before in range(16_384 - 8, 16_384):
+            await ctx.tool(f"t{before}", lambda length: "x" * length + secret.get_secret_value() + "y" * 100, before)
+
+    handle = await tell.enqueue(SecretStr("abcdefgh"))
+    await work_off(app)
+    await soon(handle.result())
+    shown = [event.data["result"] for event in await history(handle) if event.type == "tool_called"]
+    assert len(shown) == 8
+    assert {letter for result in shown for letter in result} <= set('"xy*')
 
 
 async def redis_log(app: App, handle: Any) -> str:
@@ -134,3 +150,19 @@ async def test_an_event_over_the_limit_is_refused_and_takes_no_number(settings: 
         await work_off(app)
         await soon(handle.result())
         assert [(event.number, event.data["choice"]) for event in await history(handle)] == [(1, "y")]
+
+
+async def test_what_scripts_write_is_typed_as_well(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def fails(ctx: Context) -> None:
+        await ctx.step("one", lambda: 1)
+        raise ValueError("no")
+
+    handle = await fails.enqueue()
+    await work_off(app)
+    assert await replay(app.producer.gateway, await letter(app, handle), Replay(fresh=True))
+    events = [parse_event(event) for event in await history(handle) if event.number is None]
+    told = [e.StepCompleted, e.AttemptFailed, e.Buried, e.Replayed]
+    assert [type(event) for event in events] == told
+    assert (events[1].error, events[2].message, events[3].fresh) == ("ValueError", "no", True)  # type: ignore[attr-defined]
+    await handle.cancel()

@@ -8,7 +8,7 @@ import orjson
 from pydantic import ValidationError
 
 from ..queues import TaskHandle
-from .agent import Agent, S, StateForm
+from .agent import Agent, S, StateForm, problem_of
 from .agent.goal import goal_id
 from .errors import InvalidArguments
 from .registry import Task
@@ -48,8 +48,7 @@ class AgentTask(Generic[S]):
         try:
             form.kind(**task.arguments.decode(arguments))
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise InvalidArguments(task.name, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise InvalidArguments(task.name, problem_of(error)) from None
         message = task.form.message(arguments, secrets, task_id=self._id(arguments, key))
         producer = task.app.producer
         if anew:

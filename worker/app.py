@@ -206,7 +206,8 @@ class App:
     ) -> Any:
         """Register an agent, a subclass of `Agent`, as a task: `research = app.agent(Research)`, or as a decorator.
 
-        name: else the class's, in lower case. durability: of steps within its steps. result_ttl: seconds for which its
+        name: else the class's, in lower case. durability: as for `task`; but the steps of the plan themselves are never
+        recorded in the background. result_ttl: seconds for which its
         outcome is kept, and with it the knowledge that its goal is reached; 30 days. The others as for `task`. Raises
         `TaskDefinitionError`.
         """
@@ -215,7 +216,9 @@ class App:
         def register(agent: type[Agent[Any]]) -> AgentTask[Any]:
             called = name or getattr(agent, "__name__", repr(agent)).lower()
             form = StateForm(called, getattr(agent, "state_type", AgentState))
-            handler = make_handler(agent, form, check=lambda: self.settings.check_state)
+            handler = make_handler(
+                agent, form, replicated=durability == "replicated", check=lambda: self.settings.check_state
+            )
             task = self.tasks.add(
                 handler,
                 name=called,

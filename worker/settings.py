@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -58,6 +59,8 @@ class Settings(BaseSettings):
     encryption_required: refuse arguments, results and checkpoints that are not sealed.
     memory: where long-term memories are: a file, or postgresql://...; empty for memory.sqlite3 in data_dir. embedder:
         what makes vectors of them, as module:attribute; empty for search by words only.
+    webhook_url: where notices are posted of runs that were resumed, buried, or wait for somebody; empty for nowhere.
+        webhook_secret: signs them. webhook_timeout: for one try.
     check_state: whether the state of an agent is compared, after each step, with what its log comes to.
     unknown_task: how often, and how long apart, a task of unknown name, or sealed with an unknown key, is handed to
         others.
@@ -96,6 +99,9 @@ class Settings(BaseSettings):
     memory: str = ""
     embedder: str = ""
     check_state: bool = False
+    webhook_url: SecretStr = SecretStr("")
+    webhook_secret: SecretStr = SecretStr("")
+    webhook_timeout: Seconds = 5.0
     unknown_task: Retry = Retry(max_attempts=10, base=1.0, factor=2.0, cap=60.0)
 
     @field_validator("restart_delays", mode="before")
@@ -103,6 +109,14 @@ class Settings(BaseSettings):
     def _split(cls, delays: object) -> object:
         """In the environment: 5,30,120."""
         return delays.split(",") if isinstance(delays, str) else delays
+
+    @field_validator("webhook_url")
+    @classmethod
+    def _check_webhook(cls, url: SecretStr) -> SecretStr:
+        parts = urlsplit(url.get_secret_value())
+        if url.get_secret_value() and (parts.scheme not in ("http", "https") or not parts.hostname):
+            raise ValueError("is no URL of http or https")
+        return url
 
     @field_validator("namespace")
     @classmethod
@@ -136,6 +150,10 @@ class Settings(BaseSettings):
         )
 
 
+_SECRET = ("redis_url", "encryption_keys", "webhook_url", "webhook_secret")
+"""Settings that may hold a password, and are not shown."""
+
+
 def load_settings(**overrides: object) -> Settings:
     """Settings from the environment, with what is given (and is not None) on top.
 
@@ -151,7 +169,5 @@ def load_settings(**overrides: object) -> Settings:
         first = error.errors(include_url=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         where = name if name in given else f"PERDURE_{name.upper()}"
-        got = (
-            "" if name in ("redis_url", "encryption_keys") else f" (got {first['input']!r})"
-        )  # a URL may hold a password
+        got = "" if name in _SECRET else f" (got {first['input']!r})"  # a URL may hold a password
         raise ConfigurationError(f"{where}: {first['msg']}{got}") from None

@@ -225,6 +225,8 @@ class Ledger:
                 self.held.drop(steps, f"d:{step}", f"i:{step}", f"s:{step}")
             elif kind == "taken":
                 self.held.drop(record, f"m:{step}")
+            elif kind == "moved":
+                self.held.put(record, {"handed_to": value})
             else:
                 self.held.put(steps, {f"{kind[0]}:{step}": value})
         if any(kind == "taken" for kind, *_ in entries):
@@ -470,6 +472,8 @@ class Ledger:
             return [b"missing"]
         if known is not None:
             return [b"sent", known, state]
+        if (moved := self.held.get(record, "handed_to")) is not None:
+            return [b"moved", moved]
         if state in (b"succeeded", b"cancelled"):
             return [b"ended", state]
         if mail - used >= most:
@@ -504,6 +508,20 @@ class Ledger:
             entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args), (b"again", b"1")))
             self.held.put(record, {"state": "queued", "entry": entry, "at": Moment(), "handed_from": source})
             self.held.put(steps, {name: value})
+        return answer
+
+    def fork(self, task: str, envelope: bytes, args: bytes, source: str, told: bytes, kept: Mapping[str, bytes]) -> int:
+        """A task that begins as another one stood."""
+        record, steps, _ = self.parts(task)
+        answer = self._stored(task)
+        if answer == 0:
+            return int(self.held.get(record, "forked") == source.encode())
+        if answer == 1:
+            entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args), (b"again", b"1")))
+            self.held.put(record, {"state": "queued", "entry": entry, "events": 1, "forked": source})
+            self.note_event(task, "forked", told, number=b"1")
+            if kept:
+                self.held.put(steps, dict(kept))
         return answer
 
     def replay(self, letter: bytes, task: str, fresh: bool, args: bytes | None) -> bool:

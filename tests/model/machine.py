@@ -110,7 +110,9 @@ delays = st.sampled_from([0, MINUTE, HOUR])
 lifetimes = st.sampled_from([MINUTE, 2 * HOUR])
 entries = st.lists(
     st.tuples(
-        st.sampled_from(["done", "done", "intent", "saved", "mark", "event", "event", "drop", "taken"]),
+        st.sampled_from(
+            ["done", "done", "intent", "saved", "mark", "event", "event", "drop", "taken", "taken", "moved"]
+        ),
         st.sampled_from(["s", "u:1"]),
         numbers,
     ),
@@ -284,6 +286,18 @@ class Queues(RuleBasedStateMachine):
         for _ in range(2):
             expected = self.ledger.hand(task, *given)
             self.same(self.ground.run(self.ground.gateway.run(queue_script("hand"), keys, given)), expected)
+
+    @rule(task=tasks, source=st.sampled_from(["one 1-0", "one 2-0"]), kept=st.booleans())
+    def fork(self, task: str, source: str, kept: bool) -> None:
+        (message,) = self.messages([task], False)
+        at = self.partition
+        keys = [at.ready, at.closed, at.record(task), at.steps(task), at.log(task)]
+        given = (message.envelope, message.arguments, source, b"{}")
+        fields = {"d:s": b"0", "s:#state": b"{}"} if kept else {}
+        flat = [part for pair in fields.items() for part in pair]
+        for _ in range(2):
+            expected = self.ledger.fork(task, *given, fields)
+            self.same(self.ground.run(self.ground.gateway.run(queue_script("fork"), keys, [*given, *flat])), expected)
 
     def post_garbage(self, fields: dict[bytes, bytes]) -> None:
         flat = [part for pair in fields.items() for part in pair]

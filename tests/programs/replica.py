@@ -16,9 +16,10 @@ from pathlib import Path
 
 import anyio
 import redis.asyncio
-from perdure import App, Context, Happened, Retry, Worker, current_step
+from perdure import Agent, AgentState, App, Coherence, Context, Happened, PlanStep, Retry, Worker, current_step
 from perdure.queues import Partition
 from perdure.queues.rerouting import Standing, standing
+from perdure.worker.agent.coherence import Watch
 from perdure.worker.artifacts import Link
 from perdure.worker.durable import CURRENT_RUN, Artifacts, Step
 from perdure.worker.runtime import sweep
@@ -90,6 +91,22 @@ async def gate(ctx: Context, name: str) -> dict[str, object]:
         note("left", ctx)
         raise
     return {"steps": [first, second, third], "pid": os.getpid(), "attempt": ctx.attempt, "crashes": ctx.crashes}
+
+
+@app.task(retry=PATIENT)
+async def goes_on(ctx: Context, gate: str) -> dict[str, object]:
+    """Tells what it knows of the run before."""
+    note("run", ctx)
+    await ctx.decide("go on", reasoning="there is no other way")
+    await ctx.step("first", quick, "first")
+    await ctx.step("second", gated, gate)
+    await ctx.step("third", quick, "third")
+    found = ctx.resumption
+    if found is None or found.handoff is None:
+        return {"pid": os.getpid()}
+    told = found.handoff.model_dump(include={"why", "last_completed"})
+    reasons = [made.reasoning for made in found.handoff.decisions]
+    return {"after": found.after, "gap": found.gap, "restored": found.restored, "reasons": reasons, **told}
 
 
 async def freezes(seconds: float) -> int:
@@ -230,6 +247,32 @@ async def saves(ctx: Context) -> str:
     first = await ctx.artifacts.save("of one run", f"run of {os.getpid()}")
     await ctx.artifacts.save("of any run", "the same")
     return first.hash
+
+
+@app.agent(name="circling", retry=PATIENT)
+class Circling(Agent[AgentState]):
+    """Makes the same call again and again, which buries it."""
+
+    coherence = Coherence(repetition="bury")
+
+    async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+        return [PlanStep(key="search", title="search")]
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> None:
+        while True:
+            await ctx.tool("search", quick, "the same")
+
+    async def finish(self, ctx: Context, state: AgentState) -> None:
+        raise AssertionError("it never comes to that")
+
+
+if "DIES_BEFORE_IT_ACTS" in os.environ:
+
+    async def die(watch: Watch) -> None:
+        os.write(JOURNAL, f"{os.getpid()} found incoherent\n".encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Watch._bury = die  # type: ignore[assignment,method-assign]
 
 
 if "HELD_LINKS" in os.environ:

@@ -2,8 +2,8 @@
 
 from .agent import Agent, S
 from .coherence import Coherence
-from .form import StateForm
+from .form import StateForm, problem_of
 from .handler import make_handler
 from .session import Session, session_of
 
-__all__ = ["Agent", "Coherence", "S", "Session", "StateForm", "make_handler", "session_of"]
+__all__ = ["Agent", "Coherence", "S", "Session", "StateForm", "make_handler", "problem_of", "session_of"]

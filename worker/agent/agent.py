@@ -72,8 +72,10 @@ class Agent(Generic[S]):
         return ()
 
     async def replan(self, ctx: Context, state: S) -> Sequence[PlanStep] | None:
-        """Called after each step, also when it failed (its `error` says so): new steps for those that are still open,
-        or None where the plan stays. A step that failed and is not replaced is retried with the task.
+        """Called after each step: new steps for those that are still open, or None where the plan stays.
+
+        Where a step failed, `state.current` is its key, and its `error` says why; else that is None. With new steps it
+        is given up, unless it is among them; without, it is retried with the task.
         """
         return None
 

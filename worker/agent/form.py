@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final, Generic
 
 import orjson
@@ -14,8 +15,9 @@ from ...queues import has_secret
 from ..errors import StateMismatch, StateUnstorable, TaskDefinitionError
 from ..journal import AgentState, Ephemeral
 from .agent import S
+from .following import follow
 
-__all__ = ["StateForm"]
+__all__ = ["StateForm", "problem_of"]
 
 _RESERVED: Final = frozenset({"ctx", "self", "goal", "key", "anew"})
 
@@ -65,7 +67,7 @@ class StateForm(Generic[S]):
                     "a default; as an input it is there again in every run"
                 )
 
-    def dump(self, task_id: str, state: S, names: frozenset[str] | None = None) -> bytes:
+    def dump(self, task_id: str, state: S, names: Collection[str] | None = None) -> bytes:
         """The state's stored fields as JSON, all or those named. Raises `StateUnstorable`."""
         try:
             wanted = None if names is None else set(names)
@@ -82,7 +84,18 @@ class StateForm(Generic[S]):
         try:
             return self.kind.model_validate_json(orjson.dumps(known))
         except ValidationError as error:
-            raise StateMismatch(task_id, self.agent, _problem(error)) from None
+            raise StateMismatch(task_id, self.agent, problem_of(error)) from None
+
+    def follow(self, state: S, name: str, before: Any, after: Any) -> bool:
+        """Do to a field what an event did to its stored form; False, with nothing done, where that takes all of it."""
+        if name not in self.fields:
+            return True
+        try:
+            return follow(
+                state, name, before, after, lambda part: self._adapter(name).validate_json(orjson.dumps(part))
+            )
+        except ValidationError:
+            return False
 
     def assign(self, task_id: str, state: S, changed: dict[str, Any]) -> None:
         """Put fields into a state, from JSON; lists and objects stay the same objects. Raises `StateMismatch`."""
@@ -92,7 +105,7 @@ class StateForm(Generic[S]):
             try:
                 new = self._adapter(name).validate_json(orjson.dumps(value))
             except ValidationError as error:
-                raise StateMismatch(task_id, self.agent, f"{name}: {_problem(error)}") from None
+                raise StateMismatch(task_id, self.agent, f"{name}: {problem_of(error)}") from None
             match getattr(state, name), new:
                 case list() as held, list():
                     held[:] = new
@@ -108,7 +121,8 @@ class StateForm(Generic[S]):
         return self._adapters[name]
 
 
-def _problem(error: ValidationError) -> str:
+def problem_of(error: ValidationError) -> str:
+    """The first thing that is wrong, and where; without what was given."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where}: {first['msg']}" if where else first["msg"]

@@ -18,8 +18,13 @@ __all__ = ["make_handler"]
 Handler = Callable[..., Coroutine[Any, Any, Any]]
 
 
-def make_handler(kind: type[Agent[Any]], form: StateForm[Any], *, check: Callable[[], bool]) -> Handler:
-    """An async function that runs the agent. check: whether states are compared with what their logs come to.
+def make_handler(
+    kind: type[Agent[Any]], form: StateForm[Any], *, replicated: bool = False, check: Callable[[], bool]
+) -> Handler:
+    """An async function that runs the agent.
+
+    replicated: a step of the plan is done when replicas know it. check: whether states are compared with what their
+    logs come to.
 
     Raises `TaskDefinitionError` for a class that is no agent.
     """
@@ -30,7 +35,7 @@ def make_handler(kind: type[Agent[Any]], form: StateForm[Any], *, check: Callabl
         if run is None or run.id != ctx.task_id or run.envelope.task != form.agent:
             raise StepOutsideTask(f"agent {form.agent!r} runs as a task of its own: enqueue it")
         session = Session(run, form, snapshot_every=kind.snapshot_every, check=check())
-        return await Loop(kind(), ctx, session).drive(goal, inputs)
+        return await Loop(kind(), ctx, session, replicated=replicated).drive(goal, inputs)
 
     parameters = {"ctx": Context, "goal": str, **{name: form.annotation(name) for name in form.inputs}}
     handler.__name__ = handler.__qualname__ = form.agent

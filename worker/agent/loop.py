@@ -17,7 +17,7 @@ from ..journal import Event, PlanStep, StepStatus
 from ..journal.events import Changed, Finished, Planned, PlannedStep, StepCompleted, StepFailed, StepStarted
 from .agent import Agent, S
 from .coherence import Watch, watching
-from .context.tokens import default_counter, message_tokens
+from .context.tokens import Estimate, message_tokens
 from .keeper import Keeper, snapshots
 from .session import Session
 
@@ -38,13 +38,14 @@ _OPEN: Final = (StepStatus.PENDING, StepStatus.RUNNING)
 
 
 class Loop(Generic[S]):
-    """One run of an agent."""
+    """One run of an agent. replicated: a step is done when replicas know it."""
 
-    def __init__(self, agent: Agent[S], ctx: Context, session: Session[S]) -> None:
+    def __init__(self, agent: Agent[S], ctx: Context, session: Session[S], *, replicated: bool = False) -> None:
         self._agent = agent
         self._ctx = ctx
         self._session = session
         self._run = session.run
+        self._replicated = replicated
         self._replans = type(agent).replan is not Agent.replan
 
     async def drive(self, goal: str, inputs: dict[str, Any]) -> Any:
@@ -67,7 +68,7 @@ class Loop(Generic[S]):
 
     async def _watch(self, goal: str) -> Watch:
         session = self._session
-        counter = default_counter()
+        counter = Estimate()  # a tokenizer would take its time, before every step
         watch = session.watch = Watch(
             self._run,
             goal,
@@ -152,7 +153,8 @@ class Loop(Generic[S]):
         run = self._run
         left = run.forget(run.keys_within(f"{_REPLAN}/"))  # of a plan that was asked for and not made
         told = self._session.checkpoint(StepStarted(step=step.key, title=step.title, attempt=attempt))
-        await run.recorder.put(told, *left, *self._session.snapshot(), wait=step.risky)
+        replicated = step.risky and self._replicated
+        await run.recorder.put(told, *left, *self._session.snapshot(), wait=step.risky, replicated=replicated)
 
     async def _reach(self, step: PlanStep, *, doubtful: bool) -> Any:
         """The step's result: by taking it, or by learning that it happened already."""
@@ -186,6 +188,8 @@ class Loop(Generic[S]):
         if steps is None:
             session.rollback()
             raise error
+        if all(step.key != key for step in steps):
+            self._named(key).status = StepStatus.FAILED
         given_up = run.forget([key, *run.keys_within(f"{key}/")])
         await self._record(_REPLAN, Planned(steps=_planned("replan", steps), again=True), *given_up)
 
@@ -206,7 +210,7 @@ class Loop(Generic[S]):
         told = session.checkpoint(event)
         dropped = run.forget([key, *parts] if isinstance(event, StepCompleted) else parts)
         snapshot = session.snapshot(more=len(parts))
-        await run.recorder.put(told, *entries, *dropped, *snapshot, wait=True)
+        await run.recorder.put(told, *entries, *dropped, *snapshot, wait=True, replicated=self._replicated)
         run.steps_recorded += 1
         run.stir()
         if run.on_recorded is not None:

@@ -17,7 +17,7 @@ from ..journal.redacting import redacted
 from ..observe import logger
 from .agent import S
 from .coherence import Watch
-from .form import StateForm
+from .form import StateForm, problem_of
 from .restoring import restore
 
 __all__ = ["Session", "session_of"]
@@ -72,7 +72,8 @@ class Session(Generic[S]):
         try:
             self.state = form.kind(goal=goal, **inputs)
         except ValidationError as error:
-            raise StateError(f"agent {form.agent!r} cannot begin task {run.id} with these inputs: {error}") from None
+            problem = problem_of(error)
+            raise StateError(f"agent {form.agent!r} cannot begin task {run.id} with these inputs: {problem}") from None
         await run.recorder.put(self.checkpoint(Started(goal=goal, agent=form.agent)), wait=False)
 
     def rollback(self) -> None:
@@ -145,12 +146,15 @@ class Session(Generic[S]):
 
     def _follow(self, before: dict[str, Any], after: dict[str, Any], event: Event, number: int) -> None:
         """Do to the agent's own state what an event does to the mirror; what it has not stored yet stays."""
-        touched = frozenset(name for name, value in after.items() if before.get(name) is not value)
-        if not touched:
-            return
-        own = orjson.loads(self.form.dump(self.run.id, self.state, touched))
-        changed = reduce({**before, **own}, event, number)
-        self.form.assign(self.run.id, self.state, {name: changed[name] for name in touched})
+        touched = [name for name, value in after.items() if before.get(name) is not value]
+        if not event.changes:
+            touched = [
+                name for name in touched if not self.form.follow(self.state, name, before.get(name), after[name])
+            ]
+        if touched:
+            own = orjson.loads(self.form.dump(self.run.id, self.state, touched))
+            changed = reduce({**before, **own}, event, number)
+            self.form.assign(self.run.id, self.state, {name: changed[name] for name in touched})
 
     # its size and its soundness
 
@@ -158,8 +162,10 @@ class Session(Generic[S]):
         """What makes the agent's own state of a stored one, without secrets. What its class does not know stays."""
         data = self.form.dump(self.run.id, self.state)
         self._weigh(data)
-        unknown = {name: value for name, value in stored.items() if name not in self.form.fields}
-        changes = diff(stored, {**unknown, **orjson.loads(data)})
+        own = {
+            name: value for name, value in orjson.loads(data).items() if not _same(stored.get(name, _MISSING), value)
+        }
+        changes = diff(stored, {**stored, **own})
         redact = self.run.redact
         if redact is None or not changes:
             return changes
@@ -180,6 +186,16 @@ class Session(Generic[S]):
                 limit,
                 ", ".join(f"{name} ({bytes_:,})" for name, bytes_ in _largest(orjson.loads(data))),
             )
+
+
+_MISSING: Final = object()
+
+
+def _same(stored: Any, own: Any) -> bool:
+    """Whether two stored forms are the same JSON, which takes far less than finding out where they differ."""
+    if stored is _MISSING:
+        return False
+    return orjson.dumps(stored, option=orjson.OPT_SORT_KEYS) == orjson.dumps(own, option=orjson.OPT_SORT_KEYS)
 
 
 def _largest(state: dict[str, Any]) -> list[tuple[str, int]]:

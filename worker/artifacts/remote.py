@@ -105,9 +105,6 @@ class _RemoteDraft:
         else:
             if found != size:
                 raise WrongSize(found)
-            with suppress(Exception):  # few can, and each refuses in its own way; then it is put there again
-                self._files.touch(path, truncate=False)
-                return
         self._files.mv(self._path, path)
         self._moved = True
 

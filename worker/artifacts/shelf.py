@@ -32,7 +32,7 @@ class Draft(Protocol):
     def write(self, data: bytes | memoryview) -> None: ...
 
     def keep(self, digest: str, size: int) -> None:
-        """Give it the name of its hash. Where that is there already, it is left as it is and counts as new from now on.
+        """Give it the name of its hash. What is there already, with the same bytes, counts as new from now on.
 
         `WrongSize` where what is there has another size, so that it cannot be the same.
         """

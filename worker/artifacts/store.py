@@ -54,10 +54,11 @@ class ArtifactStore:
         """Where it is, without any password."""
         return self._shelf.shown
 
-    async def save(self, what: str, data: Data) -> Stored:
-        """Store bytes. What is there already is left as it is, and is safe from the collector for its grace.
+    async def save(self, what: str, data: Data, on_progress: Callable[[], None] = lambda: None) -> Stored:
+        """Store bytes. What is there already is safe from the collector for its grace.
 
-        Cancelled or killed at any moment, it leaves nothing under the hash that is not complete.
+        on_progress: hears of each piece. Cancelled or killed at any moment, it leaves nothing under the hash that is
+        not complete.
         Raises `ArtifactTooLarge`, `StoreUnavailable`, `ArtifactDamaged`; `ArtifactError` for data that cannot be read.
         """
         digest, size = hashlib.sha256(), 0
@@ -73,6 +74,7 @@ class ArtifactStore:
                 if size > self.limit:
                     raise ArtifactTooLarge(what, self.limit)
                 await self._call(what, "written to", take, chunk)
+                on_progress()
             stored = Stored(digest.hexdigest(), size)
             try:
                 await self._call(what, "written to", draft.keep, stored.hash, size)

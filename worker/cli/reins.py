@@ -52,6 +52,9 @@ class Reins:
             crash_threshold=settings.crash_threshold,
             crash_window=settings.crash_window,
             restart_delays=settings.restart_delays,
+            webhook=settings.webhook_url.get_secret_value(),
+            webhook_secret=settings.webhook_secret.get_secret_value(),
+            webhook_timeout=settings.webhook_timeout,
         )
         self._may_work.wait()
 

@@ -48,6 +48,7 @@ _ELSEWHERE = {
     "events": (".events:events", "Print what happened to a task, or to the tasks of a queue."),
     "replay": (".replay:replay", "Show the state of a task as one of its events left it."),
     "fork": (".fork:fork", "Start a new task from a point of another one's past."),
+    "handoff": (".handoff:handoff", "Print where a task stands, for whoever goes on with it."),
 }
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False)
@@ -151,6 +152,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "result": _text(record.shown_result()),
             "artifacts": link_text(links),
             "incoherent": finding_text(wrong),
+            "handed to": record.handed_to,
             "reason": record.reason,
             "error": f"{error.get('error')}: {error.get('message')}" if error else None,
         }
@@ -179,7 +181,7 @@ async def result(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Wait for a task and print its result, which is JSON.
+    """Wait for a task and print its result, which is JSON; of one that was handed on, that of the other.
 
     Ends with 1 when the task is dead, cancelled, or not done in time. With
     --json, prints the outcome as an object, whatever it is.
@@ -187,7 +189,8 @@ async def result(
     Example: perdure task result $(perdure enqueue audit) --timeout 60
     """
     handle = await _raw_handle(producer, task_id)
-    ended = (await handle.status()).terminal
+    record = await handle.record()
+    ended = record.state.terminal and record.handed_to is None
     try:
         value = await handle.result(None if ended else timeout)
     except (TaskOutcome, TimeoutError) as error:
@@ -210,6 +213,8 @@ async def _raw_handle(producer: Producer, task_id: str) -> TaskHandle[str]:
 
 
 async def _print_outcome(handle: TaskHandle[Any]) -> None:
+    while (following := await handle.following()) is not None:
+        handle = following
     record = await handle.record()
     outcome = {"id": record.id, "state": record.state, "result": as_data(record.shown_result())}
     print_json(outcome | {"reason": record.reason, "error": record.error})

@@ -75,8 +75,7 @@ class Artifacts:
                 await run.boundary()
             run.step_began(key)  # a worker that is stopped lets it end
         try:
-            stored = await (await self._store()).save(self._what(name), data)
-            run.stir()
+            stored = await (await self._store()).save(self._what(name), data, run.stir)
             kind = media_type or mimetypes.guess_type(name)[0] or _default_type(data)
             link = Link(name=name, hash=stored.hash, size=stored.size, media_type=kind)
             await self._link(link, key, step)

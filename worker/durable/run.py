@@ -58,6 +58,10 @@ class Parked:
     seen: int
 
 
+_SHUTDOWN: Final[tuple[Ending, Parked | None]] = (Ending.HANDED_OFF, None)
+"""How a run ends that is stopped."""
+
+
 class Run:
     """One run. Belongs to the event loop it runs in; only `on_lost` and `on_cancel` may be called from elsewhere.
 
@@ -78,6 +82,7 @@ class Run:
     __slots__ = (
         "_again",
         "_cancels",
+        "_leaving",
         "_loop",
         "_names",
         "_quiet",
@@ -165,6 +170,7 @@ class Run:
         self._task: asyncio.Task[object] | None = None
         self._again: asyncio.TimerHandle | None = None
         self._cancels = 0
+        self._leaving: tuple[Ending, Parked | None] = _SHUTDOWN
 
     @property
     def id(self) -> str:
@@ -348,14 +354,16 @@ class Run:
 
     async def boundary(self) -> None:
         """Where a run may be stopped: between steps. Does not return when it is. Called when `stopping`."""
-        await self.leave(Ending.HANDED_OFF)
+        await self.leave(*self._leaving)
 
     async def leave(self, why: Ending, parked: Parked | None = None) -> None:
-        """End the run from within, when the steps that are under way are recorded. Does not return."""
+        """End the run from within, when the steps that are under way are recorded; no other begins. Does not return."""
+        self.stopping, self._leaving = True, (why, parked)
         while self.steps_in_flight:
             self._quiet = self._quiet or anyio.Event()
             await self._quiet.wait()
-        self.parked = parked
+        if self.ending is None:
+            self.parked = parked
         self.end(why)
         await anyio.sleep_forever()
 

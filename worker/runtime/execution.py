@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -12,11 +13,13 @@ from ...deadletter import Reason, after_crash, backoff
 from ...queues import (
     CannotOpen,
     Delivery,
+    Entry,
     Envelope,
     Gateway,
     HandOffRefused,
     History,
     KeyMissing,
+    Kind,
     LeaseLost,
     Leases,
     Namespace,
@@ -26,6 +29,7 @@ from ...queues import (
     Successor,
     UnreadableEnvelope,
     check_size,
+    forward_messages,
     hand_on,
     last_step,
     load_history,
@@ -36,8 +40,10 @@ from ..memory import Keeper
 from ..observe import logger
 from ..registry import Registry, Task
 from ..settings import Settings
+from .announcing import notice_of_end, notice_of_start, notice_of_unreadable
 from .isolation import Isolation
 from .leaving import leave_handoff
+from .notices import Notice, Notices
 from .opening import open_arguments, open_history
 from .outcome import Aside, Burial, Cancelled, HandOff, Outcome, Rerun, Success, Wait, after_error
 from .resuming import resume
@@ -63,8 +69,12 @@ class Executor:
         isolation: Isolation,
         *,
         threads: int,
+        notices: Notices | None = None,
     ) -> None:
-        """slots: those that the executions are in. threads: how many sync steps may run at once."""
+        """slots: those that the executions are in. threads: how many sync steps may run at once. notices: of what
+        somebody wants to hear; None where nobody does.
+        """
+        self._notices = notices if notices is not None and notices.wanted else None
         self._isolation = isolation
         self._slots = slots
         self._gateway = gateway
@@ -115,10 +125,12 @@ class Executor:
         outcome: Outcome | None = None
         try:
             outcome = await self._outcome(run)
-            if not isinstance(outcome, Success):
-                await leave_handoff(self._gateway, run, outcome)
+            stopped = not isinstance(outcome, Success)
+            handoff = await leave_handoff(self._gateway, run, outcome) if stopped else None
             self._slots.leave()
             await self._settler.settle(run, outcome, self._slots.stay)
+            if stopped:
+                self._announce(notice_of_end, run, outcome, handoff)
             if isinstance(outcome, Aside):
                 self._isolation.want()
                 return False
@@ -148,12 +160,18 @@ class Executor:
 
     async def _settle_unreadable(self, delivery: Delivery, error: UnreadableEnvelope) -> None:
         try:
-            await self._settler.bury_unreadable(delivery, error)
+            task_id = await self._settler.bury_unreadable(delivery, error)
+            self._announce(notice_of_unreadable, delivery, task_id, error)
             self.settled[delivery.partition.queue] += 1
         except LeaseLost as lost:
             logger.warning("{}; another worker goes on", lost)
         except Exception:  # noqa: BLE001 - the worker goes on, and the lease brings the message back
             logger.exception("an unreadable message could not be buried; it is left for recovery")
+
+    def _announce(self, make: Callable[..., Notice | None], *of: Any) -> None:
+        """Have somebody told, where there is anything to tell."""
+        if self._notices is not None and (notice := make(*of)) is not None:
+            self._notices.give(notice)
 
     async def _outcome(self, run: Run) -> Outcome:
         """What became of the task in this delivery."""
@@ -183,6 +201,7 @@ class Executor:
         self._isolation.decided(run.delivery)
         if run.delivery.history:
             await resume(self._gateway, run)
+            self._announce(notice_of_start, run)
         return await self._call(run, task, arguments)
 
     def _unknown(self, run: Run) -> Outcome:
@@ -289,14 +308,30 @@ class Executor:
         counters = run.history.counters.attempted()
         namespace = Namespace(run.delivery.partition.namespace)
         try:
-            await until_available(partial(hand_on, self._gateway, namespace, successor), f"task {run.id}", run.stir)
+            to = await until_available(
+                partial(hand_on, self._gateway, namespace, successor), f"task {run.id}", run.stir
+            )
         except HandOffRefused as refused:
             return Burial(Reason.NOT_RETRYABLE, counters, refused)
         handed_to = successor.envelope.id
+        await self._forward(run, to, handed_to)
         logger.bind(task=run.envelope.task, id=run.id).info(
             "handed on to task {} ({}, queue {})", handed_to, successor.envelope.task, successor.queue
         )
         return Success(b"null", counters, handed_to)
+
+    async def _forward(self, run: Run, to: Partition, handed_to: str) -> None:
+        """Have the messages go to the task that goes on: first those to come, then those that were not read."""
+        await run.recorder.put(Entry(Kind.MOVED, handed_to, handed_to.encode()), wait=True)
+        forward = partial(forward_messages, self._gateway, run.delivery.partition, run.id, to, handed_to)
+        left = await until_available(forward, f"task {run.id}", run.stir)
+        if left:
+            logger.bind(task=run.envelope.task, id=run.id).warning(
+                "{} messages could not go along to task {} and stay unread: perdure task inbox {}",
+                len(left),
+                handed_to,
+                run.id,
+            )
 
     def _after_ending(self, run: Run, task: Task[Any, Any], ending: Ending | None) -> Outcome:
         """What follows a run that was ended from outside, and whose handler had nothing to say to that."""
@@ -329,8 +364,9 @@ class Executor:
             if task is not None and ending is not Ending.LOST:
                 await run.flush()
                 outcome = self._after_ending(run, task, ending)
-                await leave_handoff(self._gateway, run, outcome)
+                handoff = await leave_handoff(self._gateway, run, outcome)
                 await self._settler.settle(run, outcome, run.stir)
+                self._announce(notice_of_end, run, outcome, handoff)
                 self.settled[run.delivery.partition.queue] += 1
         except LeaseLost as error:
             logger.bind(task=run.envelope.task, id=run.id).warning("{}; another worker goes on", error)

@@ -96,8 +96,11 @@ class Settler:
     def _result_ttl(self, run: Run) -> float:
         return run.envelope.options.result_ttl or run.result_ttl or self._settings.result_ttl
 
-    async def bury_unreadable(self, delivery: Delivery, error: UnreadableEnvelope) -> None:
-        """Bury a message that is not a task, raw: under the id of the task that it is the message of, if it is."""
+    async def bury_unreadable(self, delivery: Delivery, error: UnreadableEnvelope) -> str:
+        """Bury a message that is not a task, raw: under the id of the task that it is the message of, if it is.
+
+        Returns the id.
+        """
         what = f"the burial of message {delivery.entry.decode()}"
         task_id = unreadable_id(delivery)
         named = _named_id(delivery.fields.get(b"env", b""))
@@ -110,6 +113,7 @@ class Settler:
             lambda: self._bury(delivery, task_id, "?", Reason.UNREADABLE, Counters(), error),
             what,
         )
+        return task_id
 
     async def _bury(
         self,

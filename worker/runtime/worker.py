@@ -40,6 +40,7 @@ from .isolation import Isolation
 from .janitor import Janitor
 from .link import Link
 from .notes import Notes
+from .notices import Notices, Post
 from .promoter import Promoter
 from .registration import Registration, describe
 from .slots import Slots
@@ -90,6 +91,7 @@ class Worker:
         self._slots = Slots(concurrency)
         self._isolation = Isolation(link, self.settings.probation)
         self._leases: Leases[Run] = Leases()
+        self._notices = Notices(Post.of(self.settings))
         self._executor = Executor(
             self._gateway,
             app.tasks,
@@ -98,6 +100,7 @@ class Worker:
             self._slots,
             self._isolation,
             threads=max(40, concurrency),
+            notices=self._notices,
         )
         self._link = link
         self._vigil = Vigil(
@@ -238,7 +241,7 @@ class Worker:
                 worker=self.id,
             )
             notes = Notes(lambda: self._executor.runs, self.settings.note_interval)
-            for run in (self._territory.run, notes.run, self._registration.run, self._guard.run):
+            for run in (self._territory.run, notes.run, self._registration.run, self._guard.run, self._notices.run):
                 background.start_soon(run)
             if not self._isolation.only:
                 background.start_soon(self._promoter.run)

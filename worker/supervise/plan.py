@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from ...queues import Address, Namespace
 from ..runtime.link import Role
+from ..runtime.notices import Post
 
 __all__ = ["Facts", "Plan"]
 
@@ -35,6 +36,7 @@ class Facts:
     """The settings of the app, which a child tells the supervisor, who does not import it. Times are seconds.
 
     restart_delays: before a child is started again after the first crash within the window, the second and so on.
+    webhook: where a pause is told of, besides the alert command.
     """
 
     app: str
@@ -45,6 +47,7 @@ class Facts:
     crash_threshold: int
     crash_window: float
     restart_delays: tuple[float, ...]
+    webhook: Post | None = None
 
     @classmethod
     def read(cls, told: Mapping[str, Any]) -> Self:
@@ -59,8 +62,16 @@ class Facts:
             crash_threshold=int(told["crash_threshold"]),
             crash_window=float(told["crash_window"]),
             restart_delays=tuple(map(float, told["restart_delays"])),
+            webhook=_webhook(told),
         )
 
     def delay(self, number: int) -> float:
         """Seconds before what has failed `number` times is tried again."""
         return self.restart_delays[min(number, len(self.restart_delays)) - 1] if number > 0 else 0.0
+
+
+def _webhook(told: Mapping[str, Any]) -> Post | None:
+    url = str(told.get("webhook", ""))
+    if not url:
+        return None
+    return Post(url, str(told.get("webhook_secret", "")).encode(), float(told.get("webhook_timeout", 5.0)))

@@ -19,6 +19,7 @@ from anyio.abc import TaskGroup
 from ...queues import QueueError
 from ..observe import logger
 from ..runtime.health import Combined
+from ..runtime.notices import Notice, Post, post
 from .alert import alert
 from .child import Child, how_it_ended
 from .children import Children
@@ -44,6 +45,7 @@ class Supervisor:
         self._all: Iterable[Child] = ()
         self._ledger: Ledger | None = None
         self._company: Company | None = None
+        self._webhook: Post | None = None
         self._terminal = has_terminal()
         self._reload_asked = False
         self._stopped = 0
@@ -109,6 +111,7 @@ class Supervisor:
             return _code_of_failure(pilot)
         facts = Facts.read(pilot.told)
         self._children.grant(facts.grace)
+        self._webhook = facts.webhook
         ledger = self._ledger = Ledger(
             facts, self._plan.name, self._plan.processes, self._children.infos, self._raise_alarm
         )
@@ -172,6 +175,8 @@ class Supervisor:
     def _raise_alarm(self, about: Mapping[str, Any]) -> None:
         if self._plan.alert is not None:
             self._tending.start_soon(alert, self._plan.alert, about)
+        if self._webhook is not None:
+            self._tending.start_soon(post, self._webhook, Notice(about))
 
     # signals, and the end
 

@@ -9,8 +9,6 @@ from .view import View
 
 __all__ = ["check_repetition"]
 
-_SHOWN = 120
-
 
 def check_repetition(view: View, coherence: Coherence) -> tuple[str, str] | None:
     calls = view.calls[-coherence.window :]
@@ -19,5 +17,5 @@ def check_repetition(view: View, coherence: Coherence) -> tuple[str, str] | None
     call, times = Counter(calls).most_common(1)[0]
     if times < coherence.repeats:
         return None
-    shown = call.arguments if len(call.arguments) <= _SHOWN else f"{call.arguments[:_SHOWN]}..."
-    return f"{call.tool}({shown}) was called {times} times among the last {len(calls)} calls", f"{call.tool} {shown}"
+    told = f"{call.tool}({call.arguments})"
+    return f"{told} was called {times} times among the last {len(calls)} calls", f"{told} {call.digest}".rstrip()

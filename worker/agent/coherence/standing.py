@@ -18,7 +18,9 @@ VERSION: Final = 1
 
 
 class StandingFinding(BaseModel):
-    """A finding that still holds. n: the number of the event that told of it. policy: what followed."""
+    """A finding that still holds. n: the number of the event that told of it. policy: what followed. known: a person
+    has come since, and let the task go on: it has no further consequence.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -27,6 +29,7 @@ class StandingFinding(BaseModel):
     about: str = ""
     policy: Policy = "warn"
     n: int = 0
+    known: bool = False
 
 
 class Standing(BaseModel):

@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-import orjson
-
 from ...journal import Event
 from ...journal.events import ToolCalled
 from .view import Call
@@ -49,7 +47,7 @@ class Trail:
         """former: it happened in a former run, at a time that this clock does not know."""
         done = event.type in _PROGRESS
         if isinstance(event, ToolCalled):
-            call = Call(event.tool, orjson.dumps(event.arguments, option=orjson.OPT_SORT_KEYS).decode())
+            call = Call.of(event.tool, event.arguments)
             done = call not in self.calls
             self.calls.append(call)
         if done and not former:

@@ -57,7 +57,6 @@ class Watch:
         self._tokens = tokens
         self._trail = Trail(coherence.window)
         self._standing = Standing.decode(run.history.saved.get(STANDING))
-        self._excused: frozenset[tuple[str, str]] = frozenset()
         self._unread_at: int | None = None
         self._ignored = 0
         self._looking = asyncio.Lock()
@@ -78,8 +77,9 @@ class Watch:
             f"task {run.id}",
             run.stir,
         )
-        if run.history.mail > self._standing.mail or _was_seen_by_a_person(events):
-            self._excused = frozenset((one.check, one.about) for one in self.findings)
+        if self.findings and (run.history.mail > self._standing.mail or _was_seen_by_a_person(events)):
+            known = tuple([one.model_copy(update={"known": True}) for one in self.findings])
+            await self._store(self._standing.mail, known)
         for event in reversed(events):
             self._trail.hear(parse_event(event), former=True)
 
@@ -101,7 +101,7 @@ class Watch:
                 await self._notice_mail()
             found = [self._redacted(one) for one in find(self._view(), self._coherence)]
             await self._tell(found)
-        policies = {one.policy for one in self.findings if (one.check, one.about) not in self._excused}
+        policies = {one.policy for one in self.findings if not one.known}
         if "bury" in policies:
             await self._bury()
         elif "hand_off" in policies:
@@ -120,6 +120,9 @@ class Watch:
                 await self.look()
             except LeaseLost:
                 return  # the run has been told
+            except Exception:  # noqa: BLE001 - the agent goes on without being watched between its steps
+                logger.bind(task=self._run.envelope.task, id=self._run.id).exception("coherence cannot be looked at")
+                return
 
     def _view(self) -> View:
         coherence = self._coherence
@@ -174,10 +177,14 @@ class Watch:
             number = int(event.value)
             kept.append(StandingFinding(check=one.check, detail=one.detail, about=one.about, policy=policy, n=number))
             self._log(one, policy)
-        self._standing = Standing(mail=mail, findings=tuple(kept))
-        self._excused &= {(one.check, one.about) for one in kept}
-        stored = Entry(Kind.SAVED, STANDING, self._standing.encode()) if kept else Entry(Kind.DROP, STANDING, b"")
-        await run.recorder.put(*entries, stored, wait=any(one.policy != "warn" for one in kept))
+        await self._store(mail, tuple(kept), *entries)
+
+    async def _store(self, mail: int, findings: tuple[StandingFinding, ...], *told: Entry) -> None:
+        """Keep what holds, in one act with the events that tell of it; at once where something is to follow."""
+        self._standing = Standing(mail=mail, findings=findings)
+        data = self._standing.encode()
+        stored = Entry(Kind.SAVED, STANDING, data) if findings else Entry(Kind.DROP, STANDING, b"")
+        await self._run.recorder.put(*told, stored, wait=any(one.policy != "warn" for one in findings))
 
     def _log(self, finding: Finding, policy: Policy) -> None:
         logger.bind(task=self._run.envelope.task, id=self._run.id).warning(
@@ -205,7 +212,8 @@ class Watch:
         run = self._run
         with anyio.move_on_after(run.settings.grace):
             await run.leave(why, parked)
-        run.parked = parked
+        if run.ending is None:
+            run.parked = parked
         run.end(why)
         await anyio.sleep_forever()
 

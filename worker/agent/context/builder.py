@@ -40,8 +40,8 @@ class ContextBuilder:
     """How an agent's context is rebuilt, for whichever run asks for it; see docs/context.md.
 
     window: tokens that the model takes. identity, rules: said first, at every call the same. memory: asked for what
-    bears on the goal, up to `memories` of them. last: how many messages of the conversation at most; all that fit where
-    it is None. counter: of tokens; see `default_counter`.
+    bears on the goal, up to `memories` of them; True for the task's own, `ctx.memory`. last: how many messages of the
+    conversation at most; all that fit where it is None. counter: of tokens; see `default_counter`.
 
     summarizer: asked, once the context takes `compact_at` of the window, for a summary of all but the last `keep`
     messages. retry, on_failure: how often, and what follows when it gives none that can be used, see `compact`.
@@ -50,7 +50,7 @@ class ContextBuilder:
     window: int
     identity: str = ""
     rules: Sequence[str] = ()
-    memory: SearchesMemory | Recall | None = None
+    memory: SearchesMemory | Recall | bool = False
     memories: int = 10
     budgets: Budgets = field(default_factory=Budgets)
     counter: TokenCounter = field(default_factory=default_counter)
@@ -145,8 +145,8 @@ class ContextBuilder:
             state=state,
             identity=self.identity,
             rules=self.rules,
-            memories=await self._remembered(state.goal),
-            resumption=_resumption(ctx) if resumption is None else resumption,
+            memories=await self._remembered(ctx, state.goal),
+            resumption=self._resumption(ctx) if resumption is None else resumption,
             in_flight=tuple(in_flight),
             inbox=[_arrived(one) for one in inbox],
         )
@@ -168,13 +168,15 @@ class ContextBuilder:
     def _assembled(self, layers: Layers) -> Prompt:
         return assemble(layers, self.window, budgets=self.budgets, counter=self.counter, last=self.last)
 
-    async def _remembered(self, goal: str) -> list[str]:
-        if self.memory is None or not goal:
+    def _resumption(self, ctx: Context) -> str:
+        found = ctx.resumption
+        return "" if found is None else found.text(int(self.window * self.budgets.task), count=self.counter.count)
+
+    async def _remembered(self, ctx: Context, goal: str) -> list[str]:
+        memory: SearchesMemory | Recall | bool = ctx.memory if self.memory is True else self.memory
+        if isinstance(memory, bool) or not goal:
             return []
-        if callable(self.memory):
-            found = await self.memory(goal, self.memories)
-        else:
-            found = await self.memory.search(goal, limit=self.memories)
+        found = await (memory(goal, self.memories) if callable(memory) else memory.search(goal, limit=self.memories))
         return [_wording(one) for one in found]
 
 
@@ -193,11 +195,6 @@ def _wording(found: Any) -> str:
     if isinstance(found, str):
         return found
     return str(getattr(found, "memory", found).text)
-
-
-def _resumption(ctx: Context) -> str:
-    found = getattr(ctx, "resumption", None)
-    return "" if found is None else str(found.text())
 
 
 def _arrived(message: object) -> str:

@@ -140,10 +140,10 @@ def _digest(messages: Sequence[Message]) -> str:
 
 
 def _range(run: Run, old: Sequence[Message]) -> tuple[int, int]:
-    """The events that the turns came with; of turns that came with none, all events so far."""
+    """The events that the turns came with. Of turns that came with none it is known only that they were before now."""
     numbers = [one.n for one in old if one.n is not None]
-    known = max(run.events, run.history.events)
-    return (min(numbers), max(numbers)) if numbers else (1, known)
+    last = max(numbers) if len(numbers) == len(old) else max(run.events, run.history.events)
+    return min(numbers, default=1), last
 
 
 async def _summary(

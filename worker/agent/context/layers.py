@@ -90,9 +90,8 @@ def assemble(
     room = int(window * (1 - budgets.reserve)) - sum(draft.tokens.values())
     room -= sum(message_tokens(one, draft.counter) for one in arrived)
     if room < 0:
-        raise ContextTooLarge(
-            "task", draft.tokens["task"], max(0, draft.tokens["task"] + room), "goal and open steps leave no room"
-        )
+        task_tokens = draft.tokens.get("task", 0)
+        raise ContextTooLarge("task", task_tokens, max(0, task_tokens + room), "goal and open steps leave no room")
     _turns(draft, layers.state.messages, room, last)
     if arrived:
         draft.add("inbox", *arrived)
