@@ -353,15 +353,17 @@ async def test_a_task_goes_on_elsewhere_with_its_own_or_with_other_arguments(app
     assert await soon(handle.result()) == "h2 on q1 x"
 
 
-async def test_who_dies_between_the_two_writes_hands_on_once_and_runs_nothing_again(
-    app: App, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("place", ["before the other is stored", "after that"])
+async def test_who_dies_before_its_outcome_hands_on_once_and_runs_nothing_again(
+    app: App, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     calls: list[str] = []
 
     async def and_die(*given: Any) -> Any:
-        found = await hand_on(*given)
-        if len(calls) < 2:
-            calls.append("stored")
+        dies = "died" not in calls
+        found = None if dies and place.startswith("before") else await hand_on(*given)
+        if dies:
+            calls.append("died")
             raise RuntimeError("the worker dies here")
         return found
 
@@ -380,7 +382,7 @@ async def test_who_dies_between_the_two_writes_hands_on_once_and_runs_nothing_ag
     handle = await first.enqueue()
     async with working(app):
         assert await soon(handle.result()) == "done"
-    assert sorted(calls) == ["first", "second", "stored"]
+    assert sorted(calls) == ["died", "first", "second"]
     assert (await handle.record()).crashes == 1
 
 
