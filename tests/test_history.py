@@ -342,6 +342,20 @@ async def test_a_fork_of_a_function_has_the_steps_of_then(
     assert [one["choice"] for one in decisions] == ["go on", "stop"]
 
 
+async def test_a_fork_can_be_forked(app: App, walk: Any) -> None:
+    handle = await walked(app, walk)
+    first = await fork(app.producer, handle.id, at="a", edit={"fail": False})
+    await work_off(app)
+    Reader.paid.clear()
+    second = await fork(app.producer, first.handle.id, at="b")
+    assert set(await recorded_steps(app, second.handle)) == {"d:a", "d:#decided", "d:b"}
+    assert await recorded_steps(app, (await fork(app.producer, first.handle.id, at=0)).handle) == {}
+    await work_off(app)
+    assert await soon(second.handle.result()) == [11, 12, 13]
+    assert f"{second.handle.id}:3" in Reader.paid
+    assert f"{second.handle.id}:1" not in Reader.paid
+
+
 async def test_wherever_a_task_stands_it_can_be_forked(app: App, walk: Any) -> None:
     waiting = await walk.options(delay=3600).enqueue(1, fail=False)
     queued = await walk.enqueue(2, fail=False)
