@@ -39,6 +39,8 @@ class Kind(StrEnum):
     """What is kept of the step goes: it is part of something larger that is recorded in the same act."""
     TAKEN = "taken"
     """A message of the inbox was used: `step` is its number there."""
+    MOVED = "moved"
+    """Another task goes on in the place of this one, and is to have the messages that come: `value` is its id."""
 
 
 class Entry(NamedTuple):

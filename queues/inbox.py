@@ -175,12 +175,11 @@ async def last_message(gateway: Gateway, partition: Partition, task_id: str) -> 
 async def forward_messages(
     gateway: Gateway, partition: Partition, task_id: str, to: Partition, to_id: str
 ) -> list[InboxMessage]:
-    """Have the messages of a task go to the one that goes on in its place: those to come, then those it has not read.
+    """Put the messages that a task has not read into the inbox of the one that goes on in its place.
 
-    Returns those of the latter that could not be moved: broken ones, and what would not fit. Asked again, it moves none
-    twice. For a task that is settled only after this, no message is lost, whenever it is sent.
+    Returns those that could not be moved: broken ones, and what would not fit. Asked again, it moves none twice. Where
+    the task was marked as `Kind.MOVED` before, and is settled after this, no message is lost whenever it is sent.
     """
-    await gateway.command("HSET", partition.record(task_id), "handed_to", to_id)
     left: list[InboxMessage] = []
     full = False
     async for message in read_inbox(gateway, partition, task_id):

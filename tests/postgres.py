@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import stat
 import subprocess
 import tempfile
 import uuid
@@ -42,6 +43,8 @@ class PostgresServer:
     def start(self) -> PostgresServer:
         if self._user:
             os.chown(self._folder, pwd.getpwnam("nobody").pw_uid, -1)
+            if not all(parent.stat().st_mode & stat.S_IXOTH for parent in self._programs.parents):
+                self._copy_programs()
         self._run("initdb", "--no-sync", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--no-locale")
         log = self._folder / "log"
         self._run("pg_ctl", "--wait", "-o", f"-k {self._folder} {_OPTIONS}", "-l", str(log), "start")
@@ -67,6 +70,14 @@ class PostgresServer:
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {} STRATEGY file_copy").format(sql.Identifier(name)))
         return self.url(name)
+
+    def _copy_programs(self) -> None:
+        """To where others than root may go."""
+        package = self._programs.parent.parent
+        for part in (package, package.with_name(f"{package.name}.libs")):
+            if part.exists():
+                shutil.copytree(part, self._folder / part.name)
+        self._programs = self._folder / self._programs.relative_to(package.parent)
 
     def _run(self, program: str, *arguments: str) -> None:
         command = [str(self._programs / program), "-D", str(self._folder / "data"), *arguments]

@@ -10,6 +10,8 @@ import orjson
 import pytest
 from commands import Answer, call, process
 from perdure import App, Context, Retry, Settings, Worker
+from perdure.queues import TaskEvent
+from perdure.worker.cli.describing import describe_event
 from perdure.worker.journal import ToolCall
 from working import redis_command
 
@@ -89,6 +91,13 @@ def test_events_read_as_sentences_without_control_characters(run: Any) -> None:
         "#6 decided stop, because enough; left open: go on, ask",
         "step_completed last attempt=1",
     ]
+
+
+def test_what_happened_within_a_step_says_so() -> None:
+    called = TaskEvent("5-0", 5, "tool_called", "read/find#2", {"tool": "find", "result": 1}, 4)
+    decided = TaskEvent("5-1", 5, "decided", "read", {"choice": "stop"}, 5)
+    told = [describe_event(event).split("  ", 1)[1] for event in (called, decided)]
+    assert told == ["#4 tool_called in read: find() -> 1", "#5 decided in read: stop"]
 
 
 def test_filters_of_one_log(run: Any) -> None:

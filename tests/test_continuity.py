@@ -63,7 +63,7 @@ async def test_killed_once_at_each_place_it_ends_as_if_nothing_had_happened(sett
         await check_state(app.producer.gateway, handle.partition, handle.id)
         own = settings.model_copy(update={"data_dir": tmp_path / "troubled"})
         store = await artifact_store(app.producer.gateway, own)
-        assert [kept.digest async for kept in store.objects()] == [found["results"]["artifact"]]
+        assert [kept.hash async for kept in store.objects()] == [found["results"]["artifact"]]
     memories = Keeper(own)
     try:
         known = [memory.text for memory in await (await memories.get()).list()]

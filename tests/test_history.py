@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import orjson
 import pytest
 from commands import Answer, call
-from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle
-from perdure.queues import TaskExists, saved_fields, set_partitions
+from perdure import Agent, AgentState, App, Context, Ephemeral, PlanStep, Retry, Settings, TaskHandle
+from perdure.queues import TaskExists, recorded_results, saved_fields, set_partitions
 from perdure.worker.errors import BadHistory, StateDrift
-from perdure.worker.journal import BadEdit, check_state, diff, fork, read_snapshot, state_at
+from perdure.worker.journal import BadEdit, check_state, diff, fork, forking, read_snapshot, state_at
+from pydantic import SecretStr
 from resting import FIRST, everything, with_keys
 from working import history, recorded_steps, redis_command, soon, take_and_die, work_off
 
@@ -333,6 +334,23 @@ async def test_a_fork_asked_for_twice_is_there_once(app: App, walk: Any) -> None
         await fork(app.producer, handle.id, at="a", new_id="mine")
 
 
+async def test_what_a_running_task_records_meanwhile_is_not_mixed_in(
+    app: App, walk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = await walked(app, walk)
+
+    async def late(*where: Any) -> dict[str, bytes]:
+        await redis_command(app, "HSET", handle.partition.steps(handle.id), "d:late", b"{}\n1")
+        await redis_command(app, "XADD", handle.partition.log(handle.id), "*", "type", "step_completed", "step", "late")
+        return await recorded_results(*where)
+
+    monkeypatch.setattr(forking, "recorded_results", late)
+    forked = await fork(app.producer, handle.id, edit={"fail": False})
+    assert set(await recorded_steps(app, forked.handle)) == {"d:a", "d:#decided", "d:b", "d:c", "d:#decided#2"}
+    await work_off(app)
+    assert await soon(forked.handle.result()) == [11, 12, 13]
+
+
 async def test_a_fork_goes_where_the_queue_is_open(app: App, walk: Any) -> None:
     handle = await walked(app, walk)
     await set_partitions(app.producer.gateway, app.producer.namespace, "default", 2)
@@ -352,6 +370,32 @@ async def test_what_is_sealed_is_sealed_anew(settings: Settings) -> None:
         await work_off(app)
         assert (await soon(forked.handle.result()))["mood"] == "after three"
         assert (await state_at(*place(app, forked.handle), 1)).state["mood"] == "a-marker"
+
+
+async def test_a_secret_argument_that_is_edited_stays_one(app: App) -> None:
+    class Keyed(Notes):
+        token: Annotated[SecretStr | None, Ephemeral] = None
+
+    class Caller(Agent[Keyed]):
+        async def plan(self, ctx: Context, state: Keyed) -> list[PlanStep]:
+            return []
+
+        async def act(self, ctx: Context, state: Keyed, step: PlanStep) -> None:
+            raise AssertionError("there is no step")
+
+        async def finish(self, ctx: Context, state: Keyed) -> str:
+            assert state.token is not None
+            await ctx.decide(f"use {state.token.get_secret_value()}")
+            return str(len(state.token.get_secret_value()))
+
+    handle: TaskHandle[Any] = await app.agent(name="call")(Caller).enqueue("learn", token=SecretStr("first-token"))
+    await work_off(app)
+    forked = await fork(app.producer, handle.id, edit={"token": "another-token-of-hers"})
+    await work_off(app)
+    assert await soon(forked.handle.result()) == "21"
+    log = await redis_command(app, "XRANGE", forked.handle.partition.log(forked.handle.id), "-", "+")
+    assert b"another-token" not in repr(log).encode()
+    assert "another" not in (await cli(app, "show", forked.handle.id)).out
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,8 @@ async def test_what_was_not_read_goes_along_with_a_task_that_is_handed_on(
         ("m2", "ada", 2),
         ("m3", "ada", 3),
     ]
+    delivery = await read_one(await worker(gateway, partition))
+    await write_entries(gateway, delivery, "t", [Entry(Kind.MOVED, "#handed", b"next")])
     with pytest.raises(InboxFull, match="next"):
         await handle.send("later")
     await gateway.command("HSET", partition.record("t"), "m:2", b"1 " + orjson.dumps(_MESSAGE), "m:3", "1 ?")

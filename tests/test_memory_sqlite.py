@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import sqlite3
 import stat
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,8 +25,10 @@ from perdure.worker.memory import (
     VectorsUnavailable,
     new_memory,
     sqlite_driver,
+    sqlite_schema,
 )
-from perdure.worker.memory.sqlite_driver import open_database
+from perdure.worker.memory.backend import Known
+from perdure.worker.memory.sqlite_driver import Database, open_database
 
 
 @pytest.fixture
@@ -136,6 +141,10 @@ async def test_nothing_to_salvage_is_said(path: Path, tmp_path: Path) -> None:
         list(Salvage(other))
 
 
+def empty(path: Path) -> None:
+    path.touch()
+
+
 def foreign_text(path: Path) -> None:
     path.write_text("Dear diary, " * 100)
 
@@ -217,3 +226,66 @@ async def test_a_store_serves_with_and_without_the_extra_in_turn(path: Path, mon
     async with HybridStore(SqliteBackend(path), Numbers()) as store:
         assert [found.memory.text for found in await store.search("2")] == ["2 of all"]
         assert await store.search("1") == []
+
+
+async def test_nothing_of_what_was_forgotten_stays_in_the_file(path: Path) -> None:
+    async with HybridStore(SqliteBackend(path), Numbers()) as store:
+        memory = await store.add(new_memory("1 secret"), key="t:s")
+        await store.forget([memory.id])
+        database = open_database(path, 1)
+        for table in ("memories", "keys", "vectors"):
+            assert database.run(f"SELECT count(*) FROM {table}") == [(0,)], table
+        assert database.run("SELECT count(*) FROM words WHERE words MATCH 'secret'") == [(0,)]
+        database.close()
+
+
+async def test_a_vector_of_a_wording_that_has_changed_meanwhile_is_not_stored(path: Path) -> None:
+    known = Known("numbers", 100)
+    async with store_at(path) as store:
+        await remember(store, "1 as it is now")
+        backend = store._backend
+        [(number, text)] = await backend.without_vector(known, 0, 10)
+        for wording, left in (("1 as it was", 1), (text, 0)):
+            await backend.put_vectors(known, [(number, wording, [1.0] * 100)])
+            assert len(await backend.without_vector(known, 0, 10)) == left
+
+
+async def test_who_is_second_to_make_the_tables_finds_them(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await filled(path, 1)
+    version = sqlite_schema._version
+    before = [0, 0]  # what it sees before it has the lock: the first one has not committed yet
+
+    def look(database: Database) -> int:
+        return before.pop() if before else version(database)
+
+    monkeypatch.setattr(sqlite_schema, "_version", look)
+    async with store_at(path) as second:
+        assert await second.count() == 1
+    assert not before
+
+
+async def test_who_opens_a_new_file_waits_for_who_is_making_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.parent.mkdir()
+    empty(path)
+    first = open_database(path, 1)
+    first.run("BEGIN IMMEDIATE")
+    waits = threading.Event()
+
+    class Clock:
+        monotonic = staticmethod(time.monotonic)
+
+        @staticmethod
+        def sleep(seconds: float) -> None:
+            waits.set()
+            time.sleep(seconds)
+
+    monkeypatch.setattr(sqlite_schema, "time", Clock)
+    second = store_at(path)
+    opening = asyncio.create_task(second.open())
+    waiting = asyncio.create_task(asyncio.to_thread(waits.wait, 30))
+    done, _ = await asyncio.wait([opening, waiting], return_when="FIRST_COMPLETED")
+    assert done == {waiting}
+    first.run("ROLLBACK")
+    first.close()
+    await opening
+    await second.close()

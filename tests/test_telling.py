@@ -9,10 +9,12 @@ from typing import Any
 import orjson
 import pytest
 from perdure import App, Context, PayloadTooLarge, Retry, Settings, Snooze
+from perdure.deadletter import Replay, replay
 from perdure.worker.journal import Unreadable, parse_event
+from perdure.worker.journal import events as e
 from pydantic import SecretStr
 from resting import everything
-from working import history, recorded_steps, soon, work_off
+from working import history, letter, recorded_steps, soon, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -148,3 +150,19 @@ async def test_an_event_over_the_limit_is_refused_and_takes_no_number(settings: 
         await work_off(app)
         await soon(handle.result())
         assert [(event.number, event.data["choice"]) for event in await history(handle)] == [(1, "y")]
+
+
+async def test_what_scripts_write_is_typed_as_well(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def fails(ctx: Context) -> None:
+        await ctx.step("one", lambda: 1)
+        raise ValueError("no")
+
+    handle = await fails.enqueue()
+    await work_off(app)
+    assert await replay(app.producer.gateway, await letter(app, handle), Replay(fresh=True))
+    events = [parse_event(event) for event in await history(handle) if event.number is None]
+    told = [e.StepCompleted, e.AttemptFailed, e.Buried, e.Replayed]
+    assert [type(event) for event in events] == told
+    assert (events[1].error, events[2].message, events[3].fresh) == ("ValueError", "no", True)  # type: ignore[attr-defined]
+    await handle.cancel()

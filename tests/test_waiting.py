@@ -386,6 +386,37 @@ async def test_messages_and_waits_are_sealed(settings: Settings) -> None:
             assert not any(b"private" in value for value in values)
 
 
+async def test_messages_go_along_with_a_task_that_hands_on(settings: Settings) -> None:
+    """Those it has not read, and those that come while it hands on, and after."""
+    app = App("mail", settings=settings)
+
+    @app.task(queue="else")
+    async def second(ctx: Context) -> list[Any]:
+        found: list[Any] = []
+        while "late" not in found:
+            found += contents(await ctx.inbox(wait=3600))
+        return found
+
+    @app.task
+    async def first(ctx: Context) -> list[Any]:
+        assert contents(await ctx.inbox(limit=1)) == ["read"]
+        await ctx.hand_off(second, arguments={})
+
+    async with app:
+        handle = await first.enqueue()
+        for content in ("read", "unread", "unread too"):
+            await handle.send(content, sender="ada")
+        async with working(app):
+            await until(lambda: _handed_on(handle), "the second one goes on")
+            assert (await handle.send("late")).task_id == f"{handle.id}.h1"
+            assert await soon(handle.result()) == ["unread", "unread too", "late"]
+            assert await handle.unread() == []
+
+
+async def _handed_on(handle: TaskHandle[Any]) -> bool:
+    return (await handle.record()).state is State.SUCCEEDED
+
+
 async def test_an_agent_waits_and_its_state_says_for_what(settings: Settings) -> None:
     """It is written to by its goal, wakes in the step where it stood, and the state's words of the wait are gone."""
     app = App("mail", settings=settings)

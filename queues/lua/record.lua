@@ -5,7 +5,8 @@
 --       done: the step's result, logged as step_completed; mark: the same, for a step that an event of its own tells of;
 --       intent: it is about to act; saved: its own progress; drop: the step's result, intent and progress go;
 --       event: its type stands for the step key, its number for the value; taken: the message of that number in the
---       inbox was used (field used: the number up to which all were)
+--       inbox was used (field used: the number up to which all were); moved: the value is the task that goes on in the
+--       place of this one, which is to have the messages that come from now on
 -- returns  0 refused, the lease has passed; 1 stored; 2 stored, and cancellation was requested
 -- Atomic: all of the writes or none. Asked twice (a lost reply), it stores the same and logs once: a result is compared,
 -- and events are numbered by their one writer, the run, so that a number which is there already is not logged again.
@@ -36,6 +37,8 @@ for i = 5, #ARGV, 4 do
   elseif kind == 'taken' then
     redis.call('HDEL', KEYS[2], 'm:' .. step)
     taken = true
+  elseif kind == 'moved' then
+    redis.call('HSET', KEYS[2], 'handed_to', value)
   elseif kind == 'intent' then
     redis.call('HSET', KEYS[3], 'i:' .. step, value)
   else

@@ -225,6 +225,8 @@ class Ledger:
                 self.held.drop(steps, f"d:{step}", f"i:{step}", f"s:{step}")
             elif kind == "taken":
                 self.held.drop(record, f"m:{step}")
+            elif kind == "moved":
+                self.held.put(record, {"handed_to": value})
             else:
                 self.held.put(steps, {f"{kind[0]}:{step}": value})
         if any(kind == "taken" for kind, *_ in entries):
@@ -470,6 +472,8 @@ class Ledger:
             return [b"missing"]
         if known is not None:
             return [b"sent", known, state]
+        if (moved := self.held.get(record, "handed_to")) is not None:
+            return [b"moved", moved]
         if state in (b"succeeded", b"cancelled"):
             return [b"ended", state]
         if mail - used >= most:

@@ -110,7 +110,9 @@ delays = st.sampled_from([0, MINUTE, HOUR])
 lifetimes = st.sampled_from([MINUTE, 2 * HOUR])
 entries = st.lists(
     st.tuples(
-        st.sampled_from(["done", "done", "intent", "saved", "mark", "event", "event", "drop", "taken"]),
+        st.sampled_from(
+            ["done", "done", "intent", "saved", "mark", "event", "event", "drop", "taken", "taken", "moved"]
+        ),
         st.sampled_from(["s", "u:1"]),
         numbers,
     ),

@@ -57,10 +57,21 @@ class Continued(AgentState):
 class Continuing(Agent[Continued]):
     snapshot_every = 7
     coherence = Coherence(repeats=3)
-    context = ContextBuilder(window=1_000, identity="You go on.", summarizer=summarize, keep=4)
+    context = ContextBuilder(window=700, identity="You go on.", summarizer=summarize, keep=4)
 
     async def plan(self, ctx: Context, state: Continued) -> list[PlanStep]:
-        keys = "checkpoint events memory artifact handoff boot coherence compaction notification end".split()
+        keys = [
+            "checkpoint",
+            "events",
+            "memory",
+            "artifact",
+            "handoff",
+            "boot",
+            "coherence",
+            "compaction",
+            "notification",
+            "end",
+        ]
         return [PlanStep(key=key, title=key) for key in keys]
 
     async def act(self, ctx: Context, state: Continued, step: PlanStep) -> Any:
@@ -75,7 +86,7 @@ class Continuing(Agent[Continued]):
             "decisions": [one.choice for one in state.decisions],
             "discoveries": [one.fact for one in state.discoveries],
             "artifacts": [(one.name, one.hash) for one in state.artifacts],
-            "messages": [one.content for one in state.messages],
+            "messages": [one.content.rpartition("]\n")[2] for one in state.messages],  # without numbers of events
             "said": state.said,
         }
 
@@ -149,13 +160,13 @@ class DyingStore:
     save = ArtifactStore.save
 
     @staticmethod
-    async def save_and_die(store: ArtifactStore, what: str, data: Any) -> Any:
-        stored = await DyingStore.save(store, what, data)
+    async def save_and_die(store: ArtifactStore, *given: Any, **named: Any) -> Any:
+        stored = await DyingStore.save(store, *given, **named)
         die("artifact")
         return stored
 
 
-ArtifactStore.save = DyingStore.save_and_die  # type: ignore[method-assign]
+ArtifactStore.save = DyingStore.save_and_die  # type: ignore[method-assign, assignment]
 
 app = App("continuing")
 app.agent(name="continuing", retry=Retry(max_crashes=3, base=0.0))(Continuing)

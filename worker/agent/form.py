@@ -15,7 +15,7 @@ from ...queues import has_secret
 from ..errors import StateMismatch, StateUnstorable, TaskDefinitionError
 from ..journal import AgentState, Ephemeral
 from .agent import S
-from .growth import Growth
+from .following import follow
 
 __all__ = ["StateForm", "problem_of"]
 
@@ -86,18 +86,16 @@ class StateForm(Generic[S]):
         except ValidationError as error:
             raise StateMismatch(task_id, self.agent, problem_of(error)) from None
 
-    def extend(self, state: S, name: str, growth: Growth) -> bool:
-        """Have a list of a state grow as its stored form did; False where the two differ, or it takes no such part."""
-        held = getattr(state, name, None)
-        if name not in self.fields or not isinstance(held, list) or len(held) != growth.length:
-            return False
+    def follow(self, state: S, name: str, before: Any, after: Any) -> bool:
+        """Do to a field what an event did to its stored form; False, with nothing done, where that takes all of it."""
+        if name not in self.fields:
+            return True
         try:
-            added = self._adapter(name).validate_json(orjson.dumps(growth.added))
+            return follow(
+                state, name, before, after, lambda part: self._adapter(name).validate_json(orjson.dumps(part))
+            )
         except ValidationError:
             return False
-        held[: growth.dropped] = []
-        held += added
-        return True
 
     def assign(self, task_id: str, state: S, changed: dict[str, Any]) -> None:
         """Put fields into a state, from JSON; lists and objects stay the same objects. Raises `StateMismatch`."""

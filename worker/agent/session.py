@@ -18,7 +18,6 @@ from ..observe import logger
 from .agent import S
 from .coherence import Watch
 from .form import StateForm, problem_of
-from .growth import grown
 from .restoring import restore
 
 __all__ = ["Session", "session_of"]
@@ -147,11 +146,11 @@ class Session(Generic[S]):
 
     def _follow(self, before: dict[str, Any], after: dict[str, Any], event: Event, number: int) -> None:
         """Do to the agent's own state what an event does to the mirror; what it has not stored yet stays."""
-        touched = {name for name, value in after.items() if before.get(name) is not value}
-        for name in list(touched):
-            growth = grown(before.get(name), after[name])
-            if growth is not None and self.form.extend(self.state, name, growth):
-                touched.discard(name)
+        touched = [name for name, value in after.items() if before.get(name) is not value]
+        if not event.changes:
+            touched = [
+                name for name in touched if not self.form.follow(self.state, name, before.get(name), after[name])
+            ]
         if touched:
             own = orjson.loads(self.form.dump(self.run.id, self.state, touched))
             changed = reduce({**before, **own}, event, number)
@@ -163,8 +162,10 @@ class Session(Generic[S]):
         """What makes the agent's own state of a stored one, without secrets. What its class does not know stays."""
         data = self.form.dump(self.run.id, self.state)
         self._weigh(data)
-        unknown = {name: value for name, value in stored.items() if name not in self.form.fields}
-        changes = diff(stored, {**unknown, **orjson.loads(data)})
+        own = {
+            name: value for name, value in orjson.loads(data).items() if not _same(stored.get(name, _MISSING), value)
+        }
+        changes = diff(stored, {**stored, **own})
         redact = self.run.redact
         if redact is None or not changes:
             return changes
@@ -185,6 +186,16 @@ class Session(Generic[S]):
                 limit,
                 ", ".join(f"{name} ({bytes_:,})" for name, bytes_ in _largest(orjson.loads(data))),
             )
+
+
+_MISSING: Final = object()
+
+
+def _same(stored: Any, own: Any) -> bool:
+    """Whether two stored forms are the same JSON, which takes far less than finding out where they differ."""
+    if stored is _MISSING:
+        return False
+    return orjson.dumps(stored, option=orjson.OPT_SORT_KEYS) == orjson.dumps(own, option=orjson.OPT_SORT_KEYS)
 
 
 def _largest(state: dict[str, Any]) -> list[tuple[str, int]]:

@@ -29,9 +29,16 @@ def describe_event(event: TaskEvent, *, of_many: bool = False) -> str:
         told = _SENTENCES.get(event.type, _fields)(data)
     task = event.task_id if of_many else ""
     number = "" if event.number is None else f"#{event.number}"
-    step = "" if event.step is None or event.step == data.get("tool") else event.step
-    line = " ".join([task, number, event.type, step, told])
+    line = " ".join([task, number, event.type, _place(event), told])
     return f"{timestamp(event.at)}  {' '.join(line.split())}"
+
+
+def _place(event: TaskEvent) -> str:
+    """The step that it is about, or that it happened in."""
+    step = event.step or ""
+    if event.type == "tool_called":
+        step = step.rpartition("/")[0]
+    return f"in {step}:" if step and event.type in _SENTENCES else step
 
 
 def _short(value: Any, longest: int = _LONGEST) -> str:

@@ -28,6 +28,8 @@ def diff(before: Any, after: Any) -> Patch:
 
 
 def _differences(path: str, before: Any, after: Any) -> Iterable[dict[str, Any]]:
+    if before is after:
+        return
     if type(before) is type(after):  # 1, 1.0 and true are not the same in JSON
         if isinstance(before, dict):
             yield from _of_objects(path, before, after)

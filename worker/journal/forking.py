@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
@@ -20,12 +20,14 @@ from ...queues import (
     check_size,
     check_task_id,
     new_task_id,
+    read_last_events,
     read_origin,
     recorded_results,
     saved_fields,
     store_fork,
     walk_events,
 )
+from ...queues.marks import ANY
 from ..errors import BadHistory
 from .delta import BadPatch, apply, diff
 from .events import Forked
@@ -94,10 +96,14 @@ async def fork(
     gateway, partition = producer.gateway, handle.partition
     origin = await read_origin(gateway, partition, task_id)
     known = await _as_of(producer, partition, task_id, at, lenient=lenient)
-    state, arguments = _edited(known, from_json(origin.arguments), edit or {})
+    secret = {mark[0] if mark else ANY for mark in origin.envelope.secrets}
+    state, arguments = _edited(known, from_json(origin.arguments), edit or {}, secret)
     data = to_json(arguments) if edit else origin.arguments
     check_size("the task's arguments", len(data), producer.payload_limit)
     recorded = await recorded_results(gateway, partition, task_id)
+    last = await read_last_events(gateway, partition, task_id, 1)
+    if last and last[0].id != known.entry:  # it runs: what it has recorded since is not of the state that was read
+        known = replace(known, whole=False)
     done = {key: value for key, value in recorded.items() if known.has(key, value)}
     saved = _links(known, await saved_fields(gateway, partition, task_id, _ARTIFACTS))
     if known.agent is not None:
@@ -231,12 +237,14 @@ def _links(known: _Known, saved: Mapping[str, bytes]) -> dict[str, bytes]:
 # edits
 
 
-def _edited(known: _Known, arguments: dict[str, Any], edit: Mapping[str, Any]) -> tuple[State, dict[str, Any]]:
-    """The state and the arguments with the new values. Raises `BadEdit`."""
+def _edited(
+    known: _Known, arguments: dict[str, Any], edit: Mapping[str, Any], secret: Collection[str]
+) -> tuple[State, dict[str, Any]]:
+    """The state and the arguments with the new values. secret: arguments that no state has. Raises `BadEdit`."""
     state = known.state
     for path, value in edit.items():
         name = path.partition(".")[0]
-        if known.agent is not None:
+        if known.agent is not None and not (name in arguments and (name in secret or ANY in secret)):
             state = _set(state, path, value)
         if name in arguments or known.agent is None:
             arguments = _set(arguments, path, value)

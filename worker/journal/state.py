@@ -54,13 +54,15 @@ class PlanStep(BaseModel):
     risky: bool = False
     arguments: dict[str, Any] = Field(default_factory=dict)
     error: str | None = None
-    _progress: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _progress: dict[str, Any] | None = PrivateAttr(default=None)
 
     @property
     def progress(self) -> dict[str, Any]:
         """How far the step has come: JSON data, saved beside the state once in a while as long as the step runs, there
         again when it is run again, and gone when it is done.
         """
+        if self._progress is None:  # most steps have none
+            self._progress = {}
         return self._progress
 
 

@@ -13,11 +13,13 @@ from ...deadletter import Reason, after_crash, backoff
 from ...queues import (
     CannotOpen,
     Delivery,
+    Entry,
     Envelope,
     Gateway,
     HandOffRefused,
     History,
     KeyMissing,
+    Kind,
     LeaseLost,
     Leases,
     Namespace,
@@ -306,21 +308,30 @@ class Executor:
         counters = run.history.counters.attempted()
         namespace = Namespace(run.delivery.partition.namespace)
         try:
-            await until_available(partial(self._store, run, namespace, successor), f"task {run.id}", run.stir)
+            to = await until_available(
+                partial(hand_on, self._gateway, namespace, successor), f"task {run.id}", run.stir
+            )
         except HandOffRefused as refused:
             return Burial(Reason.NOT_RETRYABLE, counters, refused)
         handed_to = successor.envelope.id
+        await self._forward(run, to, handed_to)
         logger.bind(task=run.envelope.task, id=run.id).info(
             "handed on to task {} ({}, queue {})", handed_to, successor.envelope.task, successor.queue
         )
         return Success(b"null", counters, handed_to)
 
-    async def _store(self, run: Run, namespace: Namespace, successor: Successor) -> None:
-        place, task_id = await hand_on(self._gateway, namespace, successor), successor.envelope.id
-        left = await forward_messages(self._gateway, run.delivery.partition, run.id, place, task_id)
+    async def _forward(self, run: Run, to: Partition, handed_to: str) -> None:
+        """Have the messages go to the task that goes on: first those to come, then those that were not read."""
+        await run.recorder.put(Entry(Kind.MOVED, handed_to, handed_to.encode()), wait=True)
+        forward = partial(forward_messages, self._gateway, run.delivery.partition, run.id, to, handed_to)
+        left = await until_available(forward, f"task {run.id}", run.stir)
         if left:
-            bound = logger.bind(task=run.envelope.task, id=run.id)
-            bound.warning("{} messages of its inbox could not go along to task {}", len(left), task_id)
+            logger.bind(task=run.envelope.task, id=run.id).warning(
+                "{} messages could not go along to task {} and stay unread: perdure task inbox {}",
+                len(left),
+                handed_to,
+                run.id,
+            )
 
     def _after_ending(self, run: Run, task: Task[Any, Any], ending: Ending | None) -> Outcome:
         """What follows a run that was ended from outside, and whose handler had nothing to say to that."""
