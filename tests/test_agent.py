@@ -183,6 +183,20 @@ async def test_ephemeral_fields_are_never_stored_and_inputs_among_them_are_there
     assert not any("hunter22" in str(event.data) for event in await history(handle))
 
 
+class Keyring(AgentState):
+    passwords: Annotated[list[SecretStr], Ephemeral] = Field(default_factory=list)
+
+
+async def test_more_secrets_than_can_be_kept_out_of_the_state_are_refused(app: App) -> None:
+    kind = type("Locksmith", (Counter,), {"state_type": Keyring})
+    handle = await app.agent(kind, name="locksmith").enqueue(
+        "open", passwords=[f"hunter{one:03}" for one in range(300)]
+    )
+    await work_off(app)
+    found = await letter(app, handle)
+    assert (found.reason, found.error) == (Reason.NOT_RETRYABLE, "perdure.worker.errors.StateError")
+
+
 class Pages(AgentState):
     pages: dict[str, str] = Field(default_factory=dict)
 

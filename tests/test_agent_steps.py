@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 from perdure import Agent, AgentState, App, Context, Happened, PlanStep, Retry, Settings, Snooze, TaskHandle
 from perdure.deadletter import Reason, Replay, replay
 from perdure.queues import Partition, TaskEvent, read_last_events
 from perdure.worker.agent import restoring
-from perdure.worker.journal import KEPT, check_state, encode_snapshot, parse_event, reduce, state_at
+from perdure.worker.journal import (
+    KEPT,
+    Event,
+    check_state,
+    encode_snapshot,
+    parse_event,
+    reduce,
+    register_event,
+    state_at,
+)
 from perdure.worker.journal.reducer import empty_state
 from pydantic import Field
 from working import give_up, history, letter, recorded_steps, redis_command, soon, steal, until, work_off
@@ -108,7 +117,12 @@ async def test_a_risky_step_that_was_begun_is_verified_before_it_acts_again(app:
 
 async def test_a_risky_step_that_was_begun_is_a_dead_letter_where_it_may_not_act_twice(app: App) -> None:
     once = Once()
-    kind = agent(**dies_after_acting(app, once), in_doubt="fail")
+    asked: list[str] = []
+
+    async def replan(self: Worker_, ctx: Context, state: Work) -> None:
+        asked.append("what now?")
+
+    kind = agent(**dies_after_acting(app, once), in_doubt="fail", replan=replan)
     once.handle = await app.agent(name="risky", retry=AGAIN)(kind).enqueue("do", steps=["mail"])
     await work_off(app)
     await work_off(app)
@@ -116,6 +130,18 @@ async def test_a_risky_step_that_was_begun_is_a_dead_letter_where_it_may_not_act
     assert found.reason is Reason.IN_DOUBT
     assert f"idempotency key {once.handle.id}:mail" in found.message
     assert kind.acts == ["mail"]
+    assert asked == [], "that is for a person to find out"
+
+
+async def test_a_suspect_is_cleared_by_a_step_of_its_plan(app: App) -> None:
+    once = Once()
+    kind = agent(**dies_after_acting(app, once))
+    once.handle = await app.agent(kind, name="risky", retry=AGAIN).enqueue("do", steps=["mail", "post"])
+    await work_off(app)
+    await work_off(app)
+    await soon(once.handle.result())
+    told = [event.type for event in await history(once.handle)]
+    assert told.index("cleared") < told.index("finished")
 
 
 async def test_a_risky_step_is_told_of_before_it_acts(app: App) -> None:
@@ -256,9 +282,9 @@ async def test_parts_of_steps_are_counted_anew_in_each(app: App) -> None:
 # what resuming costs, and what it rests on
 
 
-@pytest.mark.parametrize("facts", [50, 2500])
+@pytest.mark.parametrize(("facts", "ends"), [(50, "fails"), (2500, "fails"), (2500, "dies")])
 async def test_resuming_reads_a_bounded_number_of_events_however_long_the_history(
-    app: App, monkeypatch: pytest.MonkeyPatch, facts: int
+    app: App, monkeypatch: pytest.MonkeyPatch, facts: int, ends: str
 ) -> None:
     read: list[int] = []
 
@@ -273,10 +299,15 @@ async def test_resuming_reads_a_bounded_number_of_events_however_long_the_histor
     async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
         for number in range(facts):
             await ctx.discover(f"fact {number}")
+        for _ in range(2):
+            await ctx.step("write", str.upper, "what was told")
         if once.first():
-            raise ConnectionError
+            if ends == "fails":
+                raise ConnectionError
+            await cut_off(app, handle)
 
     handle = await app.agent(name="long", retry=AGAIN)(agent(take=take)).enqueue("do", steps=["a", "b"])
+    await work_off(app)
     await work_off(app)
     await soon(handle.result())
     numbered = [event for event in await history(handle) if event.number is not None]
@@ -384,3 +415,26 @@ async def test_a_list_that_the_agent_has_shortened_is_not_shortened_again_for_be
     handle = await app.agent(agent(take=take), name="short").enqueue("do", steps=["a"])
     await work_off(app)
     assert (await soon(handle.result()))["results"] == {"a": f"fact {KEPT - 1}, the last"}
+
+
+@register_event
+class Weighed(Event):
+    type: Literal["weighed_in_a_test"] = "weighed_in_a_test"
+
+
+async def test_what_an_event_of_ones_own_changes_joins_what_the_agent_has_changed(app: App) -> None:
+    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
+        if step.key == "a":
+            state.context["weights"] = {"apple": 1}
+            return
+        state.context["weights"]["pear"] = 2
+        await ctx.record(Weighed(changes=({"op": "add", "path": "/context/weights/plum", "value": 3},)))
+
+    async def finish(self: Worker_, ctx: Context, state: Work) -> dict[str, Any]:
+        return state.context
+
+    handle = await app.agent(agent(take=take, finish=finish), name="weigher").enqueue("do", steps=["a", "b"])
+    await work_off(app)
+    assert await soon(handle.result()) == {"weights": {"apple": 1, "pear": 2, "plum": 3}}
+    past = await state_at(app.producer.gateway, handle.partition, handle.id)
+    assert past.state["context"] == {"weights": {"apple": 1, "pear": 2, "plum": 3}}

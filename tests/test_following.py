@@ -77,6 +77,7 @@ def test_what_is_neither_list_nor_object_is_put_in_its_place(state: AgentState) 
         ("decisions", None),
         ("plan", [{"key": "c", "title": "another"}]),
         ("plan", [{"key": "c", "title": "another"}, {"key": "b", "title": "second"}]),
+        ("plan", [{"key": "b", "title": "first"}, {"key": "a", "title": "second"}]),
         ("results", {}),
         ("results", None),
     ],

@@ -10,9 +10,9 @@ import orjson
 import pytest
 from commands import Answer, call
 from perdure import Agent, AgentState, App, Context, Ephemeral, PlanStep, Retry, Settings, TaskHandle
-from perdure.queues import TaskExists, saved_fields, set_partitions
+from perdure.queues import TaskExists, recorded_results, saved_fields, set_partitions
 from perdure.worker.errors import BadHistory, StateDrift
-from perdure.worker.journal import BadEdit, check_state, diff, fork, read_snapshot, state_at
+from perdure.worker.journal import BadEdit, check_state, diff, fork, forking, read_snapshot, state_at
 from pydantic import SecretStr
 from resting import FIRST, everything, with_keys
 from working import history, recorded_steps, redis_command, soon, take_and_die, work_off
@@ -332,6 +332,23 @@ async def test_a_fork_asked_for_twice_is_there_once(app: App, walk: Any) -> None
     assert await soon(first.handle.result()) == [11, 12, 13]
     with pytest.raises(TaskExists, match="there is a task mine already"):
         await fork(app.producer, handle.id, at="a", new_id="mine")
+
+
+async def test_what_a_running_task_records_meanwhile_is_not_mixed_in(
+    app: App, walk: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = await walked(app, walk)
+
+    async def late(*where: Any) -> dict[str, bytes]:
+        await redis_command(app, "HSET", handle.partition.steps(handle.id), "d:late", b"{}\n1")
+        await redis_command(app, "XADD", handle.partition.log(handle.id), "*", "type", "step_completed", "step", "late")
+        return await recorded_results(*where)
+
+    monkeypatch.setattr(forking, "recorded_results", late)
+    forked = await fork(app.producer, handle.id, edit={"fail": False})
+    assert set(await recorded_steps(app, forked.handle)) == {"d:a", "d:#decided", "d:b", "d:c", "d:#decided#2"}
+    await work_off(app)
+    assert await soon(forked.handle.result()) == [11, 12, 13]
 
 
 async def test_a_fork_goes_where_the_queue_is_open(app: App, walk: Any) -> None:

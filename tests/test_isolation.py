@@ -302,7 +302,7 @@ async def test_a_suspect_that_gets_further_holds_up_nobody_any_more(app: App) ->
         hold.set()
         assert await soon(handle.result()) == "cleared"
     types = [event.type async for event in handle.events(follow=False)]
-    assert types[:3] == ["crashed", "step_completed", "cleared"]
+    assert types[:4] == ["crashed", "resumed", "step_completed", "cleared"]
 
 
 async def test_probation_ends_with_its_time(settings: Settings) -> None:
@@ -433,5 +433,5 @@ async def test_after_the_second_crash_it_waits_its_turn(app: App) -> None:
     async with working(app):
         assert await soon(handle.result()) == 2
     types = [event.type async for event in handle.events(follow=False)]
-    assert types == ["crashed", "crashed", "crash_backoff"]
+    assert types == ["crashed", "crashed", "crash_backoff", "resumed"]
     assert runs == [2]

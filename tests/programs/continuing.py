@@ -57,7 +57,7 @@ class Continued(AgentState):
 class Continuing(Agent[Continued]):
     snapshot_every = 7
     coherence = Coherence(repeats=3)
-    context = ContextBuilder(window=1_000, identity="You go on.", summarizer=summarize, keep=4)
+    context = ContextBuilder(window=700, identity="You go on.", summarizer=summarize, keep=4)
 
     async def plan(self, ctx: Context, state: Continued) -> list[PlanStep]:
         keys = [
@@ -86,7 +86,7 @@ class Continuing(Agent[Continued]):
             "decisions": [one.choice for one in state.decisions],
             "discoveries": [one.fact for one in state.discoveries],
             "artifacts": [(one.name, one.hash) for one in state.artifacts],
-            "messages": [one.content for one in state.messages],
+            "messages": [one.content.rpartition("]\n")[2] for one in state.messages],  # without numbers of events
             "said": state.said,
         }
 
@@ -160,8 +160,8 @@ class DyingStore:
     save = ArtifactStore.save
 
     @staticmethod
-    async def save_and_die(store: ArtifactStore, what: str, data: Any) -> Any:
-        stored = await DyingStore.save(store, what, data)
+    async def save_and_die(store: ArtifactStore, *given: Any, **named: Any) -> Any:
+        stored = await DyingStore.save(store, *given, **named)
         die("artifact")
         return stored
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
@@ -20,6 +20,7 @@ from ...queues import (
     check_size,
     check_task_id,
     new_task_id,
+    read_last_events,
     read_origin,
     recorded_results,
     saved_fields,
@@ -100,6 +101,9 @@ async def fork(
     data = to_json(arguments) if edit else origin.arguments
     check_size("the task's arguments", len(data), producer.payload_limit)
     recorded = await recorded_results(gateway, partition, task_id)
+    last = await read_last_events(gateway, partition, task_id, 1)
+    if last and last[0].id != known.entry:  # it runs: what it has recorded since is not of the state that was read
+        known = replace(known, whole=False)
     done = {key: value for key, value in recorded.items() if known.has(key, value)}
     saved = _links(known, await saved_fields(gateway, partition, task_id, _ARTIFACTS))
     if known.agent is not None:
