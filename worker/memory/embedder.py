@@ -23,7 +23,8 @@ Vector = list[float]
 
 @runtime_checkable
 class Embedder(Protocol):
-    """Turns texts into vectors. `embed` may be async; where it is not, it is called in a thread.
+    """Turns texts into vectors. `embed` may be async; where it is not, it is called in a thread, which nobody waits for
+    once the run that asked has ended.
 
     name: tells this embedder from others, such as the model's name with its version; vectors of two embedders cannot
     be compared. dimension: numbers in a vector.
@@ -47,7 +48,7 @@ async def embed(embedder: Embedder, texts: list[str]) -> list[Vector | None]:
         if inspect.iscoroutinefunction(embedder.embed):
             found: Any = await embedder.embed(texts)
         else:
-            found = await anyio.to_thread.run_sync(embedder.embed, texts)
+            found = await anyio.to_thread.run_sync(embedder.embed, texts, abandon_on_cancel=True)
             if inspect.isawaitable(found):
                 found = await found
         vectors = [[float(number) for number in vector] for vector in found]
