@@ -18,6 +18,7 @@ from ..observe import logger
 from .agent import S
 from .coherence import Watch
 from .form import StateForm, problem_of
+from .inheriting import inherit
 from .restoring import restore
 
 __all__ = ["Session", "session_of"]
@@ -74,6 +75,8 @@ class Session(Generic[S]):
         except ValidationError as error:
             problem = problem_of(error)
             raise StateError(f"agent {form.agent!r} cannot begin task {run.id} with these inputs: {problem}") from None
+        if run.resumption is not None and run.resumption.received is not None:
+            inherit(self.state, run.resumption.received)
         await run.recorder.put(self.checkpoint(Started(goal=goal, agent=form.agent)), wait=False)
 
     def rollback(self) -> None:
