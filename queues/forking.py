@@ -114,9 +114,8 @@ async def store_fork(
     way = Way(gateway, namespace, queue)
     await way.look()
     number = spread(task_id)
-    while True:
-        former = [one for one in way.former(number) if await gateway.command("EXISTS", one.record(task_id))]
-        partition = former[0] if former else way.partition(number)
+    while True:  # from the oldest partition that it may be in: each knows it, or is closed, or takes it
+        partition = way.partition(number)
         record = partition.record(task_id)
         keys = [partition.ready, partition.closed, record, partition.steps(task_id), partition.log(task_id)]
         answer = await gateway.run(_FORK, keys, args)

@@ -33,7 +33,7 @@ AGAIN = Retry(max_attempts=5, base=0.0)
 
 @pytest.fixture
 async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("agents", settings=settings.model_copy(update={"check_state": True})) as app:
+    async with App("agents", settings=settings.model_copy(update={"check_state": True, "lease": 30.0})) as app:
         yield app
 
 

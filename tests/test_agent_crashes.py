@@ -22,7 +22,7 @@ PATIENT = Retry(max_attempts=3, max_crashes=100, base=0.0)
 
 @pytest.fixture
 async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("crashes", settings=settings.model_copy(update={"check_state": True})) as app:
+    async with App("crashes", settings=settings.model_copy(update={"check_state": True, "lease": 30.0})) as app:
         yield app
 
 

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("goals", settings=settings) as app:
+    async with App("goals", settings=settings.model_copy(update={"lease": 30.0})) as app:
         yield app
 
 

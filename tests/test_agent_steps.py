@@ -32,7 +32,7 @@ AGAIN = Retry(max_attempts=5, max_crashes=5, base=0.0)
 
 @pytest.fixture
 async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("steps", settings=settings.model_copy(update={"check_state": True})) as app:
+    async with App("steps", settings=settings.model_copy(update={"check_state": True, "lease": 30.0})) as app:
         yield app
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar
 
 import orjson
 import pytest
 from commands import Answer, call
 from perdure import Agent, AgentState, App, Context, Ephemeral, PlanStep, Retry, Settings, TaskHandle
-from perdure.queues import TaskExists, recorded_results, saved_fields, set_partitions
+from perdure.queues import TaskEvent, TaskExists, recorded_results, saved_fields, set_partitions
 from perdure.worker.errors import BadHistory, StateDrift
-from perdure.worker.journal import BadEdit, check_state, diff, fork, forking, read_snapshot, state_at
+from perdure.worker.journal import BadEdit, Past, check_state, diff, fork, forking, read_snapshot, state_at
+from perdure.worker.journal.events import Changed
 from pydantic import SecretStr
 from resting import FIRST, everything, with_keys
 from working import history, recorded_steps, redis_command, soon, take_and_die, work_off
@@ -99,6 +101,39 @@ async def test_the_snapshot_is_what_the_log_comes_to(app: App) -> None:
     stored = await check_state(*place(app, handle))
     assert stored is not None
     assert stored.number > 0
+
+
+async def test_what_is_not_json_is_in_the_live_state_as_in_the_log(app: App) -> None:
+    class Dated(Reader):
+        snapshot_every: ClassVar[int] = 1
+
+        async def act(self, ctx: Context, state: Notes, step: PlanStep) -> str:
+            when = datetime(2026, 1, 2, tzinfo=UTC)
+            await ctx.record(Changed(changes=({"op": "add", "path": "/context/when", "value": [when, (1, 2)]},)))
+            return str(state.context["when"])
+
+    handle: TaskHandle[Any] = await app.agent(name="dated")(Dated).enqueue("learn")
+    await work_off(app)
+    shown = "['2026-01-02T00:00:00Z', [1, 2]]"
+    assert (await soon(handle.result()))["results"] == {"one": shown, "two": shown, "three": shown}
+    assert await check_state(*place(app, handle)) is not None
+
+
+def test_a_fresh_start_begins_the_state_anew() -> None:
+    past = Past("t")
+    entries: list[tuple[str, dict[str, Any], int | None]] = [
+        ("started", {"goal": "one", "agent": "a"}, 1),
+        ("replayed", {"fresh": False}, None),
+        ("decided", {"choice": "left"}, 2),
+        ("replayed", {"fresh": True}, None),
+        ("discovered", {"fact": "a wall"}, 3),
+    ]
+    for position, (kind, data, number) in enumerate(entries):
+        past.take(TaskEvent(f"{position}-0", position, kind, None, data, number))
+        if position == 2:
+            assert (past.state["goal"], len(past.state["decisions"]), past.agent) == ("one", 1, "a")
+    assert (past.state["goal"], past.state["decisions"], past.agent) == ("", [], None)
+    assert [one["n"] for one in past.state["discoveries"]] == [3]
 
 
 async def tamper(app: App, handle: TaskHandle[Any], **fields: Any) -> None:
@@ -218,7 +253,9 @@ async def test_a_fork_of_an_agent_that_is_done_finishes_again_and_keeps_its_arti
     saved = await saved_fields(*place(app, handle), "#artifact:")
     assert list(saved) == ["#artifact:notes.txt"]
     Reader.paid.clear()
+    await redis_command(app, "HSET", handle.partition.steps(handle.id), "s:#replan", b"1")
     forked = await fork(app.producer, handle.id, edit={"mood": "other"})
+    assert {"s:#replan", "s:#state"} <= set(await recorded_steps(app, forked.handle))
     early = await fork(app.producer, handle.id, at=1)
     assert await saved_fields(*place(app, forked.handle), "#artifact:") == saved
     assert await saved_fields(*place(app, early.handle), "#artifact:") == {}
@@ -303,6 +340,20 @@ async def test_a_fork_of_a_function_has_the_steps_of_then(
     assert (await handle.record()).state == "dead"
     decisions = (await state_at(*place(app, forked.handle))).state["decisions"]
     assert [one["choice"] for one in decisions] == ["go on", "stop"]
+
+
+async def test_a_fork_can_be_forked(app: App, walk: Any) -> None:
+    handle = await walked(app, walk)
+    first = await fork(app.producer, handle.id, at="a", edit={"fail": False})
+    await work_off(app)
+    Reader.paid.clear()
+    second = await fork(app.producer, first.handle.id, at="b")
+    assert set(await recorded_steps(app, second.handle)) == {"d:a", "d:#decided", "d:b"}
+    assert await recorded_steps(app, (await fork(app.producer, first.handle.id, at=0)).handle) == {}
+    await work_off(app)
+    assert await soon(second.handle.result()) == [11, 12, 13]
+    assert f"{second.handle.id}:3" in Reader.paid
+    assert f"{second.handle.id}:1" not in Reader.paid
 
 
 async def test_wherever_a_task_stands_it_can_be_forked(app: App, walk: Any) -> None:

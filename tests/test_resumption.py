@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crew import make_due
 from perdure import App, Context, InvalidArguments, Producer, Retry, Settings, Snooze, State, TaskFailed, Worker
 from perdure.deadletter import Replay, find_letter, replay
-from perdure.queues import HandOffRefused, TaskHandle, hand_on
+from perdure.queues import HandOffRefused, ServerFull, TaskHandle, Unavailable, hand_on, promote_due
+from perdure.worker.durable import handing
 from perdure.worker.journal import Handoff, Resumption
-from perdure.worker.runtime import execution, settling
+from perdure.worker.runtime import execution, leaving, settling
 from processes import give, hire
 from pydantic import SecretStr
-from working import give_up, history, recorded_steps, redis_command, soon, steal, work_off, working
+from working import BOUND, give_up, history, recorded_steps, redis_command, soon, steal, take_and_die, work_off, working
 
 pytestmark = pytest.mark.integration
 
@@ -150,6 +152,8 @@ async def test_a_run_out_of_time_and_a_burial_leave_one_and_a_replay_finds_it(ap
         if ctx.resumption is not None:
             assert ctx.resumption.handoff is not None
             found.append(f"{ctx.resumption.after} {ctx.resumption.handoff.why}")
+            assert ctx.resumption.gap is not None
+            assert 0 <= ctx.resumption.gap < BOUND
         if len(found) < 2:
             await ctx.step("slow", asyncio.sleep, 60)
 
@@ -189,6 +193,42 @@ async def test_after_a_lost_lease_it_is_a_crash(app: App) -> None:
     await work_off(app)
     assert await soon(handle.result()) == "crash, crash, after one"
     assert [event["after"] for event in await resumed(handle)] == ["crash"]
+
+
+async def test_a_run_that_died_before_it_wrote_anything_was_a_crash_whatever_came_before(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=2, base=0.2))
+    async def job(ctx: Context) -> str:
+        if ctx.attempt == 1:
+            raise ValueError
+        return "none" if ctx.resumption is None else ctx.resumption.after
+
+    handle = await job.enqueue()
+    async with working(app):
+        while await handle.status() is not State.SCHEDULED:  # noqa: ASYNC110 - Redis tells nobody
+            await asyncio.sleep(0.005)
+    await make_due(app.producer.gateway, handle.partition, handle.id)
+    assert await promote_due(app.producer.gateway, handle.partition)
+    await take_and_die(app)
+    async with working(app):
+        assert await soon(handle.result()) == "crash"
+
+
+@pytest.mark.parametrize("error", [ServerFull("here", "full"), Unavailable("away")])
+async def test_no_handoff_keeps_an_outcome_waiting(app: App, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def job(ctx: Context) -> None:
+        await ctx.step("one", len, "x")
+        raise ValueError
+
+    monkeypatch.setattr(leaving, "write_entries", refuse)
+    handle = await job.enqueue()
+    await work_off(app)
+    with pytest.raises(TaskFailed):
+        await soon(handle.result())
+    assert list(await recorded_steps(app, handle)) == ["d:one"]
 
 
 async def test_a_handoff_that_cannot_be_read_is_passed_over(app: App) -> None:
@@ -264,6 +304,9 @@ async def test_what_is_left_and_handed_on_is_sealed(settings: Settings) -> None:
                 raise Snooze(0.2, patient)
             assert ctx.resumption.handoff is not None
             assert ctx.resumption.handoff.waiting_on[0].why == patient
+            stored = await redis_command(app, "HGETALL", handle.partition.steps(handle.id))
+            assert b"s:#handoff" in stored
+            assert patient.encode() not in b" ".join(stored)
             await ctx.hand_off(second, message=patient)
 
         handle = await first.enqueue(marker)
@@ -397,6 +440,23 @@ async def test_an_id_that_another_task_has_is_left_alone(app: App) -> None:
     handle = await job.options(task_id="job").enqueue(True)
     await work_off(app)
     assert (await taken.result(), await handle.result()) == ("job.h1", "job.h2")
+
+
+async def test_an_id_that_was_taken_meanwhile_makes_it_a_dead_letter(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nowhere(*_: Any) -> None:
+        return None
+
+    @app.task
+    async def job(ctx: Context, hands_on: bool) -> None:
+        if hands_on:
+            await ctx.hand_off("job", arguments={"hands_on": False})
+
+    monkeypatch.setattr(handing, "find_task", nowhere)
+    await job.options(task_id="job.h1").enqueue(False)
+    handle = await job.options(task_id="job").enqueue(True)
+    await work_off(app)
+    with pytest.raises(TaskFailed, match=r"job\.h1, as which it would go on, is another task"):
+        await soon(handle.result())
 
 
 async def test_what_was_handed_on_in_a_circle_has_no_result(app: App) -> None:

@@ -5,8 +5,9 @@ from .blobs import BLOB
 from .compression import HANDOFF_TOKENS, estimated_tokens, fitted, fitted_text
 from .delta import BadPatch, Patch, apply, diff
 from .drafting import build_handoff, handoff_of, state_after
+from .editing import BadEdit
 from .events import Event
-from .forking import BadEdit, Fork, Point, fork
+from .forking import Fork, Point, fork
 from .handoff import HANDOFF, Handoff
 from .history import Past, check_state, read_snapshot, state_at, walk_states
 from .messages import Message, Role, ToolCall

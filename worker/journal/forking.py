@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
-from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
 from ...queues import (
@@ -29,14 +27,15 @@ from ...queues import (
 )
 from ...queues.marks import ANY
 from ..errors import BadHistory
-from .delta import BadPatch, apply, diff
+from .delta import diff
+from .editing import edited
 from .events import Forked
 from .history import Past
+from .recorded import RECORDED, Records
 from .reducer import State, empty_state
 from .snapshot import SNAPSHOT, encode_snapshot
-from .state import AgentState
 
-__all__ = ["BadEdit", "Fork", "Point", "fork"]
+__all__ = ["Fork", "Point", "fork"]
 
 Point = int | str | None
 """An event's number, the id of an entry of the log, or the key of a step; None for the end of the log."""
@@ -47,13 +46,6 @@ _ARTIFACTS: Final = "#artifact:"
 _FINISH: Final = "#finish"
 _REPLAN: Final = "#replan"
 """Keys of an agent's result, and of the note that it is to be asked for another plan."""
-
-_OWN: Final = {"message_sent": "send", "planned": "plan", "waited": "inbox"}
-"""By the type of an event: what the record of the call that it tells of is named, where that is not its type."""
-
-
-class BadEdit(ValueError):
-    """A change to the state or the arguments that cannot be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +89,9 @@ async def fork(
     origin = await read_origin(gateway, partition, task_id)
     known = await _as_of(producer, partition, task_id, at, lenient=lenient)
     secret = {mark[0] if mark else ANY for mark in origin.envelope.secrets}
-    state, arguments = _edited(known, from_json(origin.arguments), edit or {}, secret)
+    state, arguments = edited(
+        known.state, from_json(origin.arguments), edit or {}, agent=known.agent is not None, secret=secret
+    )
     data = to_json(arguments) if edit else origin.arguments
     check_size("the task's arguments", len(data), producer.payload_limit)
     recorded = await recorded_results(gateway, partition, task_id)
@@ -134,7 +128,8 @@ class _Known:
     """What is known at a point of the log: the state, and which step records there were.
 
     whole: the point is the end of the log. before: keys of records that were written before the point, and not again
-    after it. read: the messages of the inbox that had been read.
+    after it. after: of those that were. read: the messages of the inbox that had been read. forked: the task is a fork
+    itself, and began with records of which its log does not tell.
     """
 
     state: State
@@ -143,13 +138,17 @@ class _Known:
     agent: str | None
     whole: bool
     before: frozenset[str]
+    after: frozenset[str]
     read: frozenset[int]
+    forked: bool
 
     def has(self, key: str, value: bytes) -> bool:
         """Whether a step record belongs to what was known. An agent's result does not: it is to go on."""
         if self.agent is not None and key == _FINISH:
             return False
         if self.whole or key in self.before:
+            return True
+        if self.forked and key not in self.after and self.number:
             return True
         if key.rpartition("/")[2].startswith("#inbox"):
             messages = orjson.loads(value.partition(b"\n")[2])
@@ -158,7 +157,7 @@ class _Known:
 
 
 async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Point, *, lenient: bool) -> _Known:
-    past, records = Past(task_id, lenient), _Records()
+    past, records = Past(task_id, lenient), Records()
     cut = 0 if at == 0 else None
     position = 0
     async for event in walk_events(producer.gateway, partition, task_id):
@@ -178,50 +177,16 @@ async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Poi
         past.agent,
         point == position,
         frozenset(key for key, last in records.written.items() if last <= point),
+        frozenset(key for key, last in records.written.items() if last > point),
         frozenset(number for number, when in records.messages.items() if when <= point),
+        records.forked,
     )
 
 
 def _is_at(event: TaskEvent, past: Past, at: Point) -> bool:
     if isinstance(at, int):
         return past.number == at
-    return at is not None and (event.id == at or (event.step == at and event.type in _RECORDED))
-
-
-_RECORDED: Final = ("step_completed", "tool_called")
-"""Types of events that tell of the record of the step that they are about."""
-
-
-class _Records:
-    """Where in the log each step record was written last, and each message of the inbox was read.
-
-    Events of other types than `_RECORDED` are recorded as the first, second ... of their name in their scope.
-    """
-
-    def __init__(self) -> None:
-        self.written: dict[str, int] = {}
-        self.messages: dict[int, int] = {}
-        self._times: Counter[str] = Counter()
-
-    def take(self, event: TaskEvent, position: int) -> None:
-        data = event.data if isinstance(event.data, dict) else {}
-        if event.type == "replayed" and data.get("fresh"):
-            self.written.clear()
-            self._times.clear()
-        elif event.type in _RECORDED and event.step is not None:
-            self.written[event.step] = position
-        elif event.type == "received" and isinstance(data.get("number"), int):
-            self.messages[data["number"]] = position
-        elif event.number is not None:
-            key = self._key(event, data)
-            self._times[key] += 1
-            self.written[key if self._times[key] == 1 else f"{key}#{self._times[key]}"] = position
-
-    def _key(self, event: TaskEvent, data: Mapping[str, Any]) -> str:
-        name = _OWN.get(event.type, event.type)
-        if event.type == "artifact_saved":
-            name += f":{data.get('name')}"
-        return f"{event.step}/#{name}" if event.step is not None else f"#{name}"
+    return at is not None and (event.id == at or (event.step == at and event.type in RECORDED))
 
 
 def _links(known: _Known, saved: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -232,45 +197,3 @@ def _links(known: _Known, saved: Mapping[str, bytes]) -> dict[str, bytes]:
         for key, data in saved.items()
         if (name := key.removeprefix(_ARTIFACTS)) in artifacts
     }
-
-
-# edits
-
-
-def _edited(
-    known: _Known, arguments: dict[str, Any], edit: Mapping[str, Any], secret: Collection[str]
-) -> tuple[State, dict[str, Any]]:
-    """The state and the arguments with the new values. secret: arguments that no state has. Raises `BadEdit`."""
-    state = known.state
-    for path, value in edit.items():
-        name = path.partition(".")[0]
-        if known.agent is not None and not (name in arguments and (name in secret or ANY in secret)):
-            state = _set(state, path, value)
-        if name in arguments or known.agent is None:
-            arguments = _set(arguments, path, value)
-    if known.agent is not None and edit:
-        try:
-            AgentState.model_validate({name: state[name] for name in AgentState.model_fields if name in state})
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise BadEdit(f"the state would be none: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    return state, arguments
-
-
-def _set(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    names = path.split(".")
-    place: Any = document
-    for name in names[:-1]:
-        try:
-            place = place[int(name) if isinstance(place, list) else name]
-        except (LookupError, TypeError, ValueError):
-            raise BadEdit(f"there is no {path!r} to be changed: {name!r} is not there") from None
-    there = isinstance(place, list) and names[-1].isdigit()
-    pointer = "/" + "/".join(name.replace("~", "~0").replace("/", "~1") for name in names)
-    try:
-        changed: dict[str, Any] = apply(
-            document, [{"op": "replace" if there else "add", "path": pointer, "value": value}]
-        )
-    except BadPatch:
-        raise BadEdit(f"there is no {path!r} to be changed") from None
-    return changed
