@@ -137,13 +137,13 @@ class Session(Generic[S]):
 
     def _heard(self, event: Event, number: int) -> None:
         """An event was numbered, by a checkpoint of ours or by whoever tells something."""
-        before, self.mirror = self.mirror, reduce(self.mirror, event, number)
-        self.number = number
-        self._since += 1
+        after = reduce(self.mirror, event, number)
         if not self._checkpointing:
-            self._follow(before, self.mirror, event, number)
-            if self._since >= self._every:
-                self.wanted.set()
+            self._follow(self.mirror, after, event, number)  # where it cannot, there is no such event
+        self.mirror, self.number = after, number
+        self._since += 1
+        if not self._checkpointing and self._since >= self._every:
+            self.wanted.set()
         if self.watch is not None:
             self.watch.hear(event)
 
