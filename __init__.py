@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from .deadletter import Retry
     from .queues import (
         CannotOpen,
+        HandOffRefused,
         LeaseLost,
         NotReplicated,
         PayloadTooLarge,
@@ -27,7 +28,16 @@ if TYPE_CHECKING:
     from .worker.app import App
     from .worker.durable import Context, Happened, current_step
     from .worker.errors import InvalidArguments, RetryLater, Snooze, StepInDoubt, StepMismatch, StepTimeout
-    from .worker.journal import AgentState, Artifact, Ephemeral, Event, PlanStep, register_event
+    from .worker.journal import (
+        AgentState,
+        Artifact,
+        Ephemeral,
+        Event,
+        Handoff,
+        PlanStep,
+        Resumption,
+        register_event,
+    )
     from .worker.memory import NewMemory
     from .worker.runtime import Worker
     from .worker.settings import Settings
@@ -42,6 +52,8 @@ __all__ = [
     "Context",
     "Ephemeral",
     "Event",
+    "HandOffRefused",
+    "Handoff",
     "Happened",
     "InvalidArguments",
     "LeaseLost",
@@ -51,6 +63,7 @@ __all__ = [
     "PerdureError",
     "PlanStep",
     "Producer",
+    "Resumption",
     "Retry",
     "RetryLater",
     "ServerFull",
@@ -80,6 +93,8 @@ _HOMES = {
     "Context": ".worker.durable",
     "Ephemeral": ".worker.journal",
     "Event": ".worker.journal",
+    "HandOffRefused": ".queues",
+    "Handoff": ".worker.journal",
     "Happened": ".worker.durable",
     "InvalidArguments": ".worker.errors",
     "LeaseLost": ".queues",
@@ -89,6 +104,7 @@ _HOMES = {
     "NewMemory": ".worker.memory",
     "PlanStep": ".worker.journal",
     "Producer": ".queues",
+    "Resumption": ".worker.journal",
     "Retry": ".deadletter",
     "RetryLater": ".worker.errors",
     "ServerFull": ".queues",

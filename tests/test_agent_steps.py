@@ -11,8 +11,10 @@ from perdure import Agent, AgentState, App, Context, Happened, PlanStep, Retry, 
 from perdure.deadletter import Reason, Replay, replay
 from perdure.queues import Partition, TaskEvent, read_last_events
 from perdure.worker.agent import restoring
+from perdure.worker.errors import StateError
 from perdure.worker.journal import (
     KEPT,
+    BadPatch,
     Event,
     check_state,
     encode_snapshot,
@@ -438,3 +440,35 @@ async def test_what_an_event_of_ones_own_changes_joins_what_the_agent_has_change
     assert await soon(handle.result()) == {"weights": {"apple": 1, "pear": 2, "plum": 3}}
     past = await state_at(app.producer.gateway, handle.partition, handle.id)
     assert past.state["context"] == {"weights": {"apple": 1, "pear": 2, "plum": 3}}
+
+
+async def test_an_event_that_does_not_fit_the_state_is_none(app: App) -> None:
+    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> str:
+        problems = []
+        for path in ("/done", "/nowhere/at/all"):
+            ghost = {"op": "add", "path": "/context/ghost", "value": 1}
+            try:
+                await ctx.record(Weighed(changes=(ghost, {"op": "replace", "path": path, "value": 7})))
+            except (StateError, BadPatch) as error:
+                problems.append(type(error).__name__)
+        await ctx.discover("it went on")
+        return ", ".join(problems)
+
+    handle = await app.agent(agent(take=take), name="misfit").enqueue("do", steps=["a"])
+    await work_off(app)
+    result = await soon(handle.result())
+    assert result["results"] == {"a": "StateMismatch, BadPatch"}
+    assert result["done"] == ["a"]
+    past = await state_at(app.producer.gateway, handle.partition, handle.id)
+    assert (past.state["done"], past.state["context"], len(past.state["discoveries"])) == (["a"], {}, 1)
+
+
+async def test_parts_of_steps_count_for_the_snapshots_too_for_whoever_reads_the_log_reads_them(app: App) -> None:
+    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
+        for number in range(60):
+            await ctx.step("part", str, number, durability="async")
+
+    handle = await app.agent(agent(take=take), name="parts").enqueue("do", steps=["a"])
+    await work_off(app)
+    await soon(handle.result())
+    assert "s:#state" in await recorded_steps(app, handle)

@@ -298,8 +298,8 @@ async def test_what_was_forgotten_may_be_remembered_again(store: HybridStore) ->
     assert (await store.add(new_memory("x"), key="t:s")).id != first.id
 
 
-def run_adders(place: str, *tasks: dict[str, Any]) -> list[Memory]:
-    """Processes that add at once: each opens its store, tells that it is ready, and adds when it is told to go."""
+def run_adders(place: str, *tasks: list[tuple[str, str | None]]) -> list[Memory]:
+    """Processes that add at once: each tells that it is ready, and opens its store and adds when it is told to go."""
     environment = os.environ | {"PERDURE_MEMORY": place}
     processes = [
         subprocess.Popen(
@@ -325,16 +325,23 @@ def run_adders(place: str, *tasks: dict[str, Any]) -> list[Memory]:
 
 async def test_processes_that_add_the_same_at_once_end_with_one_memory(place: str, stores: Stores) -> None:
     """Making the store at once, too: the file or the tables are not there before."""
-    same = [f"{n} of all" for n in range(20)]
-    other = [f"{n} in other words" for n in range(20)]
-    tasks = ({"texts": same, "key": "t:s"}, {"texts": other, "key": "t:s"}, {"texts": other[::-1], "key": None})
-    added = await asyncio.to_thread(run_adders, place, *tasks)
-    assert len(added) == 60
+    one: list[tuple[str, str | None]] = [(f"{n} of all", f"t:s:{n}" if n % 2 else None) for n in range(40)]
+    other = [(text.replace("of all", "in other words"), key) for text, key in one]
+    added = await asyncio.to_thread(run_adders, place, one, other)
+    assert len(added) == 80
     async with stores(Numbers()) as store:
         there = await store.list(limit=100)
-    assert len(there) == 20
+    assert len(there) == 40
     assert {one.id for one in added} == {one.id for one in there}
-    assert [one.accesses for one in there] == [1] * 20  # of two writes with one key, only one counted
+    # of two writes with one key, only one counted
+    assert {one.text.partition(" ")[0]: one.accesses for one in there} == {str(n): 1 - n % 2 for n in range(40)}
+
+
+async def test_one_key_at_once_in_several_types_stores_one_memory(store: HybridStore) -> None:
+    news = [new_memory(f"in words of its own {n}", type=f"type {n}") for n in range(12)]
+    added = await asyncio.gather(*(store.add(new, key="t:s") for new in news))
+    assert len({one.id for one in added}) == 1
+    assert await store.count() == 1
 
 
 # embedders

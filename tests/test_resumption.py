@@ -9,7 +9,21 @@ from typing import Any
 
 import pytest
 from crew import make_due
-from perdure import App, Context, InvalidArguments, Producer, Retry, Settings, Snooze, State, TaskFailed, Worker
+from perdure import (
+    Agent,
+    AgentState,
+    App,
+    Context,
+    InvalidArguments,
+    PlanStep,
+    Producer,
+    Retry,
+    Settings,
+    Snooze,
+    State,
+    TaskFailed,
+    Worker,
+)
 from perdure.deadletter import Replay, find_letter, replay
 from perdure.queues import HandOffRefused, ServerFull, TaskHandle, Unavailable, hand_on, promote_due
 from perdure.worker.durable import handing
@@ -24,7 +38,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("resume", settings=settings) as app:
+    async with App("resume", settings=settings.model_copy(update={"check_state": True})) as app:
         yield app
 
 
@@ -357,8 +371,11 @@ async def test_another_process_knows_how_the_former_one_ended(settings: Settings
 
 
 async def test_another_task_goes_on_and_its_result_is_the_firsts(app: App) -> None:
+    messages: list[Any] = []
+
     @app.task(queue="other")
     async def writer(ctx: Context, topic: str) -> str:
+        messages.extend(one.content for one in await ctx.inbox())
         found = ctx.resumption
         assert found is not None
         assert found.handoff is not None
@@ -371,7 +388,9 @@ async def test_another_task_goes_on_and_its_result_is_the_firsts(app: App) -> No
         await ctx.hand_off(writer, why="it is read", message="mind the commas")
 
     handle = await reader.enqueue("redis")
+    await handle.send("mind the gap")
     await work_off(app)
+    assert messages == ["mind the gap"]
     assert await soon(handle.result()) == f"hand_off: redis, be short, mind the commas, {handle.id}.h1"
     record = await handle.record()
     assert (record.state, record.handed_to, record.result) == (State.SUCCEEDED, f"{handle.id}.h1", b"null")
@@ -394,6 +413,37 @@ async def test_a_task_goes_on_elsewhere_with_its_own_or_with_other_arguments(app
     handle = await hop.enqueue(2)
     await work_off(app, queues=["default", "q1", "q2"])
     assert await soon(handle.result()) == "h2 on q1 x"
+
+
+async def test_an_agent_hands_on_to_another_which_knows_what_it_knew(app: App) -> None:
+    class Reader(Agent[AgentState]):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key="read", title="Read"), PlanStep(key="write", title="Write")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+            await ctx.decide(f"do {step.key}", alternatives=["leave it"])
+            await ctx.discover("it is long", source="the book")
+            if step.key == "write":
+                await ctx.hand_off(writer, why="reading is done")
+            return step.key
+
+        async def finish(self, ctx: Context, state: AgentState) -> str:
+            return "never"
+
+    class Writer(Reader):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return []
+
+        async def finish(self, ctx: Context, state: AgentState) -> str:
+            return f"{state.goal}: {[one.choice for one in state.decisions]}, {state.discoveries[0].fact}"
+
+    reader, writer = app.agent(Reader), app.agent(queue="writing")(Writer)
+    handle = await reader.enqueue("a review")
+    await work_off(app)
+    assert await soon(handle.result()) == "a review: ['do read', 'do write'], it is long"
+    handoff = await handoff_of(app, handle)
+    assert (handoff.agent, handoff.goal, handoff.detail) == ("reader", "a review", "reading is done")
+    assert [step.key for step in handoff.in_progress] == ["write"]
 
 
 @pytest.mark.parametrize("place", ["before the other is stored", "after that"])

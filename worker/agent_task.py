@@ -11,7 +11,7 @@ from ..queues import TaskHandle
 from .agent import Agent, S, StateForm, problem_of
 from .agent.goal import goal_id
 from .errors import InvalidArguments
-from .registry import Task
+from .registry import Arguments, Task
 
 __all__ = ["AgentTask"]
 
@@ -31,6 +31,11 @@ class AgentTask(Generic[S]):
     @property
     def queue(self) -> str:
         return self.task.queue
+
+    @property
+    def arguments(self) -> Arguments:
+        """Its goal and its inputs, as they travel."""
+        return self.task.arguments
 
     async def enqueue(self, goal: str, *, key: str | None = None, anew: bool = False, **inputs: Any) -> TaskHandle[Any]:
         """Have a goal worked for; once this returns, it is never lost.

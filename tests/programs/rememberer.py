@@ -15,15 +15,15 @@ from perdure.worker.memory.opening import make_store
 from perdure.worker.settings import load_settings
 
 
-async def main(texts: list[str], key: str | None) -> None:
+async def main(texts: list[tuple[str, str | None]]) -> None:
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     sys.stdin.readline()
     async with HybridStore(make_store(load_settings())._backend, Numbers()) as store:
-        for number, text in enumerate(texts):
-            memory = await store.add(new_memory(text), key=None if key is None else f"{key}:{number}")
+        for text, key in texts:
+            memory = await store.add(new_memory(text), key=key)
             sys.stdout.write(memory.model_dump_json() + "\n")
 
 
 if __name__ == "__main__":
-    asyncio.run(main(**json.loads(sys.argv[1])))
+    asyncio.run(main(json.loads(sys.argv[1])))

@@ -98,14 +98,19 @@ class StateForm(Generic[S]):
             return False
 
     def assign(self, task_id: str, state: S, changed: dict[str, Any]) -> None:
-        """Put fields into a state, from JSON; lists and objects stay the same objects. Raises `StateMismatch`."""
+        """Put fields into a state, from JSON, all or none; lists and objects stay the same objects.
+
+        Raises `StateMismatch`.
+        """
+        made: dict[str, Any] = {}
         for name, value in changed.items():
             if name not in self.fields or name in self.ephemeral:
                 continue
             try:
-                new = self._adapter(name).validate_json(orjson.dumps(value))
+                made[name] = self._adapter(name).validate_json(orjson.dumps(value))
             except ValidationError as error:
                 raise StateMismatch(task_id, self.agent, f"{name}: {problem_of(error)}") from None
+        for name, new in made.items():
             match getattr(state, name), new:
                 case list() as held, list():
                     held[:] = new

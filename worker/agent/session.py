@@ -18,6 +18,7 @@ from ..observe import logger
 from .agent import S
 from .coherence import Watch
 from .form import StateForm, problem_of
+from .inheriting import inherit
 from .restoring import restore
 
 __all__ = ["Session", "session_of"]
@@ -74,6 +75,8 @@ class Session(Generic[S]):
         except ValidationError as error:
             problem = problem_of(error)
             raise StateError(f"agent {form.agent!r} cannot begin task {run.id} with these inputs: {problem}") from None
+        if run.resumption is not None and run.resumption.received is not None:
+            inherit(self.state, run.resumption.received)
         await run.recorder.put(self.checkpoint(Started(goal=goal, agent=form.agent)), wait=False)
 
     def rollback(self) -> None:
@@ -134,13 +137,13 @@ class Session(Generic[S]):
 
     def _heard(self, event: Event, number: int) -> None:
         """An event was numbered, by a checkpoint of ours or by whoever tells something."""
-        before, self.mirror = self.mirror, reduce(self.mirror, event, number)
-        self.number = number
-        self._since += 1
+        after = reduce(self.mirror, event, number)
         if not self._checkpointing:
-            self._follow(before, self.mirror, event, number)
-            if self._since >= self._every:
-                self.wanted.set()
+            self._follow(self.mirror, after, event, number)  # where it cannot, there is no such event
+        self.mirror, self.number = after, number
+        self._since += 1
+        if not self._checkpointing and self._since >= self._every:
+            self.wanted.set()
         if self.watch is not None:
             self.watch.hear(event)
 
