@@ -238,7 +238,7 @@ def pairs_of(info: bytes) -> dict[str, str]:
     return dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
 
 
-OBJECTS = 500
+OBJECTS = 1_000
 """Objects that hold others, of which a process at rest has about as many each time: one for each task would be more."""
 
 BLOCKS = 2_000
