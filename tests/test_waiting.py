@@ -9,9 +9,10 @@ from typing import Any
 import orjson
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Producer, Retry, State, TaskFailed, TaskHandle
-from perdure.queues import InboxFull, inbox
+from perdure.queues import InboxFull, forward_messages, inbox
 from perdure.worker.durable.recorder import Recorder
 from perdure.worker.errors import StepOutsideTask
+from perdure.worker.runtime import execution
 from perdure.worker.settings import Settings
 from resting import FIRST, with_keys
 from working import history, pending, recorded_steps, redis_command, soon, until, work_off, working
@@ -386,9 +387,17 @@ async def test_messages_and_waits_are_sealed(settings: Settings) -> None:
             assert not any(b"private" in value for value in values)
 
 
-async def test_messages_go_along_with_a_task_that_hands_on(settings: Settings) -> None:
+async def test_messages_go_along_with_a_task_that_hands_on(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those it has not read, and those that come while it hands on, and after."""
     app = App("mail", settings=settings)
+    forward = forward_messages
+
+    async def forward_and_send(*args: Any) -> Any:
+        left = await forward(*args)
+        await handle.send("meanwhile")
+        return left
+
+    monkeypatch.setattr(execution, "forward_messages", forward_and_send)
 
     @app.task(queue="else")
     async def second(ctx: Context) -> list[Any]:
@@ -409,7 +418,7 @@ async def test_messages_go_along_with_a_task_that_hands_on(settings: Settings) -
         async with working(app):
             await until(lambda: _handed_on(handle), "the second one goes on")
             assert (await handle.send("late")).task_id == f"{handle.id}.h1"
-            assert await soon(handle.result()) == ["unread", "unread too", "late"]
+            assert await soon(handle.result()) == ["unread", "unread too", "meanwhile", "late"]
             assert await handle.unread() == []
 
 
