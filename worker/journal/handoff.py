@@ -190,7 +190,7 @@ class Handoff(_Part):
     def _progress(self) -> list[str]:
         lines = [f"- {_step(one)}" for one in self.in_progress]
         if self.last_completed is not None:
-            lines.append(f"- done: {self.steps or 'some'} steps, the last one `{_flat(self.last_completed)}`")
+            lines.append(f"- steps done: {self.steps or 'some'}, the last one `{_flat(self.last_completed)}`")
         if self.artifacts:
             lines.append(f"- artifacts: {_flat(', '.join(self.artifacts))}")
         if self.dependencies.tools:

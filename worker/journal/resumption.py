@@ -39,7 +39,9 @@ class Resumption(BaseModel):
 
     def summary(self) -> str:
         """All of it in one line."""
-        found = ", ".join(f"{count} {kind}" for kind, count in self.restored.items() if count)
+        found = ", ".join(
+            f"{count} {_ONE.get(kind, kind) if count == 1 else kind}" for kind, count in self.restored.items() if count
+        )
         ago = "" if self.gap is None else f" {self.gap:.1f} s ago"
         last = "" if self.handoff is None or not self.handoff.last_completed else self.handoff.last_completed
         return f"{_STOPPED[self.after]}{ago}; restored: {found or 'nothing'}{last and f', the last step {last}'}"
@@ -52,6 +54,14 @@ class Resumption(BaseModel):
             text += fitted_text(self.handoff, max(0, budget - count(text)), count=count)
         return clipped(text, budget, count)
 
+
+_ONE: Final = {
+    "steps": "step",
+    "events": "event",
+    "decisions": "decision",
+    "discoveries": "discovery",
+    "messages": "message",
+}
 
 _STOPPED: Final[dict[str, str]] = {
     "crash": "the former run was cut off by a crash",
