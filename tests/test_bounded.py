@@ -270,7 +270,7 @@ async def test_tasks_of_all_outcomes_leave_nothing_behind(
     assert after.memory <= before.memory * 1.05
     assert after.clients <= before.clients + 2  # they are made when they are needed, and kept
     more = {name: after.worker[name] - before.worker[name] for name in after.worker}
-    assert more["tasks"] <= 0
+    assert more["tasks"] <= 1  # one that waits may be between two waits
     assert after.worker["threads"] <= THREADS
     assert more["files"] <= 2
     assert more["objects"] <= OBJECTS

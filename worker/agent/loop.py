@@ -11,7 +11,7 @@ from typing import Any, Final, Generic
 import orjson
 
 from ...queues import Entry, Kind, LeaseLost, check_size
-from ..durable import Context, Happened, codec_of, keep_findings
+from ..durable import Context, Happened, codec_of, forgotten, keep_findings
 from ..errors import Reschedule, RetryLater, StateError, StepInDoubt
 from ..journal import Event, PlanStep, StepStatus
 from ..journal.events import Changed, Finished, Planned, PlannedStep, StepCompleted, StepFailed, StepStarted
@@ -109,7 +109,7 @@ class Loop(Generic[S]):
         elif self._session.has_changed():
             await self._record(_REPLAN, Changed(), due)
         else:
-            await self._run.recorder.put(due, *self._run.forget(self._run.keys_within(f"{_REPLAN}/")), wait=False)
+            await self._run.recorder.put(due, *self._parts_gone(_REPLAN), wait=False)
 
     async def _finish(self) -> Any:
         data, result = await self._within(_FINISH, self._close)
@@ -151,7 +151,7 @@ class Loop(Generic[S]):
     async def _start(self, step: PlanStep, attempt: int) -> None:
         """Tell that the step begins; of a risky one, before anything else happens."""
         run = self._run
-        left = run.forget(run.keys_within(f"{_REPLAN}/"))  # of a plan that was asked for and not made
+        left = self._parts_gone(_REPLAN)  # of a plan that was asked for and not made
         told = self._session.checkpoint(StepStarted(step=step.key, title=step.title, attempt=attempt))
         replicated = step.risky and self._replicated
         await run.recorder.put(told, *left, *self._session.snapshot(), wait=step.risky, replicated=replicated)
@@ -190,14 +190,14 @@ class Loop(Generic[S]):
             raise error
         if all(step.key != key for step in steps):
             self._named(key).status = StepStatus.FAILED
-        given_up = run.forget([key, *run.keys_within(f"{key}/")])
+        given_up = forgotten([key, *self._parts(key)], run.history)
         await self._record(_REPLAN, Planned(steps=_planned("replan", steps), again=True), *given_up)
 
     # what they have in common
 
     async def _within(self, scope: str, call: Callable[[], Awaitable[Any]]) -> Any:
         """Call a method of the agent, whose steps are parts of what is named here."""
-        with self._run.within(f"{scope}/"):
+        with self._run.keys.inside(f"{scope}/"):
             return await call()
 
     async def _record(self, key: str, event: Event, *entries: Entry) -> None:
@@ -206,15 +206,22 @@ class Loop(Generic[S]):
         Raises `StateTooLarge`, `StateUnstorable`, `LeaseLost`.
         """
         run, session = self._run, self._session
-        parts = run.keys_within(f"{key}/")
+        parts = self._parts(key)
         told = session.checkpoint(event)
-        dropped = run.forget([key, *parts] if isinstance(event, StepCompleted) else parts)
+        dropped = forgotten([key, *parts] if isinstance(event, StepCompleted) else parts, run.history)
         snapshot = session.snapshot(more=len(parts))
         await run.recorder.put(told, *entries, *dropped, *snapshot, wait=True, replicated=self._replicated)
         run.steps_recorded += 1
         run.stir()
         if run.on_recorded is not None:
             run.on_recorded()
+
+    def _parts(self, key: str) -> list[str]:
+        """The keys of the steps that are parts of what is named here."""
+        return self._run.keys.under(f"{key}/", self._run.history)
+
+    def _parts_gone(self, key: str) -> list[Entry]:
+        return forgotten(self._parts(key), self._run.history)
 
     def _named(self, key: str) -> PlanStep:
         return next(step for step in self._state.plan if step.key == key)

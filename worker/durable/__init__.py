@@ -2,11 +2,13 @@
 
 from .codec import Codec, codec_of
 from .context import Context
+from .ending import Ending, Parked
 from .handing import HANDING, Receiver, successor_of
 from .keeping import Artifacts, artifact_store
+from .keys import forgotten
 from .patience import until_available
 from .remembering import Remembering, keep_findings
-from .run import Ending, Parked, Run
+from .run import Run
 from .step import CURRENT_RUN, Durability, Happened, Step, StepOptions, current_step
 from .threads import Threads
 
@@ -29,6 +31,7 @@ __all__ = [
     "artifact_store",
     "codec_of",
     "current_step",
+    "forgotten",
     "keep_findings",
     "successor_of",
     "until_available",

@@ -34,7 +34,8 @@ from ...queues import (
 from ..journal import HANDOFF, handoff_of
 from ..journal.events import HandedOff
 from ..journal.handoff import RECEIVED
-from .run import Ending, Run
+from .ending import Ending
+from .run import Run
 from .step import check_place
 
 __all__ = ["HANDING", "Receiver", "hand_off", "successor_of"]

@@ -33,7 +33,8 @@ from ...queues import (
 from ..errors import StepMismatch, StepOutsideTask
 from ..journal.events import MessageSent, Received, Waited, Waiting
 from .codec import fingerprint
-from .run import Ending, Parked, Run
+from .ending import Ending, Parked
+from .run import Run
 from .step import Durability, check_place
 
 __all__ = ["ask", "receive", "send"]
@@ -83,7 +84,7 @@ async def _receive(
     """new_only: no message that was there when this was called first."""
     check_place(run, _INBOX, own=True)
     _check_wait(run, wait)
-    key = run.next_key(_INBOX)
+    key = run.keys.next(_INBOX)
     recorded = run.history.done.get(key)
     if recorded is not None:
         run.stir()
@@ -190,7 +191,7 @@ async def send(
 ) -> Sent:
     """See `Context.send`."""
     check_place(run, _SEND, own=True)
-    key = run.next_key(_SEND)
+    key = run.keys.next(_SEND)
     task_id = to if isinstance(to, str) else to.id
     canonical, shown = fingerprint((task_id, content), {}, run.redact)
     digest = hashlib.blake2b(canonical, digest_size=12).hexdigest()

@@ -68,7 +68,7 @@ class Artifacts:
         step = step_here()
         key = None
         if step is None:
-            key = run.next_key(f"#artifact_saved:{name}")
+            key = run.keys.next(f"#artifact_saved:{name}")
             if (recorded := run.history.done.get(key)) is not None:
                 return _artifact(Link.decode(run.id, name, recorded.removeprefix(_HEAD)))
             if run.stopping:
@@ -90,7 +90,7 @@ class Artifacts:
             former = Link.decode(run.id, link.name, linked)
             if former == link.model_copy(update={"n": former.n}):
                 return  # by an earlier try of this step
-        where = step.key if step is not None else run.scope.rstrip("/") or None
+        where = step.key if step is not None else run.keys.within
         event = run.number(
             ArtifactSaved(name=link.name, hash=link.hash, size=link.size, media_type=link.media_type, step=where)
         )

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import anyio
@@ -16,47 +13,15 @@ from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redacti
 from ..journal import Event, Resumption, redacted
 from ..memory import Keeper
 from ..settings import Settings
+from .ending import Ending, Parked
+from .keys import StepKeys
 from .recorder import Recorder
 from .threads import Threads
 
-__all__ = ["Ending", "Parked", "Run"]
+__all__ = ["Run"]
 
 _INSIST: Final = 0.5
 """Seconds after which a handler that goes on in spite of its cancellation is cancelled again."""
-
-
-class Ending(Enum):
-    """Why a run was ended from outside."""
-
-    LOST = "lost"
-    """Its lease has passed to another worker."""
-    CANCELLED = "cancelled"
-    """Somebody asked for its cancellation."""
-    HANDED_OFF = "handed_off"
-    """The worker is stopping."""
-    TIMED_OUT = "timed_out"
-    """It took longer than it may."""
-    IDLE = "idle"
-    """It did nothing for longer than it may."""
-    INCOHERENT = "incoherent"
-    """Its agent no longer knows what it is doing; the run's `fault` says so."""
-    HANDED_ON = "handed_on"
-    """Another task goes on with it."""
-    PARKED = "parked"
-    """It waits for something, and gives its slot away meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parked:
-    """What a run waits for. delay: seconds until it goes on without. waits: what, such as "message".
-
-    seen: the number of the last message to its inbox that it knows of: a later one is what it waits for.
-    """
-
-    delay: float
-    waits: str
-    seen: int
-
 
 _SHUTDOWN: Final[tuple[Ending, Parked | None]] = (Ending.HANDED_OFF, None)
 """How a run ends that is stopped."""
@@ -66,10 +31,9 @@ class Run:
     """One run. Belongs to the event loop it runs in; only `on_lost` and `on_cancel` may be called from elsewhere.
 
     events: the number of the last event that it put into the log. on_event: hears of each, before it is stored.
-    scope: what the keys of steps begin with, where they are steps within a step. parked: what it waits for, where that
-    has ended it. fault: what is wrong with it, where that has. taken: numbers of the messages in its inbox that it has
-    read. session: of the agent that runs, if one does (worker/agent/session.py). on_checkpoint: has it save what is not
-    saved yet.
+    keys: those that it has given to its steps. parked: what it waits for, where that has ended it. fault: what is wrong
+    with it, where that has. taken: numbers of the messages in its inbox that it has read. session: of the agent that
+    runs, if one does (worker/agent/session.py). on_checkpoint: has it save what is not saved yet.
 
     started, active: when it began and when a step began or ended or something was saved last (monotonic clock), which
     is for others to judge. ended_at, ended_in: when it was ended from outside, and in which steps it was then.
@@ -84,7 +48,6 @@ class Run:
         "_cancels",
         "_leaving",
         "_loop",
-        "_names",
         "_quiet",
         "_recorder",
         "_task",
@@ -99,6 +62,7 @@ class Run:
         "fault",
         "gateway",
         "history",
+        "keys",
         "memory",
         "on_checkpoint",
         "on_event",
@@ -110,7 +74,6 @@ class Run:
         "redact",
         "result_ttl",
         "resumption",
-        "scope",
         "session",
         "settings",
         "started",
@@ -159,11 +122,10 @@ class Run:
         self.result_ttl: float | None = None
         self.resumption: Resumption | None = None
         self.events = 0
-        self.scope = ""
         self.parked: Parked | None = None
         self.fault: Exception | None = None
         self.taken: set[int] | None = None
-        self._names: dict[str, int] = {}
+        self.keys = StepKeys()
         self._quiet: anyio.Event | None = None
         self._recorder: Recorder | None = None
         self._loop = asyncio.get_running_loop()
@@ -298,43 +260,6 @@ class Run:
     def stir(self) -> None:
         """Something happened: the run is not idle."""
         self.active = time.monotonic()
-
-    def next_key(self, name: str) -> str:
-        """The key of the next step of this name: `read`, `read#2`, `read#3`, in the order of the calls."""
-        name = self.scope + name
-        number = self._names[name] = self._names.get(name, 0) + 1
-        return name if number == 1 else f"{name}#{number}"
-
-    @contextmanager
-    def within(self, scope: str) -> Iterator[None]:
-        """Steps that are called in the block are parts of another: their keys begin with the scope, counted anew."""
-        outer, self.scope = self.scope, scope
-        self._names = {name: count for name, count in self._names.items() if not name.startswith(scope)}
-        try:
-            yield
-        finally:
-            self.scope = outer
-
-    def keys_within(self, scope: str) -> list[str]:
-        """The keys of all steps in a scope that this run has asked for, or that earlier ones have left records of."""
-        asked = [
-            name if number == 1 else f"{name}#{number}"
-            for name, count in self._names.items()
-            if name.startswith(scope)
-            for number in range(1, count + 1)
-        ]
-        left = self.history
-        found = [key for shelf in (left.done, left.intents, left.saved) for key in shelf if key.startswith(scope)]
-        return list(dict.fromkeys(found + asked))
-
-    def forget(self, keys: Iterable[str]) -> list[Entry]:
-        """Entries that drop the records of steps, which the run knows no more."""
-        dropped = list(keys)
-        left = self.history
-        for key in dropped:
-            for shelf in (left.done, left.intents, left.saved):
-                shelf.pop(key, None)
-        return [Entry(Kind.DROP, key, b"") for key in dropped]
 
     def stop(self) -> None:
         """Have the run stop at its next step boundary."""

@@ -156,7 +156,7 @@ async def perform(
     else it is `step_completed`. tool: what it is a call of, where it is one.
     """
     check_place(run, name)
-    key = run.next_key(name)
+    key = run.keys.next(name)
     codec = codec_of(fn)
     canonical, shown = fingerprint(args, kwargs, run.redact)
     digest = hashlib.blake2b(canonical, digest_size=12).hexdigest()

@@ -30,9 +30,9 @@ async def tell_once(run: Run, event: Event) -> int:
     It goes out with the next write, and before the outcome. Raises `StepOutsideTask`, `LeaseLost`.
     """
     check_place(run, f"#{event.type}", own=True)
-    key = run.next_key(f"#{event.type}")
-    if run.scope and event.step is None:
-        event = event.model_copy(update={"step": run.scope.rstrip("/")})
+    key = run.keys.next(f"#{event.type}")
+    if event.step is None and (outer := run.keys.within) is not None:
+        event = event.model_copy(update={"step": outer})
     told = run.history.done.get(key)
     if told is not None:
         return int(told.removeprefix(_HEAD))

@@ -50,6 +50,11 @@ class Known(NamedTuple):
     name: str
     dimension: int
 
+    @property
+    def label(self) -> str:
+        """By which its vectors are told from others."""
+        return f"{self.name}/{self.dimension}"
+
 
 class Backend(Protocol):
     """A database. Each call is one transaction; `store` is how errors name it.

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, LiteralString
+from typing import Final, LiteralString
 
 import psycopg
 from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
-from .backend import KEY_LIFETIME, SAME, Known, Near, Where
+from .backend import SAME, Known, Near, Where
 from .embedder import Vector
-from .errors import MemoryStoreDamaged, MemoryStoreUnavailable, VectorsUnavailable
+from .errors import VectorsUnavailable
 from .memory import Memory
-from .merging import merged
+from .postgres_errors import told
+from .postgres_rows import (
+    COLUMNS,
+    Connection,
+    by_digest,
+    by_key,
+    condition_of,
+    fetch,
+    hold,
+    insert,
+    lock,
+    memory_of,
+    merge,
+    remember_key,
+    written,
+)
 from .postgres_schema import check_embedder, prepare, prepare_vectors
 
 __all__ = ["PostgresBackend"]
-
-Connection = AsyncConnection[tuple[Any, ...]]
 
 _WAIT: Final = 10.0
 """Seconds for a connection, and for a lock that another transaction holds."""
@@ -32,15 +44,6 @@ _CONNECTIONS: Final = 4
 
 _ROUNDING: Final = 1e-6
 """Vectors are stored with single precision."""
-
-_FIELDS: Final[tuple[LiteralString, ...]] = (
-    "id", "owner", "type", "text", "former", "tags", "metadata", "source",
-    "importance", "key", "created", "accessed", "updated", "accesses",
-)  # fmt: skip
-_COLUMNS: Final = sql.SQL(", ").join(sql.Identifier("memories", name) for name in _FIELDS)
-_CHANGED: Final[tuple[LiteralString, ...]] = (
-    "text", "former", "tags", "metadata", "source", "importance", "accessed", "updated", "accesses",
-)  # fmt: skip
 
 
 class PostgresBackend:
@@ -70,7 +73,7 @@ class PostgresBackend:
         return f"postgresql://{host}{port}/{parts.get('dbname') or ''}"
 
     async def open(self, embedder: Known | None, *, create: bool) -> None:
-        async with _told(self.store, self._wait):
+        async with told(self.store, self._wait):
             # by itself first: a pool tells only that it got no connection in time, not why
             async with await AsyncConnection.connect(self._url, connect_timeout=math.ceil(self._wait)) as connection:
                 await self._configure(connection)
@@ -109,7 +112,7 @@ class PostgresBackend:
     async def _transaction(self) -> AsyncIterator[Connection]:
         if self._pool is None:
             raise RuntimeError(f"memory store {self.store} is not open")
-        async with _told(self.store, self._wait), self._pool.connection() as connection:
+        async with told(self.store, self._wait), self._pool.connection() as connection:
             yield connection
 
     # remembering
@@ -117,32 +120,32 @@ class PostgresBackend:
     async def add(self, memory: Memory, digest: str, vector: Vector | None, key: str | None) -> Memory:
         async with self._transaction() as connection:
             if key is not None:
-                await _lock(connection, "key", key)  # two who write with one key, one after the other
-                if (known := await _by_key(connection, key)) is not None:
+                await lock(connection, "key", key)  # two who write with one key, one after the other
+                if (known := await by_key(connection, key)) is not None:
                     return known
-            await _lock(connection, memory.owner, memory.type)
-            number = await _by_digest(connection, memory, digest)
+            await lock(connection, memory.owner, memory.type)
+            number = await by_digest(connection, memory, digest)
             if number is None and vector is not None:
                 number = await self._nearest(connection, memory, vector)
             if number is not None:
-                stored = await _merge(connection, number, memory, digest)
-            elif (number := await _insert(connection, memory, digest)) is not None:
+                stored = await merge(connection, number, memory, digest)
+            elif (number := await insert(connection, memory, digest)) is not None:
                 stored = memory
             else:
                 raise AssertionError(f"memory {memory.id} is there, and was not")  # the lock keeps others out
             await self._put_vector(connection, number, vector)
-            await _remember_key(connection, key, stored.id, memory.created)
+            await remember_key(connection, key, stored.id, memory.created)
             return stored
 
     async def _nearest(self, connection: Connection, memory: Memory, vector: Vector) -> int | None:
-        rows = await _all(
+        rows = await fetch(
             connection,
             """
             SELECT number, embedding <=> %s::vector AS distance
             FROM perdure_memory_vectors JOIN perdure_memories USING (number)
             WHERE owner = %s AND type = %s AND embedder = %s ORDER BY distance LIMIT 1
             """,
-            (_written(vector), memory.owner, memory.type, self._label),
+            (written(vector), memory.owner, memory.type, self._label),
         )
         return int(rows[0][0]) if rows and 1 - rows[0][1] >= SAME - _ROUNDING else None
 
@@ -154,52 +157,52 @@ class PostgresBackend:
             await check_embedder(connection, self.store, self._embedder)
             if vector is not None:
                 put: LiteralString = "INSERT INTO perdure_memory_vectors VALUES (%s, %s, %s::vector)"
-                await connection.execute(put, (number, self._label, _written(vector)))
+                await connection.execute(put, (number, self._label, written(vector)))
 
     async def known(self, key: str) -> Memory | None:
         async with self._transaction() as connection:
-            return await _by_key(connection, key)
+            return await by_key(connection, key)
 
     async def restore(self, memories: Sequence[tuple[Memory, str, Vector | None]]) -> int:
         stored = 0
         async with self._transaction() as connection:
             # In one order for all, so that no two wait for each other.
             for owner, type_ in sorted({(memory.owner, memory.type) for memory, _, _ in memories}):
-                await _lock(connection, owner, type_)
+                await lock(connection, owner, type_)
             for memory, digest, vector in memories:
-                if (number := await _insert(connection, memory, digest)) is not None:
+                if (number := await insert(connection, memory, digest)) is not None:
                     await self._put_vector(connection, number, vector)
                     stored += 1
         return stored
 
     async def touch(self, ids: Sequence[str], where: Where, now: float, key: str | None) -> int:
-        condition, values = _condition(where)
+        condition, values = condition_of(where)
         async with self._transaction() as connection:
             if key is not None:
-                await _lock(connection, "key", key)
-                if await _all(connection, "SELECT 1 FROM perdure_memory_keys WHERE key = %s", (key,)):
+                await lock(connection, "key", key)
+                if await fetch(connection, "SELECT 1 FROM perdure_memory_keys WHERE key = %s", (key,)):
                     wanted = sql.SQL("SELECT id FROM perdure_memories AS memories WHERE {} AND id = ANY(%s)")
-                    return len(await _all(connection, wanted.format(condition), (*values, list(ids))))
-            held = await _hold(connection, condition, values, ids)
+                    return len(await fetch(connection, wanted.format(condition), (*values, list(ids))))
+            held = await hold(connection, condition, values, ids)
             await connection.execute(
                 "UPDATE perdure_memories SET accesses = accesses + 1, accessed = greatest(accessed, %s) "
                 "WHERE id = ANY(%s)",
                 (now, held),
             )
-            await _remember_key(connection, key, None, now)
+            await remember_key(connection, key, None, now)
             return len(held)
 
     async def forget(self, ids: Sequence[str], where: Where) -> int:
-        condition, values = _condition(where)
+        condition, values = condition_of(where)
         async with self._transaction() as connection:
-            held = await _hold(connection, condition, values, ids)
+            held = await hold(connection, condition, values, ids)
             await connection.execute("DELETE FROM perdure_memories WHERE id = ANY(%s)", (held,))
             return len(held)
 
     async def prune(self, unused: Sequence[tuple[str, float]]) -> int:
         ids, times = [one for one, _ in unused], [at for _, at in unused]
         async with self._transaction() as connection:
-            await _hold(connection, sql.Composed([sql.SQL("true")]), [], ids)
+            await hold(connection, sql.Composed([sql.SQL("true")]), [], ids)
             gone = await connection.execute(
                 """
                 DELETE FROM perdure_memories USING unnest(%s::text[], %s::double precision[]) AS unused (id, accessed)
@@ -212,7 +215,7 @@ class PostgresBackend:
     # finding
 
     async def by_words(self, words: Sequence[str], where: Where, limit: int) -> list[str]:
-        condition, values = _condition(where)
+        condition, values = condition_of(where)
         asked = " or ".join(f'"{word}"' for word in words)  # a word has letters and digits only
         query = sql.SQL(
             """
@@ -221,11 +224,11 @@ class PostgresBackend:
             """
         )
         async with self._transaction() as connection:
-            rows = await _all(connection, query.format(condition), (asked, *values, limit))
+            rows = await fetch(connection, query.format(condition), (asked, *values, limit))
         return [row[0] for row in rows]
 
     async def by_vector(self, vector: Vector, where: Where, limit: int) -> list[Near]:
-        condition, values = _condition(where)
+        condition, values = condition_of(where)
         query = sql.SQL(
             """
             SELECT id, embedding <=> %s::vector AS distance
@@ -236,28 +239,28 @@ class PostgresBackend:
         async with self._transaction() as connection:
             if self._embedder is not None:
                 await check_embedder(connection, self.store, self._embedder)
-            rows = await _all(connection, query.format(condition), (_written(vector), self._label, *values, limit))
+            rows = await fetch(connection, query.format(condition), (written(vector), self._label, *values, limit))
         return [Near(one, 1 - distance) for one, distance in rows]
 
     async def get(self, ids: Sequence[str]) -> dict[str, Memory]:
-        query = sql.SQL("SELECT {} FROM perdure_memories AS memories WHERE id = ANY(%s)").format(_COLUMNS)
+        query = sql.SQL("SELECT {} FROM perdure_memories AS memories WHERE id = ANY(%s)").format(COLUMNS)
         async with self._transaction() as connection:
-            return {one.id: one for one in map(_memory_of, await _all(connection, query, (list(ids),)))}
+            return {one.id: one for one in map(memory_of, await fetch(connection, query, (list(ids),)))}
 
     async def page(self, where: Where, limit: int, *, after: int = 0, newest: bool = False) -> list[tuple[int, Memory]]:
-        condition, values = _condition(where)
+        condition, values = condition_of(where)
         query = sql.SQL(
             "SELECT number, {} FROM perdure_memories AS memories WHERE {} AND number > %s ORDER BY number {} LIMIT %s"
-        ).format(_COLUMNS, condition, sql.SQL("DESC" if newest else "ASC"))
+        ).format(COLUMNS, condition, sql.SQL("DESC" if newest else "ASC"))
         async with self._transaction() as connection:
-            rows = await _all(connection, query, (*values, after, limit))
-        return [(row[0], _memory_of(row[1:])) for row in rows]
+            rows = await fetch(connection, query, (*values, after, limit))
+        return [(row[0], memory_of(row[1:])) for row in rows]
 
     async def count(self, where: Where) -> int:
-        condition, values = _condition(where)
+        condition, values = condition_of(where)
         query = sql.SQL("SELECT count(*) FROM perdure_memories AS memories WHERE {}").format(condition)
         async with self._transaction() as connection:
-            [(number,)] = await _all(connection, query, values)
+            [(number,)] = await fetch(connection, query, values)
         return int(number)
 
     # vectors of another embedder
@@ -272,7 +275,7 @@ class PostgresBackend:
         async with self._transaction() as connection:
             await prepare_vectors(connection, self.store)
             self._vectors = True
-            return [(row[0], row[1]) for row in await _all(connection, query, (after, _label(known), limit))]
+            return [(row[0], row[1]) for row in await fetch(connection, query, (after, known.label, limit))]
 
     async def put_vectors(self, known: Known, vectors: Sequence[tuple[int, str, Vector]]) -> None:
         put: LiteralString = """
@@ -282,7 +285,7 @@ class PostgresBackend:
         """
         async with self._transaction() as connection, connection.cursor() as cursor:
             await cursor.executemany(
-                put, [(_label(known), _written(vector), number, text) for number, text, vector in vectors]
+                put, [(known.label, written(vector), number, text) for number, text, vector in vectors]
             )
 
     async def change_embedder(self, known: Known) -> None:
@@ -294,139 +297,11 @@ class PostgresBackend:
                 """,
                 known,
             )
-            await connection.execute("DELETE FROM perdure_memory_vectors WHERE embedder <> %s", (_label(known),))
+            await connection.execute("DELETE FROM perdure_memory_vectors WHERE embedder <> %s", (known.label,))
         self._embedder = known
 
     @property
     def _label(self) -> str:
         if self._embedder is None:
             raise VectorsUnavailable(self.store, "no embedder is set")
-        return _label(self._embedder)
-
-
-@asynccontextmanager
-async def _told(store: str, wait: float) -> AsyncIterator[None]:
-    """What goes wrong in the database is told in our errors."""
-    try:
-        yield
-    except psycopg.errors.LockNotAvailable as error:
-        raise MemoryStoreUnavailable(
-            store, f"another process has held a lock for {wait:g} s: try again, or find who (pg_locks)"
-        ) from error
-    except (psycopg.errors.DataCorrupted, psycopg.errors.IndexCorrupted) as error:
-        raise MemoryStoreDamaged(store, _line(error)) from error
-    except psycopg.OperationalError as error:
-        raise MemoryStoreUnavailable(store, f"cannot be reached: {_line(error)}") from error
-    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName) as error:
-        raise MemoryStoreUnavailable(store, f"its user may not: {_line(error)}") from error
-    except psycopg.ProgrammingError as error:
-        if error.sqlstate is not None:  # the server's, of our own statements: a bug
-            raise
-        raise MemoryStoreUnavailable(store, f"its URL cannot be read: {_line(error)}") from error
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
-async def _all(connection: Connection, query: LiteralString | sql.Composed, values: Sequence[Any]) -> list[Any]:
-    return await (await connection.execute(query, values)).fetchall()
-
-
-async def _lock(connection: Connection, *names: str) -> None:
-    """Until the end of the transaction, this is the only one with these names."""
-    what = "\x1f".join(("perdure memory", *names))
-    await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (what,))
-
-
-async def _hold(connection: Connection, condition: sql.Composed, values: list[Any], ids: Sequence[str]) -> list[str]:
-    """Lock those that are there, in one order, so that no two wait for each other; returns their ids."""
-    query = sql.SQL("SELECT id FROM perdure_memories AS memories WHERE {} AND id = ANY(%s) ORDER BY id FOR UPDATE")
-    return [row[0] for row in await _all(connection, query.format(condition), (*values, list(ids)))]
-
-
-async def _by_key(connection: Connection, key: str) -> Memory | None:
-    query = sql.SQL(
-        "SELECT {} FROM perdure_memory_keys AS keys JOIN perdure_memories AS memories ON memories.id = keys.memory "
-        "WHERE keys.key = %s"
-    ).format(_COLUMNS)
-    rows = await _all(connection, query, (key,))
-    return _memory_of(rows[0]) if rows else None
-
-
-async def _by_digest(connection: Connection, memory: Memory, digest: str) -> int | None:
-    same: LiteralString = "SELECT number FROM perdure_memories WHERE owner = %s AND type = %s AND digest = %s"
-    rows = await _all(connection, same, (memory.owner, memory.type, digest))
-    return int(rows[0][0]) if rows else None
-
-
-_WORDS: Final = sql.SQL("to_tsvector('english', %s)")
-
-
-async def _insert(connection: Connection, memory: Memory, digest: str) -> int | None:
-    """Its number; None where its id, or its wording of owner and type, is there."""
-    query = sql.SQL(
-        "INSERT INTO perdure_memories ({}, digest, words) VALUES ({}, %s, {}) ON CONFLICT DO NOTHING RETURNING number"
-    ).format(
-        sql.SQL(", ").join(map(sql.Identifier, _FIELDS)), sql.SQL(", ").join([sql.Placeholder()] * len(_FIELDS)), _WORDS
-    )
-    values = [_value(memory, name) for name in _FIELDS]
-    rows = await _all(connection, query, (*values, digest, _searched(memory)))
-    return int(rows[0][0]) if rows else None
-
-
-async def _merge(connection: Connection, number: int, memory: Memory, digest: str) -> Memory:
-    # FOR UPDATE: one who touches it holds no lock of its owner and type.
-    query = sql.SQL("SELECT {} FROM perdure_memories AS memories WHERE number = %s FOR UPDATE").format(_COLUMNS)
-    [row] = await _all(connection, query, (number,))
-    whole = merged(_memory_of(row), memory)
-    setting = sql.SQL(", ").join(sql.SQL("{} = %s").format(sql.Identifier(name)) for name in _CHANGED)
-    await connection.execute(
-        sql.SQL("UPDATE perdure_memories SET {}, digest = %s, words = {} WHERE number = %s").format(setting, _WORDS),
-        (*(_value(whole, name) for name in _CHANGED), digest, _searched(whole), number),
-    )
-    return whole
-
-
-async def _remember_key(connection: Connection, key: str | None, memory_id: str | None, now: float) -> None:
-    if key is not None:
-        await connection.execute("DELETE FROM perdure_memory_keys WHERE at < %s", (now - KEY_LIFETIME,))
-        await connection.execute("INSERT INTO perdure_memory_keys VALUES (%s, %s, %s)", (key, memory_id, now))
-
-
-def _searched(memory: Memory) -> str:
-    return " ".join((memory.text, *memory.tags))
-
-
-def _value(memory: Memory, name: str) -> Any:
-    value = getattr(memory, name)
-    return json.dumps(value) if name == "metadata" else list(value) if isinstance(value, tuple) else value
-
-
-def _memory_of(row: Sequence[Any]) -> Memory:
-    """A row of _COLUMNS."""
-    named = dict(zip(_FIELDS, row, strict=True))
-    return Memory.model_validate({**named, "metadata": json.loads(named["metadata"])})
-
-
-def _condition(where: Where) -> tuple[sql.Composed, list[Any]]:
-    """As SQL with its values; true where all are meant."""
-    parts, values = [sql.SQL("true")], []
-    if where.owners is not None:
-        parts.append(sql.SQL("memories.owner = ANY(%s)"))
-        values.append(list(where.owners))
-    if where.types is not None:
-        parts.append(sql.SQL("memories.type = ANY(%s)"))
-        values.append(list(where.types))
-    if where.tags:
-        parts.append(sql.SQL("memories.tags @> %s::text[]"))
-        values.append(list(where.tags))
-    return sql.SQL(" AND ").join(parts), values
-
-
-def _label(known: Known) -> str:
-    return f"{known.name}/{known.dimension}"
-
-
-def _written(vector: Vector) -> str:
-    return f"[{','.join(map(repr, vector))}]"
+        return self._embedder.label

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from .errors import MemoryStoreDamaged, MemoryStoreError, MemoryStoreMissing, MemoryStoreUnavailable
 from .memory import Memory
-from .sqlite import COLUMNS, memory_of
 from .sqlite_driver import Database, open_database
+from .sqlite_rows import COLUMNS, memory_of
 
 __all__ = ["Salvage"]
 

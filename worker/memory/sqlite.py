@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import json
-from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import anyio
 import anyio.to_thread
 
-from .backend import KEY_LIFETIME, SAME, Known, Near, Where
+from .backend import SAME, Known, Near, Where
 from .embedder import Vector
 from .memory import Memory
-from .merging import merged
 from .sqlite_driver import Database
+from .sqlite_rows import (
+    COLUMNS,
+    by_digest,
+    by_key,
+    condition_of,
+    insert,
+    marks,
+    memory_of,
+    merge,
+    number_of,
+    packed,
+    remember_key,
+)
 from .sqlite_schema import check_embedder, open_store_file
 
-__all__ = ["COLUMNS", "SqliteBackend", "memory_of"]
+__all__ = ["SqliteBackend"]
 
 R = TypeVar("R")
 
@@ -27,19 +37,6 @@ _WAIT: Final = 10.0
 
 _ROUNDING: Final = 1e-6
 """Vectors are stored with single precision."""
-
-_FIELDS: Final = (
-    "id", "owner", "type", "text", "former", "tags", "metadata", "source",
-    "importance", "key", "created", "accessed", "updated", "accesses",
-)  # fmt: skip
-_AS_JSON: Final = frozenset({"former", "tags", "metadata"})
-COLUMNS: Final = ", ".join(f"memories.{name}" for name in _FIELDS)
-
-
-def memory_of(row: Sequence[Any]) -> Memory:
-    """A row of COLUMNS."""
-    named = zip(_FIELDS, row, strict=True)
-    return Memory.model_validate({name: json.loads(value) if name in _AS_JSON else value for name, value in named})
 
 
 class SqliteBackend:
@@ -94,29 +91,23 @@ class SqliteBackend:
     async def add(self, memory: Memory, digest: str, vector: Vector | None, key: str | None) -> Memory:
         def adding(database: Database) -> Memory:
             with database.transaction():
-                if key is not None and (known := _by_key(database, key)) is not None:
+                if key is not None and (known := by_key(database, key)) is not None:
                     return known
                 number, stored = self._store(database, memory, digest, vector)
                 self._put_vector(database, number, vector)
-                _remember_key(database, key, stored.id, memory.created)
+                remember_key(database, key, stored.id, memory.created)
                 return stored
 
         return await self._in_thread(adding)
 
     def _store(self, database: Database, memory: Memory, digest: str, vector: Vector | None) -> tuple[int, Memory]:
         """Merge it into one that is the same, else insert it. Returns its number too."""
-        number = _by_digest(database, memory, digest)
+        number = by_digest(database, memory, digest)
         if number is None and vector is not None:
             number = self._nearest(database, memory, vector)
         if number is None:
-            return _insert(database, memory, digest), memory
-        [row] = database.run(f"SELECT {COLUMNS} FROM memories WHERE number = ?", number)  # noqa: S608 - own names
-        whole = merged(memory_of(row), memory)
-        names = (*_FIELDS[3:9], "accessed", "updated", "accesses", "digest")
-        values = [_value(whole, name) for name in names[:-1]]
-        setting = ", ".join(f"{name} = ?" for name in names)
-        database.run(f"UPDATE memories SET {setting} WHERE number = ?", *values, digest, number)  # noqa: S608 - own names
-        return number, whole
+            return insert(database, memory, digest), memory
+        return number, merge(database, number, memory, digest)
 
     def _nearest(self, database: Database, memory: Memory, vector: Vector) -> int | None:
         rows = database.run(
@@ -125,7 +116,7 @@ class SqliteBackend:
             FROM vectors JOIN memories USING (number)
             WHERE owner = ? AND type = ? AND embedder = ? ORDER BY distance LIMIT 1
             """,
-            _packed(vector),
+            packed(vector),
             memory.owner,
             memory.type,
             self._label,
@@ -138,18 +129,18 @@ class SqliteBackend:
         if self._embedder is not None:
             check_embedder(database, self._embedder)
             if vector is not None:
-                database.run("INSERT INTO vectors VALUES (?, ?, ?)", number, self._label, _packed(vector))
+                database.run("INSERT INTO vectors VALUES (?, ?, ?)", number, self._label, packed(vector))
 
     async def known(self, key: str) -> Memory | None:
-        return await self._in_thread(lambda database: _by_key(database, key))
+        return await self._in_thread(lambda database: by_key(database, key))
 
     async def restore(self, memories: Sequence[tuple[Memory, str, Vector | None]]) -> int:
         def restoring(database: Database) -> int:
             stored = 0
             with database.transaction():
                 for memory, digest, vector in memories:
-                    if _number(database, memory.id) is None and _by_digest(database, memory, digest) is None:
-                        self._put_vector(database, _insert(database, memory, digest), vector)
+                    if number_of(database, memory.id) is None and by_digest(database, memory, digest) is None:
+                        self._put_vector(database, insert(database, memory, digest), vector)
                         stored += 1
             return stored
 
@@ -157,31 +148,31 @@ class SqliteBackend:
 
     async def touch(self, ids: Sequence[str], where: Where, now: float, key: str | None) -> int:
         def touching(database: Database) -> int:
-            condition, values = _condition(where)
+            condition, values = condition_of(where)
             with database.transaction():
                 known = key is not None and bool(database.run("SELECT 1 FROM keys WHERE key = ?", key))
                 if known:
-                    wanted = f"SELECT id FROM memories WHERE {condition} AND id IN ({_marks(ids)})"  # noqa: S608 - marks
+                    wanted = f"SELECT id FROM memories WHERE {condition} AND id IN ({marks(ids)})"  # noqa: S608 - marks
                     return len(database.run(wanted, *values, *ids))
                 touched = database.run(
                     f"""
                     UPDATE memories SET accesses = accesses + 1, accessed = max(accessed, ?)
-                    WHERE {condition} AND id IN ({_marks(ids)}) RETURNING id
+                    WHERE {condition} AND id IN ({marks(ids)}) RETURNING id
                     """,  # noqa: S608 - marks
                     now,
                     *values,
                     *ids,
                 )
-                _remember_key(database, key, None, now)
+                remember_key(database, key, None, now)
                 return len(touched)
 
         return await self._in_thread(touching)
 
     async def forget(self, ids: Sequence[str], where: Where) -> int:
         def forgetting(database: Database) -> int:
-            condition, values = _condition(where)
+            condition, values = condition_of(where)
             with database.transaction():
-                gone = f"DELETE FROM memories WHERE {condition} AND id IN ({_marks(ids)}) RETURNING id"  # noqa: S608
+                gone = f"DELETE FROM memories WHERE {condition} AND id IN ({marks(ids)}) RETURNING id"  # noqa: S608
                 return len(database.run(gone, *values, *ids))
 
         return await self._in_thread(forgetting)
@@ -197,7 +188,7 @@ class SqliteBackend:
     # finding
 
     async def by_words(self, words: Sequence[str], where: Where, limit: int) -> list[str]:
-        condition, values = _condition(where)
+        condition, values = condition_of(where)
         asked = " OR ".join(f'"{word}"' for word in words)  # a word has letters and digits only
         sql = f"""
             SELECT id FROM words JOIN memories ON number = words.rowid
@@ -206,7 +197,7 @@ class SqliteBackend:
         return await self._in_thread(lambda database: [row[0] for row in database.run(sql, asked, *values, limit)])
 
     async def by_vector(self, vector: Vector, where: Where, limit: int) -> list[Near]:
-        condition, values = _condition(where)
+        condition, values = condition_of(where)
         sql = f"""
             SELECT id, vec_distance_cosine(embedding, ?) AS distance FROM vectors JOIN memories USING (number)
             WHERE embedder = ? AND {condition} ORDER BY distance, number LIMIT ?
@@ -215,16 +206,16 @@ class SqliteBackend:
         def nearest(database: Database) -> list[Near]:
             if self._embedder is not None:
                 check_embedder(database, self._embedder)
-            return [Near(*row) for row in database.run(sql, _packed(vector), self._label, *values, limit)]
+            return [Near(*row) for row in database.run(sql, packed(vector), self._label, *values, limit)]
 
         return [Near(one, 1 - distance) for one, distance in await self._in_thread(nearest)]
 
     async def get(self, ids: Sequence[str]) -> dict[str, Memory]:
-        sql = f"SELECT {COLUMNS} FROM memories WHERE id IN ({_marks(ids)})"  # noqa: S608 - marks only
+        sql = f"SELECT {COLUMNS} FROM memories WHERE id IN ({marks(ids)})"  # noqa: S608 - marks only
         return {one.id: one for one in map(memory_of, await self._in_thread(lambda database: database.run(sql, *ids)))}
 
     async def page(self, where: Where, limit: int, *, after: int = 0, newest: bool = False) -> list[tuple[int, Memory]]:
-        condition, values = _condition(where)
+        condition, values = condition_of(where)
         order = "DESC" if newest else "ASC"
         sql = f"""
             SELECT number, {COLUMNS} FROM memories WHERE {condition} AND number > ? ORDER BY number {order} LIMIT ?
@@ -233,7 +224,7 @@ class SqliteBackend:
         return [(row[0], memory_of(row[1:])) for row in rows]
 
     async def count(self, where: Where) -> int:
-        condition, values = _condition(where)
+        condition, values = condition_of(where)
         sql = f"SELECT count(*) FROM memories WHERE {condition}"  # noqa: S608 - the condition has marks only
         [(number,)] = await self._in_thread(lambda database: database.run(sql, *values))
         return int(number)
@@ -245,7 +236,7 @@ class SqliteBackend:
             SELECT number, text FROM memories
             WHERE number > ? AND number NOT IN (SELECT number FROM vectors WHERE embedder = ?) ORDER BY number LIMIT ?
         """
-        rows = await self._in_thread(lambda database: database.run(sql, after, _label(known), limit))
+        rows = await self._in_thread(lambda database: database.run(sql, after, known.label, limit))
         return [(number, text) for number, text in rows]
 
     async def put_vectors(self, known: Known, vectors: Sequence[tuple[int, str, Vector]]) -> None:
@@ -254,7 +245,7 @@ class SqliteBackend:
             put = "INSERT OR REPLACE INTO vectors SELECT number, ?, ? FROM memories WHERE number = ? AND text = ?"
             with database.transaction():
                 for number, text, vector in vectors:
-                    database.run(put, _label(known), _packed(vector), number, text)
+                    database.run(put, known.label, packed(vector), number, text)
 
         await self._in_thread(putting)
 
@@ -263,73 +254,11 @@ class SqliteBackend:
             database.need_vectors()
             with database.transaction():
                 database.run("INSERT OR REPLACE INTO embedder VALUES (1, ?, ?)", *known)
-                database.run("DELETE FROM vectors WHERE embedder <> ?", _label(known))
+                database.run("DELETE FROM vectors WHERE embedder <> ?", known.label)
 
         await self._in_thread(changing)
         self._embedder = known
 
     @property
     def _label(self) -> str:
-        return "" if self._embedder is None else _label(self._embedder)
-
-
-def _label(known: Known) -> str:
-    return f"{known.name}/{known.dimension}"
-
-
-def _value(memory: Memory, name: str) -> Any:
-    value = getattr(memory, name)
-    return json.dumps(value, ensure_ascii=False) if name in _AS_JSON else value
-
-
-def _insert(database: Database, memory: Memory, digest: str) -> int:
-    names, marks = ", ".join((*_FIELDS, "digest")), ", ".join("?" * (len(_FIELDS) + 1))
-    values = [_value(memory, name) for name in _FIELDS]
-    sql = f"INSERT INTO memories ({names}) VALUES ({marks}) RETURNING number"  # noqa: S608 - own names
-    [(number,)] = database.run(sql, *values, digest)
-    return int(number)
-
-
-def _number(database: Database, memory_id: str) -> int | None:
-    rows = database.run("SELECT number FROM memories WHERE id = ?", memory_id)
-    return int(rows[0][0]) if rows else None
-
-
-def _by_digest(database: Database, memory: Memory, digest: str) -> int | None:
-    same = "SELECT number FROM memories WHERE owner = ? AND type = ? AND digest = ?"
-    rows = database.run(same, memory.owner, memory.type, digest)
-    return int(rows[0][0]) if rows else None
-
-
-def _by_key(database: Database, key: str) -> Memory | None:
-    sql = f"SELECT {COLUMNS} FROM keys JOIN memories ON id = memory WHERE keys.key = ?"  # noqa: S608 - own names
-    rows = database.run(sql, key)
-    return memory_of(rows[0]) if rows else None
-
-
-def _remember_key(database: Database, key: str | None, memory_id: str | None, now: float) -> None:
-    if key is not None:
-        database.run("DELETE FROM keys WHERE at < ?", now - KEY_LIFETIME)
-        database.run("INSERT OR REPLACE INTO keys VALUES (?, ?, ?)", key, memory_id, now)
-
-
-def _condition(where: Where) -> tuple[str, list[str]]:
-    """As SQL with its values; true where all are meant."""
-    parts = ["1"]
-    values: list[str] = []
-    for column, names in (("owner", where.owners), ("type", where.types)):
-        if names is not None:
-            parts.append(f"memories.{column} IN ({_marks(names)})")
-            values += names
-    for tag in where.tags:
-        parts.append("EXISTS (SELECT 1 FROM json_each(memories.tags) WHERE value = ?)")
-        values.append(tag)
-    return " AND ".join(parts), values
-
-
-def _marks(names: Sequence[str]) -> str:
-    return ", ".join("?" * len(names))
-
-
-def _packed(vector: Vector) -> bytes:
-    return array("f", vector).tobytes()
+        return "" if self._embedder is None else self._embedder.label

@@ -190,19 +190,23 @@ class Executor:
         arguments = self._open(run, task)
         if not isinstance(arguments, dict):
             return arguments
-        return await self._begin(run, task, arguments)
+        if run.delivery.history and (instead := await self._go_on(run)) is not None:
+            return instead
+        self._isolation.decided(run.delivery)
+        return await self._call(run, task, arguments)
 
-    async def _begin(self, run: Run, task: Task[Any, Any], arguments: dict[str, Any]) -> Outcome:
-        """Run it, unless it may not run here and now, or has decided already that another one goes on."""
-        if run.history.saved and (successor := successor_of(run)) is not None:  # cut off when it was decided already
+    async def _go_on(self, run: Run) -> Outcome | None:
+        """Find out what a run goes on from. Returns what becomes of one that may not run here and now, or that was cut
+        off when it had decided already that another task goes on; None where it runs.
+        """
+        if (successor := successor_of(run)) is not None:
             return await self._hand_on(run, successor)
         if run.history.suspect and not self._isolation.admit(run):
             return Aside()
         self._isolation.decided(run.delivery)
-        if run.delivery.history:
-            await resume(self._gateway, run)
-            self._announce(notice_of_start, run)
-        return await self._call(run, task, arguments)
+        await resume(self._gateway, run)
+        self._announce(notice_of_start, run)
+        return None
 
     def _unknown(self, run: Run) -> Outcome:
         """Hand it back for workers that may know it, a bounded number of times."""

@@ -98,7 +98,7 @@ async def compact(
         summary = await _summary(run, summarizer, asked, counter, retry or Retry(), on_failure)
         text = f"[Summary of events {first} to {last}: {len(old)} messages, which the log of the task has whole.]"
         text += f"\n{summary}"
-        event = Compacted(first=first, last=last, messages=len(old), summary=text, step=run.scope.rstrip("/") or None)
+        event = Compacted(first=first, last=last, messages=len(old), summary=text, step=run.keys.within)
         record = _HEAD + orjson.dumps({"first": first, "summary": text})
         await run.recorder.put(Entry(Kind.MARK, key, record), run.number(event), wait=True)
     finally:
@@ -131,7 +131,7 @@ def _replace(state: AgentState, messages: tuple[Message, ...], cut: int, first: 
 
 def _key(run: Run, old: Sequence[Message]) -> str:
     """Names the step by what is summarized: a run that begins again behind a summary asks for another one."""
-    return f"{run.scope}{_COMPACTED}{_digest(old)}"
+    return f"{run.keys.scope}{_COMPACTED}{_digest(old)}"
 
 
 def _digest(messages: Sequence[Message]) -> str:

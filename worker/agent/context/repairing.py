@@ -27,9 +27,9 @@ async def repair(run: Run, state: AgentState) -> tuple[str, ...]:
         return ()
     calls = tuple(call.id for _, call in missing)
     place = f"{len(state.messages)}:{calls}"
-    key = f"{run.scope}#repaired:{hashlib.blake2b(place.encode(), digest_size=8).hexdigest()}"
+    key = f"{run.keys.scope}#repaired:{hashlib.blake2b(place.encode(), digest_size=8).hexdigest()}"
     if key not in run.history.done:
-        event = Repaired(calls=calls, changes=repair_of(state.messages), step=run.scope.rstrip("/") or None)
+        event = Repaired(calls=calls, changes=repair_of(state.messages), step=run.keys.within)
         await run.recorder.put(Entry(Kind.MARK, key, _RECORD), run.number(event), wait=True)
         run.history.done[key] = _RECORD
         logger.warning("Task {}: no result is known of {} calls of tools: {}", run.id, len(calls), ", ".join(calls))
