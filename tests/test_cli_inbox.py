@@ -57,6 +57,10 @@ def test_a_person_sees_what_a_task_waits_for_and_answers(work: Any) -> None:
     assert call("task", "send", task_id, "--data", '{"n": 1}', "--id", "own", "--json").json["number"] == 2
     work()
     assert call("task", "result", task_id).out == '["yes",[{"n":1}]]\n'
+    told = call("task", "events", task_id).out
+    assert "waiting for approval of ada: Ship it?" in told
+    assert "received message 1 from ada: yes" in told
+    assert 'received message 2 from bob: {"n":1}' in told
     refused = call("task", "send", task_id, "too late")
     assert (refused.code, refused.out) == (1, "")
     assert refused.err == f"perdure: task {task_id} reads no messages any more: it is succeeded\n"

@@ -115,8 +115,26 @@ def _compacted(data: Data) -> str:
     return f"{turns} turns (events {first} to {last}) into: {_short(data.get('summary', ''))}"
 
 
+def _waiting(data: Data) -> str:
+    whom = f" {'of' if data.get('what') == 'approval' else 'from'} {_short(data['on'])}" if data.get("on") else ""
+    why = f": {_short(data['why'])}" if data.get("why") else ""
+    return f"for {_short(data.get('what') or 'something')}{whom}{why}"
+
+
+def _received(data: Data) -> str:
+    whom = f" from {_short(data['sender'])}" if data.get("sender") else ""
+    return f"message {data.get('number')}{whom}: {_short(data.get('content', ''))}"
+
+
+def _sent(data: Data) -> str:
+    return f"to task {data.get('to')}, message {data.get('number')}: {_short(data.get('content', ''))}"
+
+
 _SENTENCES: Final[dict[str, Callable[[Data], str]]] = {
     "tool_called": _called,
+    "waiting": _waiting,
+    "received": _received,
+    "message_sent": _sent,
     "decided": _decided,
     "discovered": _discovered,
     "message_added": _said,
