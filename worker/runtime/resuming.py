@@ -94,22 +94,27 @@ async def _tell(gateway: Gateway, run: Run, event: Resumed) -> None:
 def _stopped(run: Run, received: Handoff | None, left: Handoff | None) -> tuple[After, int | None] | None:
     """Why the former run stopped, and when; None where there was none. left: the handoff of just that run."""
     history, again = run.history, run.delivery.count > 1
+    parked = _parked(left) if not again else None
     for event in history.latest:
         after = _ENDS.get(event.type)
         if after is None and not _of_a_run(event):
             continue  # of neither a run nor its end
-        if after is None and not again and left is not None and left.why == "waiting":
-            return "wait", left.at  # parked from outside of its handler: that wrote no event of its own
+        if after is None and parked is not None:
+            return parked
         if after is None or (again and after in _AT_ITS_END):
             return "crash", max(event.at, history.alive_at or 0)
-        if after == "replay":
-            return after, _buried_at(history.latest) or event.at
-        return after, event.at
+        since = _buried_at(history.latest) if after == "replay" else None
+        return after, since or event.at
     if again:
         return "crash", history.alive_at
     if received is not None:
         return "hand_off", received.at
     return None
+
+
+def _parked(left: Handoff | None) -> tuple[After, int | None] | None:
+    """A run that was parked from outside of its handler, which writes no event of its own."""
+    return ("wait", left.at) if left is not None and left.why == "waiting" else None
 
 
 def _of_a_run(event: TaskEvent) -> bool:
