@@ -28,7 +28,8 @@ from perdure.deadletter import Replay, find_letter, replay
 from perdure.queues import HandOffRefused, ServerFull, TaskHandle, Unavailable, hand_on, promote_due
 from perdure.worker.durable import handing
 from perdure.worker.journal import Handoff, Resumption
-from perdure.worker.runtime import execution, leaving, settling
+from perdure.worker.runtime import handing as handing_on
+from perdure.worker.runtime import leaving, settling
 from processes import give, hire
 from pydantic import SecretStr
 from working import BOUND, give_up, history, recorded_steps, redis_command, soon, steal, take_and_die, work_off, working
@@ -486,7 +487,7 @@ async def test_who_dies_before_its_outcome_hands_on_once_and_runs_nothing_again(
             raise RuntimeError("the worker dies here")
         return found
 
-    monkeypatch.setattr(execution, "hand_on", and_die)
+    monkeypatch.setattr(handing_on, "hand_on", and_die)
 
     @app.task
     async def second(ctx: Context) -> str:

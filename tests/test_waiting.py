@@ -12,7 +12,7 @@ from perdure import Agent, AgentState, App, Context, PlanStep, Producer, Retry, 
 from perdure.queues import InboxFull, forward_messages, inbox
 from perdure.worker.durable.recorder import Recorder
 from perdure.worker.errors import StepOutsideTask
-from perdure.worker.runtime import execution
+from perdure.worker.runtime import handing
 from perdure.worker.settings import Settings
 from resting import FIRST, with_keys
 from working import history, pending, recorded_steps, redis_command, soon, until, work_off, working
@@ -397,7 +397,7 @@ async def test_messages_go_along_with_a_task_that_hands_on(settings: Settings, m
         await handle.send("meanwhile")
         return left
 
-    monkeypatch.setattr(execution, "forward_messages", forward_and_send)
+    monkeypatch.setattr(handing, "forward_messages", forward_and_send)
 
     @app.task(queue="else")
     async def second(ctx: Context) -> list[Any]:

@@ -13,24 +13,17 @@ from ...deadletter import Reason, after_crash, backoff
 from ...queues import (
     CannotOpen,
     Delivery,
-    Entry,
     Envelope,
     Gateway,
-    HandOffRefused,
     History,
     KeyMissing,
-    Kind,
     LeaseLost,
     Leases,
-    Namespace,
     Partition,
     PayloadTooLarge,
     PerdureError,
-    Successor,
     UnreadableEnvelope,
     check_size,
-    forward_messages,
-    hand_on,
     last_step,
     load_history,
 )
@@ -41,6 +34,7 @@ from ..observe import logger
 from ..registry import Registry, Task
 from ..settings import Settings
 from .announcing import notice_of_end, notice_of_start, notice_of_unreadable
+from .handing import go_on_elsewhere
 from .isolation import Isolation
 from .leaving import leave_handoff
 from .notices import Notice, Notices
@@ -200,7 +194,7 @@ class Executor:
         off when it had decided already that another task goes on; None where it runs.
         """
         if (successor := successor_of(run)) is not None:
-            return await self._hand_on(run, successor)
+            return await go_on_elsewhere(self._gateway, run, successor)
         if run.history.suspect and not self._isolation.admit(run):
             return Aside()
         self._isolation.decided(run.delivery)
@@ -293,7 +287,7 @@ class Executor:
         if result is not None or run.ending is not Ending.CANCELLED:
             await run.flush()  # of one that is cancelled nobody will want the steps, and they may wait for Redis
         if run.ending is Ending.HANDED_ON and (successor := successor_of(run)) is not None:
-            return await self._hand_on(run, successor)
+            return await go_on_elsewhere(self._gateway, run, successor)
         if result is not None:
             return Success(result, counters.attempted())
         obeyed = error is None or isinstance(error, asyncio.CancelledError)
@@ -304,38 +298,6 @@ class Executor:
             error = TaskError(f"task {task.name!r} was cancelled from within its own handler")
             error.__cause__ = cause
         return after_error(error, task.retry, counters, run.envelope.options.max_attempts)
-
-    async def _hand_on(self, run: Run, successor: Successor) -> Outcome:
-        """Store the task that goes on. Where this worker dies before the outcome is stored, the next one does it again,
-        which changes nothing, and goes on from here.
-        """
-        counters = run.history.counters.attempted()
-        namespace = Namespace(run.delivery.partition.namespace)
-        try:
-            to = await until_available(
-                partial(hand_on, self._gateway, namespace, successor), f"task {run.id}", run.stir
-            )
-        except HandOffRefused as refused:
-            return Burial(Reason.NOT_RETRYABLE, counters, refused)
-        handed_to = successor.envelope.id
-        await self._forward(run, to, handed_to)
-        logger.bind(task=run.envelope.task, id=run.id).info(
-            "handed on to task {} ({}, queue {})", handed_to, successor.envelope.task, successor.queue
-        )
-        return Success(b"null", counters, handed_to)
-
-    async def _forward(self, run: Run, to: Partition, handed_to: str) -> None:
-        """Have the messages go to the task that goes on: first those to come, then those that were not read."""
-        await run.recorder.put(Entry(Kind.MOVED, handed_to, handed_to.encode()), wait=True)
-        forward = partial(forward_messages, self._gateway, run.delivery.partition, run.id, to, handed_to)
-        left = await until_available(forward, f"task {run.id}", run.stir)
-        if left:
-            logger.bind(task=run.envelope.task, id=run.id).warning(
-                "{} messages could not go along to task {} and stay unread: perdure task inbox {}",
-                len(left),
-                handed_to,
-                run.id,
-            )
 
     def _after_ending(self, run: Run, task: Task[Any, Any], ending: Ending | None) -> Outcome:
         """What follows a run that was ended from outside, and whose handler had nothing to say to that."""
