@@ -70,7 +70,8 @@ class History:
 
     events: the number of the last event that a run wrote into the log. mail: that of the last message that was sent
     to its inbox. suspect: its worker died, and nobody knows yet whether it was the cause. excused: crashes that no
-    longer count against it. crash: what is known of the last one.
+    longer count against it. enqueued: when it was first, in milliseconds; None where that is the time of its message.
+    crash: what is known of the last one.
     """
 
     counters: Counters = field(default_factory=Counters)
@@ -82,6 +83,7 @@ class History:
     cancel: bool = False
     suspect: bool = False
     excused: int = 0
+    enqueued: int | None = None
     crash: Mapping[str, Any] = field(default_factory=dict)
     latest: Sequence[TaskEvent] = ()
     alive_at: int | None = None
@@ -136,14 +138,12 @@ async def recorded_steps(gateway: Gateway, partition: Partition, task_id: str) -
 async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str | None:
     """The step that was recorded last, as the task's log tells; None where none was lately."""
     for event in await read_last_events(gateway, partition, task_id, 100):
-        if event.type == "step_completed":
-            data = event.data if isinstance(event.data, dict) else {}  # of a step of a plan, the data names it
-            if step := event.step or data.get("step"):
-                return str(step)
+        if event.type == "step_completed" and event.step is not None:
+            return event.step
     return None
 
 
-_FIELDS: Final = ("attempts", "crashes", "returns", "excused", "events", "mail", "cancel", "suspect", "crash")
+_FIELDS: Final = ("attempts", "crashes", "returns", "excused", "events", "mail", "cancel", "suspect", "crash", "at")
 
 _LATEST: Final = 8
 """Events of the log that tell how the former run ended."""
@@ -163,7 +163,7 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         node_of=partition.ready,
     )
     attempts, crashes, returns, excused, events, mail = (int(value or 0) for value in counts[:6])
-    cancel, suspect, crash = counts[6:]
+    cancel, suspect, crash, enqueued = counts[6:]
     # Every delivery of this message before this one ended without an outcome: an outcome would have closed it.
     history = History(
         Counters(attempts, crashes + delivery.count - 1, returns),
@@ -171,6 +171,7 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         mail=mail,
         cancel=cancel is not None,
         excused=excused,
+        enqueued=None if enqueued is None else int(enqueued),
         crash=orjson.loads(crash) if crash else {},
         latest=opened_events(latest, task_id, gateway.sealer.of(partition, task_id)),
         alive_at=None if alive is None else int(alive),

@@ -251,7 +251,7 @@ class InboxFull(InboxError):
         super().__init__(
             task_id,
             f"the inbox of task {task_id} is full: {held:,} messages wait there to be used; send again when it has "
-            f"read some (ctx.inbox), or take some out (perdure task inbox {task_id} --drop N)",
+            f"read some (ctx.inbox), or take the oldest out (perdure task inbox {task_id} --drop N)",
         )
         self.held = held
 

@@ -39,6 +39,11 @@ class TaskEvent:
     problem: str | None = None
     task_id: str = ""
 
+    @property
+    def starts_afresh(self) -> bool:
+        """Whether the task was begun again without its checkpoint: what its log tells before is of a former life."""
+        return self.type == "replayed" and isinstance(self.data, dict) and self.data.get("fresh") is True
+
     def summary(self) -> dict[str, Any]:
         """The event as plain data, for programs."""
         told = {"id": self.id, "at": self.at, "type": self.type, "step": self.step, "data": self.data}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final
 
 from .errors import CannotOpen
@@ -19,9 +20,10 @@ LATEST_EVENTS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """events: the latest, the oldest of them first. number: of the last event that a run wrote. done, intents: keys of
-    steps. saved: what is saved under names that begin with `#`, opened; what cannot be opened is not there. now:
-    milliseconds of Redis' clock. step: the one that a worker noted last. unread: messages in the inbox.
+    """events: the latest, the oldest of them first, none from before a fresh start. number: of the last event that a
+    run wrote. done, intents: keys of steps. saved: what is saved under names that begin with `#`, opened; what cannot
+    be opened is not there. now: milliseconds of Redis' clock. step: the one that a worker noted last. unread: messages
+    in the inbox.
     """
 
     events: tuple[TaskEvent, ...]
@@ -57,8 +59,9 @@ async def read_trail(gateway: Gateway, partition: Partition, task_id: str, limit
                 saved[key] = seal.open(f"s:{key}", value)
         except CannotOpen:
             continue
+    events = takewhile(lambda event: not event.starts_afresh, opened_events(entries, task_id, seal))
     return Trail(
-        events=tuple(reversed(opened_events(entries, task_id, seal))),
+        events=tuple(reversed([*events])),
         number=int(number or 0),
         done=frozenset(name.decode().removeprefix("d:") for name in names if name.startswith(b"d:")),
         intents=frozenset(name.decode().removeprefix("i:") for name in names if name.startswith(b"i:")),

@@ -11,6 +11,7 @@ from perdure import Agent, AgentState, App, Context, Happened, PlanStep, Retry, 
 from perdure.deadletter import Reason, Replay, replay
 from perdure.queues import Partition, TaskEvent, read_last_events
 from perdure.worker.agent import restoring
+from perdure.worker.durable import CURRENT_RUN
 from perdure.worker.errors import StateError
 from perdure.worker.journal import (
     KEPT,
@@ -23,6 +24,7 @@ from perdure.worker.journal import (
     register_event,
     state_at,
 )
+from perdure.worker.journal.events import Notified
 from perdure.worker.journal.reducer import empty_state
 from pydantic import Field
 from working import give_up, history, letter, recorded_steps, redis_command, soon, steal, until, work_off
@@ -358,6 +360,31 @@ async def test_a_task_that_is_replayed_afresh_begins_with_its_goal(app: App) -> 
     assert (await soon(handle.result()))["done"] == ["a", "b"]
     assert kind.acts == ["a", "b", "a", "b"]
     assert await check_state(app.producer.gateway, handle.partition, handle.id) is not None
+
+
+async def test_what_is_told_while_its_state_is_read_is_in_its_state(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That a notice was posted, for one, is told whenever that is known."""
+    once, tells = Once(), Once()
+    read = restoring.read_last_events
+
+    async def reading(*args: Any, **options: Any) -> list[TaskEvent]:
+        run = CURRENT_RUN.get()
+        if run is not None and run.history.events and tells.first():
+            await run.tell(Notified(what="resumed", how="webhook"), wait=True)
+        return await read(*args, **options)
+
+    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
+        if step.key == "b" and once.first():
+            raise ConnectionError
+
+    monkeypatch.setattr(restoring, "read_last_events", reading)
+    handle = await app.agent(agent(take=take), name="told", retry=AGAIN).enqueue("do", steps=["a", "b"])
+    await work_off(app)
+    assert (await soon(handle.result()))["done"] == ["a", "b"]
+    assert "notified" in [event.type for event in await history(handle)]
+    assert len([event for event in await history(handle) if event.type == "attempt_failed"]) == 1
+    numbers = [event.number for event in await history(handle) if event.number is not None]
+    assert numbers == list(range(1, len(numbers) + 1))
 
 
 async def test_what_it_remembers_outlives_its_task(app: App) -> None:

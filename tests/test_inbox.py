@@ -284,6 +284,22 @@ async def test_messages_are_sealed(producer: Producer, partition: Partition) -> 
     assert "the message of task t cannot be opened: sealed with key" in found.problem
 
 
+async def test_what_is_taken_out_of_a_full_inbox_makes_room(
+    producer: Producer, partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "MOST_MESSAGES", 2)
+    handle = await producer.enqueue("t", task_id="t")
+    await handle.send(1)
+    await handle.send(2)
+    with pytest.raises(InboxFull):
+        await handle.send(3)
+    assert await inbox.drop_message(producer.gateway, partition, "t", 1)
+    assert (await handle.send(3)).number == 3
+    with pytest.raises(InboxFull):
+        await handle.send(4)
+    assert [one.content for one in await handle.unread()] == [2, 3]
+
+
 async def test_a_message_that_is_broken_hides_no_other(producer: Producer, partition: Partition) -> None:
     handle = await producer.enqueue("t", task_id="t")
     for number in range(1, 5):

@@ -73,7 +73,8 @@ async def test_a_step_that_is_run_again_remembers_nothing_twice_even_in_other_wo
     first, second = await remembered(place)
     assert texts([first, second]) == ["one in attempt 1", "two in attempt 1"]
     assert seen == [texts([first, second])] * 2
-    assert (first.key, second.key) == (f"{handle.id}:learn", f"{handle.id}:learn:2")
+    life = f"{handle.id}@{(await handle.record()).enqueued_at}"
+    assert (first.key, second.key) == (f"{life}:learn", f"{life}:learn:2")
     assert first.owner == "student"
     assert first.accesses == 0
 
@@ -253,8 +254,36 @@ async def test_what_an_agent_found_is_kept_once_before_its_outcome(app: App, pla
     memories = await remembered(place)
     assert texts(memories) == ["from within a step", "a text in attempt 1", "a lesson about the goal"]
     assert {one.owner for one in memories} == {"scholar"}
-    keys = [f"{handle.id}:{key}" for key in ("read/memory.add", "remember", "remember:2")]
+    life = f"{handle.id}@{(await handle.record()).enqueued_at}"
+    keys = [f"{life}:{key}" for key in ("read/memory.add", "remember", "remember:2")]
     assert [one.key for one in memories] == keys
+
+
+async def test_a_goal_that_is_begun_anew_remembers_what_it_finds_then(app: App, place: Path) -> None:
+    found: list[str] = []
+
+    @app.agent(name="scholar", retry=AGAIN)
+    class Scholar(Agent[Finding]):
+        async def plan(self, ctx: Context, state: Finding) -> list[PlanStep]:
+            found.append(f"news of day {len(found) + 1}")
+            return [PlanStep(key="read", title="read")]
+
+        async def act(self, ctx: Context, state: Finding, step: PlanStep) -> int:
+            await ctx.memory.add(f"a note on the {found[-1]}")
+            return 1
+
+        async def finish(self, ctx: Context, state: Finding) -> str:
+            return "done"
+
+        async def remember(self, ctx: Context, state: Finding) -> list[str]:
+            return [found[-1]]
+
+    for _ in range(2):
+        handle: Any = await Scholar.enqueue("the news", anew=True)  # type: ignore[attr-defined]
+        await work_off(app)
+        assert await soon(handle.result()) == "done"
+    days = ["news of day 1", "news of day 2"]
+    assert sorted(texts(await remembered(place))) == sorted([*days, *(f"a note on the {day}" for day in days)])
 
 
 @pytest.fixture

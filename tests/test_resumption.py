@@ -188,6 +188,32 @@ async def test_a_run_out_of_time_and_a_burial_leave_one_and_a_replay_finds_it(ap
     assert found == ["failure budget", "replay burial"]
 
 
+async def test_after_a_fresh_start_nothing_of_the_former_life_is_told(app: App) -> None:
+    found: list[Resumption | None] = []
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def job(ctx: Context) -> None:
+        found.append(ctx.resumption)
+        await ctx.decide(f"way {len(found)}", reasoning="none")
+        if len(found) < 4:
+            raise ConnectionError
+
+    handle = await job.enqueue()
+    await work_off(app)
+    for fresh in (True, False, False):
+        letter = await find_letter(app.producer.gateway, [handle.partition], handle.id)
+        assert letter is not None
+        assert await replay(app.producer.gateway, letter, Replay(fresh=fresh))
+        await work_off(app)
+    await soon(handle.result())
+    _, fresh, after, _ = found
+    assert fresh is not None
+    assert (fresh.after, fresh.handoff, fresh.restored) == ("replay", None, {})
+    assert after is not None
+    assert after.handoff is not None
+    assert [one.choice for one in after.handoff.decisions] == ["way 2"]
+
+
 async def test_after_a_lost_lease_it_is_a_crash(app: App) -> None:
     begun = asyncio.Event()
 

@@ -6,7 +6,8 @@
 -- Atomic: the message is there, its id is known, and the task is due, all or none. Asked twice (a lost reply, a sender
 -- that is run again), it answers with the first number: ids are known until as many further messages were sent as an
 -- inbox holds. The first write needs memory, so that a full server refuses it whole. A dead letter keeps what it is
--- sent, for its replay. The inbox has the life of its record: no other key, no time to live of its own.
+-- sent, for its replay. What was taken out of a full inbox by hand makes room where nothing older is left. The inbox has
+-- the life of its record: no other key, no time to live of its own.
 local known = redis.call('HMGET', KEYS[1], 'state', 'mi:' .. ARGV[2], 'handed_to', 'mail', 'used', 'waits')
 local state = known[1]
 if not state then
@@ -18,10 +19,15 @@ elseif known[3] then
 elseif state == 'succeeded' or state == 'cancelled' then
   return {'ended', state}
 end
-local most = tonumber(ARGV[4])
-local held = tonumber(known[4] or 0) - tonumber(known[5] or 0)
-if held >= most then
-  return {'full', tostring(held)}
+local most, mail, used = tonumber(ARGV[4]), tonumber(known[4] or 0), tonumber(known[5] or 0)
+if mail - used >= most then
+  while used < mail and redis.call('HEXISTS', KEYS[1], 'm:' .. used + 1) == 0 do
+    used = used + 1
+  end
+  if mail - used >= most then
+    return {'full', tostring(mail - used)}
+  end
+  redis.call('HSET', KEYS[1], 'used', used)
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

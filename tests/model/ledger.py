@@ -477,7 +477,11 @@ class Ledger:
         if state in (b"succeeded", b"cancelled"):
             return [b"ended", state]
         if mail - used >= most:
-            return [b"full", b"%d" % (mail - used)]
+            unused = (one for one in range(1, mail + 1) if f"m:{one}" in self.held.hashes[record])
+            used = next(unused, mail + 1) - 1
+            if mail - used >= most:
+                return [b"full", b"%d" % (mail - used)]
+            self.held.put(record, {"used": used})
         number = mail + 1
         told: Told = {"mail": number, f"m:{number}": Stamped(text=message), f"mi:{digest}": number}
         self.held.put(record, told | {f"mn:{number}": digest})

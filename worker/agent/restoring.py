@@ -46,11 +46,12 @@ async def restore(run: Run, agent: str) -> Restored:
 
     Raises `BadSnapshot` where the snapshot or an event after it cannot be read; both are left as they are.
     """
-    await run.flush()
-    last = max(run.events, run.history.events)
     snapshot = _snapshot(run.history, run.id, agent)
     state, number, begun = (empty_state(), 0, False) if snapshot is None else (snapshot.state, snapshot.number, True)
-    found = await _events_after(run, number, last)
+    last, found = -1, list[TaskEvent]()
+    while last != (told := max(run.events, run.history.events)):  # what was told meanwhile, as of a notice, counts too
+        await run.flush()
+        last, found = told, await _events_after(run, number, told)
     for event in found:
         typed = parse_event(event)
         if isinstance(typed, Unreadable):
@@ -82,6 +83,8 @@ async def _events_after(run: Run, number: int, last: int) -> list[TaskEvent]:
         most = min(_CHUNK, last - number - len(wanted) + _BESIDES)
         chunk = await read_last_events(run.gateway, run.delivery.partition, run.id, most, before=before)
         for event in chunk:
+            if event.number is not None and event.number > last:
+                continue  # it was told since this began
             if event.number is not None and event.number > number:
                 wanted.append(event)
             elif event.number is not None:

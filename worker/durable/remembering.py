@@ -19,7 +19,7 @@ _PLAIN: Final = StepOptions()
 class Remembering:
     """The long-term memories of this task's agent: those that belong to the agent's (or the task's) name.
 
-    Within a step, what is written carries the step's idempotency key with a number (`task_id:step_key:2` is the second
+    Within a step, what is written carries a key of the step with a number (`task_id@enqueued:step_key:2` is the second
     that a step writes), so that a step that is run again remembers nothing twice, even in other words. Outside of
     steps, each call is a durable step of its own: what it returned stands in the checkpoint, as results of steps do.
     Secrets among the task's arguments are kept out of what is remembered.
@@ -119,13 +119,23 @@ class Remembering:
         """Taken before anything is waited for, so that the order of the calls decides."""
         step = current_step()
         step.remembered += 1
-        return step.idempotency_key if step.remembered == 1 else f"{step.idempotency_key}:{step.remembered}"
+        return _key(self._run, step.key, step.remembered)
+
+
+def _key(run: Run, what: str, number: int) -> str:
+    """What a memory is known by. The task's id would not do alone: a goal that is begun anew has the id that it had,
+    and remembers what it finds then.
+    """
+    enqueued = run.history.enqueued
+    at = run.delivery.entry.partition(b"-")[0].decode() if enqueued is None else enqueued
+    return f"{run.id}@{at}:{what}" if number == 1 else f"{run.id}@{at}:{what}:{number}"
 
 
 async def keep_findings(run: Run, memories: Sequence[NewMemory | str]) -> None:
     """Remember what an agent found, at its end; asked again after a crash, nothing is remembered twice.
 
-    Keys: `task_id:remember`, `task_id:remember:2` and so on. Raises `MemoryStoreError`, `InvalidMemory`.
+    Keys: `task_id@enqueued:remember`, `task_id@enqueued:remember:2` and so on. Raises `MemoryStoreError`,
+    `InvalidMemory`.
     """
     for number, one in enumerate(memories, 1):
         memory = new_memory(one) if isinstance(one, str) else one
@@ -135,7 +145,7 @@ async def keep_findings(run: Run, memories: Sequence[NewMemory | str]) -> None:
             raise ConfigurationError("this run has no memory store: it is a worker that opens it")
         if run.redact is not None:
             memory = redacted(memory, run.redact)
-        key = f"{run.id}:remember" if number == 1 else f"{run.id}:remember:{number}"
+        key = _key(run, "remember", number)
         await (await run.memory.get()).add(memory, owner=run.envelope.task, key=key)
         run.stir()
 

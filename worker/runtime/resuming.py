@@ -140,7 +140,7 @@ def _stored(run: Run, key: str) -> Handoff | None:
 async def _drawn_up(gateway: Gateway, run: Run, after: After) -> Handoff | None:
     """What the log tells of the former run, which left nothing of what is so now."""
     history = run.history
-    if not (history.done or history.saved or history.intents or history.events):
+    if not (history.done or history.saved or history.intents or _told(history)):
         return None
     trail = await until_available(partial(read_trail, gateway, run.delivery.partition, run.id), f"task {run.id}")
     return handoff_of(
@@ -152,13 +152,23 @@ async def _drawn_up(gateway: Gateway, run: Run, after: After) -> Handoff | None:
     )
 
 
+def _told(history: History) -> int:
+    """How many events the task's runs have told; none where it was put back for a fresh start since, which has none."""
+    for event in history.latest:
+        if event.number is not None:
+            break
+        if event.starts_afresh:
+            return 0
+    return history.events
+
+
 def _restored(history: History, handoff: Handoff | None) -> dict[str, int]:
     """What was found again, counted; an agent's decisions and discoveries are in its state."""
     told = [key.rpartition("/")[2].partition("#")[::2] for key in history.done]
     kinds = Counter(rest.partition("#")[0] for name, rest in told if not name)
     counts = {
         "steps": sum(bool(name) for name, _ in told),
-        "events": history.events,
+        "events": _told(history),
         "decisions": max(kinds["decided"], _known(handoff, "decisions")),
         "discoveries": max(kinds["discovered"], _known(handoff, "discoveries")),
         "messages": kinds["message_added"],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import takewhile
 from typing import Any, Final
 
 import anyio
@@ -80,7 +81,7 @@ class Watch:
         if self.findings and (run.history.mail > self._standing.mail or _was_seen_by_a_person(events)):
             known = tuple([one.model_copy(update={"known": True}) for one in self.findings])
             await self._store(self._standing.mail, known)
-        for event in reversed(events):
+        for event in reversed([*takewhile(lambda one: not one.starts_afresh, events)]):
             self._trail.hear(parse_event(event), former=True)
 
     def hear(self, event: Event) -> None:
