@@ -94,12 +94,11 @@ async def _tell(gateway: Gateway, run: Run, event: Resumed) -> None:
 def _stopped(run: Run, received: Handoff | None, left: Handoff | None) -> tuple[After, int | None] | None:
     """Why the former run stopped, and when; None where there was none. left: the handoff of just that run."""
     history, again = run.history, run.delivery.count > 1
-    parked = _parked(left) if not again else None
     for event in history.latest:
         after = _ENDS.get(event.type)
         if after is None and not _of_a_run(event):
             continue  # of neither a run nor its end
-        if after is None and parked is not None:
+        if after is None and not again and (parked := _parked(left)) is not None:
             return parked
         if after is None or (again and after in _AT_ITS_END):
             return "crash", max(event.at, history.alive_at or 0)
