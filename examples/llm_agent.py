@@ -22,16 +22,23 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from perdure import App, Context, Retry, current_step
-from perdure.worker.agent.context import (
-    MALFORMED,
+from perdure import (
+    AgentState,
+    App,
+    Context,
     ContextBuilder,
+    Event,
+    Message,
     OldTurns,
     Prompt,
+    Retry,
+    ToolCall,
+    current_step,
     from_openai,
+    register_event,
     to_openai,
 )
-from perdure.worker.journal import AgentState, Event, Message, ToolCall, register_event
+from perdure.worker.agent.context import MALFORMED
 from pydantic import BaseModel
 
 SILENCE = 120.0

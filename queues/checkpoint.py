@@ -138,10 +138,8 @@ async def recorded_steps(gateway: Gateway, partition: Partition, task_id: str) -
 async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str | None:
     """The step that was recorded last, as the task's log tells; None where none was lately."""
     for event in await read_last_events(gateway, partition, task_id, 100):
-        if event.type == "step_completed":
-            data = event.data if isinstance(event.data, dict) else {}  # of a step of a plan, the data names it
-            if step := event.step or data.get("step"):
-                return str(step)
+        if event.type == "step_completed" and event.step is not None:
+            return event.step
     return None
 
 

@@ -18,6 +18,7 @@ from perdure.queues import (
     Namespace,
     Partition,
     Producer,
+    last_step,
     load_history,
     note_alive,
     read_events,
@@ -60,6 +61,35 @@ async def test_a_finished_step_takes_its_intent_and_its_progress_away(gateway: G
     await write_entries(gateway, delivery, "x", [done("mail", b"3")])
     history = await load_history(gateway, delivery, "x")
     assert (history.done, history.intents, history.saved) == ({"mail": b"3"}, {"other": b"2"}, {"other": b"2"})
+
+
+async def test_a_dropped_step_leaves_nothing_and_others_stay(gateway: Gateway, delivery: Delivery) -> None:
+    parts = [done("read/a"), Entry(Kind.INTENT, "read/b", b"1"), Entry(Kind.SAVED, "read/c", b"2"), done("read")]
+    await write_entries(gateway, delivery, "x", parts)
+    dropped = [Entry(Kind.DROP, key, b"") for key in ("read/a", "read/b", "read/c")]
+    await write_entries(gateway, delivery, "x", [Entry(Kind.MARK, "next", b"3"), *dropped])
+    history = await load_history(gateway, await take_over(gateway, delivery), "x")
+    assert (history.done, history.intents, history.saved) == ({"read": b"1", "next": b"3"}, {}, {})
+
+
+async def test_an_event_is_logged_once_by_its_number(
+    gateway: Gateway, delivery: Delivery, partition: Partition
+) -> None:
+    first, second = (Entry(Kind.EVENT, "decided", number, b'{"choice":"go"}') for number in (b"1", b"2"))
+    for entries in ([first], [first, second], [first, second]):  # as when replies are lost
+        await write_entries(gateway, delivery, "x", entries)
+    assert [event.number for event in await read_events(gateway, partition, "x")] == [1, 2]
+    assert (await load_history(gateway, await take_over(gateway, delivery), "x")).events == 2
+
+
+async def test_the_last_step_is_a_function_s_or_one_of_a_plan(
+    gateway: Gateway, delivery: Delivery, partition: Partition
+) -> None:
+    await write_entries(gateway, delivery, "x", [done("list")])
+    assert await last_step(gateway, partition, "x") == "list"
+    planned = Entry(Kind.EVENT, "step_completed", b"1", b'{"step":"read"}')
+    await write_entries(gateway, delivery, "x", [planned, Entry(Kind.EVENT, "decided", b"2", b'{"choice":"go"}')])
+    assert await last_step(gateway, partition, "x") == "read"
 
 
 async def test_steps_of_the_same_name_in_different_kinds_do_not_mix(gateway: Gateway, delivery: Delivery) -> None:

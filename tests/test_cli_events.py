@@ -183,15 +183,22 @@ def test_what_is_broken_hides_nothing_else(run: Any, settings: Settings) -> None
         {"type": "bare"},
         {"type": "\x1b[2J", "step": "a\nb", "data": "[1]"},
         {"type": "decided", "n": "10", "data": orjson.dumps({"choice": "end"}).decode()},
+        {"type": "decided", "n": "11", "data": orjson.dumps({"v": 9, "choice": "other"}).decode()},
     )
     answer = call("task", "events", task_id)
     told = [line.split("  ", 1)[1] for line in answer.out.splitlines()[len(TYPES) :]]
     assert told[0].startswith("#9 decided (cannot be read: not JSON: ")
     assert told[1].startswith("decided (cannot be read: its number is ")
     assert told[2].startswith("later (cannot be read: not JSON: ")
-    assert told[3:] == ["bare", "\\x1b[2J a b [1]", "#10 decided end"]
-    assert len(call("task", "events", task_id, "--json").lines) == len(TYPES) + 6
-    assert "cannot be read  3" in call("task", "events", task_id, "--stats").out
+    assert told[3].startswith("bare (cannot be read: no event type is called 'bare': it is of a later version)")
+    assert told[4].startswith("\\x1b[2J a b (cannot be read: its data is no JSON object")
+    assert told[5] == "#10 decided end"
+    assert told[6].startswith("#11 decided (cannot be read: it has version 9, ")
+    assert told[6].endswith(" choice=other")
+    lines = call("task", "events", task_id, "--json").lines
+    assert len(lines) == len(TYPES) + 7
+    assert ["problem" in line for line in lines[-2:]] == [False, True]
+    assert "cannot be read  6" in call("task", "events", task_id, "--stats").out
 
 
 def test_a_log_longer_than_a_page_is_told_whole(run: Any, settings: Settings) -> None:

@@ -21,8 +21,8 @@ _LONGEST: Final = 160
 def describe_event(event: TaskEvent, *, of_many: bool = False) -> str:
     """When, which, in which step, and what it says. of_many: with its task, since others stand beside it."""
     data = event.data if isinstance(event.data, dict) else {}
-    if event.problem is not None:
-        told = f"(cannot be read: {event.problem})"
+    if event.problem is not None:  # its sentence would say what may not be so: its fields say what is there
+        told = f"(cannot be read: {event.problem}) {_fields(data)}"
     elif event.data is not None and not isinstance(event.data, dict):
         told = _short(event.data)
     else:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
 
 from ...queues import Producer, State, TaskEvent
+from ..journal import Unreadable, parse_event
 from .connection import connected, redis_now
 from .describing import describe_event
 from .failures import Misuse
@@ -95,10 +97,10 @@ async def events(
     else:
         found = _of_many(producer, wanted, last, queue, state or [], task_name)
     if stats:
-        await _print_statistics(producer, found, json=json)
+        await _print_statistics(producer, _judged(found), json=json)
         return
     left = limit
-    async for event in found:
+    async for event in _judged(found):
         if json:
             print_json_lines([event.summary() if task_id else {"task_id": event.task_id} | event.summary()])
         else:
@@ -106,6 +108,13 @@ async def events(
         left = None if left is None else left - 1
         if left == 0:
             break
+
+
+async def _judged(found: AsyncIterator[TaskEvent]) -> AsyncIterator[TaskEvent]:
+    """The events, with what keeps this version from reading one: its data may be there and mean something else."""
+    async for event in found:
+        typed = parse_event(event)
+        yield replace(event, problem=typed.problem) if isinstance(typed, Unreadable) else event
 
 
 async def _moment(producer: Producer, since: tuple[bool, int] | None) -> int:

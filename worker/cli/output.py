@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, Final, TextIO
 
 import orjson
 import typer
@@ -109,30 +109,47 @@ def as_data(value: bytes | None) -> Any:
 def stdout() -> Console:
     """A console that takes text as it is; where no terminal cuts lines, they are as long as they need to be."""
     console = Console(markup=False, highlight=False, emoji=False)
-    return console if console.is_terminal else Console(markup=False, highlight=False, emoji=False, width=10_000)
+    return console if console.is_terminal else Console(markup=False, highlight=False, emoji=False, width=_WIDEST)
+
+
+_WIDEST: Final = 10_000
+"""Characters of a line."""
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-    """A table. A column whose name ends with `#` holds numbers; the first is never cut."""
+    """A table. A column whose name ends with `#` holds numbers; the last one is broken into lines where that is needed.
+
+    Where the others do not fit side by side, each row has its names and values one below the other.
+    """
+    console = stdout()
+    cells = [[Text(clean(cell)) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    names = [column.removesuffix("#") for column in columns]
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
-    for position, column in enumerate(columns):
-        right = column.endswith("#")
-        name = column.removesuffix("#")
-        table.add_column(name, justify="right" if right else "left", no_wrap=right or not position, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(clean(cell)) if isinstance(cell, str) else cell for cell in row))
-    stdout().print(table)
+    for name, column in zip(names, columns, strict=True):
+        right, last = column.endswith("#"), column is columns[-1]
+        table.add_column(name, justify="right" if right else "left", no_wrap=right or not last, overflow="fold")
+    for row in cells:
+        table.add_row(*row)
+    if table.__rich_measure__(console, console.options.update(max_width=_WIDEST)).minimum <= console.width:
+        console.print(table)
+    else:
+        for position, row in enumerate(cells):
+            console.print(*[""] * (position > 0), _fields(zip(names, row, strict=True)), sep="\n")
 
 
 def print_fields(fields: Mapping[str, str | Text | None]) -> None:
     """Names and values, one below the other; what is None is left out."""
+    told = ((name, value) for name, value in fields.items() if value is not None)
+    stdout().print(_fields((name, Text(clean(value)) if isinstance(value, str) else value) for name, value in told))
+
+
+def _fields(fields: Iterable[tuple[str, Text]]) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in fields.items():
-        if value is not None:
-            table.add_row(Text(clean(name)), Text(clean(value)) if isinstance(value, str) else value)
-    stdout().print(table)
+    for name, value in fields:
+        table.add_row(Text(clean(name)), value)
+    return table
 
 
 def state_text(state: str) -> Text:
