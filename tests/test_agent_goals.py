@@ -165,6 +165,7 @@ async def test_what_cannot_be_a_state_is_refused_before_anything_is_sent(app: Ap
     cases: list[tuple[dict[str, Any], str]] = [
         ({}, "missing a required argument: 'where'"),
         ({"where": "nowhere"}, "is no place"),
+        ({"where": "shop", "key": ""}, "key: it is empty"),
     ]
     for inputs, problem in cases:
         with pytest.raises(InvalidArguments, match=problem):

@@ -72,6 +72,14 @@ def test_of_a_task_that_nobody_has_run_it_says_so_and_of_none_it_fails() -> None
     assert call("task", "cancel", task_id).code == 0
 
 
+def test_of_one_that_has_ended_it_says_when_that_was(work: Any) -> None:
+    task_id = enqueue("hands_on")
+    work()
+    found = call("task", "handoff", f"{task_id}.h1", "--json").json
+    assert found["why"] == "finished"
+    assert found["at"] == call("task", "show", f"{task_id}.h1", "--json").json["finished_at"]
+
+
 def test_one_that_was_handed_on_says_to_whom_and_has_the_others_result(work: Any) -> None:
     task_id = enqueue("hands_on")
     work()

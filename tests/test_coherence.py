@@ -273,6 +273,7 @@ async def test_a_hand_off_waits_for_a_message(app: App) -> None:
         await handle.send("go on", sender="ada")
         assert await soon(handle.result()) == "finished"
     assert await incoherent(handle) == [("repetition", "hand_off")]
+    assert [event.data["after"] for event in await history(handle) if event.type == "resumed"] == ["wait"]
 
 
 async def has_state(handle: TaskHandle[Any], state: State) -> bool:

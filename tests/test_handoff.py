@@ -143,6 +143,13 @@ def told(number: int | None, kind: str, step: str | None = None, **data: object)
     return TaskEvent(f"{number or 0}-0", 1000, kind, step, data or None, number)
 
 
+def test_of_an_agent_the_last_step_that_is_done_is_one_of_its_plan() -> None:
+    plan = [{"key": "a", "status": "done"}, {"key": "b", "status": "done"}, {"key": "c", "status": "running"}]
+    events = [told(1, "step_completed", "b"), told(2, "tool_called", "c/grep", tool="grep")]
+    handoff = build_handoff({"plan": plan}, events, task="audit", session="x", why="shutdown", number=2)
+    assert (handoff.steps, handoff.last_completed) == (2, "b")
+
+
 def test_it_is_drawn_up_from_what_the_log_tells() -> None:
     events = [
         told(None, "step_completed", "list", attempt=1),

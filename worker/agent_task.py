@@ -69,6 +69,8 @@ class AgentTask(Generic[S]):
         return self._id(arguments, key)
 
     def _id(self, arguments: bytes, key: str | None) -> str:
+        if key == "":
+            raise InvalidArguments(self.task.name, "key: it is empty, and all goals would be one; leave it out")
         shown = {name: one for name, one in orjson.loads(arguments).items() if name not in self._form.ephemeral}
         return goal_id(self.task.name, key, shown)
 

@@ -56,7 +56,9 @@ def _current(trail: Trail, record: Record) -> Handoff:
     if stored is not None and stored.events == trail.number and record.state is not State.RUNNING:
         return stored
     step = () if record.step is None or record.state is not State.RUNNING else (record.step,)
-    return handoff_of(trail, task=record.task or "?", session=record.id, why=_why(trail, record), in_flight=step)
+    why = _why(trail, record)
+    drawn = handoff_of(trail, task=record.task or "?", session=record.id, why=why, in_flight=step)
+    return drawn if why == "asked" else drawn.model_copy(update={"at": record.finished_at or trail.events[-1].at})
 
 
 def _why(trail: Trail, record: Record) -> Why:

@@ -123,6 +123,7 @@ def build_handoff(
     parsed = [parse_event(found) for found in events]
     plan = _parts(Open, state.get("plan"))
     status = {one.get("key"): one.get("status") for one in _objects(state.get("plan"))}
+    finished = [step.key for step in plan if status.get(step.key) == "done"]
     begun = [step for step in plan if status.get(step.key) == "running"]
     known = {step.key for step in plan}
     begun += [Open(key=key) for key in sorted(set(in_flight)) if key not in known]
@@ -140,8 +141,9 @@ def build_handoff(
         goal=_text(state.get("goal")),
         message=message,
         summary=_summary(state, parsed),
-        steps=max(len(steps), sum(one == "done" for one in status.values())),
-        last_completed=_last_completed(parsed),
+        steps=max(len(steps), len(finished)),
+        last_completed=next((key for key in reversed(status) if status[key] == "done"), None)
+        or _last_completed(parsed),
         in_progress=tuple(begun),
         pending=tuple(step for step in plan if status.get(step.key) == "pending"),
         decisions=tuple(_parts(Made, state.get("decisions"))[-_LATEST:]),

@@ -49,13 +49,15 @@ _AT_ITS_END: Final[frozenset[After]] = frozenset({"failure", "wait", "replay", "
 
 async def resume(gateway: Gateway, run: Run) -> None:
     """Find out what the run goes on from, and tell of it: in its log, and in the worker's."""
-    received = _stored(run, RECEIVED)
-    found = _stopped(run, received)
+    received, left = (_stored(run, RECEIVED), _stored(run, HANDOFF)) if run.history.saved else (None, None)
+    if left is not None and left.events != run.history.events:
+        left = None  # something has happened since
+    found = _stopped(run, received, left)
     if found is None:
         return
     after, at = found
     first = received is not None and not run.history.events
-    handoff = received if first else await _handoff(gateway, run, after)
+    handoff = received if first else left or await _drawn_up(gateway, run, after)
     run.resumption = resumption = Resumption(
         after=after,
         gap=None if at is None else max(0.0, (run.history.read_at - at) / 1000),
@@ -89,23 +91,30 @@ async def _tell(gateway: Gateway, run: Run, event: Resumed) -> None:
         await run.recorder.put(entry, wait=True)
 
 
-def _stopped(run: Run, received: Handoff | None) -> tuple[After, int | None] | None:
-    """Why the former run stopped, and when; None where there was none."""
+def _stopped(run: Run, received: Handoff | None, left: Handoff | None) -> tuple[After, int | None] | None:
+    """Why the former run stopped, and when; None where there was none. left: the handoff of just that run."""
     history, again = run.history, run.delivery.count > 1
+    parked = _parked(left) if not again else None
     for event in history.latest:
         after = _ENDS.get(event.type)
         if after is None and not _of_a_run(event):
             continue  # of neither a run nor its end
+        if after is None and parked is not None:
+            return parked
         if after is None or (again and after in _AT_ITS_END):
             return "crash", max(event.at, history.alive_at or 0)
-        if after == "replay":
-            return after, _buried_at(history.latest) or event.at
-        return after, event.at
+        since = _buried_at(history.latest) if after == "replay" else None
+        return after, since or event.at
     if again:
         return "crash", history.alive_at
     if received is not None:
         return "hand_off", received.at
     return None
+
+
+def _parked(left: Handoff | None) -> tuple[After, int | None] | None:
+    """A run that was parked from outside of its handler, which writes no event of its own."""
+    return ("wait", left.at) if left is not None and left.why == "waiting" else None
 
 
 def _of_a_run(event: TaskEvent) -> bool:
@@ -128,11 +137,8 @@ def _stored(run: Run, key: str) -> Handoff | None:
         return None
 
 
-async def _handoff(gateway: Gateway, run: Run, after: After) -> Handoff | None:
-    """What the former run left, if nothing has happened since; else what the log tells."""
-    stored = _stored(run, HANDOFF)
-    if stored is not None and stored.events == run.history.events:
-        return stored
+async def _drawn_up(gateway: Gateway, run: Run, after: After) -> Handoff | None:
+    """What the log tells of the former run, which left nothing of what is so now."""
     history = run.history
     if not (history.done or history.saved or history.intents or _told(history)):
         return None
