@@ -365,13 +365,12 @@ async def test_a_task_that_is_replayed_afresh_begins_with_its_goal(app: App) -> 
 async def test_what_is_told_while_its_state_is_read_is_in_its_state(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """That a notice was posted, for one, is told whenever that is known."""
     once, tells = Once(), Once()
-    read = restoring.read_last_events
 
     async def reading(*args: Any, **options: Any) -> list[TaskEvent]:
         run = CURRENT_RUN.get()
         if run is not None and run.history.events and tells.first():
             await run.tell(Notified(what="resumed", how="webhook"), wait=True)
-        return await read(*args, **options)
+        return await read_last_events(*args, **options)
 
     async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
         if step.key == "b" and once.first():

@@ -390,6 +390,17 @@ async def test_a_fresh_replay_begins_at_the_first_step(
     assert (await read_events(gateway, partition, "x"))[-1].data == {"fresh": True}
 
 
+async def test_a_fresh_replay_goes_on_nowhere_else(
+    gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
+) -> None:
+    """The worker died again and again between handing on and its outcome; then somebody wants it done here."""
+    await write_entries(gateway, delivery, "x", [Entry(Kind.MOVED, "x.h1", b"x.h1")])
+    await bury_as(gateway, delivery, "x")
+    assert await replay(gateway, await letter_of(gateway, partition, "x"), Replay(fresh=True))
+    sent = await producer.send_message("x", "hello")
+    assert (sent.task_id, sent.number) == ("x", 1)
+
+
 async def test_a_replay_can_have_other_arguments(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     await bury_as(gateway, delivery, "x")
     await replay(gateway, await letter_of(gateway, partition, "x"), Replay(args=b'{"n":2}'))

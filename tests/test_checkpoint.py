@@ -124,6 +124,22 @@ async def test_a_batch_is_written_in_its_order_and_logged_in_it(
     assert (await load_history(gateway, delivery, "x")).saved == {}
 
 
+async def test_what_is_dropped_with_what_it_is_a_part_of_is_logged_once(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    """The steps within a step of an agent's plan may go out together with it, when nobody waits for them."""
+    act = [done("read/list"), Entry(Kind.EVENT, "step_completed", b"1"), Entry(Kind.DROP, "read/list", b"")]
+    await write_entries(gateway, delivery, "x", act)
+    await write_entries(gateway, delivery, "x", [*act, done("next"), Entry(Kind.EVENT, "decided", b"2")])
+    logged = [(event.type, event.step, event.number) for event in await read_events(gateway, partition, "x")]
+    assert logged == [
+        ("step_completed", "read/list", None),
+        ("step_completed", None, 1),
+        ("step_completed", "next", None),
+        ("decided", None, 2),
+    ]
+
+
 async def test_a_lost_reply_records_once(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     needs_one_server(gateway, "the line that loses replies stands before one server")
     async with lossy_gateway(gateway) as (lossy, line):

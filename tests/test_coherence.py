@@ -232,11 +232,13 @@ async def test_burial_and_a_replay_by_a_person_who_knows(app: App) -> None:
 
 @pytest.mark.integration
 async def test_after_a_fresh_start_former_calls_do_not_count(app: App) -> None:
-    kind = type("Fresh", (Looping,), {"coherence": Coherence(repetition="bury")})
-    handle = await app.agent(name="circling", retry=ONCE)(kind).enqueue("search")
+    class Circling(Looping):
+        coherence: ClassVar[Coherence] = Coherence(repetition="bury")
+
+    handle = await app.agent(name="circling", retry=ONCE)(Circling).enqueue("search")
     await work_off(app)
     assert (await letter(app, handle)).reason == "incoherent"
-    kind.times = 2  # as after a repair of the agent
+    Circling.times = 2  # as after a repair of the agent
     assert (await command(app, "dlq", "replay", handle.id, "--fresh")).code == 0
     await work_off(app)
     assert await soon(handle.result()) == "finished"

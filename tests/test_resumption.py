@@ -206,9 +206,9 @@ async def test_after_a_fresh_start_nothing_of_the_former_life_is_told(app: App) 
         assert await replay(app.producer.gateway, letter, Replay(fresh=fresh))
         await work_off(app)
     await soon(handle.result())
-    _, fresh, after, _ = found
-    assert fresh is not None
-    assert (fresh.after, fresh.handoff, fresh.restored) == ("replay", None, {})
+    _, begun, after, _ = found
+    assert begun is not None
+    assert (begun.after, begun.handoff, begun.restored) == ("replay", None, {})
     assert after is not None
     assert after.handoff is not None
     assert [one.choice for one in after.handoff.decisions] == ["way 2"]

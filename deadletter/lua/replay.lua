@@ -41,6 +41,7 @@ redis.call('HDEL', KEYS[2], 'dead', 'reason', 'error', 'finished', 'result', 'se
 redis.call('XADD', KEYS[4], '*', 'type', 'replayed', 'data', ARGV[2] == '1' and '{"fresh":true}' or '{"fresh":false}')
 if ARGV[2] == '1' then
   redis.call('DEL', KEYS[3])
+  redis.call('HDEL', KEYS[2], 'handed_to')
 end
 redis.call('PERSIST', KEYS[2])
 redis.call('PERSIST', KEYS[3])

@@ -10,14 +10,25 @@
 -- returns  0 refused, the lease has passed; 1 stored; 2 stored, and cancellation was requested
 -- Atomic: all of the writes or none. Asked twice (a lost reply), it stores the same and logs once: a result is compared,
 -- and events are numbered by their one writer, the run, so that a number which is there already is not logged again.
+-- Nor is a result that such an event follows: it was stored before, and may have been dropped in the same act.
 if not owned(KEYS[1]) then
   return 0
 end
+
+local function precedes_known_event(at)
+  for i = at + 4, #ARGV, 4 do
+    if ARGV[i] == 'event' then
+      return tonumber(ARGV[i + 2]) <= tonumber(redis.call('HGET', KEYS[2], 'events') or 0)
+    end
+  end
+  return false
+end
+
 local taken = false
 for i = 5, #ARGV, 4 do
   local kind, step, value = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   if kind == 'done' then
-    if redis.call('HGET', KEYS[3], 'd:' .. step) ~= value then
+    if redis.call('HGET', KEYS[3], 'd:' .. step) ~= value and not precedes_known_event(i) then
       redis.call('HSET', KEYS[3], 'd:' .. step, value)
       redis.call('HDEL', KEYS[3], 'i:' .. step, 's:' .. step)
       redis.call('XADD', KEYS[4], '*', 'type', 'step_completed', 'step', step, 'data', ARGV[i + 3])

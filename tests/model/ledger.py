@@ -206,9 +206,11 @@ class Ledger:
         if not self.owned(delivery):
             return 0
         record, steps, _ = self.parts(task)
-        for kind, step, value, data in entries:
+        for at, (kind, step, value, data) in enumerate(entries):
             if kind == "done":
-                if self.held.get(steps, f"d:{step}") != value:
+                events = int(self.held.get(record, "events") or 0)
+                following = next((int(value) for kind, _, value, _ in entries[at:] if kind == "event"), events + 1)
+                if self.held.get(steps, f"d:{step}") != value and following > events:
                     self.held.put(steps, {f"d:{step}": value})
                     self.held.drop(steps, f"i:{step}", f"s:{step}")
                     self.note_event(task, "step_completed", data, step)
@@ -546,6 +548,7 @@ class Ledger:
         self.note_event(task, "replayed", b'{"fresh":true}' if fresh else b'{"fresh":false}')
         if fresh:
             self.held.delete(steps)
+            self.held.drop(record, "handed_to")
         self.held.persist(record, steps, log)
         self.tell(task, "replayed")
         return True
