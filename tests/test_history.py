@@ -453,6 +453,7 @@ async def test_a_secret_argument_that_is_edited_stays_one(app: App) -> None:
     ("edit", "problem"),
     [
         ({"plan": "none"}, "the state would be none: plan"),
+        ({"mod": "calm"}, "there is no 'mod' to be changed: the state has .*mood"),
         ({"plan.9.status": "done"}, "'9' is not there"),
         ({"goal.deeper": 1}, "there is no 'goal.deeper'"),
     ],

@@ -29,6 +29,8 @@ def edited(
     """
     for path, value in edit.items():
         name = path.partition(".")[0]
+        if agent and name not in state and name not in arguments:
+            raise BadEdit(f"there is no {name!r} to be changed: the state has {', '.join(sorted(state))}")
         if agent and not (name in arguments and (name in secret or ANY in secret)):
             state = _set(state, path, value)
         if name in arguments or not agent:
