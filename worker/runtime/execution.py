@@ -141,7 +141,7 @@ class Executor:
                 self._isolation.decided(delivery)
                 self._isolation.release(run)
             await run.close()
-        return isinstance(outcome, Rerun | Wait)
+        return isinstance(outcome, (Rerun, Wait))
 
     def _hold(self, run: Run) -> None:
         if self._stopping:
@@ -340,7 +340,7 @@ class Executor:
             self._leases.drop(run)
             if run.delivery.history:
                 self._isolation.release(run)
-        return isinstance(outcome, Rerun | Wait)
+        return isinstance(outcome, (Rerun, Wait))
 
     def _encode(self, task: Task[Any, Any], value: Any) -> bytes:
         data, _ = task.result.encode(f"task {task.name!r}", value)
