@@ -51,7 +51,9 @@ slots, of 2 MB each at most, and as Python objects JSON such as `0,` takes 16 by
 """
 
 KEPT = 64 * MEBIBYTE
-"""What it may keep afterwards: the allocator gives back no page of which a part is used."""
+"""What it may keep afterwards, or half of what it needed at most, where that is more: the allocator gives back no page
+of which a part is used. Where something leaked, twice as many messages would leave twice as much: they leave no more.
+"""
 
 SHOWN = 40
 """Dead letters of different kinds that are shown one by one."""
@@ -287,7 +289,7 @@ async def test_poison_from_outside_harms_only_itself(settings: Settings, produce
         used = [round(one / MEBIBYTE) for one in (before, worker.peak(), worker.memory())]
         print(f"MiB before, at most, afterwards: {used}")  # noqa: T201
         assert worker.peak() - before < ROOM
-        assert worker.memory() - before < KEPT
+        assert worker.memory() - before < max(KEPT, (worker.peak() - before) / 2)
     log = (tmp_path / "log").read_text()
     assert "Traceback" not in log
     assert "the worker failed" not in log
