@@ -420,9 +420,9 @@ async def test_a_reload_replaces_one_at_a_time(stage: Stage) -> None:
         for line in stage.journal.lines()
         if (line.what, line.key) in (("ready", "worker"), ("heard", "stop")) and line.pid in (*old, *new)
     ][3:]
-    assert happened == [
-        step for pair in zip(new, old, strict=True) for step in (("ready", pair[0]), ("heard", pair[1]))
-    ]
+    assert [what for what, _ in happened] == ["ready", "heard"] * 3
+    assert [pid for what, pid in happened if what == "ready"] == new
+    assert sorted(pid for what, pid in happened if what == "heard") == sorted(old)  # who was ready first may be any
     assert len(stage.ready("isolated")) == 2
     assert (await stage.info()).crashes == 0
 
