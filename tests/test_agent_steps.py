@@ -45,10 +45,10 @@ class Work(AgentState):
     done: list[str] = Field(default_factory=list)
 
 
-Act = Callable[["Worker_", Context, Work, PlanStep], Any]
+Act = Callable[["Doer", Context, Work, PlanStep], Any]
 
 
-class Worker_(Agent[Work]):  # noqa: N801 - Worker is another
+class Doer(Agent[Work]):
     """Does what the test says in each step."""
 
     risky: ClassVar[bool] = False
@@ -69,8 +69,8 @@ class Worker_(Agent[Work]):  # noqa: N801 - Worker is another
         return {"done": state.done, "results": state.results, "plan": [(one.key, one.status) for one in state.plan]}
 
 
-def agent(**body: Any) -> type[Worker_]:
-    return type("Doing", (Worker_,), {"acts": [], **body})
+def agent(**body: Any) -> type[Doer]:
+    return type("Doing", (Doer,), {"acts": [], **body})
 
 
 async def cut_off(app: App, handle: TaskHandle[Any]) -> None:
@@ -94,7 +94,7 @@ class Once:
 
 
 def dies_after_acting(app: App, once: Once) -> dict[str, Any]:
-    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> str:
+    async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> str:
         if once.first():
             assert once.handle is not None
             await cut_off(app, once.handle)
@@ -106,7 +106,7 @@ def dies_after_acting(app: App, once: Once) -> dict[str, Any]:
 async def test_a_risky_step_that_was_begun_is_verified_before_it_acts_again(app: App) -> None:
     once = Once()
 
-    async def verify(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> Happened[str] | None:
+    async def verify(self: Doer, ctx: Context, state: Work, step: PlanStep) -> Happened[str] | None:
         return Happened(f"found {step.key}") if step.key == "mail" else None
 
     kind = agent(**dies_after_acting(app, once), verify=verify)
@@ -123,7 +123,7 @@ async def test_a_risky_step_that_was_begun_is_a_dead_letter_where_it_may_not_act
     once = Once()
     asked: list[str] = []
 
-    async def replan(self: Worker_, ctx: Context, state: Work) -> None:
+    async def replan(self: Doer, ctx: Context, state: Work) -> None:
         asked.append("what now?")
 
     kind = agent(**dies_after_acting(app, once), in_doubt="fail", replan=replan)
@@ -151,7 +151,7 @@ async def test_a_suspect_is_cleared_by_a_step_of_its_plan(app: App) -> None:
 async def test_a_risky_step_is_told_of_before_it_acts(app: App) -> None:
     stored: list[list[str]] = []
 
-    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
+    async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> None:
         stored.append([event.type for event in await history(handle)])
 
     handle = await app.agent(name="risky")(agent(risky=True, take=take)).enqueue("do", steps=["mail"])
@@ -163,13 +163,13 @@ async def test_a_risky_step_is_told_of_before_it_acts(app: App) -> None:
 
 
 async def test_a_step_that_fails_is_replaced_where_the_agent_has_another_plan(app: App) -> None:
-    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> str | None:
+    async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> str | None:
         await ctx.step("look", str.upper, step.key)
         if step.key == "bad":
             raise ValueError("it cannot be done")
         return None
 
-    async def replan(self: Worker_, ctx: Context, state: Work) -> list[PlanStep] | None:
+    async def replan(self: Doer, ctx: Context, state: Work) -> list[PlanStep] | None:
         failed = next((one for one in state.plan if one.key == state.current), None)
         if failed is None:
             return None
@@ -189,11 +189,11 @@ async def test_a_step_that_fails_is_replaced_where_the_agent_has_another_plan(ap
 async def test_a_step_that_fails_and_is_not_replaced_is_retried_with_the_task(app: App) -> None:
     asked: list[str] = []
 
-    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
+    async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> None:
         if step.attempts == 1:
             raise ValueError("not yet")
 
-    async def replan(self: Worker_, ctx: Context, state: Work) -> None:
+    async def replan(self: Doer, ctx: Context, state: Work) -> None:
         asked.append(await ctx.step("think", "; ".join, [one.error or "fine" for one in state.plan]))
         state.done.append("asked")
 
@@ -232,7 +232,7 @@ async def test_progress_of_a_long_step_is_saved_once_in_a_while_and_given_back(a
     seen: list[dict[str, Any]] = []
     saved = asyncio.Event()
 
-    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
+    async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> None:
         seen.append(dict(step.progress))
         step.progress["page"] = 7
         if once.first():
@@ -260,7 +260,7 @@ async def test_a_step_that_snoozes_has_not_failed_and_goes_on_with_its_parts(app
     def part(name: str) -> None:
         calls.append(name)
 
-    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
+    async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> None:
         await ctx.step("part", part, "a")
         if once.first():
             raise Snooze(0.0)
@@ -273,7 +273,7 @@ async def test_a_step_that_snoozes_has_not_failed_and_goes_on_with_its_parts(app
 
 
 async def test_parts_of_steps_are_counted_anew_in_each(app: App) -> None:
-    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> str:
+    async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> str:
         return "".join([await ctx.step("part", str.lower, f"{step.key}{number}") for number in range(2)])
 
     handle = await app.agent(name="parts")(agent(take=take)).enqueue("do", steps=["A", "B"])
@@ -300,7 +300,7 @@ async def test_resuming_reads_a_bounded_number_of_events_however_long_the_histor
     monkeypatch.setattr(restoring, "read_last_events", counted)
     once = Once()
 
-    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
+    async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> None:
         for number in range(facts):
             await ctx.discover(f"fact {number}")
         for _ in range(2):
@@ -346,7 +346,7 @@ async def test_a_task_that_has_a_snapshot_and_no_events_goes_on_from_there(app: 
 async def test_a_task_that_is_replayed_afresh_begins_with_its_goal(app: App) -> None:
     once = Once()
 
-    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
+    async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> None:
         if step.key == "b" and once.first():
             raise ConnectionError
 
@@ -372,7 +372,7 @@ async def test_what_is_told_while_its_state_is_read_is_in_its_state(app: App, mo
             await run.tell(Notified(what="resumed", how="webhook"), wait=True)
         return await read_last_events(*args, **options)
 
-    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
+    async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> None:
         if step.key == "b" and once.first():
             raise ConnectionError
 
@@ -387,7 +387,7 @@ async def test_what_is_told_while_its_state_is_read_is_in_its_state(app: App, mo
 
 
 async def test_what_it_remembers_outlives_its_task(app: App) -> None:
-    async def remember(self: Worker_, ctx: Context, state: Work) -> list[str]:
+    async def remember(self: Doer, ctx: Context, state: Work) -> list[str]:
         return [f"{key} is done" for key in state.results]
 
     handle = await app.agent(agent(remember=remember), name="rememberer").enqueue("do", steps=["a", "b"])
@@ -416,7 +416,7 @@ async def test_an_agent_is_a_task_of_its_own(app: App) -> None:
 
 
 async def test_what_the_agent_did_to_a_list_itself_stays_when_an_event_adds_to_it(app: App) -> None:
-    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> str:
+    async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> str:
         await ctx.discover(f"{step.key} began")
         state.discoveries = [one for one in state.discoveries if one.fact.startswith(step.key)]
         await ctx.discover(f"{step.key} ended")
@@ -433,7 +433,7 @@ async def test_what_the_agent_did_to_a_list_itself_stays_when_an_event_adds_to_i
 
 
 async def test_a_list_that_the_agent_has_shortened_is_not_shortened_again_for_being_long_in_the_log(app: App) -> None:
-    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> str:
+    async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> str:
         for number in range(KEPT):
             await ctx.discover(f"fact {number}")
         del state.discoveries[:-1]
@@ -451,14 +451,14 @@ class Weighed(Event):
 
 
 async def test_what_an_event_of_ones_own_changes_joins_what_the_agent_has_changed(app: App) -> None:
-    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
+    async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> None:
         if step.key == "a":
             state.context["weights"] = {"apple": 1}
             return
         state.context["weights"]["pear"] = 2
         await ctx.record(Weighed(changes=({"op": "add", "path": "/context/weights/plum", "value": 3},)))
 
-    async def finish(self: Worker_, ctx: Context, state: Work) -> dict[str, Any]:
+    async def finish(self: Doer, ctx: Context, state: Work) -> dict[str, Any]:
         return state.context
 
     handle = await app.agent(agent(take=take, finish=finish), name="weigher").enqueue("do", steps=["a", "b"])
@@ -469,7 +469,7 @@ async def test_what_an_event_of_ones_own_changes_joins_what_the_agent_has_change
 
 
 async def test_an_event_that_does_not_fit_the_state_is_none(app: App) -> None:
-    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> str:
+    async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> str:
         problems = []
         for path in ("/done", "/nowhere/at/all"):
             ghost = {"op": "add", "path": "/context/ghost", "value": 1}
@@ -490,7 +490,7 @@ async def test_an_event_that_does_not_fit_the_state_is_none(app: App) -> None:
 
 
 async def test_parts_of_steps_count_for_the_snapshots_too_for_whoever_reads_the_log_reads_them(app: App) -> None:
-    async def take(self: Worker_, ctx: Context, state: Work, step: PlanStep) -> None:
+    async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> None:
         for number in range(60):
             await ctx.step("part", str, number, durability="async")
 
