@@ -7,7 +7,7 @@
     unix:///path/to.sock                                                one server, on a socket
     embedded:[/data/dir]                                                the server that Perdure starts itself
 
-Queries: `protocol=3`; with TLS `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`, `ssl_cert_reqs`, `ssl_check_hostname`;
+Queries: with TLS `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`, `ssl_cert_reqs`, `ssl_check_hostname`;
 with Sentinel `sentinel_username`, `sentinel_password`. User and password are those of the servers that hold the data.
 """
 
@@ -109,11 +109,6 @@ class Address:
     @property
     def encrypted(self) -> bool:
         return self.scheme.startswith("rediss")
-
-    @property
-    def protocol(self) -> int:
-        """The version of Redis' protocol that is spoken: 2, or 3 where the URL says so."""
-        return int(self.query.get("protocol", 2))
 
     @property
     def query(self) -> dict[str, str]:
@@ -233,8 +228,8 @@ def _check_number(address: Address, database: str) -> None:
 
 def _check_query(address: Address) -> None:
     query = address.query
-    if query.get("protocol", "2") not in ("2", "3"):
-        raise BadAddress(f"{address.shown!r}: the protocol is 2 or 3, not {query['protocol']!r}")
+    if query.get("protocol", "2") != "2":
+        raise BadAddress(f"{address.shown!r}: protocol must be 2 (RESP2), got {query['protocol']!r}; leave it out")
     for name in query:
         if name.startswith("ssl_") and not address.encrypted:
             raise BadAddress(f"{address.shown!r}: {name} needs TLS, so the scheme must begin with rediss")

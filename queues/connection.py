@@ -71,8 +71,8 @@ def _url(address: Address, socket: Path | None, node: Node | None) -> str:
 
 def _options(parsed: dict[str, Any], timeout: float | None, retry: Retry | AsyncRetry) -> dict[str, Any]:
     """What the URL asks for and what it cannot ask for: a timeout of its own would cut blocking reads."""
-    ours = {"socket_timeout": timeout, "decode_responses": False, "retry": retry}
-    return {"socket_connect_timeout": CONNECT_TIMEOUT, "protocol": 2} | parsed | ours
+    ours = {"socket_timeout": timeout, "decode_responses": False, "protocol": 2, "retry": retry}
+    return {"socket_connect_timeout": CONNECT_TIMEOUT} | parsed | ours
 
 
 def _sentinels(address: Address) -> Sentinels:

@@ -38,7 +38,6 @@ from .connection import (
 )
 from .embedded import EmbeddedServer
 from .errors import NotReplicated, QueueError, Refused, ServerFull, Unavailable
-from .protocol import PlainWire
 from .reader import Reader
 from .replication import Replication, Replicator
 from .scripts import Script, loaded_scripts
@@ -140,8 +139,7 @@ class Gateway:
                 await anyio.to_thread.run_sync(self._embedded.leave)
 
     def _dial(self, node: Node | None) -> Wire:
-        wire = PipelinedWire(wire_connection(self.address, self.socket, node), COMMAND_TIMEOUT)
-        return wire if self.address.protocol == 2 else PlainWire(wire)
+        return PipelinedWire(wire_connection(self.address, self.socket, node), COMMAND_TIMEOUT)
 
     async def _join(self) -> Path | None:
         if self._embedded is None:
@@ -165,7 +163,7 @@ class Gateway:
     # commands
 
     async def command(self, *command: Argument, repeatable: bool = True, node_of: str | None = None) -> Any:
-        """Carry out one command; returns the raw reply, in the shape of protocol 2.
+        """Carry out one command; returns the raw reply.
 
         node_of: in a cluster, a key; the command goes to the node that serves it. For commands that name no key.
         """

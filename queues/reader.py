@@ -15,7 +15,6 @@ from .address import Node
 from .cluster import ClusterWire, Pursuit, slot_of
 from .connection import translated
 from .errors import Unavailable
-from .protocol import plain
 from .wire import Argument
 
 __all__ = ["Reader"]
@@ -66,7 +65,7 @@ class Reader:
         self._over.clear()
         try:
             with translated(self._shown):
-                return plain(command, await self._follow(command))
+                return await self._follow(command)
         except Unavailable:
             await self._disconnect()  # else a server that was demoted would be asked again
             raise

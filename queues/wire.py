@@ -202,8 +202,6 @@ class _Line(asyncio.Protocol):
         was_full = len(unanswered) >= _MOST_UNANSWERED
         try:
             while (reply := next_reply()) is not _NOT_YET:
-                if type(reply) is hiredis.PushNotification:
-                    continue  # of protocol 3, unasked for
                 future = unanswered.popleft()
                 if future.done():
                     continue

@@ -46,10 +46,10 @@ class Sentinels:
             for node in [*self.servers, *self.watchers]:
                 stack.callback(node.stop)
 
-    def url(self, *, query: str = "") -> str:
+    def url(self) -> str:
         """The address that names every sentinel."""
         hosts = ",".join(f"127.0.0.1:{watcher.port}" for watcher in self.watchers)
-        return f"redis+sentinel://{hosts}/{SERVICE}{query}"
+        return f"redis+sentinel://{hosts}/{SERVICE}"
 
     @property
     def primary(self) -> Node:

@@ -36,7 +36,7 @@ def parse(text: str) -> Address:
         "redis://[::1]:6379",
         "unix:///run/redis.sock",
         "unix://user:secret@/run/redis.sock?db=1",
-        "redis://host?protocol=3",
+        "redis://host?protocol=2",
         "rediss://host?ssl_ca_certs=/ca.pem&ssl_cert_reqs=required",
         "redis+cluster://user:secret@one:7000,two,[::1]:7001",
         "redis+cluster://one/0",
@@ -98,7 +98,7 @@ def test_a_relative_directory_is_of_where_one_stands(tmp_path: Path, monkeypatch
         ("redis://host/0?db=x", "database must be a number"),
         ("unix://", "names no socket"),
         ("redis://a:1,b:2", r"write redis\+cluster:// for a Redis Cluster, or redis\+sentinel://.*/service"),
-        ("redis://host?protocol=4", "the protocol is 2 or 3, not '4'"),
+        ("redis://host?protocol=3", r"protocol must be 2 \(RESP2\), got '3'; leave it out"),
         ("redis://host?ssl_ca_certs=/ca.pem", "ssl_ca_certs needs TLS, so the scheme must begin with rediss"),
         ("rediss://host?ssl_cert_reqs=maybe", "none, optional or required, not 'maybe'"),
         ("redis+cluster://host?sentinel_password=x", r"sentinel_password is for redis\+sentinel://"),
@@ -161,12 +161,12 @@ def test_a_password_is_not_shown_in_an_error_either(text: str) -> None:
 
 
 def test_a_cluster_is_known_by_its_nodes() -> None:
-    address = parse("rediss+cluster://user:s3%40cret@one:7000,two,[::1]:7001?ssl_ca_certs=/a%20b.pem&protocol=3")
-    assert (address.clustered, address.encrypted, address.protocol, address.service) == (True, True, 3, None)
+    address = parse("rediss+cluster://user:s3%40cret@one:7000,two,[::1]:7001?ssl_ca_certs=/a%20b.pem&db=0")
+    assert (address.clustered, address.encrypted, address.service) == (True, True, None)
     assert address.nodes == (Node("one", 7000), Node("two", 6379), Node("::1", 7001))
     url = address.url_of(Node("::1", 7001))
-    assert url == "rediss://user:s3%40cret@[::1]:7001/?ssl_ca_certs=%2Fa+b.pem&protocol=3"
-    assert address.shown == ("rediss+cluster://user:***@one:7000,two,[::1]:7001?ssl_ca_certs=/a%20b.pem&protocol=3")
+    assert url == "rediss://user:s3%40cret@[::1]:7001/?ssl_ca_certs=%2Fa+b.pem&db=0"
+    assert address.shown == "rediss+cluster://user:***@one:7000,two,[::1]:7001?ssl_ca_certs=/a%20b.pem&db=0"
 
 
 def test_sentinels_have_credentials_of_their_own() -> None:
@@ -182,7 +182,7 @@ def test_sentinels_have_credentials_of_their_own() -> None:
 def test_one_server_is_not_several() -> None:
     for url in ("redis://host", "unix:///run/redis.sock", "embedded:/data"):
         address = parse(url)
-        assert (address.nodes, address.service, address.clustered, address.protocol) == ((), None, False, 2)
+        assert (address.nodes, address.service, address.clustered) == ((), None, False)
 
 
 def test_the_environment_decides_where_nobody_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -35,11 +35,9 @@ from working import soon
 pytestmark = [pytest.mark.cluster, pytest.mark.integration]
 
 
-@pytest.fixture(params=["", "?protocol=3"])
-async def gateway(
-    request: pytest.FixtureRequest, shared_cluster: Cluster, namespace_name: str
-) -> AsyncIterator[Gateway]:
-    gateway = Gateway(default_address(shared_cluster.url(query=request.param)))
+@pytest.fixture
+async def gateway(shared_cluster: Cluster, namespace_name: str) -> AsyncIterator[Gateway]:
+    gateway = Gateway(default_address(shared_cluster.url()))
     await gateway.open()
     yield gateway
     await gateway.close()

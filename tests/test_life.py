@@ -53,16 +53,12 @@ def guarded(authority: Authority) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize("protocol", [2, 3])
-async def test_a_cluster(shared_cluster: Cluster, namespace_name: str, protocol: int) -> None:
-    await live(
-        Settings(redis_url=shared_cluster.url(query=f"?protocol={protocol}"), namespace=namespace_name, lease=1.0)
-    )
+async def test_a_cluster(shared_cluster: Cluster, namespace_name: str) -> None:
+    await live(Settings(redis_url=shared_cluster.url(), namespace=namespace_name, lease=1.0))
 
 
-@pytest.mark.parametrize("protocol", [2, 3])
-async def test_sentinels(sentinels: Sentinels, namespace_name: str, protocol: int) -> None:
-    await live(Settings(redis_url=sentinels.url(query=f"?protocol={protocol}"), namespace=namespace_name, lease=1.0))
+async def test_sentinels(sentinels: Sentinels, namespace_name: str) -> None:
+    await live(Settings(redis_url=sentinels.url(), namespace=namespace_name, lease=1.0))
 
 
 async def test_databases_behind_sentinels_do_not_see_each_other(sentinels: Sentinels, namespace_name: str) -> None:

@@ -1,4 +1,4 @@
-"""Servers as others run them: TLS with certificates on both sides, users with few rights, databases, RESP3."""
+"""Servers as others run them: TLS with certificates on both sides, users with few rights, databases."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Managed:
     authority: Authority
     query: str
 
-    def url(self, *, user: str = f"worker:{QUOTED}@", database: int = 0, more: str = "") -> str:
-        return f"rediss://{user}localhost:{self.node.port}/{database}?{self.query}{more}"
+    def url(self, *, user: str = f"worker:{QUOTED}@", database: int = 0) -> str:
+        return f"rediss://{user}localhost:{self.node.port}/{database}?{self.query}"
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +72,9 @@ def refused(node: Node) -> list[Any]:
     return [(entry[b"reason"], entry[b"context"], entry[b"object"]) for entry in entries]
 
 
-@pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.usefixtures("worker_user")
-async def test_the_documented_user_can_do_all_that_perdure_does(
-    managed: Managed, namespace_name: str, protocol: int
-) -> None:
-    url = managed.url(more=f"&protocol={protocol}")
-    await live(Settings(redis_url=url, namespace=namespace_name, lease=1.0))
+async def test_the_documented_user_can_do_all_that_perdure_does(managed: Managed, namespace_name: str) -> None:
+    await live(Settings(redis_url=managed.url(), namespace=namespace_name, lease=1.0))
     assert refused(managed.node) == []
 
 

@@ -234,13 +234,6 @@ async def test_a_reply_that_nobody_asked_for_ends_the_connection(server: Server,
     assert server.connections == 2
 
 
-async def test_news_of_protocol_3_is_no_reply(server: Server, wire: PipelinedWire) -> None:
-    future = wire.submit(("A",))
-    await server.heard()
-    server.say(b">2\r\n+invalidate\r\n+x\r\n+a\r\n")
-    assert await asyncio.wait_for(future, BOUND) == b"a"
-
-
 async def test_no_more_go_out_than_may_be_unanswered(
     server: Server, wire: PipelinedWire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
