@@ -22,7 +22,6 @@ from .envelope import (
 from .errors import (
     BadAddress,
     BadKeys,
-    CancelRequested,
     CannotOpen,
     EmbeddedServerError,
     HandOffRefused,
@@ -116,7 +115,6 @@ __all__ = [
     "BadAddress",
     "BadKeys",
     "Beat",
-    "CancelRequested",
     "CannotOpen",
     "ChildInfo",
     "Consumer",

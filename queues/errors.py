@@ -16,7 +16,6 @@ PerdureError                    everything Perdure raises on purpose
 │   │   ├── SealBroken          it was changed, or belongs to another task, step or kind
 │   │   └── NotSealed           it is not sealed, where only sealed data is accepted
 │   ├── LeaseLost               a write was refused because the delivery passed to another worker
-│   ├── CancelRequested         a write was stored, and somebody asked for the task to be cancelled
 │   ├── HandOffRefused          a task that cannot be handed on, or was in a circle
 │   ├── StillRunning            a task that was to be begun afresh has not ended
 │   ├── TaskExists              an id that was asked for is another task's
@@ -39,7 +38,6 @@ from typing import Any
 __all__ = [
     "BadAddress",
     "BadKeys",
-    "CancelRequested",
     "CannotOpen",
     "EmbeddedServerError",
     "HandOffRefused",
@@ -192,14 +190,6 @@ class LeaseLost(QueueError):
         super().__init__(f"task {task_id}: {act} refused, the lease has passed to another worker")
         self.task_id = task_id
         self.act = act
-
-
-class CancelRequested(QueueError):
-    """Somebody asked for the task to be cancelled while it was running."""
-
-    def __init__(self, task_id: str) -> None:
-        super().__init__(f"task {task_id}: cancellation was requested")
-        self.task_id = task_id
 
 
 class StillRunning(QueueError):
