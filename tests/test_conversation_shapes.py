@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from perdure.worker.agent.context import (
     INTERRUPTED,
     MALFORMED,
-    Estimate,
     Layers,
     Prompt,
     assemble,
@@ -354,10 +353,7 @@ def test_what_must_not_be_left_out_and_does_not_fit_is_an_error_that_names_it() 
         assemble(Layers(AgentState(messages=[many])), 1000)
 
 
-def test_the_estimate_counts_what_it_says() -> None:
-    assert Estimate().count("abcd") == 1
-    assert Estimate().count("abcde") == 2
-    assert Estimate().count("日本") == 2
+def test_the_tokens_of_messages_are_those_of_their_texts_and_borders() -> None:
     assert total([user("abcd")]) == 5
     assert (
         total([assistant("", ToolCall(id="1", name="read", arguments={"path": "a"})), result("1", "")])

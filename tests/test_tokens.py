@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from perdure.worker.agent.context import Estimate, Tiktoken, default_counter, tokens
+from perdure.worker.journal import estimated_tokens
 
 SOURCE = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
 
@@ -49,3 +50,8 @@ def test_without_tiktoken_the_estimate_stands_in(cache: Path, monkeypatch: pytes
     assert isinstance(default_counter(), Estimate)
     with pytest.raises(LookupError, match="not installed"):
         Tiktoken()
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("", 0), ("abcd", 1), ("abcde", 2), ("日本", 2), ("ab日", 2)])
+def test_the_estimate_is_a_token_for_four_ascii_characters_and_one_for_every_other(text: str, tokens: int) -> None:
+    assert estimated_tokens(text) == Estimate().count(text) == tokens

@@ -24,7 +24,7 @@ async def handoff(
     task_id: TaskId,
     *,
     budget: Annotated[
-        int, typer.Option(min=1, metavar="TOKENS", help="No longer than so many tokens, of four characters.")
+        int, typer.Option(min=1, metavar="TOKENS", help="No longer than this many tokens (estimated).")
     ] = HANDOFF_TOKENS,
     received: Annotated[bool, typer.Option("--received", help="The one with which another task handed on.")] = False,
     json: AsJson = False,

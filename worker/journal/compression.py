@@ -17,8 +17,12 @@ HANDOFF_TOKENS: Final = 1500
 
 
 def estimated_tokens(text: str) -> int:
-    """An estimate: a token is four characters of English text. Other languages and code have more tokens than that."""
-    return -(-len(text) // 4)
+    """Estimate the tokens of a text: one for four ASCII characters, and one for every other character.
+
+    For most languages that is a little too many.
+    """
+    plain = len(text.encode("ascii", "ignore"))
+    return -(-plain // 4) + len(text) - plain
 
 
 def fitted(
