@@ -21,7 +21,6 @@ from .opening import Keeper, make_store
 from .pruning import Policy
 from .salvage import Salvage
 from .sqlite import SqliteBackend
-from .store import MemoryStore
 
 __all__ = [
     "DECAY",
@@ -37,7 +36,6 @@ __all__ = [
     "InvalidMemory",
     "Keeper",
     "Memory",
-    "MemoryStore",
     "MemoryStoreDamaged",
     "MemoryStoreError",
     "MemoryStoreMissing",

@@ -34,11 +34,15 @@ Names = str | Collection[str] | None
 
 
 class HybridStore:
-    """A `MemoryStore`. clock: seconds since 1970."""
+    """Long-term memories. Open it before use (`async with store:`).
+
+    Where `owner` or `type` filters, None is any and several are any of them; `tags` must all be there.
+    """
 
     def __init__(
         self, backend: Backend, embedder: Embedder | None = None, *, clock: Callable[[], float] = time.time
     ) -> None:
+        """clock: seconds since 1970."""
         self._backend = backend
         self._embedder = embedder
         self._clock = clock
@@ -53,6 +57,7 @@ class HybridStore:
         return None if self._embedder is None else Known(self._embedder.name, self._embedder.dimension)
 
     async def open(self, *, create: bool = True) -> None:
+        """Open the store; with `create`, make it where there is none. Raises `MemoryStoreError`."""
         await self._backend.open(self._known, create=create)
 
     async def open_for_reembedding(self) -> None:
@@ -74,6 +79,11 @@ class HybridStore:
     # remembering
 
     async def add(self, memory: NewMemory, *, owner: str = "", key: str | None = None) -> Memory:
+        """Remember; returns the memory as it is stored.
+
+        One of the same owner and type that says the same (the same wording but for case, spaces and end marks, or a
+        cosine similarity of 0.92) is updated instead. With a key that is known, nothing happens.
+        """
         if key is not None and (known := await self._backend.known(key)) is not None:
             return known  # and nothing is paid for its embedding again
         now = self._clock()
@@ -83,6 +93,10 @@ class HybridStore:
         return await self._backend.add(whole, digest(whole.text), vector, key)
 
     async def restore(self, memories: Sequence[Memory]) -> int:
+        """Store exported memories unchanged, except those that are there already (by id or by wording).
+
+        Returns how many were stored.
+        """
         stored = 0
         for at in range(0, len(memories), _BATCH):
             some = memories[at : at + _BATCH]
@@ -92,9 +106,11 @@ class HybridStore:
         return stored
 
     async def touch(self, ids: Sequence[str], *, owner: Names = None, key: str | None = None) -> int:
+        """Count a use of these memories, so that they stay strong for longer. Returns how many of them there are."""
         return await self._backend.touch(ids, Where.of(owner, None, ()), self._clock(), key)
 
     async def forget(self, ids: Sequence[str], *, owner: Names = None) -> int:
+        """Remove memories for good. Returns how many there were."""
         return await self._backend.forget(ids, Where.of(owner, None, ()))
 
     # finding
@@ -102,6 +118,10 @@ class HybridStore:
     async def search(
         self, query: str, *, owner: Names = None, type: Names = None, tags: Collection[str] = (), limit: int = 10
     ) -> builtins.list[Found]:
+        """Return the memories that fit best, by words and (with an embedder) by meaning, weighed with their strength.
+
+        Changes nothing: `touch` those that were of use.
+        """
         if limit < 1 or not query.strip():
             return []
         where, depth = Where.of(owner, type, tags), max(_LEAST_DEPTH, _DEPTH * limit)
@@ -130,18 +150,21 @@ class HybridStore:
         return found[:limit]
 
     async def get(self, ids: Sequence[str]) -> builtins.list[Memory]:
+        """Return the memories that are there, in the order of the ids."""
         there = await self._backend.get(ids)
         return [there[one] for one in dict.fromkeys(ids) if one in there]
 
     async def list(
         self, *, owner: Names = None, type: Names = None, tags: Collection[str] = (), limit: int = 50
     ) -> builtins.list[Memory]:
+        """Return memories, the newest first."""
         page = await self._backend.page(Where.of(owner, type, tags), limit, newest=True)
         return [memory for _, memory in page]
 
     async def export(
         self, *, owner: Names = None, type: Names = None, tags: Collection[str] = ()
     ) -> AsyncIterator[Memory]:
+        """Yield all memories, in the order in which they were stored."""
         where, after = Where.of(owner, type, tags), 0
         while page := await self._backend.page(where, _PAGE, after=after):
             after = page[-1][0]
@@ -162,6 +185,7 @@ class HybridStore:
         tags: Collection[str] = (),
         dry_run: bool = False,
     ) -> builtins.list[str]:
+        """Remove what the policy says; returns the ids, the weakest first. dry_run: remove nothing."""
         pruning = Pruning(policy, self._clock())
         async for memory in self.export(owner=owner, type=type, tags=tags):
             pruning.look(memory)
@@ -172,6 +196,11 @@ class HybridStore:
         return [one for one, _ in gone]
 
     async def reembed(self) -> AsyncIterator[int]:
+        """Embed all memories that have no vector of the configured embedder, and make it the store's.
+
+        Yields how many were embedded, from time to time. Interrupted, it can be called again to continue; until it has
+        ended, the store belongs to the former embedder.
+        """
         known = self._known
         if known is None:
             raise MemoryStoreUnavailable(self.place, "no embedder is set: name one with PERDURE_EMBEDDER")

@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 class SearchesMemory(Protocol):
-    """A store of what is remembered, such as `MemoryStore`. What it finds is text, or has a `text`, the best first."""
+    """A store of what is remembered, such as `HybridStore`. What it finds is text, or has a `text`, the best first."""
 
     async def search(self, query: str, *, limit: int) -> Sequence[Any]: ...
 
