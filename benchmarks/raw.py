@@ -1,6 +1,9 @@
-"""The raw client of `perdure bench`, on the URL of a server."""
+"""The raw client, on the URL of a server."""
 
 from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
 
 import redis
 from perdure.worker.cli.bench import raw
@@ -12,4 +15,18 @@ class RawClient(raw.RawClient):
     """One connection; a reply is waited for as long as it takes."""
 
     def __init__(self, url: str) -> None:
-        super().__init__(redis.Redis.from_url(url, protocol=2, socket_timeout=None))
+        self._client = redis.Redis.from_url(url, protocol=2, socket_timeout=None)
+        super().__init__(self._client.connection_pool.get_connection())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.connection_pool.disconnect()
+        self._client.close()
+
+    def call(self, *command: str | bytes | int) -> Any:
+        """Carry out one command. Raises `hiredis.ReplyError`."""
+        return self.pipeline([command])[0]

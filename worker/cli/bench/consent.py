@@ -1,4 +1,4 @@
-"""Whether a server may be put under load: it has room for what is sent, nobody is in the way, and somebody agreed."""
+"""Consent to put a server under load, and the checks that it has memory left and serves nobody else."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _BUSY = 1_000
 """Commands per second that others send; more than a person at a prompt, less than a service in use."""
 
 _LOOK = 0.25
-"""Seconds for which others are watched."""
+"""Seconds for which the commands of others are counted."""
 
 _PER_TASK = 4_096
-"""Bytes that a task without payload may take while the others of its measure are there too: a generous bound."""
+"""Bytes that a task without payload may take: a generous bound."""
 
 
 def ask(address: Address, agreed: bool) -> None:
-    """Say that load comes, and have somebody agree where the server is another machine. Raises `Misuse`, `Abort`."""
+    """Announce the load, and ask for consent where the server is another machine. Raises `Misuse`, `Abort`."""
     notice = f"this puts {address.shown} under load for about 20 seconds"
     if agreed or address.embedded or _is_local(address):
         tell(notice)
     elif sys.stdin.isatty():
-        typer.confirm(f"perdure: {notice}. Go on?", abort=True, err=True)
+        typer.confirm(f"perdure: {notice}. Continue?", abort=True, err=True)
     else:
-        raise Misuse(f"{notice}: say --yes if nobody minds")
+        raise Misuse(f"{notice}: add --yes to agree")
 
 
 def _is_local(address: Address) -> bool:
@@ -44,9 +44,9 @@ def _is_local(address: Address) -> bool:
 
 
 async def check_room(gateway: Gateway, key: str, tasks: int, payload: int, agreed: bool) -> None:
-    """Raise `Failed` where the server has too little memory left, or is at work for others and nobody agreed.
+    """Raise `Failed` if the server has too little memory left, or is busy with others' commands without consent.
 
-    key: that the tasks will be in; of a cluster, its node is meant.
+    key: of the tasks; in a cluster, its node is checked.
     """
     try:
         before = await _info(gateway, key)
@@ -54,18 +54,17 @@ async def check_room(gateway: Gateway, key: str, tasks: int, payload: int, agree
         info = await _info(gateway, key)
     except Refused:
         return  # a managed server may hide it
-    needed = tasks * (_PER_TASK + payload)
-    limit, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
-    free = limit - used
+    limit, needed = int(info.get("maxmemory", 0)), tasks * (_PER_TASK + payload)
+    free = max(0, limit - int(info.get("used_memory", 0)))
     if limit and free < needed:
         raise Failed(
-            f"the server has {max(0, free) / 1e6:.0f} MB free of its maxmemory, and {tasks} tasks of {payload} bytes "
+            f"the server has {free / 1e6:.0f} MB free of its maxmemory, and {tasks} tasks of {payload} bytes "
             f"may take {needed / 1e6:.0f} MB: ask for less with --tasks or --payload"
         )
     others = (int(info["total_commands_processed"]) - int(before["total_commands_processed"])) / _LOOK
     if others > _BUSY and not agreed:
         raise Failed(
-            f"the server carries out {others:,.0f} commands a second for others: say --yes to measure all the same"
+            f"the server executes {others:,.0f} commands a second for others: add --yes to measure all the same"
         )
 
 

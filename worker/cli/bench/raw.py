@@ -1,51 +1,38 @@
-"""The raw client: hiredis on one connection, and nothing in between."""
+"""The raw client: hiredis on one connection of redis-py, which only connects."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
 
 import hiredis
 import redis
+from redis.crc import key_slot
 
-__all__ = ["RawClient"]
+from ....queues import Gateway, Refused
+from ....queues.cluster.topology import learn
+from ....queues.connection import COMMAND_TIMEOUT, sync_client, translated
+
+__all__ = ["Command", "RawClient", "raw_client"]
 
 Command = tuple[str | bytes | int, ...]
 
-_CHUNK = 65_536
-
 
 class RawClient:
-    """Commands and their replies as they are. redis-py only connects: it knows URLs, TLS and passwords."""
+    """Commands and their replies, unchanged."""
 
-    def __init__(self, client: redis.Redis) -> None:
-        """client: is this one's from now on; it gives an address and credentials, and protocol 2 is spoken."""
-        client.connection_pool.connection_kwargs["protocol"] = 2
-        self._client = client
-        self._connection = client.connection_pool.get_connection()
-        self._socket: Any = self._connection._sock  # it has no public name; all else in redis-py costs time
+    def __init__(self, connection: redis.Connection) -> None:
+        """connection: must be connected and speak RESP2."""
+        self._socket: Any = connection._sock  # it has no public name; all else in redis-py costs time
         self._reader = hiredis.Reader()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._connection.disconnect()
-        self._client.close()
-
-    def call(self, *command: str | bytes | int) -> Any:
-        """Carry out one command. Raises `hiredis.ReplyError`."""
-        return self.pipeline([command])[0]
 
     def pipeline(self, commands: Sequence[Command]) -> list[Any]:
         """Carry out commands in one round trip. Raises `hiredis.ReplyError` where one was refused."""
-        self._socket.sendall(b"".join([_pack(command) for command in commands]))
+        self._socket.sendall(b"".join([hiredis.pack_command(command) for command in commands]))  # type: ignore[arg-type]  # its stub says: a tuple of one
         replies: list[Any] = []
         while len(replies) < len(commands):
-            received = self._socket.recv(_CHUNK)
+            received = self._socket.recv(65_536)
             if not received:
                 raise ConnectionError("the server has closed the connection")
             self._reader.feed(received)
@@ -56,6 +43,15 @@ class RawClient:
         return replies
 
 
-def _pack(command: Command) -> bytes:
-    packed: bytes = hiredis.pack_command(command)  # type: ignore[arg-type]  # its stub says: a tuple of one
-    return packed
+@contextmanager
+def raw_client(gateway: Gateway, key: str) -> Iterator[RawClient]:
+    """Connect to the server, in a cluster to the node that serves the key. Raises `Unavailable`, `Refused`."""
+    address, node = gateway.address, None
+    with translated(address.shown):
+        if address.clustered:
+            node = learn(address, address.nodes, timeout=COMMAND_TIMEOUT).serving(key_slot(key.encode()))
+        with closing(sync_client(address, gateway.socket, node=node)) as client:
+            try:
+                yield RawClient(client.connection_pool.get_connection())
+            except hiredis.HiredisError as error:
+                raise Refused(f"{address.shown} refused a command of the raw client: {error}") from error
