@@ -3,7 +3,7 @@
 from .address import Address
 from .beat import Beat
 from .checkpoint import Entry, History, Kind, last_step, load_history, note_alive, recorded_steps, write_entries
-from .consumer import Consumer, Taken
+from .consumer import Consumer
 from .coverage import Coverage
 from .crashes import CrashReport, report_crash
 from .deployment import deployment_id
@@ -23,9 +23,7 @@ from .errors import (
     BadAddress,
     BadKeys,
     CannotOpen,
-    EmbeddedServerError,
     HandOffRefused,
-    InboxError,
     InboxFull,
     KeyMissing,
     LeaseLost,
@@ -49,13 +47,12 @@ from .errors import (
     UnreadableMessage,
 )
 from .events import TaskEvent, read_events, read_last_events, walk_events
-from .forking import Origin, read_origin, recorded_results, store_fork
+from .forking import read_origin, recorded_results, store_fork
 from .form import Form
 from .gateway import Gateway, Reader
 from .handing import MOST_HAND_OFFS, Successor, hand_on
 from .handle import TaskHandle
 from .inbox import (
-    MOST_MESSAGES,
     InboxMessage,
     Sent,
     drop_message,
@@ -68,15 +65,15 @@ from .inspection import QueueStats, find_task, list_queues, list_tasks, queue_pa
 from .keys import Namespace, Partition, check_name
 from .leases import Delivery, Leases
 from .marks import Marks, hide, keep_hidden, marked_values, read_marks
-from .place import default_address, default_data_dir, default_namespace, default_sealer
+from .place import default_address, default_data_dir, default_namespace
 from .presence import WorkerInfo, announce, list_workers, present_workers, withdraw
 from .producer import Key, Producer, key_of, map_each
-from .reading import OneConnection, Reading, read_partitions
+from .reading import OneConnection, read_partitions
 from .records import Record, State, opened_error, pairs, plain_data, read_record, shown_arguments
 from .redaction import Redaction
 from .replication import Replicated, Replication
-from .rerouting import close_former, load_route, load_routes, retire_generation, set_partitions
-from .revealing import SECRET, has_secret, reveal, shows_mask
+from .rerouting import close_former, load_route, retire_generation, set_partitions
+from .revealing import has_secret, reveal, shows_mask
 from .routes import MOST_PARTITIONS, Generation, Route, spread
 from .saved import saved_fields, saved_fields_of_all
 from .scripts import Script, load_script
@@ -95,7 +92,7 @@ from .supervision import (
     supervise,
     withdraw_supervisor,
 )
-from .suspects import Suspect, acquit, set_aside, take_suspect
+from .suspects import acquit, set_aside, take_suspect
 from .trail import Trail, read_trail
 from .turns import take_turns
 
@@ -106,11 +103,9 @@ __all__ = [
     "LONGEST",
     "MARK",
     "MOST_HAND_OFFS",
-    "MOST_MESSAGES",
     "MOST_PARTITIONS",
     "NO_KEYS",
     "NO_SEAL",
-    "SECRET",
     "Address",
     "BadAddress",
     "BadKeys",
@@ -122,7 +117,6 @@ __all__ = [
     "Coverage",
     "CrashReport",
     "Delivery",
-    "EmbeddedServerError",
     "Entry",
     "Envelope",
     "Form",
@@ -130,7 +124,6 @@ __all__ = [
     "Generation",
     "HandOffRefused",
     "History",
-    "InboxError",
     "InboxFull",
     "InboxMessage",
     "Key",
@@ -145,7 +138,6 @@ __all__ = [
     "NotSealed",
     "OneConnection",
     "Options",
-    "Origin",
     "Partition",
     "PayloadTooLarge",
     "PerdureError",
@@ -153,7 +145,6 @@ __all__ = [
     "QueueError",
     "QueueStats",
     "Reader",
-    "Reading",
     "Record",
     "Redaction",
     "Refused",
@@ -171,8 +162,6 @@ __all__ = [
     "Successor",
     "SupervisorInfo",
     "SupervisorState",
-    "Suspect",
-    "Taken",
     "TaskCancelled",
     "TaskEnded",
     "TaskEvent",
@@ -198,7 +187,6 @@ __all__ = [
     "default_address",
     "default_data_dir",
     "default_namespace",
-    "default_sealer",
     "deployment_id",
     "drop_message",
     "encode_arguments",
@@ -219,7 +207,6 @@ __all__ = [
     "list_workers",
     "load_history",
     "load_route",
-    "load_routes",
     "load_script",
     "make_sealer",
     "map_each",

@@ -4,6 +4,6 @@ from .agent import Agent, S
 from .coherence import Coherence
 from .form import StateForm, problem_of
 from .handler import make_handler
-from .session import Session, session_of
+from .session import session_of
 
-__all__ = ["Agent", "Coherence", "S", "Session", "StateForm", "make_handler", "problem_of", "session_of"]
+__all__ = ["Agent", "Coherence", "S", "StateForm", "make_handler", "problem_of", "session_of"]

@@ -5,14 +5,12 @@ from .links import Link, all_links, field_of, task_links
 from .names import check_artifact_name
 from .opening import open_store
 from .source import Data
-from .store import ArtifactStore, Kept, Stored
+from .store import ArtifactStore
 
 __all__ = [
     "ArtifactStore",
     "Data",
-    "Kept",
     "Link",
-    "Stored",
     "all_links",
     "check_artifact_name",
     "field_of",

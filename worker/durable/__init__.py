@@ -3,7 +3,7 @@
 from .codec import Codec, codec_of
 from .context import Context
 from .ending import Ending, Parked
-from .handing import HANDING, Receiver, successor_of
+from .handing import successor_of
 from .keeping import Artifacts, artifact_store
 from .keys import forgotten
 from .patience import until_available
@@ -14,7 +14,6 @@ from .threads import Threads
 
 __all__ = [
     "CURRENT_RUN",
-    "HANDING",
     "Artifacts",
     "Codec",
     "Context",
@@ -22,7 +21,6 @@ __all__ = [
     "Ending",
     "Happened",
     "Parked",
-    "Receiver",
     "Remembering",
     "Run",
     "Step",

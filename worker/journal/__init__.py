@@ -7,9 +7,9 @@ from .delta import BadPatch, Patch, apply, diff
 from .drafting import build_handoff, handoff_of, state_after
 from .editing import BadEdit
 from .events import Event
-from .forking import Fork, Point, fork
+from .forking import Point, fork
 from .handoff import HANDOFF, Handoff
-from .history import Past, check_state, read_snapshot, state_at, walk_states
+from .history import Past, check_state, read_snapshot, state_at
 from .messages import Message, Role, ToolCall
 from .reading import Foreign, Unreadable, parse_event, register_event
 from .redacting import redacted
@@ -34,7 +34,6 @@ __all__ = [
     "Ephemeral",
     "Event",
     "Foreign",
-    "Fork",
     "Handoff",
     "Message",
     "Past",
@@ -68,5 +67,4 @@ __all__ = [
     "register_event",
     "state_after",
     "state_at",
-    "walk_states",
 ]
