@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, Final
 
 import hiredis
 import redis
@@ -92,8 +92,6 @@ def _agent(app: App, scene: Scene) -> Any:
     each, rest = divmod(scene.calls - min(INTO_A_STEP, scene.calls // 2), STEPS - 1)
 
     class Reader(Agent[AgentState]):
-        scene_: ClassVar[Scene] = scene
-
         async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
             return [PlanStep(key=f"chapter-{number}", title=f"read chapter {number}") for number in range(STEPS)]
 

@@ -101,10 +101,10 @@ class Consumer:
         group starts at id 0, so nothing sent before is missed.
         """
         wanted = self.partitions if partitions is None else partitions
-        await asyncio.gather(*(self._create_group(one, stream) for one in wanted for stream in (one.ready, one.nudge)))
+        await asyncio.gather(*(self._create_group(stream) for one in wanted for stream in (one.ready, one.nudge)))
         self._joined |= dict.fromkeys(wanted)
 
-    async def _create_group(self, partition: Partition, stream: str) -> None:
+    async def _create_group(self, stream: str) -> None:
         try:
             await self._gateway.command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
         except Refused as error:

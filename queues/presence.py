@@ -101,20 +101,16 @@ def total_rates(workers: Iterable[WorkerInfo]) -> dict[str, float]:
     return dict(rates)
 
 
-def _text(value: object) -> str:
-    return str(value)
-
-
 _FIELDS: Final[Mapping[str, tuple[Callable[[Any], str | bytes], Callable[[bytes], Any]]]] = {
-    "app": (_text, bytes.decode),
-    "host": (_text, bytes.decode),
-    "pid": (_text, int),
-    "version": (_text, bytes.decode),
+    "app": (str, bytes.decode),
+    "host": (str, bytes.decode),
+    "pid": (str, int),
+    "version": (str, bytes.decode),
     "queues": (orjson.dumps, orjson.loads),
-    "concurrency": (_text, int),
-    "in_flight": (_text, int),
+    "concurrency": (str, int),
+    "in_flight": (str, int),
     "rates": (orjson.dumps, orjson.loads),
-    "interval": (_text, float),
+    "interval": (str, float),
     "health": (orjson.dumps, orjson.loads),
 }
 """How a field is written into the hash, and read."""

@@ -54,7 +54,7 @@ class Bench:
             Tape.make(folder / "tape", tasks)
             variables = {f"BENCH_{key.upper()}": str(value) for key, value in told.items() if value is not None}
             variables |= {"BENCH_TAPE": str(folder / "tape"), **peer.extra}
-            with _store(peer, folder, database) as store:
+            with _store(peer, database) as store:
                 yield cls(peer, folder, environment_of(peer.environment, variables | store))
 
     @property
@@ -86,7 +86,7 @@ class Bench:
 
 
 @contextmanager
-def _store(peer: Peer, folder: Path, database: Postgres | None) -> Iterator[dict[str, str]]:
+def _store(peer: Peer, database: Postgres | None) -> Iterator[dict[str, str]]:
     """The variables that tell where a peer keeps its data."""
     if peer.store == "sqlite":
         data = Path(__file__).parents[2] / ".perdure"

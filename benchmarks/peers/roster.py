@@ -235,8 +235,6 @@ QUEUES: Sequence[Peer] = (
     ),
 )
 
-_CALLED = "in the process that calls it; it has no worker to kill"
-
 STEPS: Sequence[Peer] = (
     PERDURE,
     PERDURE_FSYNC,

@@ -95,10 +95,9 @@ def _wait_for_redis(server: subprocess.Popen[bytes], url: str, log: Path) -> Non
 class Postgres:
     """A private cluster with its default settings, reached over loopback."""
 
-    def __init__(self, programs: Path, port: int, owner: str | None) -> None:
+    def __init__(self, programs: Path, port: int) -> None:
         self._programs = programs
         self._port = port
-        self._owner = owner
 
     def create(self, database: str) -> str:
         """A new database; returns its URL."""
@@ -143,7 +142,7 @@ def postgres() -> Iterator[Postgres]:
         log = Path(folder, "postgres.log")
         _run([programs / "pg_ctl", "-D", data, "-w", "-l", log, "-o", options, "start"], owner, folder)
         try:
-            yield Postgres(programs, port, owner)
+            yield Postgres(programs, port)
         finally:
             _run([programs / "pg_ctl", "-D", data, "-w", "-m", "immediate", "stop"], owner, folder)
 

@@ -44,7 +44,7 @@ def overview(lines: Sequence[Data], data: Data) -> list[str]:
     keys = [key for key in names if any((line["key"], key) in cells for line in lines)]
     found = [row("Perdure is", *(line["title"] for line in lines)), rule("l", *("r" for _ in lines))]
     for key in keys:
-        ratios = [_times(cells[line["key"], key], names) if (line["key"], key) in cells else "-" for line in lines]
+        ratios = [_times(cells[line["key"], key]) if (line["key"], key) in cells else "-" for line in lines]
         if any(ratio != "-" for ratio in ratios):
             found.append(row(f"beside {names[key]}", *ratios))
     return [*found, ""]
@@ -65,14 +65,14 @@ def cell_table(line: Data, data: Data, promises: Sequence[str]) -> list[str]:
             row(
                 names[cell["peer"]],
                 figure,
-                _times(cell, names),
+                _times(cell),
                 *(guarantee[promise] for promise in promises),
             )
         )
     return [*found, ""]
 
 
-def _times(cell: Data, names: dict[str, str]) -> str:
+def _times(cell: Data) -> str:
     if cell["times"] is None or cell["peer"] == cell["beside"]:
         return "-"
     if cell["beside"] == "perdure":

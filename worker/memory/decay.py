@@ -7,13 +7,10 @@ from typing import Final
 
 from .memory import Memory
 
-__all__ = ["DECAY", "HALF_LIFE", "strength"]
+__all__ = ["strength"]
 
-DECAY: Final = 0.01
-"""Per day since it was last used."""
-
-HALF_LIFE: Final = math.log(2) / DECAY
-"""Days: 69.3."""
+_DECAY: Final = 0.01
+"""Per day since it was last used: half the strength is left after 69.3 days."""
 
 _GAIN: Final = 0.1
 _DAY: Final = 86_400.0
@@ -25,4 +22,4 @@ def strength(memory: Memory, now: float) -> float:
     A clock that went back makes nothing stronger.
     """
     days = max(0.0, now - memory.accessed) / _DAY
-    return memory.importance * (1 + _GAIN * math.log1p(memory.accesses)) * math.exp(-DECAY * days)
+    return memory.importance * (1 + _GAIN * math.log1p(memory.accesses)) * math.exp(-_DECAY * days)

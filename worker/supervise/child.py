@@ -19,8 +19,8 @@ from .line import Line
 
 __all__ = ["Child", "OnSaid", "how_it_ended"]
 
-OnSaid = Callable[["Child", str, Mapping[str, Any]], None]
-"""Hears a word of a child, and what it told besides."""
+OnSaid = Callable[["Child", str], None]
+"""Called with each event of a child."""
 
 _LAST_WORDS: Final = 2.0
 """Seconds that a stalled child has to write its stacks to the log."""
@@ -186,7 +186,7 @@ class Child:
     def _hear(self, what: str, told: dict[str, Any]) -> None:
         with suppress(TypeError, ValueError):  # of another version, or not Perdure's word at all
             self._take(what, told)
-            self._on_said(self, what, told)
+            self._on_said(self, what)
 
     def _take(self, what: str, told: dict[str, Any]) -> None:
         match what:

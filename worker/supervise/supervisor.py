@@ -132,7 +132,7 @@ class Supervisor:
 
     # what children say, and their end
 
-    def _hear(self, child: Child, what: str, told: Mapping[str, Any]) -> None:
+    def _hear(self, child: Child, what: str) -> None:
         if what == "loaded" and self._company is not None:
             child.work()
         elif what == "replace" and self._company is not None:
