@@ -106,10 +106,6 @@ class Partition:
         """Pattern of every record, step hash and log of this partition, for SCAN."""
         return self._task.replace("[", "\\[") + "*"
 
-    def task_id(self, record: str) -> str:
-        """The id in a record's key; of a steps or log key, the id with that suffix."""
-        return record.removeprefix(self._task)
-
 
 @dataclass(frozen=True, slots=True)
 class Namespace:

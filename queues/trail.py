@@ -22,8 +22,7 @@ LATEST_EVENTS: Final = 200
 class Trail:
     """events: the latest, the oldest of them first, none from before a fresh start. number: of the last event that a
     run wrote. done, intents: keys of steps. saved: what is saved under names that begin with `#`, opened; what cannot
-    be opened is not there. now: milliseconds of Redis' clock. step: the one that a worker noted last. unread: messages
-    in the inbox.
+    be opened is not there. now: milliseconds of Redis' clock. unread: messages in the inbox.
     """
 
     events: tuple[TaskEvent, ...]
@@ -32,17 +31,16 @@ class Trail:
     intents: frozenset[str]
     saved: Mapping[str, bytes]
     now: int
-    step: str | None
     unread: int
 
 
 async def read_trail(gateway: Gateway, partition: Partition, task_id: str, limit: int = LATEST_EVENTS) -> Trail:
     """Read a task's trail, in two round trips; it may be running meanwhile."""
     record, steps, log = partition.record(task_id), partition.steps(task_id), partition.log(task_id)
-    names, (number, step, mail, used), entries, time = await gateway.pipeline(
+    names, (number, mail, used), entries, time = await gateway.pipeline(
         [
             ("HKEYS", steps),
-            ("HMGET", record, "events", "step", "mail", "used"),
+            ("HMGET", record, "events", "mail", "used"),
             ("XREVRANGE", log, "+", "-", "COUNT", limit),
             ("TIME",),
         ],
@@ -67,6 +65,5 @@ async def read_trail(gateway: Gateway, partition: Partition, task_id: str, limit
         intents=frozenset(name.decode().removeprefix("i:") for name in names if name.startswith(b"i:")),
         saved=saved,
         now=int(time[0]) * 1000 + int(time[1]) // 1000,
-        step=None if step is None else step.decode("utf-8", "replace"),
         unread=max(0, int(mail or 0) - int(used or 0)),
     )

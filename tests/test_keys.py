@@ -79,12 +79,6 @@ def test_no_two_tasks_share_a_key(tasks: list[tuple[str, str, int, str]]) -> Non
         seen |= keys
 
 
-@given(NAMES, NAMES, NAMES)
-def test_an_id_is_found_again_in_its_record(namespace: str, queue: str, task_id: str) -> None:
-    partition = Namespace(namespace).partition(queue)
-    assert partition.task_id(partition.record(task_id)) == task_id
-
-
 def test_a_partition_is_known_by_where_it_is() -> None:
     one, same, other = Namespace().partition("mail"), Namespace().partition("mail"), Namespace().partition("mail", 1)
     assert one == same
