@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +26,10 @@ _ADDED, _READ = 500, 100
 """Messages that the raw client adds and reads in one round trip."""
 
 _PICK_UPS: Final = 300
+_PICK_UP_TIME: Final = 3.0
+"""Seconds after which no more latencies are taken: a far server gets fewer of them."""
+
+_ENDED_WITHIN: Final = 60.0
 
 app = App("bench")
 
@@ -113,7 +117,7 @@ async def _steps(count: int) -> float:
     handles = await walk.enqueue_many({"steps": each} for _ in range(_AT_ONCE))
     async with Worker(app, concurrency=_AT_ONCE) as worker:
         await worker.run(burst=True)
-    spans = [await handle.result() for handle in handles]
+    spans = [await handle.result(timeout=_ENDED_WITHIN) for handle in handles]
     return each * _AT_ONCE / (max(end for _, end in spans) - min(begin for begin, _ in spans))
 
 
@@ -123,10 +127,10 @@ async def _latencies() -> list[float]:
     async with Worker(app, concurrency=_AT_ONCE) as worker:
         running = asyncio.create_task(worker.run())
         try:
-            for _ in range(_PICK_UPS):
+            for _ in _repeated():
                 sent = time.perf_counter()
                 handle = await pick_up.enqueue()
-                found.append(await handle.result() - sent)
+                found.append(await handle.result(timeout=_ENDED_WITHIN) - sent)
         finally:
             worker.stop()
             await running
@@ -151,8 +155,14 @@ def _limits(client: RawClient, raw: Partition, data: str, count: int) -> tuple[f
             for some in _split(ids, _AT_ONCE)
         ),
     )
-    trips = _timed(client, ([("XADD", stream, "*", *fields), read] for _ in range(_PICK_UPS)))
+    trips = _timed(client, ([("XADD", stream, "*", *fields), read] for _ in _repeated()))
     return count / sum(adds), count / sum(reads), count / sum(records), trips
+
+
+def _repeated() -> Iterator[int]:
+    """Count latencies: up to `_PICK_UPS`, for `_PICK_UP_TIME`, but at least two."""
+    until = time.perf_counter() + _PICK_UP_TIME
+    return (number for number in range(_PICK_UPS) if number < 2 or time.perf_counter() < until)
 
 
 def _timed(client: RawClient, trips: Iterable[list[Command]]) -> list[float]:
