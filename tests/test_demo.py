@@ -1,4 +1,4 @@
-"""`perdure demo` as a person calls it: real workers, real kills, a real server, and nothing left behind."""
+"""`perdure demo` as a user calls it: real workers, real kills, a real server, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ import psutil
 import pytest
 import redis
 from perdure.worker.cli import main
-from perdure.worker.cli.demo.replicas import ReplicaEnded, Replicas
+from perdure.worker.cli.demo.processes import WorkerProcesses
+from perdure.worker.cli.failures import Failed
 
 FILES = 60
 KILLS = 2
-STEPS = FILES + 2
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
@@ -65,53 +65,49 @@ def scene() -> Iterator[Scene]:
         yield Scene(Path(folder), uuid.uuid4().hex)
 
 
-def figures(told: dict[str, Any]) -> dict[str, Any]:
-    return {claim["id"]: claim["figure"] for claim in told["evidence"]}
-
-
-def check(told: dict[str, Any], report: Path) -> None:
-    """That the figures fit each other, whatever the verdicts say."""
-    counted = figures(told)
-    assert told["holds"] is True
-    assert all(claim["holds"] for claim in told["evidence"])
-    assert counted["killed_at_work"] == counted["deliveries_lost"] == len(told["kills"]) == KILLS
-    assert counted["steps_recorded"] == STEPS
-    assert counted["recorded_twice"] == 0
-    assert counted["steps_run"] == STEPS + counted["steps_run_twice"]
-    assert counted["steps_run_twice"] <= KILLS
-    assert counted["seconds_to_resume"] == max(kill["seconds"] for kill in told["kills"])
-    assert counted["report"] == counted["published"] == told["sha256"] == told["undisturbed_sha256"]
-    assert told["sha256"] == sha256(report.read_bytes()).hexdigest()
-    assert told["dead_letter"]["reason"] == "attempts_exhausted"
-    assert told["dead_letter"]["error"] == "FileNotFoundError"
-    assert told["dead_letter"]["kept"] == ["checksum", "contents"]
-    for kill in told["kills"]:
-        assert kill["by"] != kill["worker"]
+def check(output: dict[str, Any], report: Path) -> None:
+    """Check that the figures agree with each other, whatever the verdicts are."""
+    counted = {claim["id"]: claim["counted"] for claim in output["evidence"]}
+    kept = output["dead_letter"]["kept"]
+    assert output["holds"] is True
+    assert all(claim["holds"] for claim in output["evidence"])
+    assert counted["killed"] == counted["crashes"] == len(output["kills"]) == KILLS
+    assert counted["completed"] == FILES + 2
+    assert counted["completed_twice"] == counted["kept_repeated"] == counted["letters"] == 0
+    assert 0 <= counted["repeated"] <= KILLS
+    assert counted["takeover"] == max(kill["seconds"] for kill in output["kills"])
+    assert counted["report"] == counted["published"] == sha256(report.read_bytes()).hexdigest()
+    assert report.read_text().count("\n") == FILES + 2
+    assert (output["dead_letter"]["reason"], counted["attempts"]) == ("attempts_exhausted", 3)
+    assert (output["dead_letter"]["error"], kept) == ("FileNotFoundError", ["checksum"])
+    for kill in output["kills"]:
+        assert kill["resumed_by"] != kill["killed"]
         assert kill["seconds"] > 0
 
 
-def test_the_whole_story(scene: Scene, tmp_path: Path) -> None:
-    report = tmp_path / "report.md"
+def test_a_run_ends_with_sound_evidence_and_leaves_only_the_report(scene: Scene, tmp_path: Path) -> None:
+    report = tmp_path / "report.txt"
     process = scene.start("--json", "--files", str(FILES), "--kills", str(KILLS), "--output", str(report))
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err + out
     check(json.loads(out), report)
+    assert err.count("perdure: killed worker ") == KILLS
     assert scene.left_behind() == []
 
 
-def test_on_a_server_that_is_there_it_removes_its_keys_and_no_others(
+def test_on_a_given_server_it_removes_its_keys_and_no_others(
     scene: Scene, redis_url: str, namespace_name: str, tmp_path: Path
 ) -> None:
     client = redis.Redis.from_url(redis_url)
     client.set(f"{{{namespace_name}}}:mine", 1, ex=300)
     before = set(client.keys("*"))
     process = scene.start(
-        *("--json", "--files", str(FILES), "--kills", str(KILLS), "--output", str(tmp_path / "report.md")),
+        *("--json", "--files", str(FILES), "--kills", str(KILLS), "--output", str(tmp_path / "report.txt")),
         *("--redis-url", redis_url),
     )
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err + out
-    check(json.loads(out), tmp_path / "report.md")
+    check(json.loads(out), tmp_path / "report.txt")
     assert set(client.keys("*")) <= before
     assert client.get(f"{{{namespace_name}}}:mine") == b"1"
     client.close()
@@ -120,11 +116,11 @@ def test_on_a_server_that_is_there_it_removes_its_keys_and_no_others(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_cleans_up(scene: Scene, tmp_path: Path, number: signal.Signals) -> None:
-    report = tmp_path / "report.md"
+    report = tmp_path / "report.txt"
     process = scene.start("--output", str(report))
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith("killed worker"):
+        if line.startswith("perdure: killed worker"):
             break
     process.send_signal(number)
     out, err = process.communicate(timeout=30)
@@ -139,7 +135,7 @@ def test_killed_it_takes_its_workers_and_its_server_along(scene: Scene) -> None:
     process = scene.start()
     assert process.stderr is not None
     for line in process.stderr:
-        if line.startswith("killed worker"):
+        if line.startswith("perdure: killed worker"):
             break
     process.kill()
     process.communicate(timeout=30)
@@ -150,51 +146,55 @@ def test_killed_it_takes_its_workers_and_its_server_along(scene: Scene) -> None:
     pytest.fail(f"still there: {scene.left_behind()}")
 
 
-async def test_a_worker_that_ends_by_itself_is_noticed_with_what_it_said(tmp_path: Path) -> None:
-    replicas = Replicas(os.environ | {"PERDURE_LEASE": "never"}, tmp_path / "log")
-    pid = replicas.start()
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - nothing else runs in this loop
-    with pytest.raises(ReplicaEnded, match=rf"worker {pid} ended by itself with status 1;.*PERDURE_LEASE"):
-        replicas.check()
-    await replicas.stop()
-    assert replicas.pids == []
+def test_a_worker_that_exits_by_itself_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
+    workers = WorkerProcesses(os.environ | {"PERDURE_LEASE": "never"}, tmp_path / "log")
+    pid = workers.start()
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(Failed, match=rf"worker {pid} exited by itself with status 1;.*PERDURE_LEASE"):
+        workers.check()
+    workers.kill_all()
+    assert workers.pids == []
 
 
 class TestRefusals:
-    """What cannot be meant is one line, and nothing is started."""
+    """An impossible request is answered in one line, and nothing is started."""
 
-    def refused(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-        with pytest.raises(SystemExit) as left:
-            main(["demo", *arguments])
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert said.err.startswith("perdure: ")
-        assert said.err.count("\n") == 1
-        return int(left.value.code or 0), said.err
-
-    def test_a_folder_that_is_not_there(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        code, said = self.refused(capsys, str(tmp_path / "nowhere"))
+    @pytest.mark.parametrize("folder", ["missing", "file"])
+    def test_a_folder_that_does_not_exist(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, folder: str
+    ) -> None:
+        (tmp_path / "file").touch()
+        code, error = self.refused(capsys, str(tmp_path / folder))
         assert code == 1
-        assert "does not exist" in said
+        assert "FOLDER must be a readable folder" in error
 
-    def test_a_folder_without_python_files(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        code, said = self.refused(capsys, str(tmp_path))
+    def test_a_folder_without_files(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        code, error = self.refused(capsys, str(tmp_path))
         assert code == 1
-        assert "holds no Python files" in said
+        assert "FOLDER must hold files" in error
 
-    def test_more_kills_than_there_is_room_for(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def test_more_kills_than_the_files_allow(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (tmp_path / "one.py").touch()
-        code, said = self.refused(capsys, str(tmp_path), "--kills", "2")
+        code, error = self.refused(capsys, str(tmp_path), "--kills", "2")
         assert code == 2
-        assert "ask for 1 or fewer" in said
+        assert "--kills must be 1 or less for 1 files, got 2" in error
 
     @pytest.mark.parametrize("options", [("--kills", "0"), ("--files", "0"), ("--kills", "many")])
-    def test_numbers_that_make_no_sense(self, capsys: pytest.CaptureFixture[str], options: tuple[str, str]) -> None:
-        code, said = self.refused(capsys, *options)
+    def test_invalid_numbers(self, capsys: pytest.CaptureFixture[str], options: tuple[str, str]) -> None:
+        code, error = self.refused(capsys, *options)
         assert code == 2
-        assert options[0] in said
+        assert options[0] in error
 
-    def test_a_report_where_none_can_be(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        code, said = self.refused(capsys, "--output", str(tmp_path / "nowhere" / "report.md"))
+    def test_a_report_in_a_missing_folder(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        code, error = self.refused(capsys, "--output", str(tmp_path / "missing" / "report.txt"))
         assert code == 1
-        assert "cannot be put" in said
+        assert "--output must be a writable file" in error
+
+    def refused(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as exited:
+            main(["demo", *arguments])
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.startswith("perdure: ")
+        assert printed.err.count("\n") == 1
+        return int(exited.value.code or 0), printed.err

@@ -1,177 +1,161 @@
-"""The demo's evidence: counted from what a run left behind, and false where the run did not do what is claimed."""
+"""Claims of the demo: each is counted from what the run left behind, and fails if that does not support it."""
 
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from perdure.deadletter import DeadLetter, Reason
-from perdure.queues import Namespace, TaskEvent
+from perdure.queues import Namespace
 from perdure.worker.cli import main
-from perdure.worker.cli.connection import Place
-from perdure.worker.cli.demo import command, evidence
-from perdure.worker.cli.demo.app import AuditResult
-from perdure.worker.cli.demo.journal import Journal, Line
-from perdure.worker.cli.demo.killer import draw
-from perdure.worker.cli.demo.replicas import Kill
-from perdure.worker.cli.demo.report import summarise
-from perdure.worker.cli.demo.story import Audited, Ending, Plan, Published
-from perdure.worker.cli.demo.takeovers import takeovers
+from perdure.worker.cli.demo import command
+from perdure.worker.cli.demo.app import STEP_PAUSE
+from perdure.worker.cli.demo.evidence import Claim, DemoEvidence, Takeover
+from perdure.worker.cli.demo.journal import StepRun, read_step_runs
+from perdure.worker.cli.demo.processes import Kill, draw_moments
+from perdure.worker.cli.demo.scenario import DemoPlan, DemoResult
 
-TASK = "task"
-STEPS = ["list", "read", "read#2", "read#3", "report"]
-KILLS = [Kill(11.5, 101, -signal.SIGKILL), Kill(15.5, 102, -signal.SIGKILL)]
+SHA256 = "ab" * 32
+FIRST, SECOND = Kill(11.5, 101, -signal.SIGKILL), Kill(15.5, 102, -signal.SIGKILL)
 
 
-def run(*runs: tuple[float, int, str]) -> list[Line]:
-    return [Line(at, pid, TASK, step, f"{step}.py") for at, pid, step in runs]
+def runs(*entries: tuple[float, int, str]) -> list[StepRun]:
+    return [StepRun(at, pid, "task", step, f"{step}.txt") for at, pid, step in entries]
 
 
-# Worker 101 is killed in `read`, which runs again; worker 102 once `read#2` was recorded, so nothing runs again.
-LINES = run(
+# Worker 101 is killed in `count`, which runs again; worker 102 after `count#2` was recorded, so nothing runs again.
+RUNS = runs(
     (10.0, 101, "list"),
-    (11.0, 101, "read"),
-    (13.0, 102, "read"),
-    (15.0, 102, "read#2"),
-    (17.5, 103, "read#3"),
-    (18.0, 103, "report"),
+    (11.0, 101, "count"),
+    (13.0, 102, "count"),
+    (15.0, 102, "count#2"),
+    (17.5, 103, "count#3"),
+    (18.0, 103, "save"),
+)
+COMPLETED = ["list", "count", "count#2", "count#3", "save"]
+PUBLISHING = runs((20.0, 103, "checksum"), (20.1, 103, "publish"), (21.0, 103, "publish"), (22.0, 103, "publish"))
+SOUND = DemoEvidence(
+    steps=5,
+    planned_kills=2,
+    max_attempts=3,
+    lease=1.0,
+    kills=[FIRST, SECOND],
+    runs=RUNS,
+    crashes=2,
+    completed=COMPLETED,
+    report_sha256=SHA256,
+    expected_sha256=SHA256,
+    published_sha256=SHA256,
+    attempts=3,
+    kept=["checksum"],
+    publish_runs=PUBLISHING,
+    letters=0,
 )
 
 
-class TestKills:
-    def test_a_killed_worker_is_one_that_ran_a_step_and_ended_by_sigkill(self) -> None:
-        assert evidence.killed_at_work(KILLS, LINES, 2).holds
-        assert evidence.killed_at_work(KILLS, LINES, 2).figure == 2
-
-    def test_an_idle_worker_does_not_count(self) -> None:
-        assert not evidence.killed_at_work([*KILLS, Kill(16.0, 999, -signal.SIGKILL)], LINES, 3).holds
-
-    def test_another_end_does_not_count(self) -> None:
-        assert not evidence.killed_at_work([KILLS[0], Kill(15.5, 102, 0)], LINES, 2).holds
-
-    def test_a_kill_that_did_not_happen_is_missed(self) -> None:
-        assert not evidence.killed_at_work(KILLS[:1], LINES, 2).holds
-
-    def test_every_lost_delivery_is_due_to_a_kill(self) -> None:
-        assert evidence.deliveries_lost(2, KILLS).holds
-        assert not evidence.deliveries_lost(3, KILLS).holds
-        assert not evidence.deliveries_lost(1, KILLS).holds
+def failed(evidence: DemoEvidence) -> set[str]:
+    return {claim.id for claim in evidence.claims() if not claim.holds}
 
 
-class TestSteps:
-    def test_every_step_is_recorded(self) -> None:
-        assert evidence.steps_recorded(STEPS, 5).holds
-        assert not evidence.steps_recorded(STEPS[:-1], 5).holds
-        assert not evidence.steps_recorded([*STEPS[:-1], "read"], 5).holds
-
-    def test_no_step_is_recorded_twice(self) -> None:
-        assert evidence.recorded_twice(STEPS).holds
-        assert evidence.recorded_twice([*STEPS, "read", "read"]).figure == 2
-        assert not evidence.recorded_twice([*STEPS, "read"]).holds
-
-    def test_each_kill_allows_for_one_more_run(self) -> None:
-        assert evidence.steps_run(LINES, 5, KILLS).holds
-        assert not evidence.steps_run([*LINES, LINES[-1], LINES[-1]], 5, KILLS).holds
-        assert not evidence.steps_run(LINES[2:], 5, KILLS).holds
-
-    def test_a_step_that_was_cut_off_may_run_twice(self) -> None:
-        claim = evidence.steps_run_twice(LINES, KILLS)
-        assert claim.holds
-        assert claim.figure == 1
-
-    def test_a_step_that_was_not_cut_off_may_not(self) -> None:
-        claim = evidence.steps_run_twice([*LINES, *run((19.0, 103, "list"))], KILLS)
-        assert not claim.holds
-        assert claim.figure == 2
-
-    def test_a_step_that_was_cut_off_once_may_not_run_three_times(self) -> None:
-        assert not evidence.steps_run_twice([*LINES, *run((19.0, 103, "read"))], KILLS).holds
-
-    def test_a_step_that_was_cut_off_twice_may_run_three_times(self) -> None:
-        lines = run((1.0, 101, "read"), (3.0, 102, "read"), (5.0, 103, "read"))
-        assert evidence.steps_run_twice(lines, KILLS).holds
-
-    def test_without_a_kill_none_may(self) -> None:
-        assert evidence.steps_run_twice(run((1.0, 101, "read")), []).holds
-        assert not evidence.steps_run_twice(run((1.0, 101, "read"), (2.0, 101, "read")), []).holds
+def claim(evidence: DemoEvidence, name: str) -> Claim:
+    return next(claim for claim in evidence.claims() if claim.id == name)
 
 
-class TestResumption:
-    def test_the_slowest_takeover_counts(self) -> None:
-        claim = evidence.resumed(LINES, KILLS, lease=1.0)
-        assert claim.holds
-        assert claim.figure == 2.0
-
-    def test_it_is_bounded_by_the_lease(self) -> None:
-        assert not evidence.resumed([*LINES[:2], *run((18.0, 102, "read"))], KILLS[:1], lease=1.0).holds
-
-    def test_a_kill_after_which_nobody_went_on_is_not_passed_over(self) -> None:
-        claim = evidence.resumed(LINES[:4], KILLS, lease=1.0)
-        assert not claim.holds
-        assert claim.figure is None
-
-    def test_a_takeover_tells_what_was_in_hand_and_who_went_on(self) -> None:
-        first, second = takeovers(LINES, KILLS)
-        assert (first.begun, first.step, first.subject, first.by, first.seconds) == (2, "read", "read.py", 102, 1.5)
-        assert (second.begun, second.step, second.by, second.seconds) == (3, "read#2", 103, 2.0)
+def test_all_claims_hold_for_sound_evidence() -> None:
+    assert failed(SOUND) == set()
+    assert claim(SOUND, "repeated").counted == 1
+    assert claim(SOUND, "takeover").counted == 2.0
 
 
-class TestDeadLetter:
-    def test_it_is_given_up_after_its_attempts(self) -> None:
-        assert evidence.attempts_before_burial(3, 3).holds
-        assert not evidence.attempts_before_burial(2, 3).holds
-
-    def test_what_it_kept_is_not_run_again(self) -> None:
-        lines = run((1.0, 1, "checksum"), (2.0, 1, "contents"), (3.0, 1, "publish"), (4.0, 1, "publish"))
-        kept = ["checksum", "contents"]
-        assert evidence.kept_steps_run_again(lines, kept).holds
-        assert not evidence.kept_steps_run_again([*lines, *run((5.0, 2, "contents"))], kept).holds
-
-    def test_what_was_never_run_proves_nothing(self) -> None:
-        assert not evidence.kept_steps_run_again([], ["checksum"]).holds
-        assert not evidence.kept_steps_run_again(LINES, []).holds
-
-    def test_none_is_left(self) -> None:
-        assert evidence.letters_left(0).holds
-        assert not evidence.letters_left(1).holds
-
-
-def test_contents_are_the_same_or_not() -> None:
-    assert evidence.same_contents("report", "The report", "ab", "ab", "the other").holds
-    assert not evidence.same_contents("report", "The report", "ab", "ac", "the other").holds
-
-
-class TestMoments:
-    def test_a_seed_repeats_them(self) -> None:
-        assert draw(7, 3, 302) == draw(7, 3, 302)
-        assert draw(7, 3, 302) != draw(8, 3, 302)
-
-    @pytest.mark.parametrize(("kills", "steps"), [(1, 3), (1, 12), (3, 32), (20, 202)])
-    def test_they_are_in_order_apart_and_before_the_end(self, kills: int, steps: int) -> None:
-        for seed in range(200):
-            drawn = [moment.step for moment in draw(seed, kills, steps)]
-            assert drawn == sorted(set(drawn))
-            assert len(drawn) == kills
-            assert drawn[0] >= 1
-            assert drawn[-1] < steps
+@pytest.mark.parametrize(
+    ("changes", "claims"),
+    [
+        pytest.param({"kills": [FIRST, replace(SECOND, status=0)]}, {"killed"}, id="a worker that exited"),
+        pytest.param({"kills": [FIRST, replace(SECOND, pid=999)]}, {"killed"}, id="a killed worker that ran no step"),
+        pytest.param({"kills": [FIRST]}, {"killed", "crashes"}, id="a kill too few"),
+        pytest.param({"crashes": 3}, {"crashes"}, id="a crash without a kill"),
+        pytest.param({"crashes": 1}, {"crashes"}, id="a kill without a crash"),
+        pytest.param({"completed": COMPLETED[1:]}, {"completed"}, id="a step not recorded"),
+        pytest.param({"completed": [*COMPLETED, "save"]}, {"completed_twice"}, id="a step recorded twice"),
+        pytest.param(
+            {"completed": [*COMPLETED[1:], "save"]}, {"completed", "completed_twice"}, id="one recorded for another"
+        ),
+        pytest.param({"runs": [*RUNS, *runs((19.0, 103, "list"))]}, {"repeated"}, id="an uncut step run again"),
+        pytest.param({"runs": [*RUNS, *runs((19.0, 103, "count"))]}, {"repeated"}, id="a cut step run three times"),
+        pytest.param({"lease": -3.5}, {"takeover"}, id="a takeover after the limit"),
+        pytest.param({"runs": RUNS[:4]}, {"takeover"}, id="a kill that no step follows"),
+        pytest.param({"report_sha256": "cd" * 32}, {"report"}, id="another report"),
+        pytest.param({"published_sha256": "cd" * 32}, {"published"}, id="another published file"),
+        pytest.param({"attempts": 2}, {"attempts"}, id="a dead letter too early"),
+        pytest.param(
+            {"publish_runs": [*PUBLISHING, *runs((22.0, 103, "checksum"))]},
+            {"kept_repeated"},
+            id="a kept step run again",
+        ),
+        pytest.param({"publish_runs": PUBLISHING[1:]}, {"kept_repeated"}, id="a kept step that never ran"),
+        pytest.param({"kept": []}, {"kept_repeated"}, id="no step kept"),
+        pytest.param({"letters": 1}, {"letters"}, id="a dead letter left"),
+        pytest.param({"kills": [], "planned_kills": 0, "crashes": 0}, {"repeated", "takeover"}, id="no kill"),
+    ],
+)
+def test_broken_evidence_fails_its_claim_and_no_other(changes: dict[str, Any], claims: set[str]) -> None:
+    assert failed(replace(SOUND, **changes)) == claims
 
 
-def test_a_journal_is_read_while_it_is_written(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "journal")
-    assert not journal.refresh()
-    with journal.path.open("wb", buffering=0) as file:
-        file.write(b'[1.5,7,"task","list",""]\n[2.5,7,"ta')
-        assert journal.refresh()
-        assert journal.lines == [Line(1.5, 7, "task", "list")]
-        assert not journal.refresh()
-        file.write(b'sk","read","a.py"]\n')
-    assert journal.refresh()
-    assert journal.of("task") == [Line(1.5, 7, "task", "list"), Line(2.5, 7, "task", "read", "a.py")]
-    assert journal.of("other") == []
+def test_every_claim_is_seen_to_fail() -> None:
+    marks = [
+        mark for mark in test_broken_evidence_fails_its_claim_and_no_other.pytestmark if mark.name == "parametrize"
+    ]
+    seen = set[str]().union(*(parameters.values[1] for parameters in marks[0].args[1]))
+    assert seen == {claim.id for claim in SOUND.claims()}
 
 
-def ending(tmp_path: Path, lines: list[Line]) -> Ending:
+def test_a_step_cut_off_twice_may_run_three_times() -> None:
+    repeated = runs((10.0, 101, "count"), (13.0, 102, "count"), (17.0, 103, "count"))
+    assert claim(replace(SOUND, runs=repeated), "repeated").holds
+
+
+def test_a_takeover_names_the_cut_off_file_and_the_next_worker() -> None:
+    assert SOUND.takeovers() == [
+        Takeover(killed=101, started=2, subject="count.txt", resumed_by=102, seconds=1.5),
+        Takeover(killed=102, started=3, subject="count#2.txt", resumed_by=103, seconds=2.0),
+    ]
+    assert replace(SOUND, runs=RUNS[:4]).takeovers()[1] == Takeover(102, 3, "count#2.txt", None, None)
+
+
+def test_a_seed_repeats_the_moments() -> None:
+    assert draw_moments(7, 3, 302) == draw_moments(7, 3, 302) != draw_moments(8, 3, 302)
+
+
+@pytest.mark.parametrize(("kills", "steps"), [(1, 3), (1, 12), (3, 32), (20, 202)])
+def test_moments_are_in_order_apart_and_before_the_end(kills: int, steps: int) -> None:
+    for seed in range(200):
+        moments = draw_moments(seed, kills, steps)
+        drawn = [step for step, _ in moments]
+        assert drawn == sorted(set(drawn))
+        assert len(drawn) == kills
+        assert 1 <= drawn[0] <= drawn[-1] < steps
+        assert all(0 <= delay <= STEP_PAUSE for _, delay in moments)
+
+
+def test_the_journal_is_readable_while_a_worker_writes_a_line(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    assert read_step_runs(journal, "task") == []
+    journal.write_bytes(b'[1.5,7,"task","list",""]\n[2.5,7,"ta')
+    assert read_step_runs(journal, "task") == [StepRun(1.5, 7, "task", "list")]
+    with journal.open("ab") as file:
+        file.write(b'sk","count","a.py"]\n[3.5,7,"other","list",""]\n')
+    assert read_step_runs(journal, "task") == [
+        StepRun(1.5, 7, "task", "list"),
+        StepRun(2.5, 7, "task", "count", "a.py"),
+    ]
+    assert read_step_runs(journal, "missing") == []
+
+
+def result(tmp_path: Path, evidence: DemoEvidence) -> DemoResult:
     letter = DeadLetter(
         id="01999999-9999-7999-8999-999999999999",
         entry="1-0",
@@ -190,64 +174,47 @@ def ending(tmp_path: Path, lines: list[Line]) -> Ending:
         envelope=None,
         raw={},
     )
-    published = Published(
-        letter=letter,
-        site=tmp_path / "site",
-        kept=["checksum"],
-        seconds=0.1,
-        sha256="ab" * 32,
-        lines=run((20.0, 103, "checksum"), (21.0, 103, "publish")),
-        letters_left=0,
-    )
-    audited = Audited(
-        result=AuditResult(summary=summarise([]), sha256="ab" * 32),
-        lines=lines,
-        kills=KILLS,
-        events=[TaskEvent(f"{number}-0", number, "step_completed", step, None) for number, step in enumerate(STEPS)],
-        crashes=2,
-        undisturbed="ab" * 32,
-    )
-    plan = Plan(tmp_path, "a\x1b[31m title", ["a", "b", "c"], 2, 1, tmp_path / "report.md", Place())
-    return Ending(plan, audited, published, 12.0)
+    files = ["a", "b", "c"]
+    plan = DemoPlan(tmp_path, "a\x1b[31m title", files, 2, 1, tmp_path / "report.txt", command.Place())
+    return DemoResult(plan, evidence, letter, replay_seconds=0.1, seconds=12.0)
 
 
-class TestVerdict:
-    """The command as it is called, with a run that somebody else has made."""
+class TestScreen:
+    """The command with a result that is given, not produced by a run."""
 
-    def demo(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: list[Line], *options: str) -> int:
+    def demo(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, evidence: DemoEvidence, *options: str) -> int:
+        async def run_demo(_: DemoPlan) -> DemoResult:
+            return result(tmp_path, evidence)
+
         (tmp_path / "a.py").touch()
-        monkeypatch.setattr(command, "_perform", lambda _: ending(tmp_path, lines))
-        with pytest.raises(SystemExit) as left:
+        monkeypatch.setattr(command, "run_demo", run_demo)
+        with pytest.raises(SystemExit) as exited:
             main(["demo", str(tmp_path), *options])
-        return int(left.value.code or 0)
+        return int(exited.value.code or 0)
 
-    def test_all_that_holds_is_success(
+    def test_sound_evidence_is_success_on_one_screen(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert self.demo(monkeypatch, tmp_path, LINES) == 0
+        assert self.demo(monkeypatch, tmp_path, SOUND) == 0
         shown = capsys.readouterr().out
-        assert "All 12 hold." in shown
+        assert "All 11 claims hold." in shown
         assert "\x1b" not in shown
+        assert len(shown.splitlines()) <= 45
+        assert max(len(line) for line in shown.splitlines() if "Report: " not in line) <= 100
 
-    def test_the_screen_is_one_screen(
+    def test_a_failed_claim_is_failure_and_is_named(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        self.demo(monkeypatch, tmp_path, LINES)
-        lines = capsys.readouterr().out.splitlines()
-        assert len(lines) <= 45
-        assert max(map(len, lines)) <= 100
-
-    def test_a_step_that_ran_once_too_often_is_failure(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        again = [*LINES, *run((19.0, 103, "list"))]
-        assert self.demo(monkeypatch, tmp_path, again) == 1
+        broken = replace(SOUND, runs=[*RUNS, *runs((19.0, 103, "list"))])
+        assert self.demo(monkeypatch, tmp_path, broken) == 1
         shown = " ".join(capsys.readouterr().out.split())
-        assert "1 of 12 do not hold: Steps run twice: 2, allowed at most 2, in hand at kills" in shown
+        assert "1 of 11 claims do not hold: Steps run again: 2, allowed at most 2, cut off by kills" in shown
+        assert self.demo(monkeypatch, tmp_path, broken, "--json") == 1
+        assert '"holds": false' in capsys.readouterr().out
 
-    def test_json_says_so_too(
+    def test_a_kill_that_no_step_follows_is_shown(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        again = [*LINES, *run((19.0, 103, "list"))]
-        assert self.demo(monkeypatch, tmp_path, again, "--json") == 1
-        assert '"holds": false' in capsys.readouterr().out
+        assert self.demo(monkeypatch, tmp_path, replace(SOUND, runs=RUNS[:4])) == 1
+        row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("102 "))
+        assert row.split() == ["102", "3", "count#2.txt", "none", "none"]

@@ -12,7 +12,7 @@ from .lazy import LazyGroup, Promise, load
 __all__ = ["commands", "main"]
 
 COMMANDS = (
-    Promise("demo", ".demo.command:demo", "The whole story on real input, on the embedded server."),
+    Promise("demo", ".demo.command:demo", "Kill workers and replay a dead letter, on real files."),
     Promise("worker", ".worker:app", "Run workers, and see who works."),
     Promise("enqueue", ".enqueue:enqueue", "Put tasks on a queue."),
     Promise("task", ".task:app", "See, wait for, watch and cancel tasks, and send them messages."),

@@ -1,1 +1,1 @@
-"""`perdure demo`: the whole story on real input, an audit of Python code that survives its workers."""
+"""`perdure demo`: recovery from killed workers and a replayed dead letter, shown on real files."""

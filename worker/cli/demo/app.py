@@ -1,106 +1,116 @@
-"""The demo's tasks. They know nothing of kills: this is how any task is written."""
+"""Application of the demo: one task reports on the files of a folder, another one publishes the report."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import stat
+import time
+from collections.abc import Sequence
 from pathlib import Path
-
-from pydantic import BaseModel
+from typing import Final
 
 from ....deadletter import Retry
 from ...app import App
 from ...durable import Context
-from .audit import audit_file
-from .folder import list_files
-from .journal import note
-from .models import FileAudit
-from .report import AuditSummary, render, summarise
+from ...journal import Artifact
+from .journal import log_step_run
 
-__all__ = ["ATTEMPTS", "MOST_KILLS", "QUEUE", "AuditResult", "Job", "app", "audit", "publish", "steps_of_audit"]
+__all__ = ["ATTEMPTS", "MAX_KILLS", "STEP_PAUSE", "app", "count_file", "list_files", "publish", "render", "report"]
 
-QUEUE = "demo"
-MOST_KILLS = 20
-ATTEMPTS = 3
+MAX_KILLS: Final = 20
+ATTEMPTS: Final = 3
+STEP_PAUSE: Final = 0.03
+"""Seconds that a step waits for each file, as for a call to a model. They leave time for the kills."""
+_MAX_FILE_SIZE: Final = 16 << 20
+_SKIPPED_FOLDERS: Final = frozenset({"__pycache__", "site-packages"})
 
 app = App("demo")
 
 
-class Job(BaseModel):
-    """What to audit and where to put the report. title: what the report calls the folder. files: at most so many."""
+@app.task(queue=app.name, retry=Retry(max_attempts=1, max_crashes=MAX_KILLS))
+async def report(ctx: Context, title: str, root: str, limit: int) -> Artifact:
+    """Report on the files of a folder, with one step per file."""
+    files = await ctx.step("list", _list, root, limit)
+    rows = [await ctx.step("count", _count, root, path) for path in files]
 
-    root: str
-    title: str
-    files: int
-    report: str
-    journal: str
+    async def save() -> Artifact:
+        log_step_run()
+        return await ctx.artifacts.save("report.txt", render(title, rows))
 
-
-class AuditResult(BaseModel):
-    """The totals, and the SHA-256 of the report in hexadecimal."""
-
-    summary: AuditSummary
-    sha256: str
+    return await ctx.step("save", save)
 
 
-def steps_of_audit(files: int) -> int:
-    """How many steps the audit of so many files has: it lists them, reads each, and writes the report."""
-    return files + 2
+def _list(root: str, limit: int) -> list[str]:
+    log_step_run()
+    return list_files(root, limit)
 
 
-@app.task(queue=QUEUE, retry=Retry(max_attempts=1, max_crashes=MOST_KILLS))
-async def audit(ctx: Context, job: Job) -> AuditResult:
-    """Audit a folder of Python code, each file in a step of its own."""
-    files = await ctx.step("list", find_files, job)
-    audits = [await ctx.step("read", read_file, job.journal, job.root, path) for path in files]
-    sha256 = await ctx.step("report", write_report, job, audits)
-    return AuditResult(summary=summarise(audits), sha256=sha256)
+def _count(root: str, path: str) -> str:
+    log_step_run(path)
+    time.sleep(STEP_PAUSE)
+    return count_file(root, path)
 
 
-def find_files(job: Job) -> list[str]:
-    note(job.journal)
-    return list_files(job.root, job.files)
+@app.task(queue=app.name, retry=Retry(max_attempts=ATTEMPTS, base=0.25))
+async def publish(ctx: Context, text: Artifact, site: str) -> None:
+    """Copy a report to a folder, beside its checksum. Fails while the folder does not exist."""
+    path = str(await ctx.artifacts.path(text))
+    checksum = await ctx.step("checksum", _checksum, path)
+    await ctx.step("publish", _publish, path, site, checksum)
 
 
-def read_file(journal: str, root: str, path: str) -> FileAudit:
-    note(journal, path)
-    return audit_file(root, path)
+def _checksum(path: str) -> str:
+    log_step_run()
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def write_report(job: Job, audits: list[FileAudit]) -> str:
-    note(job.journal)
-    return replace_file(Path(job.report), render(job.title, audits).encode())
+def _publish(path: str, site: str, checksum: str) -> None:
+    log_step_run()
+    Path(site, "report.sha256").write_text(f"{checksum}  report.txt\n", encoding="utf-8")
+    Path(site, "report.txt").write_bytes(Path(path).read_bytes())
 
 
-@app.task(queue=QUEUE, retry=Retry(max_attempts=ATTEMPTS, base=0.25))
-async def publish(ctx: Context, job: Job, site: str) -> str:
-    """Publish the report in a folder, with a page of its contents; fails while there is no such folder."""
-    sha256 = await ctx.step("checksum", checksum, job)
-    contents = await ctx.step("contents", list_contents, job)
-    return await ctx.step("publish", publish_report, job, site, sha256, contents)
+def list_files(root: str, limit: int) -> list[str]:
+    """Return at most `limit` files below a folder, evenly spread: sorted POSIX paths relative to it.
+
+    Leaves out hidden folders, `__pycache__`, `site-packages`, linked folders, files over 16 MiB, and names that are
+    not UTF-8, which JSON cannot hold.
+    """
+    found: list[str] = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name[0] != "." and name not in _SKIPPED_FOLDERS]
+        paths = (Path(folder, name) for name in names)
+        found += [path.relative_to(root).as_posix() for path in paths if _is_listed(path)]
+    found.sort()
+    taken = min(limit, len(found))
+    return [found[index * len(found) // taken] for index in range(taken)]
 
 
-def checksum(job: Job) -> str:
-    note(job.journal)
-    return hashlib.sha256(Path(job.report).read_bytes()).hexdigest()
+def _is_listed(path: Path) -> bool:
+    try:
+        path.as_posix().encode()
+        status = path.stat()
+    except (OSError, UnicodeEncodeError):
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_FILE_SIZE
 
 
-def list_contents(job: Job) -> list[str]:
-    note(job.journal)
-    text = Path(job.report).read_text(encoding="utf-8")
-    return [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+def count_file(root: str, path: str) -> str:
+    """Return the report's row for one file. An unreadable file has a row too."""
+    try:
+        data = Path(root, path).read_bytes()
+    except OSError as error:
+        return f"could not be read: {error.strerror}  {_printable(path)}"
+    digest, lines = hashlib.sha256(data).hexdigest(), data.count(b"\n")
+    return f"{digest}  {lines:>9,}  {len(data.split()):>9,}  {len(data):>10,}  {_printable(path)}"
 
 
-def publish_report(job: Job, site: str, sha256: str, contents: list[str]) -> str:
-    note(job.journal)
-    lines = [f"# {job.title}", "", *(f"- {heading}" for heading in contents), "", f"SHA-256 of report.md: {sha256}"]
-    replace_file(Path(site, "contents.md"), "\n".join(lines).encode())
-    return replace_file(Path(site, "report.md"), Path(job.report).read_bytes())
+def render(title: str, rows: Sequence[str]) -> str:
+    """Return the text of the report. Equal rows give equal text."""
+    head = f"{'SHA-256':<64}  {'lines':>9}  {'words':>9}  {'bytes':>10}  path"
+    return "\n".join((f"{_printable(title)}: {len(rows):,} files", head, *rows, ""))
 
 
-def replace_file(path: Path, data: bytes) -> str:
-    """Write a file whole or not at all, so that a step cut off half-way can be run again. Returns its SHA-256."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.write_bytes(data)
-    draft.replace(path)
-    return hashlib.sha256(data).hexdigest()
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -1,147 +1,133 @@
-"""The evidence: what is claimed of a run, as counted from what the run left behind. Pure: lines, events, figures in,
-claims with a verdict out.
+"""Evidence of the demo: claims about a run, counted from what the run left behind.
 
-A step is cut off when its worker is killed: it is the last step that this worker noted in the journal. It may have
-been recorded all the same, in the instant before; so each kill allows for one step to be run once more, and for no
-other step.
+A kill cuts off the step that its worker logged last. That step may have been recorded in the instant before the kill.
+So each kill allows one further run of that step, and of no other step.
 """
 
 from __future__ import annotations
 
+import math
 import signal
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
-from .journal import Line
-from .replicas import Kill
-from .takeovers import takeovers
+from .journal import StepRun
+from .processes import Kill
 
-__all__ = [
-    "Claim",
-    "attempts_before_burial",
-    "deliveries_lost",
-    "kept_steps_run_again",
-    "killed_at_work",
-    "letters_left",
-    "recorded_twice",
-    "resumed",
-    "same_contents",
-    "steps_recorded",
-    "steps_run",
-    "steps_run_twice",
-]
+__all__ = ["Claim", "DemoEvidence", "Takeover"]
 
-TAKEOVER_MARGIN: Final = 5.0
-"""Seconds beyond the lease within which a killed worker's task must go on elsewhere."""
-
-JOURNAL: Final = "journal"
-REDIS: Final = "Redis"
-FILES: Final = "files"
+_TAKEOVER_MARGIN: Final = 5.0
+"""Seconds beyond the lease within which another worker must resume the task of a killed one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One thing that must hold. figure: what was counted, as data; shown: the same for people; allowed: the bound;
-    source: where it was counted.
-    """
+    """One statement that must hold. counted: None if there was nothing to count. source: where it was counted."""
 
     id: str
-    what: str
-    figure: int | float | str | None
-    shown: str
+    statement: str
+    counted: int | float | str | None
     allowed: str
     source: str
     holds: bool
 
-    def summary(self) -> dict[str, Any]:
-        """The claim as plain data, for programs."""
-        return asdict(self)
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """One kill and the next step run by another worker, if there was one.
+
+    started: steps started until the kill. subject: the file of the killed worker's last step, or empty.
+    """
+
+    killed: int
+    started: int
+    subject: str
+    resumed_by: int | None
+    seconds: float | None
 
 
-def _exactly(claim: str, what: str, figure: int, expected: int, source: str) -> Claim:
-    return Claim(claim, what, figure, f"{figure:,}", f"{expected:,}", source, figure == expected)
+@dataclass(frozen=True, slots=True)
+class DemoEvidence:
+    """Observations of one run.
+
+    steps, planned_kills, max_attempts, lease: what the run was set up with.
+    runs, crashes, completed: step runs of the report in the journal, crashes in its record, completed steps in its
+        event log.
+    report_sha256, expected_sha256, published_sha256: of the artifact, of a report made without workers, and of the
+        published file.
+    attempts, kept, publish_runs, letters: attempts and completed steps of the dead letter, its step runs in the
+        journal, and dead letters left at the end.
+    """
+
+    steps: int
+    planned_kills: int
+    max_attempts: int
+    lease: float
+    kills: Sequence[Kill]
+    runs: Sequence[StepRun]
+    crashes: int
+    completed: Sequence[str]
+    report_sha256: str
+    expected_sha256: str
+    published_sha256: str
+    attempts: int
+    kept: Sequence[str]
+    publish_runs: Sequence[StepRun]
+    letters: int
+
+    def takeovers(self) -> list[Takeover]:
+        """Return what followed each kill."""
+        return [self._takeover(kill) for kill in self.kills]
+
+    def _takeover(self, kill: Kill) -> Takeover:
+        started = len({run.step for run in self.runs if run.at <= kill.at})
+        subject = next((run.subject for run in reversed(self.runs) if run.pid == kill.pid), "")
+        after = next((run for run in self.runs if run.at > kill.at and run.pid != kill.pid), None)
+        if after is None:
+            return Takeover(kill.pid, started, subject, None, None)
+        return Takeover(kill.pid, started, subject, after.pid, round(after.at - kill.at, 3))
+
+    def claims(self) -> list[Claim]:
+        """Return all claims with their verdicts."""
+        pids = {run.pid for run in self.runs}
+        killed = sum(kill.status == -signal.SIGKILL and kill.pid in pids for kill in self.kills)
+        completed = len(set(self.completed))
+        return [
+            _equal("killed", "Workers killed by SIGKILL in a step", killed, self.planned_kills, "exit status"),
+            _equal("crashes", "Crashes counted", self.crashes, len(self.kills), "task record"),
+            _equal("completed", "Steps recorded", completed, self.steps, "event log"),
+            _equal("completed_twice", "Steps recorded twice", len(self.completed) - completed, 0, "event log"),
+            self._steps_repeated(),
+            self._slowest_takeover(),
+            _equal("report", "SHA-256 of the report", self.report_sha256, self.expected_sha256, "artifact"),
+            _equal("attempts", "Attempts until dead letter", self.attempts, self.max_attempts, "dead letter"),
+            self._kept_repeated(),
+            _equal("published", "SHA-256 of the published file", self.published_sha256, self.expected_sha256, "file"),
+            _equal("letters", "Dead letters left", self.letters, 0, "dead letters"),
+        ]
+
+    def _steps_repeated(self) -> Claim:
+        last = {run.pid: run.step for run in self.runs}
+        cut_off = Counter(last[kill.pid] for kill in self.kills if kill.pid in last)
+        again = Counter(run.step for run in self.runs)
+        again.subtract(set(again))
+        allowed = f"at most {cut_off.total()}, cut off by kills"
+        return Claim("repeated", "Steps run again", again.total(), allowed, "journal", again <= cut_off)
+
+    def _slowest_takeover(self) -> Claim:
+        seconds = [math.inf if one.seconds is None else one.seconds for one in self.takeovers()]
+        slowest, limit = max(seconds, default=math.inf), self.lease + _TAKEOVER_MARGIN
+        counted = None if slowest == math.inf else slowest
+        return Claim("takeover", "Slowest kill to next step", counted, f"under {limit:g} s", "journal", slowest < limit)
+
+    def _kept_repeated(self) -> Claim:
+        runs = Counter(run.step for run in self.publish_runs if run.step in self.kept)
+        again = runs.total() - len(runs) if self.kept and len(runs) == len(self.kept) else None
+        return _equal("kept_repeated", "Its recorded steps run again", again, 0, "journal")
 
 
-def killed_at_work(kills: Sequence[Kill], lines: Sequence[Line], planned: int) -> Claim:
-    """Workers that ran a step of the task and then ended by SIGKILL, by the system's own word."""
-    workers = {line.pid for line in lines}
-    killed = [kill for kill in kills if kill.status == -signal.SIGKILL and kill.pid in workers]
-    return _exactly("killed_at_work", "Workers killed at work (SIGKILL)", len(killed), planned, "exit status")
-
-
-def deliveries_lost(crashes: int, kills: Sequence[Kill]) -> Claim:
-    """Deliveries without an outcome, as the task's record counts them: one for each kill, and no others."""
-    return _exactly("deliveries_lost", "Deliveries without an outcome", crashes, len(kills), REDIS)
-
-
-def steps_recorded(recorded: Collection[str], expected: int) -> Claim:
-    """Steps of which the checkpoint has a result."""
-    return _exactly("steps_recorded", "Steps recorded", len(set(recorded)), expected, REDIS)
-
-
-def recorded_twice(logged: Sequence[str]) -> Claim:
-    """Steps that the task's event log says were completed more than once."""
-    twice = sum(count - 1 for count in Counter(logged).values())
-    return _exactly("recorded_twice", "Steps recorded twice", twice, 0, REDIS)
-
-
-def steps_run(lines: Sequence[Line], expected: int, kills: Sequence[Kill]) -> Claim:
-    """Runs of steps, whether they came to an end or not."""
-    allowed = f"{expected:,} to {expected + len(kills):,}"
-    holds = expected <= len(lines) <= expected + len(kills)
-    return Claim("steps_run", "Steps run", len(lines), f"{len(lines):,}", allowed, JOURNAL, holds)
-
-
-def steps_run_twice(lines: Sequence[Line], kills: Sequence[Kill]) -> Claim:
-    """Steps that were run again: only those that a kill cut off, and each once per kill."""
-    last = {line.pid: line.step for line in lines}
-    cut_off = Counter(last[kill.pid] for kill in kills if kill.pid in last)
-    again = Counter(line.step for line in lines)
-    again.subtract(set(again))
-    figure = again.total()
-    allowed = f"at most {cut_off.total()}, in hand at kills"
-    return Claim("steps_run_twice", "Steps run twice", figure, f"{figure:,}", allowed, JOURNAL, again <= cut_off)
-
-
-def resumed(lines: Sequence[Line], kills: Sequence[Kill], lease: float) -> Claim:
-    """Seconds from a kill to the next step, the slowest of all."""
-    seconds = [takeover.seconds for takeover in takeovers(lines, kills)]
-    within = [one for one in seconds if one is not None]
-    bound = lease + TAKEOVER_MARGIN
-    slowest = max(within) if within and len(within) == len(seconds) else None
-    return Claim(
-        "seconds_to_resume",
-        "Slowest kill to the next step",
-        slowest,
-        "never" if slowest is None else f"{slowest:.2f} s",
-        f"under {bound:g} s, lease + {TAKEOVER_MARGIN:g} s",
-        JOURNAL,
-        slowest is not None and slowest < bound,
-    )
-
-
-def same_contents(claim: str, what: str, sha256: str, other: str, than: str) -> Claim:
-    """One file is, byte by byte, what it should be. sha256, other: hexadecimal digests. than: what `other` is of."""
-    return Claim(claim, what, sha256, f"sha256 {sha256[:8]}", f"{other[:8]}, {than}", FILES, sha256 == other)
-
-
-def attempts_before_burial(attempts: int, allowed: int) -> Claim:
-    """Attempts after which the failing task was given up."""
-    return _exactly("attempts_before_burial", "Attempts until dead letter", attempts, allowed, "dead letter")
-
-
-def kept_steps_run_again(lines: Sequence[Line], kept: Collection[str]) -> Claim:
-    """Runs of the steps that the dead letter kept, beyond the first run of each."""
-    runs = Counter(line.step for line in lines if line.step in kept)
-    again = runs.total() - len(runs)
-    claim = _exactly("kept_steps_run_again", f"Its {len(kept)} kept steps run again", again, 0, JOURNAL)
-    if set(runs) != set(kept) or not kept:
-        return Claim(claim.id, claim.what, None, "not run at all", claim.allowed, claim.source, False)
-    return claim
-
-
-def letters_left(letters: int) -> Claim:
-    """Dead letters once the replay has succeeded."""
-    return _exactly("letters_left", "Dead letters left", letters, 0, REDIS)
+def _equal(claim: str, statement: str, counted: int | str | None, expected: int | str, source: str) -> Claim:
+    allowed = expected[:8] if isinstance(expected, str) else f"{expected}"
+    return Claim(claim, statement, counted, allowed, source, counted == expected)

@@ -1,27 +1,30 @@
-"""The journal: one line for every time a step really ran, in a file of its own, outside Redis.
+"""Journal of step runs: one line for each run of a step, in a file outside Redis.
 
-The step's function writes the line itself before it does anything else, so that a step cut off by a kill has left
-its line too. A line is written by one `write` on a file opened for appending: lines of several processes never mix.
+A step writes its line before it does anything else, so a step that a kill cuts off has left its line too. One `write`
+to a file opened for appending makes one line: lines of several processes never mix.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import orjson
 
 from ...durable import current_step
 
-__all__ = ["Journal", "Line", "note"]
+__all__ = ["JOURNAL_VARIABLE", "StepRun", "log_step_run", "read_step_runs"]
+
+JOURNAL_VARIABLE: Final = "DEMO_JOURNAL"
+"""Environment variable that gives the workers the path of the journal."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One run of one step. at: seconds of the machine's monotonic clock. subject: the file it was about, or empty."""
+class StepRun:
+    """One run of a step. at: seconds of the machine's monotonic clock. subject: the file it works on, or empty."""
 
     at: float
     pid: int
@@ -30,38 +33,15 @@ class Line:
     subject: str = ""
 
 
-def note(path: str, subject: str = "") -> None:
-    """Write the line of the step that is running here. Raises `StepOutsideTask`, `OSError`."""
+def log_step_run(subject: str = "") -> None:
+    """Write the line of the current step. Raises `StepOutsideTask`, `OSError`."""
     task, _, step = current_step().idempotency_key.partition(":")
-    data = orjson.dumps([time.monotonic(), os.getpid(), task, step, subject]) + b"\n"
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.write(file, data)
-    finally:
-        os.close(file)
+    line = orjson.dumps([time.monotonic(), os.getpid(), task, step, subject]) + b"\n"
+    with Path(os.environ[JOURNAL_VARIABLE]).open("ab", buffering=0) as file:
+        file.write(line)
 
 
-@dataclass(slots=True)
-class Journal:
-    """The journal, read while others write it."""
-
-    path: Path
-    lines: list[Line] = field(default_factory=list)
-    _read: int = 0
-
-    def refresh(self) -> bool:
-        """Read the lines that have come; whether there were any."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self._read)
-                data = file.read()
-        except FileNotFoundError:
-            return False
-        whole = data[: data.rfind(b"\n") + 1]
-        self._read += len(whole)
-        self.lines += [Line(*orjson.loads(line)) for line in whole.splitlines()]
-        return bool(whole)
-
-    def of(self, task: str) -> Sequence[Line]:
-        """The lines of one task."""
-        return [line for line in self.lines if line.task == task]
+def read_step_runs(path: Path, task: str) -> list[StepRun]:
+    """Return the runs of one task's steps, leaving out a line that is not yet complete."""
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [run for run in (StepRun(*orjson.loads(line)) for line in lines) if run.task == task]

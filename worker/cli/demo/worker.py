@@ -1,7 +1,7 @@
-"""One worker process of the demo: `python -m perdure.worker.cli.demo.replica`.
+"""Worker process of the demo: `python -m perdure.worker.cli.demo.worker`.
 
-It takes its settings from the environment, as any worker does, and works until its standard input ends. So it ends
-with the demo, however that ends: a pipe is closed by the kernel when nobody holds it any more.
+It reads its settings from the environment and stops when its standard input ends. The kernel closes that pipe when
+the demo's process ends, so no worker outlives the demo.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from ...observe import configure_logging
 from ...runtime import Worker
 from .app import app
 
-__all__ = ["main"]
-
 
 async def main() -> None:
-    """Work until standard input ends."""
+    """Run tasks until standard input ends."""
     configure_logging(app.settings.log_level)
     async with Worker(app, concurrency=1) as worker, anyio.create_task_group() as group:
         group.start_soon(_stop_at_end_of_input, worker)

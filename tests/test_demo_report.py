@@ -1,0 +1,61 @@
+"""Files that the demo reports on, and the text of its report."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from perdure.worker.cli.demo.app import count_file, list_files, render
+
+
+def test_files_are_sorted_and_relative(tmp_path: Path) -> None:
+    for name in ("b.txt", "a/z.py", "a/b/c", "a.bin"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert list_files(str(tmp_path), 10) == ["a.bin", "a/b/c", "a/z.py", "b.txt"]
+
+
+def test_a_limit_takes_files_evenly_spread(tmp_path: Path) -> None:
+    for number in range(10):
+        (tmp_path / f"{number}").touch()
+    assert list_files(str(tmp_path), 3) == ["0", "3", "6"]
+    assert list_files(str(tmp_path), 10) == [f"{number}" for number in range(10)]
+    assert list_files(str(tmp_path / "missing"), 3) == []
+
+
+def test_what_cannot_be_read_or_stored_as_json_is_left_out(tmp_path: Path) -> None:
+    for folder in (".hidden", "__pycache__", "site-packages"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "dangling").symlink_to(tmp_path / "missing")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / os.fsdecode(b"\xff")).touch()
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate((16 << 20) + 1)
+    (tmp_path / "kept").touch()
+    assert list_files(str(tmp_path), 100) == ["kept"]
+
+
+def test_a_row_has_digest_lines_words_and_bytes(tmp_path: Path) -> None:
+    data = b"one two\nthree\n\xff"
+    (tmp_path / "file").write_bytes(data)
+    assert count_file(str(tmp_path), "file").split() == [hashlib.sha256(data).hexdigest(), "2", "4", "15", "file"]
+
+
+def test_a_file_that_cannot_be_read_has_a_row_with_the_reason(tmp_path: Path) -> None:
+    assert count_file(str(tmp_path), "missing") == "could not be read: No such file or directory  missing"
+
+
+@pytest.mark.parametrize(("name", "shown"), [("a\nb", r"a\nb"), ("a\x1b[31m", r"a\x1b[31m"), ("é", "é")])
+def test_a_file_name_stays_in_its_row(tmp_path: Path, name: str, shown: str) -> None:
+    (tmp_path / name).touch()
+    assert count_file(str(tmp_path), name).endswith(f"  {shown}")
+
+
+def test_the_report_has_one_row_per_file() -> None:
+    assert render("a\ntitle", ["row 1", "row 2"]).splitlines()[0] == r"a\ntitle: 2 files"
+    assert render("title", ["row 1", "row 2"]).splitlines()[2:] == ["row 1", "row 2"]
