@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 import redis
+from perdure.queues import generate_key
 from perdure.worker.cli import main
 from perdure.worker.cli.demo.processes import WorkerProcesses
 from perdure.worker.cli.failures import Failed
@@ -30,8 +31,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
 
 @dataclass(frozen=True)
-class Scene:
-    """Calls of the demo in a temporary folder of their own. The path is short: a socket has to fit in."""
+class DemoCall:
+    """Calls of the demo with a separate temporary folder. Its path is short enough for a socket."""
 
     temporary: Path
     mark: str
@@ -47,22 +48,25 @@ class Scene:
         )
 
     def left_behind(self) -> list[str]:
-        """Files in the temporary folder, and processes that were started by the demo and still live."""
-        processes = [process for process in psutil.process_iter() if self._started(process)]
-        return [*(path.name for path in self.temporary.iterdir()), *map(str, processes)]
+        """Return the names of temporary files, and the processes that the demo started and that still run."""
+        return [*(path.name for path in self.temporary.iterdir()), *map(str, self.processes())]
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the processes that the demo started and that still run."""
+        return [process for process in psutil.process_iter() if self._started(process)]
 
     def _started(self, process: psutil.Process) -> bool:
         try:
             marked = process.environ().get("DEMO_TEST_MARK") == self.mark
             return marked and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:  # it ended meanwhile, or is somebody else's
+        except psutil.Error:  # it has ended, or belongs to another user
             return False
 
 
 @pytest.fixture
-def scene() -> Iterator[Scene]:
+def demo() -> Iterator[DemoCall]:
     with tempfile.TemporaryDirectory(prefix="pd-") as folder:
-        yield Scene(Path(folder), uuid.uuid4().hex)
+        yield DemoCall(Path(folder), uuid.uuid4().hex)
 
 
 def check(output: dict[str, Any], report: Path) -> None:
@@ -85,23 +89,24 @@ def check(output: dict[str, Any], report: Path) -> None:
         assert kill["seconds"] > 0
 
 
-def test_a_run_ends_with_sound_evidence_and_leaves_only_the_report(scene: Scene, tmp_path: Path) -> None:
+def test_a_run_ends_with_sound_evidence_and_leaves_only_the_report(demo: DemoCall, tmp_path: Path) -> None:
     report = tmp_path / "report.txt"
-    process = scene.start("--json", "--files", str(FILES), "--kills", str(KILLS), "--output", str(report))
+    process = demo.start("--json", "--files", str(FILES), "--kills", str(KILLS), "--output", str(report))
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err + out
     check(json.loads(out), report)
     assert err.count("perdure: killed worker ") == KILLS
-    assert scene.left_behind() == []
+    assert demo.left_behind() == []
 
 
-def test_on_a_given_server_it_removes_its_keys_and_no_others(
-    scene: Scene, redis_url: str, namespace_name: str, tmp_path: Path
+def test_on_a_given_server_with_encryption_it_removes_its_keys_and_no_others(
+    demo: DemoCall, redis_url: str, namespace_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", generate_key())
     client = redis.Redis.from_url(redis_url)
     client.set(f"{{{namespace_name}}}:mine", 1, ex=300)
     before = set(client.keys("*"))
-    process = scene.start(
+    process = demo.start(
         *("--json", "--files", str(FILES), "--kills", str(KILLS), "--output", str(tmp_path / "report.txt")),
         *("--redis-url", redis_url),
     )
@@ -111,13 +116,13 @@ def test_on_a_given_server_it_removes_its_keys_and_no_others(
     assert set(client.keys("*")) <= before
     assert client.get(f"{{{namespace_name}}}:mine") == b"1"
     client.close()
-    assert scene.left_behind() == []
+    assert demo.left_behind() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_cleans_up(scene: Scene, tmp_path: Path, number: signal.Signals) -> None:
+def test_an_interrupted_demo_cleans_up(demo: DemoCall, tmp_path: Path, number: signal.Signals) -> None:
     report = tmp_path / "report.txt"
-    process = scene.start("--output", str(report))
+    process = demo.start("--output", str(report))
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("perdure: killed worker"):
@@ -128,22 +133,22 @@ def test_interrupted_it_cleans_up(scene: Scene, tmp_path: Path, number: signal.S
     assert "Traceback" not in err
     assert out == ""
     assert not report.exists()
-    assert scene.left_behind() == []
+    assert demo.left_behind() == []
 
 
-def test_killed_it_takes_its_workers_and_its_server_along(scene: Scene) -> None:
-    process = scene.start()
+def test_a_killed_demo_leaves_no_worker_and_no_server(demo: DemoCall) -> None:
+    process = demo.start()
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("perdure: killed worker"):
             break
+    assert len(demo.processes()) > 2
     process.kill()
     process.communicate(timeout=30)
-    for _ in range(200):
-        if not [left for left in scene.left_behind() if scene.mark in left]:
-            return
+    deadline = time.monotonic() + 30
+    while demo.processes():
+        assert time.monotonic() < deadline, f"still running: {demo.processes()}"
         time.sleep(0.05)
-    pytest.fail(f"still there: {scene.left_behind()}")
 
 
 def test_a_worker_that_exits_by_itself_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:

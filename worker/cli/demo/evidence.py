@@ -95,16 +95,16 @@ class DemoEvidence:
         killed = sum(kill.status == -signal.SIGKILL and kill.pid in pids for kill in self.kills)
         completed = len(set(self.completed))
         return [
-            _equal("killed", "Workers killed by SIGKILL in a step", killed, self.planned_kills, "exit status"),
+            _equal("killed", "Workers killed by SIGKILL", killed, self.planned_kills, "exit status"),
             _equal("crashes", "Crashes counted", self.crashes, len(self.kills), "task record"),
             _equal("completed", "Steps recorded", completed, self.steps, "event log"),
             _equal("completed_twice", "Steps recorded twice", len(self.completed) - completed, 0, "event log"),
             self._steps_repeated(),
             self._slowest_takeover(),
-            _equal("report", "SHA-256 of the report", self.report_sha256, self.expected_sha256, "artifact"),
+            _equal("report", "Report, SHA-256", self.report_sha256, self.expected_sha256, "artifact"),
             _equal("attempts", "Attempts until dead letter", self.attempts, self.max_attempts, "dead letter"),
             self._kept_repeated(),
-            _equal("published", "SHA-256 of the published file", self.published_sha256, self.expected_sha256, "file"),
+            _equal("published", "Published file, SHA-256", self.published_sha256, self.expected_sha256, "file"),
             _equal("letters", "Dead letters left", self.letters, 0, "dead letters"),
         ]
 
@@ -113,7 +113,7 @@ class DemoEvidence:
         cut_off = Counter(last[kill.pid] for kill in self.kills if kill.pid in last)
         again = Counter(run.step for run in self.runs)
         again.subtract(set(again))
-        allowed = f"at most {cut_off.total()}, cut off by kills"
+        allowed = f"up to {cut_off.total()} cut off"
         return Claim("repeated", "Steps run again", again.total(), allowed, "journal", again <= cut_off)
 
     def _slowest_takeover(self) -> Claim:
@@ -125,7 +125,7 @@ class DemoEvidence:
     def _kept_repeated(self) -> Claim:
         runs = Counter(run.step for run in self.publish_runs if run.step in self.kept)
         again = runs.total() - len(runs) if self.kept and len(runs) == len(self.kept) else None
-        return _equal("kept_repeated", "Its recorded steps run again", again, 0, "journal")
+        return _equal("kept_repeated", "Kept steps run again", again, 0, "journal")
 
 
 def _equal(claim: str, statement: str, counted: int | str | None, expected: int | str, source: str) -> Claim:

@@ -15,18 +15,16 @@ from .scenario import LEASE, DemoResult
 
 __all__ = ["print_screen"]
 
-_WIDEST_TEXT = 60
-
 
 def print_screen(result: DemoResult, claims: Sequence[Claim]) -> None:
-    """Print the kills, the dead letter and the evidence."""
+    """Print the kills, the dead letter and the evidence. The tables fit 80 columns."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a file may have any name, and stdout may be ASCII
     plan, letter, evidence = result.plan, result.letter, result.evidence
     print_text(f"Perdure demo, seed {plan.seed}, {result.seconds:.1f} s\n")
     print_text(f"One task reported on {len(plan.files):,} files of {plan.title}, each file in its own step.\n")
     kills = [
-        (str(one.killed), f"{one.started:,}", _cut(one.subject), str(one.resumed_by or "none"), _shown(one.seconds))
+        (str(one.killed), f"{one.started:,}", _cut(one.subject, 24), str(one.resumed_by or "none"), _shown(one.seconds))
         for one in evidence.takeovers()
     ]
     print_table(("Killed worker", "In step#", "File", "Resumed by", "After#"), kills)
@@ -36,7 +34,7 @@ def print_screen(result: DemoResult, claims: Sequence[Claim]) -> None:
         {
             "dead letter": f"{letter.id}, task {letter.task}",
             "reason": f"{letter.reason}: {letter.attempts} attempts, {letter.crashes} crashes",
-            "error": _cut(f"{letter.error}: {letter.message}"),
+            "error": _cut(f"{letter.error}: {letter.message}", 60),
             "kept": f"recorded steps: {', '.join(evidence.kept)}",
             "replayed": f"succeeded {result.replay_seconds:.2f} s after the missing folder was made",
         }
@@ -51,9 +49,8 @@ def print_screen(result: DemoResult, claims: Sequence[Claim]) -> None:
     print_text(f"Report: {plan.output}")
 
 
-def _cut(text: str) -> str:
-    half = _WIDEST_TEXT // 2
-    return text if len(text) <= _WIDEST_TEXT else f"{text[: half - 3]}...{text[-half:]}"
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width // 2 - 3]}...{text[-width // 2 :]}"
 
 
 def _shown(counted: int | float | str | None) -> str:
