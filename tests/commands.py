@@ -20,6 +20,9 @@ BOUND = 30.0
 
 COMMAND = (sys.executable, "-m", "perdure.worker.cli")
 
+IGNORING_SIGINT = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+"""Prefix of a command that starts it as a shell starts one in the background."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -63,9 +66,9 @@ def process(*args: str, cwd: Path | None = None, stdin: bytes = b"") -> Answer:
 class Running:
     """A command that runs beside the test. What it writes on stdout is read line by line, stderr at its end."""
 
-    def __init__(self, *args: str, cwd: Path) -> None:
+    def __init__(self, *args: str, cwd: Path, prefix: tuple[str, ...] = ()) -> None:
         self._err = (cwd / "stderr").open("w+b")
-        self.process = subprocess.Popen([*COMMAND, *args], cwd=cwd, stdout=subprocess.PIPE, stderr=self._err)
+        self.process = subprocess.Popen([*prefix, *COMMAND, *args], cwd=cwd, stdout=subprocess.PIPE, stderr=self._err)
         self._guard = threading.Timer(BOUND, self.process.kill)
         self._guard.start()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio.to_thread
 import pytest
-from commands import BOUND, Answer, Running, call, process
+from commands import BOUND, IGNORING_SIGINT, Answer, Running, call, process
 from perdure.queues import Producer, count_crash, spread
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
@@ -263,9 +263,12 @@ asyncio.run(main())
     assert (done.returncode, done.stdout) == (0, "True\n")
 
 
-def test_ctrl_c_while_the_app_is_imported_ends_with_130(url: tuple[str, str], folder: Path) -> None:
+@pytest.mark.parametrize("prefix", [(), IGNORING_SIGINT], ids=["in the foreground", "in the background"])
+def test_ctrl_c_while_the_app_is_imported_ends_with_130(
+    url: tuple[str, str], folder: Path, prefix: tuple[str, ...]
+) -> None:
     (folder / "slow_import.py").write_text("import time\nprint('began', flush=True)\ntime.sleep(60)\n")
-    with Running("worker", "run", "slow_import:app", *url, cwd=folder) as worker:
+    with Running("worker", "run", "slow_import:app", *url, cwd=folder, prefix=prefix) as worker:
         assert worker.line() == "began"
         worker.send(signal.SIGINT)
         answer = worker.wait()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from typing import Annotated, Any
 
 import typer
@@ -67,6 +69,7 @@ for promise in COMMANDS:
 
 def main(args: list[str] | None = None) -> None:
     """Run one command and leave with its exit code (see failures.py)."""
+    _accept_interrupts()
     try:
         code = commands.main(args, prog_name="perdure", standalone_mode=False)
     except typer.Abort:
@@ -75,6 +78,15 @@ def main(args: list[str] | None = None) -> None:
         code = 2
         _explain(misuse)
     sys.exit(code)
+
+
+def _accept_interrupts() -> None:
+    """Restore Python's handler of SIGINT if the process was started with the signal ignored.
+
+    A shell ignores SIGINT for a command in the background, and Python keeps that: a `kill -INT` would have no effect.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _explain(misuse: Any) -> None:
