@@ -252,6 +252,10 @@ def test_a_shell_is_offered_commands_at_every_level(
 
 def test_the_completion_script_calls_perdure() -> None:
     done = subprocess.run(
-        [*COMMAND, "--show-completion", "bash"], capture_output=True, text=True, timeout=BOUND, check=False
+        ["bash", "-c", '"$@"; exit', "bash", *COMMAND, "--show-completion"],  # typer asks for the shell that calls it
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+        check=False,
     )
     assert "_PERDURE_COMPLETE=complete_bash" in done.stdout
