@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import tarfile
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Final
+from zipfile import ZipFile
 
 __all__ = ["ROOT", "NoHistory", "former_commit", "knows_supervisors", "unpack"]
 
@@ -41,8 +41,8 @@ def unpack(commit: str, folder: Path) -> Path:
     """Write the package of a commit below `folder`; returns what PYTHONPATH is to name. Raises `NoHistory`."""
     package = folder / "perdure"
     package.mkdir(parents=True)
-    with tarfile.open(fileobj=BytesIO(_git("archive", commit, *_PACKAGE))) as archive:
-        archive.extractall(package, filter="data")
+    with ZipFile(BytesIO(_git("archive", "--format=zip", commit, *_PACKAGE))) as archive:
+        archive.extractall(package)
     return folder
 
 
