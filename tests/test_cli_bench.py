@@ -12,11 +12,12 @@ import pytest
 import redis
 from clusters import Cluster
 from commands import COMMAND, call, process
+from conftest import default_kind
 from perdure.queues import Address, Gateway
 from perdure.worker.cli.bench.consent import ask, check_room
 from perdure.worker.cli.failures import Failed, Misuse
 from sentinels import sentinels_of_its_own
-from servers import BUNDLED, SYSTEM, RedisServer, find_program
+from servers import BUNDLED, RedisServer, find_program
 
 pytestmark = [pytest.mark.integration]
 
@@ -106,7 +107,7 @@ def keys_of(port: int) -> list[bytes]:
 
 @pytest.mark.cluster
 def test_under_sentinels_the_raw_client_works_on_the_primary(tmp_path: Path) -> None:
-    program = find_program(SYSTEM)
+    program = find_program(default_kind())
     assert program is not None
     with sentinels_of_its_own(program) as sentinels:
         answer = call("bench", "--redis-url", sentinels.url(), "--tasks", "100", "--json")
