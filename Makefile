@@ -54,7 +54,8 @@ demo: install
 
 # Tests of one file stay in one process; each process has servers of its own.
 PARALLEL ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(PARALLEL) --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n $(PARALLEL) --dist loadfile --max-worker-restart=2
+UNLIMITED := -o timeout=0 -o faulthandler_timeout=0
 
 test: install
 	$(PYTEST)
@@ -91,16 +92,16 @@ model: export MODEL_RUNS ?= 1000
 model: export MODEL_ACTS ?= 60
 model: export MODEL_SEED ?= $(shell $(PYTHON) -c 'import secrets; print(secrets.randbelow(2**32))')
 model: install
-	$(BIN)/python -m pytest tests/test_model.py -rP
+	$(BIN)/python -m pytest tests/test_model.py -rP $(UNLIMITED)
 
 fuzz: export FUZZ_ENTRIES ?= 10000
 fuzz: export FUZZ_SEED ?= $(shell $(PYTHON) -c 'import secrets; print(secrets.randbelow(2**32))')
 fuzz: install
-	$(BIN)/python -m pytest tests/test_fuzz.py -rP
+	$(BIN)/python -m pytest tests/test_fuzz.py -rP $(UNLIMITED)
 
 bounded: export BOUNDED_TASKS ?= 100000
 bounded: install
-	$(BIN)/python -m pytest tests/test_bounded.py -rP
+	$(BIN)/python -m pytest tests/test_bounded.py -rP $(UNLIMITED)
 
 failover: install
 	$(BIN)/python tests/failover.py

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import re
+import sys
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from servers import BUNDLED, SYSTEM, VALKEY, RedisServer, find_program
 DEFAULT_KIND = os.environ.get("PERDURE_TEST_SERVER", BUNDLED)
 SERVERS = [kind for kind in ([VALKEY] if DEFAULT_KIND == VALKEY else [BUNDLED, SYSTEM]) if find_program(kind)]
 CLUSTER = "cluster"
+STDERR = pytest.StashKey[int]()
 BACKENDS = ["fake", *SERVERS, pytest.param(CLUSTER, marks=pytest.mark.cluster)]
 
 
@@ -35,6 +38,28 @@ def pytest_report_header() -> str:
 def default_kind() -> str:
     """The server that integration tests use: the bundled 6.2, or what PERDURE_TEST_SERVER names: system or valkey."""
     return DEFAULT_KIND
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep a copy of the file descriptor of stderr, which pytest replaces while a test runs."""
+    if sys.__stderr__ is not None:
+        config.stash[STDERR] = os.dup(sys.__stderr__.fileno())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """End the process with a dump of all stacks if the teardown of a test hangs.
+
+    pytest-timeout reports a test that hangs and does not guard its teardown after that: there, the event loop waits
+    for a task that ignores its cancellation.
+    """
+    limit = float(item.config.getini("timeout") or 0)
+    if limit > 0 and STDERR in item.config.stash:
+        faulthandler.dump_traceback_later(limit, exit=True, file=item.config.stash[STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True)
