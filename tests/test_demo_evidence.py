@@ -11,6 +11,7 @@ import pytest
 from perdure.deadletter import DeadLetter, Reason
 from perdure.queues import Namespace
 from perdure.worker.cli import main
+from perdure.worker.cli.connection import Place
 from perdure.worker.cli.demo import command
 from perdure.worker.cli.demo.app import STEP_PAUSE
 from perdure.worker.cli.demo.evidence import Claim, DemoEvidence, Takeover
@@ -175,7 +176,7 @@ def result(tmp_path: Path, evidence: DemoEvidence) -> DemoResult:
         raw={},
     )
     files = ["a", "b", "c"]
-    plan = DemoPlan(tmp_path, "a\x1b[31m title", files, 2, 1, tmp_path / "report.txt", command.Place())
+    plan = DemoPlan(tmp_path, "a\x1b[31m title", files, 2, 1, tmp_path / "report.txt", Place())
     return DemoResult(plan, evidence, letter, replay_seconds=0.1, seconds=12.0)
 
 
