@@ -9,7 +9,7 @@ PACKAGES := . queues queues/cluster queues/embedded queues/lua deadletter deadle
 SOURCES := $(wildcard $(addsuffix /*.py,$(PACKAGES)) $(addsuffix /*.lua,$(PACKAGES)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-system test-cluster test-valkey failover check format
+.PHONY: help install demo test test-fast coverage test-system test-cluster test-valkey failover check format
 .PHONY: model fuzz bounded chaos bench bench-scale bench-peers clean
 
 help:
@@ -17,7 +17,8 @@ help:
 	  'make demo         the whole story on real input, on an embedded Redis (about a minute)' \
 	  'make test         all tests (about five minutes)' \
 	  'make test-fast    the unit tests alone: no server, no processes' \
-	  'make test-system  the integration tests on the redis-server found on PATH' \
+	  'make coverage     all tests, and how much of the package they run (COVERAGE_TESTS)' \
+  'make test-system  the integration tests on the redis-server found on PATH' \
 	  'make test-cluster the tests on a Redis Cluster and under Sentinel' \
 	  'make test-valkey  all tests on a Valkey server' \
 	  'make check        ruff, mypy --strict, import layers' \
@@ -62,6 +63,13 @@ test: install
 
 test-fast: install
 	$(PYTEST) -m 'not integration and not processes and not cluster'
+
+# COVERAGE_TESTS: which of them, as pytest's -m takes it.
+coverage: COVERAGE_TESTS ?= not cluster
+coverage: install
+	@rm -f build/coverage*
+	$(PYTEST) -m '$(COVERAGE_TESTS)' --cov --cov-report=
+	$(BIN)/coverage report
 
 test-system: install
 	PERDURE_TEST_SERVER=system $(PYTEST) -m '(integration or processes) and not cluster'
