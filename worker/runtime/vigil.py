@@ -5,15 +5,14 @@ stacks of all threads, the loop's first: what blocks is read there. One over the
 claim to its tasks: `may_beat` says no, their leases lapse, and others take them. When the loop comes back it may beat
 again; what it lost meanwhile is refused in Redis.
 
-Code that keeps the interpreter's lock (C code that does not release it) stops this thread as well, and the beat's. Then
-nothing is renewed anyway, and the stacks are dumped to stderr by faulthandler, whose timer needs no lock.
+C code that keeps the interpreter's lock stops this thread and the beat's as well. Then nothing is renewed anyway, and a
+supervisor ends the worker with SIGABRT, on which faulthandler writes the stacks. faulthandler's timer would need no
+supervisor, but it fires when a process that was frozen continues, reads frames while their threads run, and crashes it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import faulthandler
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -85,27 +84,19 @@ class Vigil:
         return self.lag > self._warn_after
 
     def _run(self) -> None:
-        armed = self._arm()
         looked = time.monotonic()
-        try:
-            while not self._stop.wait(self._tick):
-                armed = self._arm()
-                now = time.monotonic()
-                # The whole process may have stood still. Then the loop gets one tick to answer before it is judged.
-                absent, looked = now - looked - self._tick, now
-                if absent > self._warn_after:
-                    logger.warning(
-                        "this process stood still for {:.1f} s: it was stopped, or code kept the interpreter's lock "
-                        "(then its stacks are on stderr)",
-                        absent,
-                    )
-                    if self._asked is not None and not self._excused:
-                        self._excused = True
-                        continue
-                self._look()
-        finally:
-            if armed:
-                faulthandler.cancel_dump_traceback_later()
+        while not self._stop.wait(self._tick):
+            now = time.monotonic()
+            # The whole process may have stood still. Then the loop gets one tick to answer before it is judged.
+            absent, looked = now - looked - self._tick, now
+            if absent > self._warn_after:
+                logger.warning(
+                    "this process stood still for {:.1f} s: it was stopped, or code kept the interpreter's lock", absent
+                )
+                if self._asked is not None and not self._excused:
+                    self._excused = True
+                    continue
+            self._look()
 
     def _look(self) -> None:
         lag = self.lag
@@ -145,13 +136,3 @@ class Vigil:
             renewed = " and leases are renewed again" if self._stalled else ""
             logger.warning("the event loop answers again, after {:.1f} s{}", lag, renewed)
             self._warned = self._stalled = False
-
-    def _arm(self) -> bool:
-        """Have the stacks dumped to stderr should this thread not come back, for want of the interpreter's lock."""
-        if sys.stderr is None:
-            return False
-        try:
-            faulthandler.dump_traceback_later(self._warn_after + self._tick, file=sys.stderr)
-        except (AttributeError, OSError, RuntimeError, ValueError):  # a stderr that is no file, or is closed
-            return False
-        return True
