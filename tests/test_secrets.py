@@ -156,6 +156,13 @@ def test_a_secret_is_taken_out_of_any_text(secret: str) -> None:
             assert MASK in redact(text)
 
 
+def test_a_secret_is_taken_out_wherever_it_stands() -> None:
+    redact = Redaction([TOKEN, "another"])
+    assert redact(f"{TOKEN} and {TOKEN}, then another and another") == f"{MASK} and {MASK}, then {MASK} and {MASK}"
+    quoted = "input_value='a', input_type=str"
+    assert redact(f"{quoted}; {quoted}") == "input_type=str; input_type=str"
+
+
 def test_with_too_many_secrets_to_look_for_nothing_is_told() -> None:
     assert Redaction([f"secret-{number}" for number in range(201)])("it was secret-7") == MASK
     assert Redaction(["s" * 300_000])("anything") == MASK
