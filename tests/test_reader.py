@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from perdure.queues import Reader
+import pytest
+import redis
+from perdure.queues import Reader, Unavailable
+from perdure.queues import reader as reader_module
 from perdure.queues.address import Node
 from working import soon
 
@@ -27,6 +30,26 @@ class Client:
         return None
 
     async def aclose(self) -> None: ...
+
+
+class SilentClient(Client):
+    """A client whose server answers nothing more once a read is sent: only a closed connection ends the read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.greeted.set()
+        self.reading = asyncio.Event()
+        self.connection_pool = self
+
+    async def disconnect(self) -> None:
+        self.released.set()
+
+    async def execute_command(self, *command: Any) -> Any:
+        if command[:2] == ("CLIENT", "ID"):
+            return await super().execute_command(*command)
+        self.reading.set()
+        await super().execute_command(*command)
+        raise redis.ConnectionError("Connection closed")
 
 
 class Scene:
@@ -75,3 +98,23 @@ async def test_nobody_is_told_where_nothing_is_read() -> None:
     scene.client.released.set()
     await scene.reader.read("XREADGROUP")
     assert scene.client.reads == 1
+
+
+@pytest.mark.parametrize("unblocks", [False, True], ids=["the command hangs", "the command changes nothing"])
+async def test_a_read_of_a_silent_server_is_ended_by_closing_its_connection(
+    monkeypatch: pytest.MonkeyPatch, unblocks: bool
+) -> None:
+    monkeypatch.setattr(reader_module, "_PATIENCE", 0.05)
+    client = SilentClient()
+
+    async def unblock(client_id: int, node: Node | None) -> int:
+        if not unblocks:
+            await asyncio.Event().wait()
+        return 0
+
+    reader = Reader("redis://fake", lambda _: client, unblock)  # type: ignore[arg-type, return-value]
+    read = asyncio.create_task(reader.read("XREADGROUP"))
+    await soon(client.reading.wait())
+    await soon(reader.interrupt())
+    with pytest.raises(Unavailable):
+        await soon(read)
