@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import call, process
+from perdure.worker.memory import HybridStore
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +74,22 @@ def test_what_was_exported_comes_back_as_it_was(place: Path, tmp_path: Path) -> 
     assert call("memory", "export", "--memory", copy).out == file.read_text()
     assert call("memory", "add", "--file", "-", "--json", stdin=file.read_bytes()).json == {"stored": 0, "known": 4}
     assert place.exists()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_store_is_closed_after_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    add("kept")
+    closed: list[HybridStore] = []
+    close = HybridStore.close
+
+    async def closing(store: HybridStore) -> None:
+        await close(store)
+        closed.append(store)
+
+    monkeypatch.setattr(HybridStore, "close", closing)
+    output = tmp_path / "missing" / "memories.jsonl" if fails else tmp_path / "memories.jsonl"
+    assert call("memory", "export", "-o", str(output)).code == int(fails)
+    assert len(closed) == 1
 
 
 def test_a_file_of_new_memories_is_checked_before_anything_is_stored(place: Path) -> None:
