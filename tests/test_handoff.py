@@ -10,6 +10,7 @@ from perdure.worker.errors import BadHandoff
 from perdure.worker.journal import Handoff, build_handoff, empty_state, fitted, fitted_text, state_after
 from perdure.worker.journal.compression import estimated_tokens
 from perdure.worker.journal.handoff import Dependencies, DoubtfulStep, Found, Made, Open, ToolUse, Waiting
+from perdure.worker.journal.snapshot import StoredState
 
 TEXT = st.text(max_size=300)
 NAME = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1, max_size=40)
@@ -188,6 +189,22 @@ def test_it_is_drawn_up_from_what_the_log_tells() -> None:
     assert "- begin with src: it is small (left open: docs)" in text
     assert "- ada: approval, it costs money" in text
     assert "- the last error: ValueError: no such file" in text
+
+
+def test_events_that_cannot_be_read_or_applied_are_passed_over() -> None:
+    """What comes after them is in the state all the same."""
+    events = [
+        told(1, "discovered", fact="12 files", source="list"),
+        told(2, "discovered", fact={"no": "text"}),
+        TaskEvent("3-0", 1000, "discovered", None, {"fact": "sealed"}, 3, problem="it cannot be opened"),
+        told(4, "discovered", fact="3 of them are empty", source="read"),
+    ]
+    misfit = told(3, "changed", changes=[{"op": "remove", "path": "/nothing/there"}])
+    state = state_after(StoredState(1, "auditor", state_after(None, events[:1])), [*events[:2], misfit, events[3]])
+    assert [found["fact"] for found in state["discoveries"]] == ["12 files", "3 of them are empty"]
+    assert state_after(None, events) == state
+    handoff = build_handoff(state, events, task="audit", session="x", why="crash", number=4)
+    assert [found.fact for found in handoff.discoveries] == ["12 files", "3 of them are empty"]
 
 
 def test_the_steps_of_a_plan_are_in_progress_next_or_can_wait() -> None:
