@@ -204,6 +204,23 @@ async def test_a_step_that_fails_and_is_not_replaced_is_retried_with_the_task(ap
     assert set(await recorded_steps(app, handle)) == {"d:#plan", "d:#finish"}
 
 
+async def test_a_replan_that_changes_nothing_adds_nothing_to_the_log(app: App) -> None:
+    asked: list[str] = []
+
+    async def replan(self: Doer, ctx: Context, state: Work) -> None:
+        asked.append(await ctx.step("think", str.upper, state.current or ""))
+        if len(asked) == 2:
+            state.done.append("changed")
+
+    handle = await app.agent(name="other")(agent(replan=replan)).enqueue("do", steps=["a", "b", "c"])
+    await work_off(app)
+    assert (await soon(handle.result()))["done"] == ["a", "b", "changed", "c"]
+    assert len(asked) == 3
+    told = [event.type for event in await history(handle)]
+    assert told.count("changed") == 1
+    assert set(await recorded_steps(app, handle)) == {"d:#plan", "d:#finish"}
+
+
 @pytest.mark.parametrize(
     ("steps", "problem"),
     [
