@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+import anyio
 import pytest
 from perdure import App, Context, Retry, Settings, State, Unavailable, Worker
 from perdure.queues import Consumer, Partition, Reader, list_workers
@@ -368,6 +369,35 @@ async def test_what_came_with_a_reply_that_was_lost_is_run_at_once(
         async with asyncio.timeout(AT_ONCE):
             assert [await handle.result() for handle in handles] == [(1, 0)] * 5
     assert lost
+
+
+@pytest.mark.integration
+async def test_an_idle_worker_waits_in_its_read(patient: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after it had work: a worker that asked again and again would cost Redis its time."""
+    reads: list[float | None] = []
+    read = Consumer.read
+
+    async def counted(consumer: Consumer, most: int, *, block: float | None) -> Any:
+        reads.append(block)
+        return await read(consumer, most, block=block)
+
+    monkeypatch.setattr(Consumer, "read", counted)
+
+    @patient.task
+    async def job(ctx: Context) -> None: ...
+
+    async def waits() -> bool:
+        return b"blocked_clients:1" in await redis_command(patient, "INFO", "clients")
+
+    async with working(patient, concurrency=1):
+        for _ in range(2):
+            await until(waits, "the worker waits in its read")
+            before = len(reads)
+            await anyio.sleep(0.3)
+            assert len(reads) <= before + 1
+            for handle in [await job.enqueue() for _ in range(3)]:
+                await soon(handle.result())
+    assert reads
 
 
 @pytest.mark.integration
