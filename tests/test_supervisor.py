@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ from perdure.queues import (
     list_supervisors,
     resume_supervisor,
 )
+from perdure.worker.observe import logger
 from perdure.worker.settings import Settings
 from perdure.worker.supervise import Plan, Supervisor, alert, child, children, ledger, line, ward, watch
 from perdure.worker.supervise.child import Child
@@ -82,8 +83,8 @@ class Stage:
         with (self.folder / str(pid)).open("a") as orders:
             orders.writelines(f"{line}\n" for line in lines)
 
-    def order_all_that_start(self, order: str | None) -> None:
-        path = self.folder / "start"
+    def order_all_that_start(self, order: str | None, role: str | None = None) -> None:
+        path = self.folder / ("start" if role is None else f"start-{role}")
         if order is None:
             path.unlink()
         else:
@@ -128,6 +129,14 @@ class Stage:
 
     def alive(self) -> set[int]:
         return {one.pid for one in psutil.Process().children() if "pretender.py" in " ".join(one.cmdline())}
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    lines: list[str] = []
+    sink = logger.add(lambda message: lines.append(str(message)), format="{message}")
+    yield lines
+    logger.remove(sink)
 
 
 @pytest.fixture
@@ -409,7 +418,7 @@ async def test_nonsense_on_the_line_harms_nobody(stage: Stage) -> None:
     await stage.told(stage.ready("isolated")[0], "isolate")
 
 
-async def test_a_reload_replaces_one_at_a_time(stage: Stage) -> None:
+async def test_a_reload_replaces_one_at_a_time(stage: Stage, log: list[str]) -> None:
     await stage.start(processes=3)
     old = stage.ready()
     os.kill(os.getpid(), signal.SIGHUP)
@@ -425,6 +434,8 @@ async def test_a_reload_replaces_one_at_a_time(stage: Stage) -> None:
     assert sorted(pid for what, pid in happened if what == "heard") == sorted(old)  # who was ready first may be any
     assert len(stage.ready("isolated")) == 2
     assert (await stage.info()).crashes == 0
+    await until_logged(log, "all workers are replaced")
+    assert not [line for line in log if "ended early" in line]
 
 
 async def test_a_reload_that_comes_early_is_remembered(stage: Stage) -> None:
@@ -479,6 +490,23 @@ async def test_a_reload_lets_a_suspect_come_to_its_end(stage: Stage) -> None:
     assert not stage.journal.lines("heard", "stop", pid=busy)
     stage.order(busy, 'say {"what": "ends", "id": "t1"}')
     await stage.told(busy, "stop")
+
+
+@pytest.mark.parametrize("role", ["worker", "isolated"])
+async def test_a_reload_says_that_a_new_child_did_not_start(stage: Stage, log: list[str], role: str) -> None:
+    supervisor = await stage.start(processes=1)
+    stage.order_all_that_start("exit 1", role)
+    supervisor.reload()
+    await until_logged(log, "the reload has ended early")
+    assert not [line for line in log if "all workers are replaced" in line]
+    assert set(stage.ready("isolated")) <= stage.alive()
+
+
+async def until_logged(log: list[str], text: str) -> None:
+    async def logged() -> bool:
+        return any(text in line for line in log)
+
+    await until(logged, f"the log says {text!r}")
 
 
 async def test_broken_code_ends_the_reload_and_the_old_ones_go_on(stage: Stage) -> None:

@@ -1,7 +1,8 @@
 """A child of a supervisor that runs no tasks: it says what it is ordered to say, and dies how it is ordered to.
 
 It appends what happens to it to a journal. Orders come in files of its folder: ORDERS/PID for one process, line by
-line, and ORDERS/start for each that starts. It imports nothing of Perdure, so that a test may have many of it.
+line, and ORDERS/start or ORDERS/start-ROLE for each that starts. It imports nothing of Perdure, so that a test may have
+many of it.
 """
 
 from __future__ import annotations
@@ -65,10 +66,11 @@ def main() -> None:
     note("began")
     pipes = [one for one in Path("/proc/self/fd").iterdir() if int(one.name) > 2 and _is_pipe(one)]
     note("pipes", str(len(pipes)))
-    if (ORDERS / "start").exists():
-        order = (ORDERS / "start").read_text()
-        note("obeys", order.replace(" ", "-"))
-        obey(order)
+    for start in (ORDERS / "start", ORDERS / f"start-{ROLE}"):
+        if start.exists():
+            order = start.read_text()
+            note("obeys", order.replace(" ", "-"))
+            obey(order)
     threading.Thread(target=listen, daemon=True).start()
     say("loaded", **json.loads(os.environ["FACTS"]))
     own = ORDERS / str(os.getpid())
