@@ -36,16 +36,16 @@ class Supervisors:
             "PERDURE_REDIS_URL": settings.redis_url,
             "PERDURE_NAMESPACE": settings.namespace,
             "PERDURE_LEASE": "60",  # nothing in these tests goes on because a lease has passed
-            "PERDURE_GRACE": "5",
             "PERDURE_RESTART_DELAYS": "0.1",
         }
         self._started: list[subprocess.Popen[bytes]] = []
         self._seen: set[psutil.Process] = set()
 
-    def start(self, processes: int = 2) -> psutil.Process:
+    def start(self, processes: int = 2, *, grace: float = 5.0) -> psutil.Process:
         """Start a supervisor, without waiting for it."""
+        environment = self._environment | {"PERDURE_GRACE": str(grace)}
         command = [*COMMAND, "worker", "run", f"{PROGRAM}:app", "--processes", str(processes), "--concurrency", "8"]
-        self._started.append(subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL))
+        self._started.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
         return psutil.Process(self._started[-1].pid)
 
     def children(self, supervisor: psutil.Process) -> set[psutil.Process]:
@@ -155,6 +155,31 @@ async def test_children_end_with_their_supervisor_and_hand_over_at_no_cost(
         await gone(child)
     record = await handle.record()
     assert (record.state, record.attempts, record.crashes) in (("queued", 0, 0), ("succeeded", 1, 0))
+    await handle.cancel()
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["the step ends", "the step does not end"])
+async def test_a_child_whose_supervisor_is_gone_has_its_grace(
+    supervisors: Supervisors, producer: Producer, tmp_path: Path, ends: bool
+) -> None:
+    """A step that ends within the grace is recorded, one that does not is cancelled; another worker takes the rest."""
+    supervisor = supervisors.start(processes=1, grace=BOUND if ends else 1.0)
+    journal = supervisors.crew
+    gate = tmp_path / "gate"
+    handle = await producer.enqueue("gated", {"name": str(gate), "more": True})
+    busy = psutil.Process((await journal.line("begin", f"{handle.id}:second")).pid)
+    await journal.line("imported", number=2)
+    [idle] = supervisors.children(supervisor) - {busy}
+    supervisor.kill()
+    await gone(idle)  # it has nothing to end
+    if ends:
+        assert busy.is_running()
+        gate.touch()
+    await gone(busy)
+    record = await handle.record()
+    assert (record.state, record.attempts, record.crashes) == ("queued", 0, 0)
+    assert await told(handle, "step_completed", "handed_off") == ["step_completed"] * (1 + ends) + ["handed_off"]
+    assert not journal.lines("begin", f"{handle.id}:third")
     await handle.cancel()
 
 

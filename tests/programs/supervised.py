@@ -35,12 +35,17 @@ async def wait_for(name: str) -> None:
 
 
 @app.task(retry=Retry(max_attempts=3, max_crashes=1000, base=0.0))
-async def gated(ctx: Context, name: str, *, starts: bool = False) -> int:
-    """A quick step, and one that waits for a file; may start a program that outlives it, and would have it all open."""
+async def gated(ctx: Context, name: str, *, starts: bool = False, more: bool = False) -> int:
+    """A quick step, and one that waits for a file; may start a program that outlives it, and would have it all open.
+
+    more: take another step then.
+    """
     await ctx.step("first", act, 0.0)
     if starts:
         note("started", start_program())
     await ctx.step("second", wait_for, name)
+    if more:
+        await ctx.step("third", act, 0.0)
     return os.getpid()
 
 
