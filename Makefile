@@ -5,8 +5,7 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 
 # The editable install links every file of the package, so a new file or folder makes it stale.
-PACKAGES := . queues queues/cluster queues/embedded queues/lua deadletter deadletter/lua $(wildcard worker worker/*/. worker/*/*/.)
-SOURCES := $(wildcard $(addsuffix /*.py,$(PACKAGES)) $(addsuffix /*.lua,$(PACKAGES)))
+SOURCES := __init__.py $(shell find queues deadletter worker -name "*.py" -o -name "*.lua")
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast coverage test-system test-cluster test-valkey failover check format
@@ -100,23 +99,23 @@ model: export MODEL_RUNS ?= 1000
 model: export MODEL_ACTS ?= 60
 model: export MODEL_SEED ?= $(shell $(PYTHON) -c 'import secrets; print(secrets.randbelow(2**32))')
 model: install
-	$(BIN)/python -m pytest tests/test_model.py -rP $(UNLIMITED)
+	$(BIN)/python -m pytest tests/model -rP $(UNLIMITED)
 
 fuzz: export FUZZ_ENTRIES ?= 10000
 fuzz: export FUZZ_SEED ?= $(shell $(PYTHON) -c 'import secrets; print(secrets.randbelow(2**32))')
 fuzz: install
-	$(BIN)/python -m pytest tests/test_fuzz.py -rP $(UNLIMITED)
+	$(BIN)/python -m pytest tests/fuzz -rP $(UNLIMITED)
 
 bounded: export BOUNDED_TASKS ?= 100000
 bounded: install
-	$(BIN)/python -m pytest tests/test_bounded.py -rP $(UNLIMITED)
+	$(BIN)/python -m pytest tests/system/test_bounded.py -rP $(UNLIMITED)
 
 failover: install
-	$(BIN)/python tests/failover.py
+	$(BIN)/python -m tests.topology.failover
 
 # CHAOS: options of the run, such as CHAOS='--seconds 60 --seed 7'; see docs/chaos.md.
 chaos: install
-	PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS)
+	$(BIN)/python -m tests.chaos $(CHAOS)
 
 bench: install
 	$(BIN)/python -m benchmarks

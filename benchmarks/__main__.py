@@ -14,7 +14,7 @@ import hiredis
 import redis
 import typer
 from perdure import PerdureError
-from perdure.worker.observe import configure_logging
+from perdure.worker.log import configure_logging
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

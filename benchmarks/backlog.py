@@ -10,8 +10,8 @@ from statistics import median
 from perdure import Producer
 from perdure.deadletter import Filter, list_letters
 from perdure.queues import Consumer, Gateway, Leases, Namespace, Partition, list_queues, promote_due, succeed
-from perdure.queues.reading import read_partitions
-from perdure.queues.settlement import Counters
+from perdure.queues.delivery.settlement import Counters
+from perdure.queues.delivery.stream_reader import read_partitions
 
 from .figures import Figure, Line, Measure
 from .place import Place

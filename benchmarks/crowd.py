@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from perdure import App, Context, Worker
-from perdure.worker.observe import configure_logging
+from perdure.worker.log import configure_logging
 
 from .machine import run
 from .processes import tell

@@ -16,13 +16,13 @@ from typing import Any
 import hiredis
 from perdure import App, Context, Settings, Worker
 from perdure.queues import Address, Delivery, Envelope, Gateway, Leases, Namespace, new_task_id
-from perdure.queues.records import pairs
-from perdure.queues.wire import Command
+from perdure.queues.transport.pipelining import Command
+from perdure.queues.transport.scripts import pairs
 from perdure.worker.durable import Run
-from perdure.worker.observe import configure_logging
+from perdure.worker.log import configure_logging
 from perdure.worker.registry import Task
-from perdure.worker.runtime.execution import Executor
-from perdure.worker.runtime.isolation import Isolation
+from perdure.worker.runtime.executor import Executor
+from perdure.worker.runtime.quarantine_gate import Isolation
 from perdure.worker.runtime.slots import Slots
 from rich.console import Console
 from rich.table import Table

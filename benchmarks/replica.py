@@ -6,7 +6,7 @@ import asyncio
 import signal
 
 from perdure import App, Context, Worker
-from perdure.worker.observe import configure_logging
+from perdure.worker.log import configure_logging
 
 from .machine import run
 from .processes import tell

@@ -19,7 +19,7 @@ import redis
 import typer
 from perdure import Agent, AgentState, App, Context, PerdureError, PlanStep, Worker
 from perdure.queues import Partition, TaskHandle
-from perdure.worker.observe import configure_logging
+from perdure.worker.log import configure_logging
 
 from .machine import machine_line, run
 from .place import Place

@@ -26,7 +26,7 @@ from ..queues import (
     read_marks,
     shown_arguments,
 )
-from .reasons import Reason
+from .policy import Reason
 
 __all__ = ["DeadLetter", "Filter", "count_letters", "find_letter", "list_letters"]
 

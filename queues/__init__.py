@@ -1,18 +1,31 @@
 """Queues: Redis, messages, leases, outcomes. Knows nothing of handlers, agents or policy."""
 
-from .address import Address
-from .beat import Beat
-from .checkpoint import Entry, History, Kind, last_step, load_history, note_alive, recorded_steps, write_entries
-from .consumer import Consumer
-from .coverage import Coverage
-from .crashes import CrashReport, report_crash
-from .deployment import deployment_id
-from .due import promote_due, watch_due
+from .defaults import default_address, default_data_dir, default_namespace
+from .delivery.checkpoint import (
+    Entry,
+    History,
+    Kind,
+    last_step,
+    load_history,
+    note_alive,
+    recorded_steps,
+    write_entries,
+)
+from .delivery.consumer import Consumer
+from .delivery.due_set import promote_due, take_turns, watch_due
+from .delivery.heartbeat import Beat
+from .delivery.leases import Delivery, Leases
+from .delivery.quarantine_store import CrashReport, acquit, report_crash, set_aside, take_suspect
+from .delivery.settlement import Counters, cancelled, park, release, reschedule, succeed
+from .delivery.stream_reader import OneConnection, read_partitions
+from .derived_tasks import MOST_HAND_OFFS, Successor, hand_on, read_origin, recorded_results, store_fork
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
     FORMAT_VERSION,
     LONGEST,
     Envelope,
+    Form,
+    Message,
     Options,
     check_size,
     check_task_id,
@@ -46,42 +59,39 @@ from .errors import (
     UnreadableEnvelope,
     UnreadableMessage,
 )
-from .events import TaskEvent, read_events, read_last_events, walk_events
-from .forking import read_origin, recorded_results, store_fork
-from .form import Form
-from .gateway import Gateway, Reader
-from .handing import MOST_HAND_OFFS, Successor, hand_on
+from .event_log import TaskEvent, Trail, read_events, read_last_events, read_trail, walk_events
 from .handle import TaskHandle
-from .inbox import (
-    InboxMessage,
-    Sent,
-    drop_message,
-    forward_messages,
-    last_message,
-    read_inbox,
-    send_message,
+from .inbox import InboxMessage, Sent, drop_message, forward_messages, last_message, read_inbox, send_message
+from .inspection import (
+    QueueStats,
+    find_task,
+    list_queues,
+    list_tasks,
+    queue_partitions,
+    saved_fields,
+    saved_fields_of_all,
 )
-from .inspection import QueueStats, find_task, list_queues, list_tasks, queue_partitions
 from .keys import Namespace, Partition, check_name
-from .leases import Delivery, Leases
-from .marks import Marks, hide, keep_hidden, marked_values, read_marks
-from .place import default_address, default_data_dir, default_namespace
-from .presence import WorkerInfo, announce, list_workers, present_workers, withdraw
+from .partitions.assignment import Coverage
+from .partitions.resharding import close_former, load_route, retire_generation, set_partitions
+from .partitions.route import MOST_PARTITIONS, Generation, Route, spread
+from .presence import WorkerInfo, announce, deployment_id, list_workers, present_workers, withdraw
 from .producer import Key, Producer, key_of, map_each
-from .reading import OneConnection, read_partitions
-from .records import Record, State, opened_error, pairs, plain_data, read_record, shown_arguments
-from .redaction import Redaction
-from .replication import Replicated, Replication
-from .rerouting import close_former, load_route, retire_generation, set_partitions
-from .revealing import has_secret, reveal, shows_mask
-from .routes import MOST_PARTITIONS, Generation, Route, spread
-from .saved import saved_fields, saved_fields_of_all
-from .scripts import Script, load_script
-from .sealing import ERROR, MARK, NO_KEYS, NO_SEAL, Seal, Sealer, arguments_of, is_sealed
-from .sealing_keys import generate_key, make_sealer
-from .sending import Message
-from .settlement import Counters, cancelled, park, release, reschedule, succeed
-from .supervision import (
+from .records import Record, State, opened_error, plain_data, read_record, shown_arguments
+from .security.encryption import ERROR, MARK, NO_KEYS, NO_SEAL, Seal, Sealer, arguments_of, is_sealed
+from .security.keyring import generate_key, make_sealer
+from .security.redaction import Redaction
+from .security.secret_arguments import (
+    Marks,
+    has_secret,
+    hide,
+    keep_hidden,
+    marked_values,
+    read_marks,
+    reveal,
+    shows_mask,
+)
+from .supervisors import (
     ChildInfo,
     SupervisorInfo,
     SupervisorState,
@@ -92,9 +102,10 @@ from .supervision import (
     supervise,
     withdraw_supervisor,
 )
-from .suspects import acquit, set_aside, take_suspect
-from .trail import Trail, read_trail
-from .turns import take_turns
+from .transport.address import Address
+from .transport.gateway import Gateway, Reader
+from .transport.replication import Replicated, Replication
+from .transport.scripts import Script, load_script, pairs
 
 __all__ = [
     "DEFAULT_PAYLOAD_LIMIT",

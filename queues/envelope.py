@@ -5,27 +5,31 @@ task's arguments, kept apart so that it is parsed once, by the task's own valida
 
 A field that this version does not know is ignored, so that a newer producer may add one; what an older worker could
 not read rightly gets a new version number, and every worker refuses a version newer than its own.
+
+What the envelopes of many tasks have in common, checked and encoded once.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import orjson
 import uuid_utils
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import PayloadTooLarge, UnreadableEnvelope
-from .marks import DEEPEST, MOST_MARKS, Marks
-from .revealing import SECRET, reveal
+from .partitions.route import spread
+from .security.secret_arguments import DEEPEST, MOST_MARKS, SECRET, Marks, reveal
 
 __all__ = [
     "DEFAULT_PAYLOAD_LIMIT",
     "FORMAT_VERSION",
     "LONGEST",
     "Envelope",
+    "Form",
+    "Message",
     "Options",
     "check_task_id",
     "encode_arguments",
@@ -156,3 +160,49 @@ def encode_arguments(arguments: Mapping[str, Any]) -> tuple[bytes, Marks]:
 def check_size(what: str, size: int, limit: int) -> None:
     if size > limit:
         raise PayloadTooLarge(what, size, limit)
+
+
+class Message(NamedTuple):
+    """A task as it is stored. number: what its key stands for; None where it has no key. own_id: its id is the
+    caller's, so it may be known from before.
+    """
+
+    id: str
+    envelope: bytes
+    arguments: bytes
+    number: int | None
+    own_id: bool
+
+
+_PLACE = "0"
+
+
+class Form:
+    """An envelope without its id. Raises `ValueError` for a task, headers or options that no envelope can have."""
+
+    __slots__ = ("_after", "_before")
+
+    def __init__(self, task: str, headers: Mapping[str, str] | None = None, options: Options | None = None) -> None:
+        given: dict[str, Any] = {} if options is None else {"options": options}
+        try:
+            blank = Envelope(id=_PLACE, task=task, headers=dict(headers or {}), **given)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}, not {first['input']!r}") from None
+        self._before, _, self._after = blank.encode().partition(b'"id":"%s"' % _PLACE.encode())
+        self._before += b'"id":"'
+        self._after = b'"' + self._after
+
+    def message(
+        self, arguments: bytes, secrets: Marks = (), *, key: str | None = None, task_id: str | None = None
+    ) -> Message:
+        """One task. secrets: where its arguments hold some. task_id: the caller's own; `ValueError` for one that cannot
+        be.
+        """
+        own_id = task_id is not None
+        known = new_task_id() if task_id is None else check_task_id(task_id)
+        key = task_id if key is None else key
+        envelope = b"%b%b%b" % (self._before, known.encode(), self._after)
+        if secrets:
+            envelope = b'%b,"secrets":%b}' % (envelope[:-1], orjson.dumps(secrets))
+        return Message(known, envelope, arguments, None if key is None else spread(key), own_id)

@@ -12,19 +12,19 @@ from typing import Any, Final, Generic, TypeVar
 import anyio
 from pydantic_core import from_json
 
+from .derived_tasks import MOST_HAND_OFFS
 from .envelope import DEFAULT_PAYLOAD_LIMIT
 from .errors import HandOffRefused, TaskCancelled, TaskFailed, TaskNotFound
-from .events import TaskEvent, read_events, walk_events
-from .gateway import Gateway
-from .handing import MOST_HAND_OFFS
+from .event_log import TaskEvent, read_events, walk_events
 from .inbox import InboxMessage, Sent, read_inbox, send_message
 from .inspection import find_task
 from .keys import GROUP, NOBODY, Namespace, Partition
-from .news import News
-from .outlive import outlive
+from .pubsub import News
 from .records import Record, State, read_record
-from .scripts import queue_script
-from .sealing import RESULT
+from .security.encryption import RESULT
+from .transport.backoff import outlive
+from .transport.gateway import Gateway
+from .transport.scripts import queue_script
 
 __all__ = ["DEFAULT_RESULT_TTL", "TaskHandle"]
 

@@ -25,12 +25,12 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from .envelope import DEFAULT_PAYLOAD_LIMIT, check_size, new_task_id
 from .errors import CannotOpen, InboxError, InboxFull, TaskEnded, TaskNotFound
-from .gateway import Gateway
 from .inspection import find_task
 from .keys import Namespace, Partition
 from .records import State
-from .scripts import queue_script
-from .sealing import MESSAGE, Seal
+from .security.encryption import MESSAGE, Seal
+from .transport.gateway import Gateway
+from .transport.scripts import queue_script
 
 __all__ = [
     "MOST_MESSAGES",

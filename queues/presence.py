@@ -1,7 +1,14 @@
-"""Who is working: one hash per worker, with a TTL, and the list of them."""
+"""Who is working: one hash per worker, with a TTL, and the list of them.
+
+What tells one deployment from every other: an id that its Redis keeps.
+
+Two servers can have the same namespace. What belongs to a deployment and is kept outside Redis goes by this id, so that
+none takes another's for its own.
+"""
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,12 +16,11 @@ from typing import Any, Final
 
 import orjson
 
-from .gateway import Argument, Gateway
 from .keys import Namespace
-from .records import pairs
-from .scripts import queue_script
+from .transport.gateway import Argument, Gateway
+from .transport.scripts import pairs, queue_script
 
-__all__ = ["WorkerInfo", "announce", "list_workers", "present_workers", "total_rates", "withdraw"]
+__all__ = ["WorkerInfo", "announce", "deployment_id", "list_workers", "present_workers", "total_rates", "withdraw"]
 
 _ANNOUNCE = queue_script("announce")
 _PRESENT = queue_script("present")
@@ -143,3 +149,11 @@ def _read(announced: bytes | list[bytes] | None, now: int) -> WorkerInfo | None:
         return WorkerInfo(**told | {"queues": tuple(told["queues"])})
     except (KeyError, TypeError, ValueError):
         return None
+
+
+async def deployment_id(gateway: Gateway, namespace: Namespace) -> str:
+    """The id: 32 hexadecimal digits, made when it is first asked for. Of several that ask at once, all get the same."""
+    key = namespace.deployment
+    made: tuple[str | bytes, ...] = ("HSETNX", key, "id", uuid.uuid4().hex)
+    _, found = await gateway.pipeline([made, ("HGET", key, "id")])
+    return str(found.decode())

@@ -10,28 +10,21 @@ from typing import Any, Self, TypeVar
 import orjson
 from pydantic_core import from_json
 
-from .address import Address
-from .envelope import (
-    DEFAULT_PAYLOAD_LIMIT,
-    LONGEST,
-    Options,
-    check_size,
-    encode_arguments,
-)
+from .defaults import default_address, default_namespace, default_replication, default_sealer
+from .enqueueing import Sending
+from .envelope import DEFAULT_PAYLOAD_LIMIT, LONGEST, Form, Message, Options, check_size, encode_arguments
 from .errors import TaskNotFound
-from .form import Form
-from .gateway import Gateway
 from .handle import DEFAULT_RESULT_TTL, TaskHandle
 from .inbox import Sent
 from .inspection import find_task
 from .keys import Namespace, Partition
-from .news import News
-from .place import default_address, default_namespace, default_replication, default_sealer
-from .replication import Replicated, Replication
-from .routes import spread
-from .sealing import Sealer, arguments_of
-from .sending import Message, Sending
-from .way import Way
+from .partitions.route import spread
+from .partitions.router import Way
+from .pubsub import News
+from .security.encryption import Sealer, arguments_of
+from .transport.address import Address
+from .transport.gateway import Gateway
+from .transport.replication import Replicated, Replication
 
 __all__ = ["Key", "Producer", "key_of", "map_each"]
 

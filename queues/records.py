@@ -11,12 +11,13 @@ import orjson
 
 from .envelope import Envelope
 from .errors import CannotOpen, Refused, UnreadableEnvelope
-from .gateway import Command, Gateway, is_missing_group
 from .keys import GROUP, Partition, is_nobody
-from .marks import Marks, hide, read_marks
-from .sealing import ERROR, NO_SEAL, RESULT, Seal, arguments_of
+from .security.encryption import ERROR, NO_SEAL, RESULT, Seal, arguments_of
+from .security.secret_arguments import Marks, hide, read_marks
+from .transport.gateway import Command, Gateway, is_missing_group
+from .transport.scripts import pairs
 
-__all__ = ["Record", "State", "opened_error", "pairs", "plain_data", "read_record", "read_records", "shown_arguments"]
+__all__ = ["Record", "State", "opened_error", "plain_data", "read_record", "read_records", "shown_arguments"]
 
 
 class State(StrEnum):
@@ -131,11 +132,6 @@ def opened_error(seal: Seal, data: bytes) -> Any:
         return _json_or_text(seal.open(ERROR, data, plain=True))
     except CannotOpen as error:
         return {"error": type(error).__name__, "message": str(error), "traceback": ""}
-
-
-def pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
-    """A flat field-value reply as a mapping."""
-    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 _FIELDS: Final = (

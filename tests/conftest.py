@@ -14,14 +14,15 @@ from typing import Any
 import fakeredis
 import pytest
 import redis.asyncio
-from clusters import Cluster, cluster_of_its_own
-from leaks import check_for_leaks
 from perdure.queues import Address, Gateway, Namespace, Partition, Producer
-from perdure.queues.scripts import loaded_scripts
-from perdure.queues.wire import ClientWire, Command, PipelinedWire
+from perdure.queues.transport.pipelining import ClientWire, Command, PipelinedWire
+from perdure.queues.transport.scripts import loaded_scripts
 from perdure.worker.settings import Settings
-from postgres import PostgresServer, find_postgres
-from servers import BUNDLED, SYSTEM, VALKEY, RedisServer, find_program
+
+from tests.support.clusters import Cluster, cluster_of_its_own
+from tests.support.key_leaks import check_for_leaks
+from tests.support.postgres import PostgresServer, find_postgres
+from tests.support.servers import BUNDLED, SYSTEM, VALKEY, RedisServer, find_program
 
 DEFAULT_KIND = os.environ.get("PERDURE_TEST_SERVER", BUNDLED)
 SERVERS = [kind for kind in ([VALKEY] if DEFAULT_KIND == VALKEY else [BUNDLED, SYSTEM]) if find_program(kind)]

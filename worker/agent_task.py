@@ -1,7 +1,12 @@
-"""An agent as it is enqueued: by its goal, which is worked for once."""
+"""An agent as it is enqueued: by its goal, which is worked for once.
+
+The id of an agent's task: the same for the same goal, so that a goal is worked for once.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from typing import Any, Generic
 
 import orjson
@@ -9,11 +14,19 @@ from pydantic import ValidationError
 
 from ..queues import TaskHandle
 from .agent import Agent, S, StateForm, problem_of
-from .agent.goal import goal_id
 from .errors import InvalidArguments
 from .registry import Arguments, Task
 
-__all__ = ["AgentTask"]
+__all__ = ["AgentTask", "goal_id"]
+
+
+def goal_id(agent: str, key: str | None, arguments: Mapping[str, Any]) -> str:
+    """The task id of a goal. key: the caller's name for it; else it is known by its arguments, which are JSON data
+    without secrets.
+    """
+    known: list[Any] = [agent, "goal", dict(arguments)] if key is None else [agent, "key", key]
+    data = orjson.dumps(known, option=orjson.OPT_SORT_KEYS)
+    return f"goal-{hashlib.sha256(data).hexdigest()[:40]}"
 
 
 class AgentTask(Generic[S]):

@@ -12,7 +12,7 @@ from .agent import Agent, S, StateForm, make_handler
 from .agent_task import AgentTask
 from .durable import Durability
 from .journal import AgentState
-from .observe import logger
+from .log import logger
 from .registry import Handler, P, R, Registry, Task
 from .settings import Settings, load_settings
 

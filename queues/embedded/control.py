@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import EmbeddedServerError
-from .directory import DataDirectory
+from .files import POLL, DataDirectory, ask, exclusive, holders, is_free, socket_path
 from .launch import STOPPED_WITHIN, read_record, stop_orphan
-from .locks import POLL, exclusive, holders, is_free
 from .server import READY_WITHIN, EmbeddedServer
-from .sockets import ask, socket_path
 
 __all__ = ["ServerStatus", "start", "status", "stop"]
 

@@ -10,10 +10,8 @@ from types import TracebackType
 from typing import Self
 
 from ..errors import EmbeddedServerError
-from .directory import DataDirectory
+from .files import POLL, DataDirectory, exclusive, is_free, is_ready, shared, socket_path
 from .launch import STOPPED_WITHIN, launch, log_since, log_size, read_record
-from .locks import POLL, exclusive, is_free, shared
-from .sockets import is_ready, socket_path
 
 __all__ = ["READY_WITHIN", "EmbeddedServer"]
 

@@ -151,7 +151,8 @@ class Fleet:
             "CHAOS_ROLE": "worker",
             "CHAOS_VERSION": host.version,
         }
-        command = [sys.executable, "-m", "perdure.worker.cli", "worker", "run", "chaos.app:app", "--concurrency", "8"]
+        command = [sys.executable, "-m", "perdure.worker.cli", "worker", "run", "tests.chaos.app:app"]
+        command += ["--concurrency", "8"]
         if host.supervised:
             command += ["--processes", str(host.processes), "--name", f"chaos-{host.number}"]
         return command, environment
@@ -160,13 +161,13 @@ class Fleet:
         options = self._options
         rate = 0.0 if producer.resting else options.rate / options.producers
         seed = options.seed * 1000 + producer.number
-        command = [sys.executable, "-m", "chaos.producer", str(seed), str(rate)]
+        command = [sys.executable, "-m", "tests.chaos.producer", str(seed), str(rate)]
         return command, self.environment(self._lines[-1].url, producer.version)
 
     def environment(self, url: str, version: str) -> dict[str, str]:
         """What every process of the run is told."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
-        path = [str(ROOT / "tests")]
+        path = [str(ROOT)]
         if version == "former":
             path.insert(0, str(self._former))
         return kept | {

@@ -16,7 +16,8 @@ from typing import Any, Final
 import orjson
 from perdure import Producer, TaskHandle, TaskNotFound
 from perdure.queues import QueueError
-from places import all_places
+
+from tests.support.task_places import all_places
 
 from .journal import JOURNAL, SECOND, Pen
 

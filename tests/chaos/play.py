@@ -12,7 +12,7 @@ from typing import Final
 import anyio
 from perdure import Producer
 from perdure.queues import list_workers
-from perdure.worker.observe import configure_logging
+from perdure.worker.log import configure_logging
 
 from .ending import note_finals, settle_down
 from .fleet import Fleet

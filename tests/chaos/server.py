@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import signal
 
-from nodes import free_ports
-from servers import BUNDLED, SYSTEM, RedisServer, find_program
+from tests.support.nodes import free_ports
+from tests.support.servers import BUNDLED, SYSTEM, RedisServer, find_program
 
 __all__ = ["DurableServer"]
 

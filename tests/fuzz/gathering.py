@@ -6,7 +6,7 @@ import random
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from fuzz.hostile import Fields, hostile_entries
+from tests.fuzz.hostile import Fields, hostile_entries
 
 __all__ = ["gather"]
 

@@ -1,7 +1,7 @@
 """Strategies for hostile stream entries: each is the fields of one XADD, past the producer and all its checks.
 
-Envelopes name tasks of tests/programs/target.py. Where an entry has an id of its own, whoever posts it puts that in, so
-that what became of each can be told.
+Envelopes name tasks of tests/support/programs/target.py. Where an entry has an id of its own, whoever posts it puts
+that in, so that what became of each can be told.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 from perdure.queues import Delivery, Namespace, Partition
-from perdure.queues.consumer import RELEASED_IDLE_MS
+from perdure.queues.delivery.consumer import RELEASED_IDLE_MS
 from perdure.queues.keys import RELEASED, SUSPECTS, is_nobody
 
-from model.later import Id, Later, Moment, Stamped, Value, text_of
-from model.shelf import Fields, Pending, Shelf, Stream
+from tests.model.later import Id, Later, Moment, Stamped, Value, text_of
+from tests.model.shelf import Fields, Pending, Shelf, Stream
 
 __all__ = ["Ledger"]
 

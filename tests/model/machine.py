@@ -10,8 +10,6 @@ import uuid
 from typing import Any, ClassVar
 
 import orjson
-from acts import EVIDENCE
-from crew import Held, worker
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from perdure.deadletter import DeadLetter, Filter, Reason, Replay, bury, list_letters, purge, replay, trim_letters
@@ -41,21 +39,22 @@ from perdure.queues import (
     succeed,
     write_entries,
 )
-from perdure.queues.crashes import report_crash
+from perdure.queues.delivery.quarantine_store import acquit, report_crash, set_aside, take_suspect
+from perdure.queues.enqueueing import Sending
 from perdure.queues.keys import GROUP, RELEASED, SUSPECTS, is_nobody
-from perdure.queues.rerouting import close
-from perdure.queues.rerouting import standing as standing_of
-from perdure.queues.routes import SINGLE
-from perdure.queues.scripts import queue_script
-from perdure.queues.sending import Sending
-from perdure.queues.sharing import share_queue
-from perdure.queues.suspects import acquit, set_aside, take_suspect
+from perdure.queues.partitions.assignment import share_queue
+from perdure.queues.partitions.resharding import close
+from perdure.queues.partitions.resharding import standing as standing_of
+from perdure.queues.partitions.route import SINGLE
+from perdure.queues.transport.scripts import queue_script
 
-from model.ground import Ground
-from model.later import Moment, text_of
-from model.ledger import HOUR, Handed, Ledger
-from model.picture import take_picture
-from model.promises import broken_promises
+from tests.model.ground import Ground
+from tests.model.later import Moment, text_of
+from tests.model.ledger import HOUR, Handed, Ledger
+from tests.model.picture import take_picture
+from tests.model.promises import broken_promises
+from tests.support.consumers import Held, worker
+from tests.support.delivery_calls import EVIDENCE
 
 __all__ = ["Queues"]
 

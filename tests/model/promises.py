@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 
 import orjson
 
-from model.later import Value, text_of
-from model.ledger import Ledger
-from model.shelf import Fields
+from tests.model.later import Value, text_of
+from tests.model.ledger import Ledger
+from tests.model.shelf import Fields
 
 __all__ = ["broken_promises"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from model.later import Id, Moment, Value, text_of
-from model.picture import Group, Picture, Seen
+from tests.model.later import Id, Moment, Value, text_of
+from tests.model.picture import Group, Picture, Seen
 
 __all__ = ["Pending", "Shelf", "Stream"]
 

@@ -2,8 +2,8 @@
 
 from .agent import Agent, S
 from .coherence import Coherence
-from .form import StateForm, problem_of
 from .handler import make_handler
-from .session import session_of
+from .live_state import session_of
+from .state_type import StateForm, problem_of
 
 __all__ = ["Agent", "Coherence", "S", "StateForm", "make_handler", "problem_of", "session_of"]

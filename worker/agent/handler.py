@@ -9,9 +9,9 @@ from typing import Any, get_type_hints
 from ..durable import CURRENT_RUN, Context
 from ..errors import StepOutsideTask, TaskDefinitionError
 from .agent import Agent
-from .form import StateForm
+from .live_state import Session
 from .loop import Loop
-from .session import Session
+from .state_type import StateForm
 
 __all__ = ["make_handler"]
 

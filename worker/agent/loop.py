@@ -16,10 +16,10 @@ from ..errors import Reschedule, RetryLater, StateError, StepInDoubt
 from ..journal import Event, PlanStep, StepStatus
 from ..journal.events import Changed, Finished, Planned, PlannedStep, StepCompleted, StepFailed, StepStarted
 from .agent import Agent, S
+from .autosave import Keeper, snapshots
 from .coherence import Watch, watching
 from .context.tokens import Estimate, message_tokens
-from .keeper import Keeper, snapshots
-from .session import Session
+from .live_state import Session
 
 __all__ = ["Loop"]
 

@@ -1,11 +1,8 @@
 """What tasks produce and keep outside Redis: bytes under their own hash. Knows nothing of steps, events and agents."""
 
-from .collection import orphans
-from .links import Link, all_links, field_of, task_links
-from .names import check_artifact_name
-from .opening import open_store
-from .source import Data
-from .store import ArtifactStore
+from .chunks import Data
+from .links import Link, all_links, field_of, orphans, task_links
+from .store import ArtifactStore, check_artifact_name, open_store
 
 __all__ = [
     "ArtifactStore",

@@ -1,25 +1,42 @@
-"""A store of artifacts: bytes under their own hash (SHA-256), checked whenever they are read."""
+"""A store of artifacts: bytes under their own hash (SHA-256), checked whenever they are read.
+
+Which names artifacts can have: those that can be a file's wherever somebody fetches them to.
+
+From the setting to the store: a folder, or a URL.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 import time
+import unicodedata
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import anyio
 import anyio.to_thread
 
-from ..errors import ArtifactDamaged, ArtifactError, ArtifactMissing, ArtifactTooLarge, StoreUnavailable
-from .shelf import Object, Shelf, WrongSize
-from .source import CHUNK, Data, chunks_of
+from ..errors import (
+    ArtifactDamaged,
+    ArtifactError,
+    ArtifactMissing,
+    ArtifactTooLarge,
+    BadArtifactName,
+    ConfigurationError,
+    StoreUnavailable,
+)
+from .backend import Object, Shelf, WrongSize
+from .chunks import CHUNK, Data, chunks_of
+from .local import Folder
 
-__all__ = ["ArtifactStore", "Kept", "Stored"]
+__all__ = ["ArtifactStore", "Kept", "Stored", "check_artifact_name", "open_store"]
 
 R = TypeVar("R")
 
@@ -182,3 +199,55 @@ class ArtifactStore:
 
     def _damaged(self, what: str, digest: str, problem: str) -> NoReturn:
         raise ArtifactDamaged(what, digest, problem, self.shown)
+
+
+_LONGEST: Final = 200
+"""Bytes of a name in UTF-8. Most file systems take 255, and a temporary name is longer than the name itself."""
+
+_APART: Final = "/\\#"
+"""Parts of paths, and what numbers the records of one name."""
+
+
+def check_artifact_name(name: object) -> str:
+    """The name, where an artifact can have it; `BadArtifactName` with the rule where not."""
+    if not isinstance(name, str):
+        raise BadArtifactName(name, f"it is a {type(name).__name__}, and a name is text")
+    if not name or len(name.encode("utf-8", "surrogatepass")) > _LONGEST:
+        raise BadArtifactName(name, f"a name has 1 to {_LONGEST} bytes in UTF-8")
+    for char in name:
+        if char in _APART:
+            raise BadArtifactName(name, f"it has a {char!r}: a name is no path, and has none of {' '.join(_APART)}")
+        if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+            raise BadArtifactName(name, f"it has a control character, {char!r}")
+    if name in (".", "..") or name != name.strip():
+        raise BadArtifactName(name, "it stands for a folder, or begins or ends with white space")
+    return name
+
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::|://)")
+
+
+def open_store(place: str, folder: str, *, limit: int) -> ArtifactStore:
+    """The store of one deployment. place: a folder, or a URL as fsspec takes it. folder: the deployment's, within.
+
+    limit: bytes that one artifact may have. Nothing is written yet. Raises `ConfigurationError`.
+    """
+    shelf: Shelf = _remote(place, folder) if _URL.match(place) else Folder(Path(place).expanduser() / folder)
+    return ArtifactStore(shelf, limit=limit)
+
+
+def _remote(url: str, folder: str) -> Shelf:
+    shown = re.sub(r"//[^/@]*@", "//", url.partition("?")[0])
+    try:
+        core: Any = import_module("fsspec.core")
+        remote: Any = import_module(".object_store", __package__)
+    except ImportError:
+        raise ConfigurationError(
+            f"artifacts at {shown} need a package that is not installed: pip install 'perdure[artifacts]'"
+        ) from None
+    try:
+        files, root = core.url_to_fs(url)
+    except (ImportError, ValueError, TypeError, OSError) as error:
+        raise ConfigurationError(f"artifacts cannot be kept at {shown} (PERDURE_ARTIFACTS): {error}") from None
+    shelf: Shelf = remote.Remote(files, f"{root.rstrip('/')}/{folder}", f"{shown.rstrip('/')}/{folder}")
+    return shelf

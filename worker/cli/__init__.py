@@ -22,7 +22,7 @@ COMMANDS = (
     Promise("dlq", ".dlq:app", "See, replay, purge and export dead letters."),
     Promise("artifacts", ".artifacts:app", "See what tasks have saved, and collect what nothing links."),
     Promise("memory", ".memory:app", "What agents know beyond their tasks: add, search, list, forget."),
-    Promise("keys", ".keys:app", "Make keys of encryption, and see which are in use."),
+    Promise("keys", ".encryption_keys:app", "Make keys of encryption, and see which are in use."),
     Promise("server", ".server:app", "Start and stop the embedded server."),
     Promise("bench", ".bench.command:bench", "Measure Perdure on your server, beside a raw client."),
 )
@@ -33,7 +33,7 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 class _Commands(LazyGroup):
     def invoke(self, ctx: Any) -> Any:
-        with load(".failures:explained")():
+        with load(".support.errors:explained")():
             return super().invoke(ctx)
 
 

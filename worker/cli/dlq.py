@@ -1,23 +1,43 @@
-"""`perdure dlq`: dead letters, seen and exported; acts.py has what is done to them."""
+"""`perdure dlq`: dead letters, seen and exported; acts.py has what is done to them.
+
+What is done to dead letters: `perdure dlq replay` and `perdure dlq purge`.
+
+Which dead letters a command is about: some by their ids, or all that match.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
 
-from ...deadletter import DeadLetter, Filter, find_letter, list_letters
-from ...queues import Producer, recorded_steps
-from .acts import purge, replay
-from .connection import connected, redis_now
-from .failures import Failed
-from .lookup import known_partitions
-from .output import (
+from ...deadletter import (
+    DeadLetter,
+    Filter,
+    Reason,
+    Replay,
+    count_letters,
+    find_letter,
+    list_letters,
+    purge_all,
+    replay_all,
+)
+from ...queues import Partition, PayloadTooLarge, Producer, check_size, recorded_steps
+from .support.connection import connected, known_partitions, redis_now
+from .support.errors import Failed, Misuse
+from .support.options import QueueOption, ReasonOption, TaskId, TaskIds, TaskNameOption, read_object
+from .support.output import (
     AsJson,
+    Bar,
     ago,
+    print_data,
     print_fields,
     print_json,
     print_json_lines,
@@ -26,11 +46,187 @@ from .output import (
     tell,
     timestamp,
 )
-from .parameters import QueueOption, ReasonOption, TaskId, TaskNameOption
-from .progress import Bar
-from .selection import select
 
-__all__ = ["app"]
+__all__ = ["Selection", "app", "purge", "replay", "select"]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Dead letters, and how many they are; None where that takes reading them all."""
+
+    letters: AsyncIterator[DeadLetter]
+    count: int | None
+
+
+async def select(
+    producer: Producer,
+    ids: Sequence[str],
+    every: bool,
+    *,
+    queue: str | None,
+    reason: Reason | None,
+    task: str | None,
+) -> Selection:
+    """The letters meant, the oldest first. All ids are looked up before anything happens to one of them.
+
+    Of `every` letter those are meant that are dead by now: what dies again while it is replayed is not met twice.
+    """
+    narrowed = queue is not None or reason is not None or task is not None
+    if ids and (every or narrowed):
+        raise Misuse("give ids, or --all with --queue, --reason and --task: not both")
+    if not ids and not every:
+        raise Misuse("say which: ids, or --all (with --queue, --reason, --task for some of them)")
+    partitions = await known_partitions(producer, queue)
+    if ids:
+        return Selection(_each(await _find(producer, partitions, ids)), len(set(ids)))
+    count = None if reason or task else await count_letters(producer.gateway, partitions)
+    return Selection(list_letters(producer.gateway, partitions, Filter(reason, task), oldest_first=True), count)
+
+
+async def _find(producer: Producer, partitions: Sequence[Partition], ids: Sequence[str]) -> list[DeadLetter]:
+    found = {task_id: await find_letter(producer.gateway, partitions, task_id) for task_id in ids}
+    missing = [task_id for task_id, letter in found.items() if letter is None]
+    if missing:
+        where = f"namespace {producer.namespace.name!r} on {producer.address.shown}"
+        raise Failed(f"no dead letter {', '.join(missing)} in {where}: nothing was done")
+    return [letter for letter in found.values() if letter is not None]
+
+
+async def _each(letters: Sequence[DeadLetter]) -> AsyncIterator[DeadLetter]:
+    for letter in letters:
+        yield letter
+
+
+All = Annotated[bool, typer.Option("--all", help="All dead letters, or those that match the options.")]
+
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:/\s*s)?")
+
+
+def read_rate(text: str) -> float:
+    found = _RATE.fullmatch(str(text).strip())
+    if not found or not float(found[1]):
+        raise typer.BadParameter(f"{text!r} is not a rate: how many per second, such as 5 or 5/s")
+    return float(found[1])
+
+
+@connected
+async def replay(
+    producer: Producer,
+    ids: TaskIds = None,
+    *,
+    every: All = False,
+    reason: ReasonOption = None,
+    task: TaskNameOption = None,
+    queue: QueueOption = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(metavar="N/s", parser=read_rate, help="No more than N per second.", show_default=False),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Without the checkpoint: from the first step.")] = False,
+    edit_args: Annotated[
+        str | None, typer.Option(metavar="JSON", help="New arguments, a JSON object.", show_default=False)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be replayed.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Put dead letters back on their queues, with new attempts; prints the ids.
+
+    Recorded steps are not run again, unless --fresh asks for it.
+
+    Example: perdure dlq replay --all --reason timeout --rate 5/s
+    """
+    how = Replay(fresh=fresh, args=_new_arguments(producer, edit_args), rate=rate)
+    selected = await select(producer, ids or (), every, queue=queue, reason=reason, task=task)
+    if dry_run:
+        await _rehearse(selected, json)
+        return
+    gone = []
+    with Bar("replaying", selected.count) as bar:
+        async for letter, replayed in replay_all(producer.gateway, selected.letters, how):
+            _report(letter, "replayed" if replayed else "gone", json)
+            if not replayed:
+                gone.append(letter.id)
+            bar.advance()
+    _sum_up("replayed", bar.done, gone)
+
+
+def _new_arguments(producer: Producer, text: str | None) -> bytes | None:
+    if text is None:
+        return None
+    try:
+        read_object(text)
+        check_size("--edit-args", len(text.encode()), producer.payload_limit)
+    except PayloadTooLarge:
+        raise
+    except ValueError as error:
+        raise Misuse(f"--edit-args: {error}") from None
+    return text.strip().encode()
+
+
+async def _rehearse(selected: Selection, json: bool) -> None:
+    reasons: Counter[str] = Counter()
+    async for letter in selected.letters:
+        reasons[letter.reason] += 1
+        _report(letter, "would be replayed", json)
+    listed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    tell(f"would be replayed: {reasons.total()}{f' ({listed})' if listed else ''}; nothing was changed")
+
+
+@connected
+async def purge(
+    producer: Producer,
+    ids: TaskIds = None,
+    *,
+    every: All = False,
+    reason: ReasonOption = None,
+    task: TaskNameOption = None,
+    queue: QueueOption = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Delete dead letters for good, with their records and checkpoints; prints the ids.
+
+    Example: perdure dlq purge --all --reason unreadable
+    """
+    selected = await select(producer, ids or (), every, queue=queue, reason=reason, task=task)
+    if every and not yes:
+        _ask(selected.count)
+    gone = []
+    with Bar("purging", selected.count) as bar:
+        async for letter, purged in purge_all(producer.gateway, selected.letters):
+            _report(letter, "purged" if purged else "gone", json)
+            if not purged:
+                gone.append(letter.id)
+            bar.advance()
+    _sum_up("purged", bar.done, gone)
+
+
+def _ask(count: int | None) -> None:
+    if not _is_terminal():
+        raise Misuse("--all deletes dead letters for good: where nobody can be asked, say --yes")
+    what = "all that match" if count is None else f"all {count}"
+    if not typer.confirm(f"Delete {what} dead letters, with their checkpoints, for good?", err=True):
+        raise Failed("nothing was purged")
+
+
+def _is_terminal() -> bool:
+    """Whether somebody is there who can be asked."""
+    return sys.stdin.isatty()
+
+
+def _report(letter: DeadLetter, what: str, json: bool) -> None:
+    """One letter, as it was dealt with."""
+    if json:
+        print_json_lines([{"id": letter.id, "outcome": what, "reason": letter.reason, "task": letter.task}])
+    elif what != "gone":
+        print_data(letter.id)
+
+
+def _sum_up(what: str, done: int, gone: list[str]) -> None:
+    tell(f"{what}: {done - len(gone)}")
+    if gone:
+        raise Failed(f"{len(gone)} were gone already, replayed or purged by others: {', '.join(gone[:5])}")
+
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

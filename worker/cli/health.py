@@ -12,10 +12,10 @@ import typer
 from rich.text import Text
 
 from ...queues import Unavailable, WorkerInfo, list_workers
-from ..runtime.health import ALIVE, CONNECTED, LEVELS, Level, Report
-from .connection import Place, placed
-from .failures import Failed, Misuse
-from .output import AsJson, duration, print_data, print_json, print_table, tell
+from ..runtime.health.report import ALIVE, CONNECTED, LEVELS, Level, Report
+from .support.connection import Place, placed
+from .support.errors import Failed, Misuse
+from .support.output import AsJson, duration, print_data, print_json, print_table, tell
 
 __all__ = ["health"]
 

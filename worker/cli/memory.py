@@ -9,11 +9,10 @@ from typing import Annotated
 import typer
 
 from ..memory import Found, HybridStore, Memory, new_memory, strength
-from .failures import Failed, Misuse
-from .memory_file import take_in
-from .memory_place import Owner, Tags, Type, stored
-from .memory_upkeep import export, prune, reembed
-from .output import AsJson, duration, print_data, print_json, print_table, tell
+from .memory_admin import export, prune, reembed, take_in
+from .support.errors import Failed, Misuse
+from .support.memory_store import Owner, Tags, Type, stored
+from .support.output import AsJson, duration, print_data, print_json, print_table, tell
 
 __all__ = ["app"]
 

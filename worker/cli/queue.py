@@ -1,20 +1,27 @@
-"""`perdure queue`: queues in numbers, and over how many partitions they are spread."""
+"""`perdure queue`: queues in numbers, and over how many partitions they are spread.
+
+Queues in numbers, as Prometheus reads them. Needs the extra `metrics`.
+"""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, Final
 
 import anyio
 import anyio.to_thread
 import typer
 from anyio.from_thread import BlockingPortal
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from ...queues import (
     MOST_PARTITIONS,
     Producer,
+    QueueError,
     QueueStats,
     Route,
     close_former,
@@ -22,14 +29,13 @@ from ...queues import (
     load_route,
     set_partitions,
 )
-from .connection import connected
-from .failures import Failed
 from .lazy import load
-from .lookup import known_partitions
-from .output import AsJson, duration, print_data, print_json, print_table, tell
-from .parameters import read_queue
+from .support.connection import connected, known_partitions
+from .support.errors import Failed
+from .support.options import read_queue
+from .support.output import AsJson, duration, print_data, print_json, print_table, tell
 
-__all__ = ["app"]
+__all__ = ["app", "exposition", "queue_registry"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -118,8 +124,8 @@ async def metrics(
         raise Failed("metrics need a package that is not installed: pip install 'perdure[metrics]'")
     if port is None:
         found = await list_queues(producer.gateway, producer.namespace)
-        registry = load(".metrics:queue_registry")(producer.namespace.name, lambda: found)
-        print_data(load(".metrics:exposition")(registry).rstrip())
+        registry = load(".queue:queue_registry")(producer.namespace.name, lambda: found)
+        print_data(load(".queue:exposition")(registry).rstrip())
         return
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as stops:
         await _serve(producer, host, port, stops)
@@ -127,7 +133,7 @@ async def metrics(
 
 async def _serve(producer: Producer, host: str, port: int, stops: AsyncIterator[signal.Signals]) -> None:
     """Answer scrapers until the first of `stops`. Each scrape has a thread of its own, which asks the event loop."""
-    serve, queue_registry = load("prometheus_client:start_http_server"), load(".metrics:queue_registry")
+    serve, queue_registry = load("prometheus_client:start_http_server"), load(".queue:queue_registry")
     async with BlockingPortal() as portal:
 
         def look() -> list[QueueStats]:
@@ -232,3 +238,67 @@ def _partitions(count: int) -> str:
 def _indexes(route: Route) -> str:
     first, last = route.last.first, route.last.end - 1
     return str(first) if first == last else f"{first} to {last}"
+
+
+Look = Callable[[], Sequence[QueueStats]]
+
+_LABELS: Final = ("namespace", "queue")
+
+_GAUGES: Final[tuple[tuple[str, str, Callable[[QueueStats], float | None]], ...]] = (
+    ("perdure_queue_depth", "Messages that no worker holds.", lambda stats: stats.depth),
+    ("perdure_queue_in_flight", "Messages that a worker holds.", lambda stats: stats.in_flight),
+    ("perdure_queue_due", "Tasks that wait for their time.", lambda stats: stats.due),
+    ("perdure_queue_dead_letters", "Dead letters.", lambda stats: stats.dead),
+    (
+        "perdure_queue_oldest_age_seconds",
+        "How long the oldest message that no worker holds has waited; 0 where there is none.",
+        lambda stats: stats.oldest_age or 0.0,
+    ),
+    (
+        "perdure_queue_settled_tasks_per_second",
+        "Deliveries that all workers settle per second, over the last 30 seconds.",
+        lambda stats: stats.rate,
+    ),
+    (
+        "perdure_queue_drain_time_seconds",
+        "Time until nothing waits or runs at the present rate; no sample where something does and the rate is 0.",
+        lambda stats: stats.drain_time,
+    ),
+    ("perdure_queue_workers", "Workers that read the queue.", lambda stats: len(stats.consumers)),
+)
+"""Name, meaning, and where the value is found."""
+
+
+class _Queues(Collector):
+    """Looks at the queues when it is asked. Where Redis cannot be reached, `perdure_up` is all it tells."""
+
+    def __init__(self, namespace: str, look: Look) -> None:
+        self._namespace = namespace
+        self._look = look
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        up = "Whether Redis could be asked."
+        try:
+            queues = self._look()
+        except QueueError:
+            yield GaugeMetricFamily("perdure_up", up, value=0)
+            return
+        yield GaugeMetricFamily("perdure_up", up, value=1)
+        for name, meaning, read in _GAUGES:
+            gauge = GaugeMetricFamily(name, meaning, labels=_LABELS)
+            for stats in queues:
+                if (value := read(stats)) is not None:
+                    gauge.add_metric((self._namespace, stats.queue), value)
+            yield gauge
+
+
+def queue_registry(namespace: str, look: Look) -> CollectorRegistry:
+    """A registry of these gauges alone. look: the queues as they are now; called anew for each scrape."""
+    registry = CollectorRegistry()
+    registry.register(_Queues(namespace, look))
+    return registry
+
+
+def exposition(registry: CollectorRegistry) -> str:
+    """The gauges in Prometheus' text format."""
+    return generate_latest(registry).decode()

@@ -10,8 +10,8 @@ import typer
 
 from ...queues import default_data_dir
 from ...queues.embedded import ServerStatus, start, status, stop
-from .connection import DataDir
-from .output import AsJson, print_data, print_fields, print_json, tell
+from .support.connection import DataDir
+from .support.output import AsJson, print_data, print_fields, print_json, tell
 
 __all__ = ["app"]
 

@@ -1,22 +1,36 @@
-"""`perdure task`: one task, or all of them, seen from outside."""
+"""`perdure task`: one task, or all of them, seen from outside.
+
+Following one task on a screen: its events as they come, where it stands, and its outcome.
+
+What a task has besides its record, as `perdure task show` shows it. What cannot be read hides nothing else.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
 
+import anyio
 import typer
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
 
-from ...queues import Producer, Record, State, TaskHandle, TaskOutcome, list_tasks
-from .artifact import artifact, describe_link
-from .connection import connected, redis_now
-from .failures import Failed
-from .inbox import inbox, send, shown_due, shown_inbox, shown_wait
+from ...queues import CannotOpen, Gateway, Partition, Producer, Record, State, TaskHandle, TaskOutcome, list_tasks
+from ..agent.coherence import StandingFinding, standing_findings
+from ..artifacts import Link, task_links
+from ..errors import ArtifactError
+from .artifacts import artifact, describe_link, size_text
 from .lazy import LazyGroup, Promise
-from .lookup import find_handle, known_partitions
-from .output import (
+from .support.connection import connected, find_handle, known_partitions, redis_now
+from .support.errors import Failed
+from .support.events_text import describe_event
+from .support.options import QueueOption, TaskId, TaskNameOption, in_seconds
+from .support.output import (
     AsJson,
     ago,
     as_data,
+    clean,
     duration,
     print_data,
     print_fields,
@@ -25,14 +39,95 @@ from .output import (
     print_table,
     print_text,
     state_text,
+    stdout,
     tell,
     timestamp,
 )
-from .parameters import QueueOption, TaskId, TaskNameOption, in_seconds
-from .showing import describe_finding, finding_text, link_text, shown_findings, shown_links
-from .watching import watch_on_screen
+from .task_inbox import inbox, send, shown_due, shown_inbox, shown_wait
 
-__all__ = ["app"]
+__all__ = ["app", "describe_finding", "finding_text", "link_text", "shown_findings", "shown_links", "watch_on_screen"]
+
+_REFRESH: Final = 1.0
+"""Seconds between looks at the record: that a worker took the task is no event."""
+
+
+async def watch_on_screen(handle: TaskHandle[Any]) -> Record:
+    """Show the task until it has its outcome; returns its record then."""
+    console = stdout()
+    if console.is_terminal:
+        await _live(handle)
+    else:
+        async for event in handle.events():
+            print_text(describe_event(event))
+    record = await handle.record()
+    console.print(_outcome(record))
+    return record
+
+
+async def _live(handle: TaskHandle[Any]) -> None:
+    console = stdout()
+    with Live(_standing(await handle.record()), console=console, transient=True, redirect_stdout=False) as live:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_refresh, handle, live)
+            async for event in handle.events():
+                console.print(clean(describe_event(event)))
+                live.update(_standing(await handle.record()))
+            tasks.cancel_scope.cancel()
+
+
+async def _refresh(handle: TaskHandle[Any], live: Live) -> None:
+    while True:
+        await anyio.sleep(_REFRESH)
+        live.update(_standing(await handle.record()))
+
+
+def _standing(record: Record) -> Spinner:
+    where = f" in step {record.step}" if record.step else ""
+    if record.worker and record.state is State.RUNNING:
+        where += f" on {record.worker}"
+    return Spinner("dots", Text.assemble(clean(f"{record.task} {record.id} "), state_text(record.state), clean(where)))
+
+
+def _outcome(record: Record) -> Text:
+    said = f" after {record.attempts} attempts and {record.crashes} crashes"
+    if record.reason:
+        said += f", {record.reason}"
+    if record.error and record.state is State.DEAD:
+        said += f": {record.error.get('error')}: {record.error.get('message')}"
+    return Text.assemble(state_text(record.state), clean(said))
+
+
+async def shown_links(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[Link]:
+    """What it has saved; none, and a line that says why, where that cannot be read."""
+    try:
+        return await task_links(gateway, partition, task_id)
+    except (ArtifactError, CannotOpen) as error:
+        tell(str(error))
+        return ()
+
+
+async def shown_findings(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[StandingFinding]:
+    """What its agent is known to have wrong; none, and a line that says why, where that cannot be read."""
+    try:
+        return await standing_findings(gateway, partition, task_id)
+    except CannotOpen as error:
+        tell(str(error))
+        return ()
+
+
+def link_text(links: Sequence[Link]) -> str | None:
+    """A line for each, if there is any."""
+    return "\n".join(f"{link.name}  {size_text(link.size)}  {link.hash}" for link in links) or None
+
+
+def finding_text(findings: Sequence[StandingFinding]) -> str | None:
+    """A line for each, if there is any."""
+    return "\n".join(f"{one.check}: {one.detail} ({one.policy}, event {one.n})" for one in findings) or None
+
+
+def describe_finding(finding: StandingFinding) -> dict[str, object]:
+    """A finding as plain data, for programs."""
+    return {"check": finding.check, "detail": finding.detail, "policy": finding.policy, "event": finding.n}
 
 
 class _Commands(LazyGroup):
@@ -45,10 +140,10 @@ class _Commands(LazyGroup):
 
 
 _ELSEWHERE = {
-    "events": (".events:events", "Print what happened to a task, or to the tasks of a queue."),
-    "replay": (".replay:replay", "Show the state of a task as one of its events left it."),
-    "fork": (".fork:fork", "Start a new task from a point of another one's past."),
-    "handoff": (".handoff:handoff", "Print where a task stands, for whoever goes on with it."),
+    "events": (".task_events:events", "Print what happened to a task, or to the tasks of a queue."),
+    "replay": (".task_history:replay", "Show the state of a task as one of its events left it."),
+    "fork": (".task_history:fork", "Start a new task from a point of another one's past."),
+    "handoff": (".task_history:handoff", "Print where a task stands, for whoever goes on with it."),
 }
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False)

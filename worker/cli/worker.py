@@ -18,12 +18,12 @@ from ...queues import (
     paused_supervisors,
     resume_supervisor,
 )
-from .connection import Place, connected, placed, redis_now
-from .failures import Failed, Misuse
 from .health import health
 from .lazy import load
-from .output import AsJson, ago, duration, print_data, print_json, print_table, tell
-from .parameters import in_seconds
+from .support.connection import Place, connected, placed, redis_now
+from .support.errors import Failed, Misuse
+from .support.options import in_seconds
+from .support.output import AsJson, ago, duration, print_data, print_json, print_table, tell
 
 __all__ = ["app"]
 
@@ -144,15 +144,15 @@ def run(
     """
     chosen = None if name is None else _checked("--name", "worker name", name)
     listed = _read_queues(queues)
-    probe = load(".probing:ProbePlace")(health_host, health_port)
+    probe = load(".support.worker_process:ProbePlace")(health_host, health_port)
     if processes is not None:
-        load(".supervising:run_supervisor")(
+        load(".support.supervisor_process:run_supervisor")(
             context, place, probe, processes=processes, isolated=isolated, alert=alert, name=chosen, burst=burst
         )
         return
     if isolated is not None or alert is not None:
         raise Misuse(f"--{'alert' if isolated is None else 'isolated'} is a supervisor's: give --processes too")
-    load(".replica:run_replica")(
+    load(".support.worker_process:run_replica")(
         place,
         probe,
         application,

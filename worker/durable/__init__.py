@@ -2,14 +2,13 @@
 
 from .codec import Codec, codec_of
 from .context import Context
-from .ending import Ending, Parked
-from .handing import successor_of
-from .keeping import Artifacts, artifact_store
-from .keys import forgotten
+from .continuation import successor_of
 from .patience import until_available
-from .remembering import Remembering, keep_findings
-from .run import Run
+from .run import Ending, Parked, Run
 from .step import CURRENT_RUN, Durability, Happened, Step, StepOptions, current_step
+from .step_keys import forgotten
+from .task_artifacts import Artifacts, artifact_store
+from .task_memory import Remembering, keep_findings
 from .threads import Threads
 
 __all__ = [

@@ -10,15 +10,15 @@ from ...deadletter import Retry
 from ...queues import InboxMessage, Sent, TaskHandle
 from ..journal import Event, Message, Resumption, Role, ToolCall
 from ..journal.events import Decided, Discovered, MessageAdded
-from ..observe import logger
-from .boot import Boot
-from .handing import Receiver, hand_off
-from .inbox import ask, receive, send
-from .keeping import Artifacts
-from .remembering import Remembering
+from ..log import logger
+from .continuation import Receiver, hand_off
+from .log_calls import call_tool, tell_once
+from .messaging import ask, receive, send
+from .resume_info import Boot
 from .run import Run
 from .step import Durability, StepOptions, perform
-from .telling import call_tool, tell_once
+from .task_artifacts import Artifacts
+from .task_memory import Remembering
 
 if TYPE_CHECKING:
     from loguru import Logger  # exists in its type stubs only

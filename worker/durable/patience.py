@@ -9,7 +9,7 @@ from typing import TypeVar
 import anyio
 
 from ...queues import Unavailable
-from ..observe import logger
+from ..log import logger
 
 __all__ = ["until_available"]
 

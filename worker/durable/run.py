@@ -1,10 +1,15 @@
-"""One run of a handler, from delivery to outcome: what it has, and how it can be ended."""
+"""One run of a handler, from delivery to outcome: what it has, and how it can be ended.
+
+Why a run was ended from outside, or ended itself before its handler was done.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 import anyio
@@ -13,12 +18,45 @@ from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redacti
 from ..journal import Event, Resumption, redacted
 from ..memory import Keeper
 from ..settings import Settings
-from .ending import Ending, Parked
-from .keys import StepKeys
-from .recorder import Recorder
+from .checkpoint_writer import Recorder
+from .step_keys import StepKeys
 from .threads import Threads
 
-__all__ = ["Run"]
+__all__ = ["Ending", "Parked", "Run"]
+
+
+class Ending(Enum):
+    """Why a run was ended from outside."""
+
+    LOST = "lost"
+    """Its lease has passed to another worker."""
+    CANCELLED = "cancelled"
+    """Somebody asked for its cancellation."""
+    HANDED_OFF = "handed_off"
+    """The worker is stopping."""
+    TIMED_OUT = "timed_out"
+    """It took longer than it may."""
+    IDLE = "idle"
+    """It did nothing for longer than it may."""
+    INCOHERENT = "incoherent"
+    """Its agent no longer knows what it is doing; the run's `fault` says so."""
+    HANDED_ON = "handed_on"
+    """Another task goes on with it."""
+    PARKED = "parked"
+    """It waits for something, and gives its slot away meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """What a run waits for. delay: seconds until it goes on without. waits: what, such as "message".
+
+    seen: the number of the last message to its inbox that it knows of: a later one is what it waits for.
+    """
+
+    delay: float
+    waits: str
+    seen: int
+
 
 _INSIST: Final = 0.5
 """Seconds after which a handler that goes on in spite of its cancellation is cancelled again."""
@@ -33,7 +71,7 @@ class Run:
     events: the number of the last event that it put into the log. on_event: hears of each, before it is stored.
     keys: those that it has given to its steps. parked: what it waits for, where that has ended it. fault: what is wrong
     with it, where that has. taken: numbers of the messages in its inbox that it has read. session: of the agent that
-    runs, if one does (worker/agent/session.py). on_checkpoint: has it save what is not saved yet.
+    runs, if one does (worker/agent/live_state.py). on_checkpoint: has it save what is not saved yet.
 
     started, active: when it began and when a step began or ended or something was saved last (monotonic clock), which
     is for others to judge. ended_at, ended_in: when it was ended from outside, and in which steps it was then.

@@ -1,21 +1,19 @@
 """What happened to a task, typed, and the state that follows from it. Knows no handlers and no runtime."""
 
 from . import events
-from .blobs import BLOB
-from .compression import HANDOFF_TOKENS, estimated_tokens, fitted, fitted_text
-from .delta import BadPatch, Patch, apply, diff
-from .drafting import build_handoff, handoff_of, state_after
-from .editing import BadEdit
+from .chat import Message, Role, ToolCall
+from .event_redaction import redacted
 from .events import Event
-from .forking import Point, fork
-from .handoff import HANDOFF, Handoff
+from .forks import BadEdit, Point, fork
+from .handoff.budget import HANDOFF_TOKENS, estimated_tokens, fitted, fitted_text
+from .handoff.document import HANDOFF, Handoff
+from .handoff.draft import build_handoff, handoff_of, state_after
 from .history import Past, check_state, read_snapshot, state_at
-from .messages import Message, Role, ToolCall
-from .reading import Foreign, Unreadable, parse_event, register_event
-from .redacting import redacted
+from .json_patch import BadPatch, Patch, apply, diff
+from .parsing import Foreign, Unreadable, parse_event, register_event
 from .reducer import KEPT, empty_state, reduce
 from .resumption import After, Resumption
-from .snapshot import SNAPSHOT, StoredState, decode_snapshot, encode_snapshot
+from .snapshot import BLOB, SNAPSHOT, StoredState, decode_snapshot, encode_snapshot
 from .state import AgentState, Artifact, Decision, Discovery, Ephemeral, PlanStep, StepStatus, WaitingFor
 
 __all__ = [

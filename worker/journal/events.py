@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from .messages import Message
+from .chat import Message
 
 __all__ = [
     "TYPES",

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 
 from ...queues import Gateway, Partition, TaskEvent, saved_fields, walk_events
 from ..errors import BadHistory, StateDrift
-from .blobs import BLOB
-from .delta import BadPatch, diff
 from .events import Started
-from .reading import Unreadable, parse_event
+from .json_patch import BadPatch, diff
+from .parsing import Unreadable, parse_event
 from .reducer import State, empty_state, reduce
-from .snapshot import SNAPSHOT, StoredState, decode_snapshot
+from .snapshot import BLOB, SNAPSHOT, StoredState, decode_snapshot
 
 __all__ = ["Past", "check_state", "read_snapshot", "state_at", "walk_states"]
 

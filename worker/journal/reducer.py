@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from .delta import BadPatch, apply
 from .events import (
     ArtifactSaved,
     Compacted,
@@ -26,6 +25,7 @@ from .events import (
     Waited,
     Waiting,
 )
+from .json_patch import BadPatch, apply
 from .state import AgentState
 
 __all__ = ["KEPT", "empty_state", "reduce"]

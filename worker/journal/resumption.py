@@ -6,8 +6,8 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from .compression import HANDOFF_TOKENS, Counter, clipped, estimated_tokens, fitted_text
-from .handoff import Handoff
+from .handoff.budget import HANDOFF_TOKENS, Counter, clipped, estimated_tokens, fitted_text
+from .handoff.document import Handoff
 
 __all__ = ["After", "Resumption"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, PrivateAttr
 from pydantic_core import CoreSchema, core_schema
 
-from .messages import Message
+from .chat import Message
 
 __all__ = ["AgentState", "Artifact", "Decision", "Discovery", "Ephemeral", "PlanStep", "StepStatus", "WaitingFor"]
 

@@ -1,7 +1,6 @@
 """What outlives tasks: an agent's long-term knowledge."""
 
-from .decay import strength
-from .embedder import Embedder
+from .embedders import Embedder, HashingEmbedder
 from .errors import (
     EmbedderFailed,
     EmbedderMismatch,
@@ -13,13 +12,12 @@ from .errors import (
     NotAMemoryStore,
     VectorsUnavailable,
 )
-from .hashing import HashingEmbedder
+from .factory import Keeper, make_store
 from .hybrid import HybridStore
-from .memory import Found, Memory, NewMemory, new_memory
-from .opening import Keeper, make_store
+from .memory import Found, Memory, NewMemory, new_memory, strength
 from .pruning import Policy
-from .salvage import Salvage
-from .sqlite import SqliteBackend
+from .sqlite.backend import SqliteBackend
+from .sqlite.salvage import Salvage
 
 __all__ = [
     "Embedder",

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from .embedder import Vector
+from .embedders import Vector
 from .memory import Memory
 
 __all__ = ["KEY_LIFETIME", "SAME", "Backend", "Known", "Near", "Where"]

@@ -1,25 +1,42 @@
-"""The memory store over a database: search by words and by meaning at once, decay, and everything that is the same."""
+"""The memory store over a database: search by words and by meaning at once, decay, and everything that is the same.
+
+Several rankings of the same things made into one.
+
+Reciprocal rank fusion: G. V. Cormack, C. L. A. Clarke, S. Buettcher, "Reciprocal Rank Fusion outperforms Condorcet and
+individual Rank Learning Methods", SIGIR 2009. It needs ranks only, so that a bm25 and a cosine, which have no common
+scale, can be put together; k = 60 is the authors' constant.
+"""
 
 from __future__ import annotations
 
 import builtins
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import Final, Self
 
 from uuid_utils import uuid7
 
 from .backend import Backend, Known, Where
-from .decay import strength
-from .embedder import Embedder, Vector, embed
+from .embedders import Embedder, Vector, embed
 from .errors import MemoryStoreUnavailable
-from .fusion import fuse
-from .memory import Found, Memory, NewMemory
+from .memory import Found, Memory, NewMemory, strength
 from .pruning import Policy, Pruning
-from .wording import digest, words
+from .text import digest, words
 
-__all__ = ["HybridStore"]
+__all__ = ["RANK_CONSTANT", "HybridStore", "fuse"]
+
+RANK_CONSTANT: Final = 60
+
+
+def fuse(rankings: Iterable[Sequence[str]]) -> dict[str, float]:
+    """The score of each id: the sum of 1 / (60 + rank) over the rankings that it is in, ranks from 1."""
+    scores: dict[str, float] = {}
+    for ranking in rankings:
+        for rank, one in enumerate(ranking, 1):
+            scores[one] = scores.get(one, 0.0) + 1 / (RANK_CONSTANT + rank)
+    return scores
+
 
 _PAGE: Final = 500
 _BATCH: Final = 64

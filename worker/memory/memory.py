@@ -1,14 +1,21 @@
-"""A memory: one thing that is worth knowing beyond the task in which it was learned."""
+"""A memory: one thing that is worth knowing beyond the task in which it was learned.
+
+How much a memory counts now: less as it is left alone, more the more often it was used.
+
+Two memories that are the same become one.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import math
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
 
 from .errors import InvalidMemory
+from .text import normal
 
-__all__ = ["LONGEST_TEXT", "Found", "Memory", "NewMemory", "new_memory"]
+__all__ = ["LONGEST_TEXT", "Found", "Memory", "NewMemory", "merged", "new_memory", "strength"]
 
 LONGEST_TEXT = 32_768
 """Characters of a memory. What is longer is a document: keep it as an artifact, and remember where it is."""
@@ -93,3 +100,48 @@ def new_memory(text: str, **fields: Any) -> NewMemory:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InvalidMemory(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+
+
+_DECAY: Final = 0.01
+"""Per day since it was last used: half the strength is left after 69.3 days."""
+
+_GAIN: Final = 0.1
+_DAY: Final = 86_400.0
+
+
+def strength(memory: Memory, now: float) -> float:
+    """importance x (1 + 0.1 ln(1 + accesses)) x exp(-0.01 x days since it was used). now: seconds since 1970.
+
+    A clock that went back makes nothing stronger.
+    """
+    days = max(0.0, now - memory.accessed) / _DAY
+    return memory.importance * (1 + _GAIN * math.log1p(memory.accesses)) * math.exp(-_DECAY * days)
+
+
+_KEPT: Final = 5
+
+
+def merged(old: Memory, new: Memory) -> Memory:
+    """The old one as the new one tells it: told again, it was of use once more.
+
+    The new wording stands, and the old one is kept among the former; the larger importance counts; tags and metadata
+    of both.
+    """
+    former = (
+        old.former
+        if normal(new.text) == normal(old.text)
+        else (*(one for one in old.former if one != new.text), old.text)
+    )
+    return old.model_copy(
+        update={
+            "text": new.text,
+            "former": former[-_KEPT:],
+            "tags": tuple(dict.fromkeys((*old.tags, *new.tags))),
+            "metadata": {**old.metadata, **new.metadata},
+            "source": new.source or old.source,
+            "importance": max(old.importance, new.importance),
+            "accesses": old.accesses + 1,
+            "accessed": max(old.accessed, new.created),
+            "updated": max(old.updated, new.created),
+        }
+    )

@@ -6,8 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from ..errors import ConfigurationError
-from .decay import strength
-from .memory import Memory
+from .memory import Memory, strength
 
 __all__ = ["Policy", "Pruning"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import anyio
 
 from ...queues import Gateway
-from .execution import Executor
+from .executor import Executor
 from .intake import Intake
+from .maintenance.partitions import Territory
 from .slots import Slots
-from .territory import Territory
 
 __all__ = ["Burst"]
 

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 
 from ...queues import Consumer, Delivery, Partition, QueueError, Unavailable
-from ..observe import logger
-from .isolation import Isolation
+from ..log import logger
+from .quarantine_gate import Isolation
+from .reclaim import START, Sweep
 from .slots import Slots
-from .sweep import START, Sweep
 
 __all__ = ["Intake"]
 

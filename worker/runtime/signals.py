@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from types import FrameType
 from typing import Final
 
-from ..observe import logger
+from ..log import logger
 
 __all__ = ["stop_on_signals"]
 

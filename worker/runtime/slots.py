@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from ..observe import logger
+from ..log import logger
 
 __all__ = ["Slots"]
 

@@ -30,23 +30,22 @@ from ...queues import (
 from ..app import App
 from ..durable import Ending, Run
 from ..errors import ConfigurationError
-from ..observe import logger
+from ..log import logger
 from .burst import Burst
-from .execution import Executor
-from .guard import Guard
-from .health import Health, Report
+from .executor import Executor
+from .health.deadlines import Guard
+from .health.loop_watchdog import Vigil
+from .health.report import Health, Report
 from .intake import Intake
-from .isolation import Isolation
-from .janitor import Janitor
-from .link import Link
-from .notes import Notes
-from .notices import Notices, Post
-from .promoter import Promoter
-from .registration import Registration, describe
+from .maintenance.janitor import Janitor
+from .maintenance.partitions import Territory
+from .maintenance.promoter import Promoter
+from .maintenance.registration import Notes, Registration, describe
+from .quarantine_gate import Isolation
+from .reclaim import Sweep
 from .slots import Slots
-from .sweep import Sweep
-from .territory import Territory
-from .vigil import Vigil
+from .supervisor_link import Link
+from .webhooks import Notices, Post
 
 __all__ = ["Worker"]
 

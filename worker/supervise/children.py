@@ -10,8 +10,8 @@ import anyio
 from anyio.abc import TaskGroup
 
 from ...queues import ChildInfo, QueueError
-from ..observe import logger
-from ..runtime.link import Role
+from ..log import logger
+from ..runtime.supervisor_link import Role
 from .child import Child, OnSaid
 
 __all__ = ["Children"]

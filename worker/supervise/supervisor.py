@@ -2,6 +2,10 @@
 
 It imports no handler code, so that nothing of the user's can harm it: what it must know of the app, its first child
 tells it. Its children end when it does, for each holds one end of a pipe of which this process holds the other.
+
+Whether the supervisor has a terminal: losing it is a SIGHUP too, and means another thing than a reload.
+
+Telling somebody: the operator's own command, with what there is to tell on its standard input.
 """
 
 from __future__ import annotations
@@ -10,28 +14,61 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import anyio
+import orjson
 from anyio.abc import TaskGroup
 
 from ...queues import QueueError
-from ..observe import logger
-from ..runtime.health import Combined
-from ..runtime.notices import Notice, Post, post
-from .alert import alert
-from .child import Child, how_it_ended
+from ..log import logger
+from ..runtime.health.report import Combined
+from ..runtime.webhooks import Notice, Post, post
+from .child import Child, first_of, how_it_ended
 from .children import Children
-from .company import Company
-from .first import first_of
-from .ledger import Ledger
-from .plan import Facts, Plan
-from .probing import health_of
-from .terminal import has_terminal
-from .watch import Watch
+from .config import Facts, Plan
+from .crash_counter import Ledger
+from .pool import Company
+from .stall_monitor import Watch, health_of
 
-__all__ = ["Supervisor"]
+__all__ = ["Supervisor", "alert", "has_terminal"]
+
+
+def has_terminal() -> bool:
+    """Whether this process has a controlling terminal that is still there."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+_BOUND: Final = 30.0
+"""Seconds that the command may take."""
+
+
+async def alert(command: str, about: Mapping[str, Any]) -> None:
+    """Run a command line in the shell, with JSON on its standard input. What goes wrong is logged, and nothing else."""
+    try:
+        process = await asyncio.create_subprocess_shell(
+            command, stdin=asyncio.subprocess.PIPE, stdout=2, process_group=0
+        )
+    except OSError as error:
+        logger.error("the alert command cannot be started: {}", error)
+        return
+    with anyio.move_on_after(_BOUND):
+        try:
+            await process.communicate(orjson.dumps(about) + b"\n")
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                with anyio.CancelScope(shield=True):
+                    await process.wait()
+    if process.returncode:
+        logger.error("the alert command {!r} failed with {}", command, process.returncode)
+
 
 _LAST_REPORTS: Final = 5.0
 """Seconds at the end in which Redis may still hear of crashes; without that, tasks wait for their lease."""

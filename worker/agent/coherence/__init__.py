@@ -1,10 +1,9 @@
 """Whether an agent still knows what it is doing: checks of its state and of what it did lately, and what follows."""
 
-from .checks import find
+from .checks import View, find
+from .findings import STANDING, Standing, StandingFinding, standing_findings
+from .monitor import Watch, watching
 from .settings import Coherence
-from .standing import STANDING, Standing, StandingFinding, standing_findings
-from .view import View
-from .watch import Watch, watching
 
 __all__ = [
     "STANDING",

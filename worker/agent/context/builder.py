@@ -15,9 +15,9 @@ from ...durable.codec import is_async
 from ...errors import StepOutsideTask
 from ...journal import AgentState
 from .compaction import Summarizer, compact, recall
+from .conversation import repair
 from .layers import Layers, assemble
 from .prompt import Budgets, Prompt
-from .repairing import repair
 from .tokens import TokenCounter, default_counter
 
 __all__ = ["ContextBuilder", "Recall", "SearchesMemory"]

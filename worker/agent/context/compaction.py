@@ -17,10 +17,9 @@ from ...durable.codec import is_async
 from ...errors import CompactionFailed
 from ...journal import AgentState, Message
 from ...journal.events import Compacted
-from ...observe import logger
-from .exchanges import completed, exchanges
+from ...log import logger
+from .conversation import SUMMARY, completed, exchanges
 from .tokens import TokenCounter, message_tokens
-from .turns import SUMMARY
 
 __all__ = ["OldTurns", "Summarizer", "compact", "cut_at", "recall"]
 

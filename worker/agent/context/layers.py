@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 from ...errors import ContextTooLarge
 from ...journal import AgentState, Message
-from .exchanges import completed, exchanges
+from .conversation import SUMMARY, completed, exchanges
 from .prompt import Budgets, Prompt
-from .task import task_text
+from .task_section import task_text
 from .tokens import PER_MESSAGE, Estimate, TokenCounter, message_tokens
-from .turns import SUMMARY
 
 __all__ = ["Layers", "assemble"]
 

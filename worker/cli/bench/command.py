@@ -13,11 +13,10 @@ import typer
 from rich.console import Console
 
 from ....queues import Gateway, Namespace, Refused, pairs
-from ...observe import configure_logging
-from ..connection import Place, placed
-from ..interruption import run_interruptible
-from ..output import AsJson, print_json, print_table
-from ..removal import remove_namespace
+from ...log import configure_logging
+from ..support.connection import Place, placed
+from ..support.output import AsJson, print_json, print_table
+from ..support.temporary import remove_namespace, run_interruptible
 from .consent import ask, check_room
 from .measures import Row, app, measure
 

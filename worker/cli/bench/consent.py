@@ -9,8 +9,8 @@ import anyio
 import typer
 
 from ....queues import Address, Gateway, Refused
-from ..failures import Failed, Misuse
-from ..output import tell
+from ..support.errors import Failed, Misuse
+from ..support.output import tell
 
 __all__ = ["ask", "check_room"]
 

@@ -11,8 +11,8 @@ import redis
 from redis.crc import key_slot
 
 from ....queues import Gateway, Refused
-from ....queues.cluster.topology import learn
-from ....queues.connection import COMMAND_TIMEOUT, sync_client, translated
+from ....queues.transport.clients import COMMAND_TIMEOUT, sync_client, translated
+from ....queues.transport.cluster.topology import learn
 
 __all__ = ["Command", "RawClient", "raw_client"]
 

@@ -13,10 +13,10 @@ from typing import Annotated
 
 import typer
 
-from ..connection import Place
-from ..failures import Failed, Misuse
-from ..interruption import run_interruptible
-from ..output import AsJson, print_json
+from ..support.connection import Place
+from ..support.errors import Failed, Misuse
+from ..support.output import AsJson, print_json
+from ..support.temporary import run_interruptible
 from .app import MAX_KILLS, list_files
 from .processes import FILES_PER_KILL
 from .scenario import DemoPlan, run_demo

@@ -14,8 +14,8 @@ from typing import Final
 
 import anyio
 
-from ..failures import Failed
-from ..output import tell
+from ..support.errors import Failed
+from ..support.output import tell
 from .app import STEP_PAUSE
 from .journal import read_step_runs
 

@@ -20,10 +20,10 @@ import anyio.to_thread
 from ....deadletter import DeadLetter, Replay, count_letters, find_letter, replay
 from ....queues import Gateway, Namespace, Partition, TaskFailed, TaskHandle, list_workers, read_events
 from ....queues.embedded import stop
-from ..connection import Place
-from ..failures import Failed
-from ..output import tell
-from ..removal import remove_namespace
+from ..support.connection import Place
+from ..support.errors import Failed
+from ..support.output import tell
+from ..support.temporary import remove_namespace
 from .app import ATTEMPTS, app, count_file, publish, render, report
 from .evidence import DemoEvidence
 from .journal import JOURNAL_VARIABLE, read_step_runs

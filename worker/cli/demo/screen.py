@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from ...settings import Settings
-from ..output import print_fields, print_table, print_text, stdout
+from ..support.output import print_fields, print_table, print_text, stdout
 from .evidence import Claim
 from .scenario import LEASE, DemoResult
 

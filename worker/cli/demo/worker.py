@@ -11,7 +11,7 @@ import sys
 import anyio
 import anyio.to_thread
 
-from ...observe import configure_logging
+from ...log import configure_logging
 from ...runtime import Worker
 from .app import app
 

@@ -1,0 +1,1 @@
+"""Deliveries: reading and claiming messages, leases, checkpoints and settlement."""

@@ -1,0 +1,213 @@
+"""Ending a delivery: each way is one script, and each is refused once the lease has passed.
+
+`bury` is the dead letters' own (deadletter/burial.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import orjson
+
+from ..envelope import Envelope
+from ..errors import LeaseLost
+from ..keys import RELEASED
+from ..records import State
+from ..security.encryption import ERROR, RESULT
+from ..transport.gateway import Argument, Gateway
+from ..transport.scripts import queue_script
+from .consumer import RELEASED_IDLE_MS
+from .leases import Delivery
+
+__all__ = ["Counters", "cancelled", "park", "release", "reschedule", "succeed"]
+
+_FINISH = queue_script("finish")
+_RETRY = queue_script("retry")
+_RELEASE = queue_script("release")
+
+_NO_DATA = b"{}"
+
+
+class Counters(NamedTuple):
+    """What has been tried. attempts: runs that ended by themselves. crashes: deliveries that ended without any
+    outcome. returns: times the task was handed back because this worker does not know its name.
+    """
+
+    attempts: int = 0
+    crashes: int = 0
+    returns: int = 0
+
+    def attempted(self) -> Counters:
+        """With one attempt more."""
+        return Counters(self.attempts + 1, self.crashes, self.returns)
+
+
+async def succeed(
+    gateway: Gateway,
+    delivery: Delivery,
+    task_id: str,
+    result: bytes,
+    counters: Counters,
+    *,
+    ran: float,
+    ttl: float,
+    envelope: Envelope | None = None,
+    written: bool = True,
+    handed_to: str | None = None,
+) -> None:
+    """Store the result and acknowledge. ran, ttl: seconds. Raises `LeaseLost`.
+
+    handed_to: the id of the task that goes on, whose result is this one's.
+
+    envelope: the message's, where the caller has read it, which saves the script reading the message once more.
+    written: False where this delivery has put nothing into the checkpoint.
+    """
+    if gateway.sealer.active:
+        result = gateway.sealer.of(delivery.partition, task_id).close(RESULT, result)
+    await _finish(gateway, delivery, task_id, State.SUCCEEDED, result, counters, ran, ttl, envelope, written, handed_to)
+
+
+async def cancelled(
+    gateway: Gateway,
+    delivery: Delivery,
+    task_id: str,
+    counters: Counters,
+    *,
+    ran: float,
+    ttl: float,
+    envelope: Envelope | None = None,
+    written: bool = True,
+) -> None:
+    """Store that the task was cancelled and acknowledge; see `succeed`."""
+    await _finish(gateway, delivery, task_id, State.CANCELLED, b"null", counters, ran, ttl, envelope, written)
+
+
+async def _finish(
+    gateway: Gateway,
+    delivery: Delivery,
+    task_id: str,
+    state: State,
+    result: bytes,
+    counters: Counters,
+    ran: float,
+    ttl: float,
+    envelope: Envelope | None,
+    written: bool,
+    handed_to: str | None = None,
+) -> None:
+    partition = delivery.partition
+    kept = () if envelope is None else _kept(delivery, envelope)
+    if handed_to is not None:
+        kept = (*(kept or _whole(delivery)), "handed_to", handed_to)
+    keys = [partition.ready, partition.record(task_id)]
+    if written or delivery.history:
+        keys += (partition.steps(task_id), partition.log(task_id))
+    args: list[Argument] = [
+        *delivery.fence,
+        state.value,
+        result,
+        counters.attempts,
+        counters.crashes,
+        round(ran * 1000),
+        max(1, round(ttl * 1000)),
+        *kept,
+    ]
+    if not await gateway.run(_FINISH, keys, args):
+        raise LeaseLost(task_id, "outcome")
+
+
+_SMALL: Final = 1024
+"""Bytes of arguments that are sent along rather than moved from the message by the script."""
+
+
+def _kept(delivery: Delivery, envelope: Envelope) -> Sequence[Argument]:
+    """What the record keeps of the message, where sending it is cheaper than having the script read it.
+
+    An envelope that says no more than id and name is kept as the name alone. The time of enqueuing is the message's
+    own, unless the task ran or waited before: then its record has it.
+    """
+    arguments = delivery.fields.get(b"args", b"")
+    if len(arguments) > _SMALL or b"again" in delivery.fields:
+        return ()
+    at = delivery.entry.partition(b"-")[0]
+    if envelope.plain:
+        return ("task", envelope.task, "args", arguments, "at", at)
+    return ("env", delivery.fields[b"env"], "args", arguments, "at", at)
+
+
+def _whole(delivery: Delivery) -> Sequence[Argument]:
+    """All of the message, as the script would move it; the time of enqueuing of one that waited is in its record."""
+    known: tuple[Argument, ...] = tuple(
+        one for name in ("env", "args") for one in (name, delivery.fields.get(name.encode(), b""))
+    )
+    return known if b"again" in delivery.fields else (*known, "at", delivery.entry.partition(b"-")[0])
+
+
+async def reschedule(
+    gateway: Gateway,
+    delivery: Delivery,
+    task_id: str,
+    counters: Counters,
+    *,
+    delay: float,
+    event: str,
+    data: dict[str, object],
+    suspect: bool = False,
+) -> None:
+    """Put the task into the due set and acknowledge. delay: seconds. data: about the error. suspect: it stays one.
+
+    Raises `LeaseLost`.
+    """
+    told = gateway.sealer.of(delivery.partition, task_id).close(ERROR, orjson.dumps(data))
+    rest = ("waited",) if suspect else ()
+    await _put_off(gateway, delivery, task_id, counters, delay, event, told, rest)
+
+
+async def park(
+    gateway: Gateway, delivery: Delivery, task_id: str, counters: Counters, *, delay: float, waits: str, seen: int
+) -> None:
+    """Put the task into the due set until a message comes, and acknowledge; it is due at once where one came meanwhile.
+
+    delay: seconds after which it is due without. waits: what it waits for, such as "message". seen: the number of the
+    last message that the run knows of. Raises `LeaseLost`.
+    """
+    await _put_off(gateway, delivery, task_id, counters, delay, "waiting", _NO_DATA, ("", waits, seen))
+
+
+async def _put_off(
+    gateway: Gateway,
+    delivery: Delivery,
+    task_id: str,
+    counters: Counters,
+    delay: float,
+    event: str,
+    told: bytes,
+    rest: Sequence[Argument],
+) -> None:
+    partition = delivery.partition
+    keys = [
+        partition.ready,
+        partition.record(task_id),
+        partition.log(task_id),
+        partition.due,
+        partition.nudge,
+    ]
+    counts = (counters.attempts, counters.crashes, counters.returns)
+    args: list[Argument] = [*delivery.fence, task_id, max(0, round(delay * 1000)), *counts, event, told, *rest]
+    if not await gateway.run(_RETRY, keys, args):
+        raise LeaseLost(task_id, "retry")
+
+
+async def release(gateway: Gateway, delivery: Delivery, task_id: str | None, *, data: dict[str, object] | None) -> None:
+    """Give the message back at no cost, for another worker to take at once. Raises `LeaseLost`.
+
+    task_id and data are None for a delivery that was never looked at: nothing is logged then.
+    """
+    partition = delivery.partition
+    known = task_id or f"entry-{delivery.entry.decode()}"
+    keys = [partition.ready, partition.record(known), partition.log(known), partition.nudge]
+    event = ("", _NO_DATA) if data is None else ("handed_off", orjson.dumps(data))
+    args: list[Argument] = [*delivery.fence, RELEASED, RELEASED_IDLE_MS, *event]
+    if not await gateway.run(_RELEASE, keys, args):
+        raise LeaseLost(known, "release")

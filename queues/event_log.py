@@ -1,0 +1,199 @@
+"""The event log of a task, read from outside.
+
+An entry of the log has a type, and may have the step that it is about, a number, and data (JSON). Those with a number
+were written by the task's own run, one after the other; those without were written by the scripts that they tell of.
+
+What a task has left behind, as far as a short account of it needs it: the end of its log, and what is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Final
+
+from .errors import CannotOpen
+from .keys import Partition
+from .records import opened_error, plain_data
+from .security.encryption import Seal, event_of, is_sealed
+from .transport.gateway import Gateway
+from .transport.scripts import pairs
+
+__all__ = [
+    "LATEST_EVENTS",
+    "TaskEvent",
+    "Trail",
+    "opened_events",
+    "read_events",
+    "read_last_events",
+    "read_trail",
+    "walk_events",
+]
+
+_PAGE: Final = 200
+"""Events that are read together: each may be as large as the payload limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEvent:
+    """One thing that happened to a task. `at`: milliseconds of Redis' clock since the epoch.
+
+    number: of those that a run wrote, counted from 1. problem: why the data cannot be had, where it cannot. task_id:
+    whose log it is from.
+    """
+
+    id: str
+    at: int
+    type: str
+    step: str | None
+    data: Any
+    number: int | None = None
+    problem: str | None = None
+    task_id: str = ""
+
+    @property
+    def starts_afresh(self) -> bool:
+        """Whether the task was begun again without its checkpoint: what its log tells before is of a former life."""
+        return self.type == "replayed" and isinstance(self.data, dict) and self.data.get("fresh") is True
+
+    def summary(self) -> dict[str, Any]:
+        """The event as plain data, for programs."""
+        told = {"id": self.id, "at": self.at, "type": self.type, "step": self.step, "data": self.data}
+        if self.number is not None:
+            told["number"] = self.number
+        return told if self.problem is None else told | {"problem": self.problem}
+
+
+async def read_events(
+    gateway: Gateway, partition: Partition, task_id: str, *, after: str = "0-0", limit: int = 10_000
+) -> list[TaskEvent]:
+    """Events after an event id, oldest first."""
+    entries = await gateway.command("XRANGE", partition.log(task_id), f"({after}", "+", "COUNT", limit)
+    return opened_events(entries, task_id, gateway.sealer.of(partition, task_id))
+
+
+async def walk_events(
+    gateway: Gateway, partition: Partition, task_id: str, *, after: str = "0-0"
+) -> AsyncIterator[TaskEvent]:
+    """All events after an event id, oldest first, however many: a page of them is in memory."""
+    while True:
+        page = await read_events(gateway, partition, task_id, after=after, limit=_PAGE)
+        for event in page:
+            yield event
+        if len(page) < _PAGE:
+            return
+        after = page[-1].id
+
+
+async def read_last_events(
+    gateway: Gateway, partition: Partition, task_id: str, limit: int, *, before: str | None = None
+) -> list[TaskEvent]:
+    """The last events, or the last before an event id; the newest first."""
+    newest = "+" if before is None else f"({before}"
+    entries = await gateway.command("XREVRANGE", partition.log(task_id), newest, "-", "COUNT", limit)
+    return opened_events(entries, task_id, gateway.sealer.of(partition, task_id))
+
+
+def opened_events(entries: Sequence[tuple[bytes, list[bytes]]], task_id: str, seal: Seal) -> list[TaskEvent]:
+    return [_event(entry_id, pairs(fields), task_id, seal) for entry_id, fields in entries]
+
+
+def _event(entry_id: bytes, fields: dict[bytes, bytes], task_id: str, seal: Seal) -> TaskEvent:
+    number, problem = _number(fields.get(b"n"))
+    data = None
+    if problem is None:
+        data, problem = _data(fields.get(b"data"), number, seal)
+    step = fields.get(b"step")
+    inner = data.get("step") if isinstance(data, dict) and number is not None else None
+    return TaskEvent(
+        id=entry_id.decode(),
+        at=int(entry_id.partition(b"-")[0]),
+        type=fields.get(b"type", b"?").decode("utf-8", "replace"),
+        step=step.decode("utf-8", "replace") if step is not None else inner if isinstance(inner, str) else None,
+        data=data,
+        number=number,
+        problem=problem,
+        task_id=task_id,
+    )
+
+
+def _number(text: bytes | None) -> tuple[int | None, str | None]:
+    if text is None:
+        return None, None
+    if text.isdigit() and len(text) <= _DIGITS:
+        return int(text), None
+    return None, f"its number is {text[:40]!r}, which is none"
+
+
+_DIGITS: Final = 15
+"""Of the largest number: Lua compares them as doubles, which are exact as far as that."""
+
+
+def _data(data: bytes | None, number: int | None, seal: Seal) -> tuple[Any, str | None]:
+    """What an event carries, or why that cannot be had: one that is broken hides no other."""
+    if not data:
+        return None, None
+    try:
+        if number is not None:
+            return plain_data(seal.open(event_of(number), data, plain=True)), None
+        return opened_error(seal, data) if is_sealed(data) else plain_data(data), None
+    except CannotOpen as error:
+        return None, str(error)
+    except ValueError as error:
+        return None, f"not JSON: {error}"
+
+
+LATEST_EVENTS: Final = 200
+"""Events of the log that an account is made from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """events: the latest, the oldest of them first, none from before a fresh start. number: of the last event that a
+    run wrote. done, intents: keys of steps. saved: what is saved under names that begin with `#`, opened; what cannot
+    be opened is not there. now: milliseconds of Redis' clock. unread: messages in the inbox.
+    """
+
+    events: tuple[TaskEvent, ...]
+    number: int
+    done: frozenset[str]
+    intents: frozenset[str]
+    saved: Mapping[str, bytes]
+    now: int
+    unread: int
+
+
+async def read_trail(gateway: Gateway, partition: Partition, task_id: str, limit: int = LATEST_EVENTS) -> Trail:
+    """Read a task's trail, in two round trips; it may be running meanwhile."""
+    record, steps, log = partition.record(task_id), partition.steps(task_id), partition.log(task_id)
+    names, (number, mail, used), entries, time = await gateway.pipeline(
+        [
+            ("HKEYS", steps),
+            ("HMGET", record, "events", "mail", "used"),
+            ("XREVRANGE", log, "+", "-", "COUNT", limit),
+            ("TIME",),
+        ],
+        node_of=record,
+    )
+    own = [name for name in names if name.startswith(b"s:#")]
+    values = await gateway.command("HMGET", steps, *own) if own else []
+    seal = gateway.sealer.of(partition, task_id)
+    saved: dict[str, bytes] = {}
+    for name, value in zip(own, values, strict=True):
+        key = name.decode().removeprefix("s:")
+        try:
+            if value is not None:
+                saved[key] = seal.open(f"s:{key}", value)
+        except CannotOpen:
+            continue
+    events = takewhile(lambda event: not event.starts_afresh, opened_events(entries, task_id, seal))
+    return Trail(
+        events=tuple(reversed([*events])),
+        number=int(number or 0),
+        done=frozenset(name.decode().removeprefix("d:") for name in names if name.startswith(b"d:")),
+        intents=frozenset(name.decode().removeprefix("i:") for name in names if name.startswith(b"i:")),
+        saved=saved,
+        now=int(time[0]) * 1000 + int(time[1]) // 1000,
+        unread=max(0, int(mail or 0) - int(used or 0)),
+    )

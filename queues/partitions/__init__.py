@@ -1,0 +1,1 @@
+"""Partitions of a queue: routes, resharding, the producer's router and the worker's assignment."""

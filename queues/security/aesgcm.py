@@ -1,0 +1,60 @@
+"""AES-256-GCM with a key of each task's own; see sealing.py. The one module that imports `cryptography`."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from ..errors import BadKeys
+from .keyring import key_id
+
+__all__ = ["Cipher", "KeyRing"]
+
+_NONCE: Final = 12
+_LABEL: Final = b"perdure task key\0"
+
+
+class Cipher:
+    """Seals and opens under one task's key."""
+
+    __slots__ = ("_aead",)
+
+    def __init__(self, key: bytes) -> None:
+        self._aead = AESGCM(key)
+
+    def encrypt(self, data: bytes, bound: bytes) -> bytes:
+        """Nonce, ciphertext and tag."""
+        nonce = os.urandom(_NONCE)
+        return nonce + self._aead.encrypt(nonce, data, bound)
+
+    def decrypt(self, data: bytes, bound: bytes) -> bytes | None:
+        """What was sealed; None where it was changed or is bound to something else."""
+        try:
+            return self._aead.decrypt(data[:_NONCE], data[_NONCE:], bound)
+        except InvalidTag:
+            return None
+
+
+class KeyRing:
+    """The deployment's keys, by their ids."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self.keys = {key_id(key): key for key in keys}
+        if len(self.keys) < len(set(keys)):
+            raise BadKeys("two of the keys have the same id by chance: generate another one")
+        self.first = key_id(keys[0])
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(one.hex() for one in self.keys)
+
+    def cipher(self, of: bytes, context: bytes) -> Cipher:
+        """The cipher of one task. NIST SP 800-108r1, 4.1: one block of KDF in counter mode with HMAC-SHA-256."""
+        block = b"\x00\x00\x00\x01" + _LABEL + context + b"\x00\x00\x01\x00"
+        return Cipher(hmac.digest(self.keys[of], block, hashlib.sha256))

@@ -1,0 +1,1 @@
+"""Connections to Redis: addresses, clients, pipelining, scripts, Sentinel and Cluster."""

@@ -1,0 +1,216 @@
+"""Clients for an address, and what their errors mean here.
+
+What kind of server has been reached, and whether Perdure can work with it as the address says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+import redis.asyncio
+import redis.asyncio.connection
+import redis.connection
+from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    AuthorizationError,
+    BusyLoadingError,
+    ClusterDownError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    TryAgainError,
+)
+from redis.retry import Retry
+
+from ..errors import BadAddress, QueueError, Refused, ServerFull, Unavailable
+from .address import Address, Node
+from .sentinel import Sentinels, followed_async, followed_sync
+
+__all__ = [
+    "COMMAND_TIMEOUT",
+    "CONNECT_TIMEOUT",
+    "async_client",
+    "check_server",
+    "is_read_only",
+    "sync_client",
+    "translated",
+    "was_not_executed",
+    "wire_connection",
+]
+
+CONNECT_TIMEOUT: Final = 5.0
+"""Seconds to wait for a connection."""
+
+COMMAND_TIMEOUT: Final = 10.0
+"""Seconds to wait for the reply to a command that does not block."""
+
+_NOTHING_BEHIND_OUR_BACK: Final = AsyncRetry(NoBackoff(), 0, supported_errors=())
+"""No retry, and no reconnection as its preparation: a subscription would share it with whoever reads."""
+
+_FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+
+
+def _url(address: Address, socket: Path | None, node: Node | None) -> str:
+    """The plain URL to connect to. node: of a cluster, the one that is meant."""
+    if socket is not None:
+        return f"unix://{socket}"
+    for name in _FILES:
+        file = address.query.get(name)
+        if file is not None and not Path(file).is_file():
+            raise BadAddress(f"{address.shown}: {name} names {file}, and there is no such file")
+    if node is None and not address.nodes:
+        return address.url
+    return address.url_of(node or address.nodes[0])
+
+
+def _options(parsed: dict[str, Any], timeout: float | None, retry: Retry | AsyncRetry) -> dict[str, Any]:
+    """What the URL asks for and what it cannot ask for: a timeout of its own would cut blocking reads."""
+    ours = {"socket_timeout": timeout, "decode_responses": False, "protocol": 2, "retry": retry}
+    return {"socket_connect_timeout": CONNECT_TIMEOUT} | parsed | ours
+
+
+def _sentinels(address: Address) -> Sentinels:
+    """The sentinels of an address, each asked on a connection that is closed afterwards."""
+    urls = [address.url_of_sentinel(node) for node in address.nodes]
+    return Sentinels(address.service or "", list(zip(address.nodes, urls, strict=True)))
+
+
+def _pool_options(address: Address, socket: Path | None, timeout: float | None, node: Node | None) -> dict[str, Any]:
+    url = _url(address, socket, node)
+    options = _options(dict(redis.asyncio.connection.parse_url(url)), timeout, _NOTHING_BEHIND_OUR_BACK)
+    if address.service is not None:
+        options |= followed_async(_sentinels(address), encrypted=address.encrypted)
+    return options
+
+
+def async_client(
+    address: Address,
+    socket: Path | None,
+    *,
+    timeout: float | None = COMMAND_TIMEOUT,
+    connections: int = 16,
+    node: Node | None = None,
+) -> redis.asyncio.Redis:
+    """A client on a pool of its own. Replies come as the server sends them: no reply is reshaped on the way."""
+    with _bad_address(address):
+        options = _pool_options(address, socket, timeout, node) | {"max_connections": connections}
+        pool = redis.asyncio.BlockingConnectionPool(**options | {"timeout": None})
+    client = redis.asyncio.Redis.from_pool(pool)
+    client.response_callbacks.clear()
+    return client
+
+
+def wire_connection(address: Address, socket: Path | None, node: Node | None = None) -> AbstractConnection:
+    """One connection, not yet connected, that leaves all timing to its user."""
+    with _bad_address(address):
+        pool = redis.asyncio.ConnectionPool(**_pool_options(address, socket, None, node))
+        connection: AbstractConnection = pool.make_connection()
+    return connection
+
+
+def sync_client(
+    address: Address, socket: Path | None, *, timeout: float | None = COMMAND_TIMEOUT, node: Node | None = None
+) -> redis.Redis:
+    """The same for a thread that has no event loop."""
+    with _bad_address(address):
+        url = _url(address, socket, node)
+        options = _options(dict(redis.connection.parse_url(url)), timeout, Retry(NoBackoff(), 0))
+        if timeout is not None:
+            options["socket_connect_timeout"] = min(timeout, options["socket_connect_timeout"])
+        if address.service is not None:
+            options |= followed_sync(_sentinels(address), encrypted=address.encrypted)
+        client = redis.Redis.from_pool(redis.ConnectionPool(**options))
+    client.response_callbacks.clear()
+    return client
+
+
+@contextmanager
+def _bad_address(address: Address) -> Iterator[None]:
+    try:
+        yield
+    except QueueError:
+        raise
+    except (ValueError, TypeError, RedisError) as error:
+        raise BadAddress(f"{address.shown}: {error}") from None
+
+
+_CREDENTIALS = (AuthenticationError, AuthorizationError, NoPermissionError)
+
+
+@contextmanager
+def translated(shown: str) -> Iterator[None]:
+    """Turn the client library's errors into Perdure's: `Unavailable` may pass by itself, `Refused` will not."""
+    try:
+        yield
+    except _CREDENTIALS as error:
+        raise Refused(f"{shown} refused the credentials: {error}") from error
+    except (redis.ConnectionError, redis.TimeoutError, ReadOnlyError, OSError) as error:
+        if isinstance(error.__cause__, _CREDENTIALS):  # how a connection reports what its handshake met
+            raise Refused(f"{shown} refused the credentials: {error.__cause__}") from error
+        if isinstance(error.__cause__, Refused):
+            raise Refused(str(error.__cause__)) from error
+        raise Unavailable(f"cannot reach Redis at {shown}: {_reason(error)}") from error
+    except AskError as error:  # MOVED too; the wire of a cluster follows these by itself
+        raise Refused(f"{shown} is a node of a Redis Cluster: write redis+cluster:// or rediss+cluster://") from error
+    except RedisError as error:
+        if isinstance(error, OutOfMemoryError) or "OOM " in str(error):
+            raise ServerFull(shown, _MAXMEMORY if "maxmemory" in str(error) else str(error)) from error
+        passing = isinstance(error, (TryAgainError, ClusterDownError))
+        if passing or any(mark in str(error) for mark in _PASSING):
+            raise Unavailable(f"Redis at {shown} cannot serve now: {error}") from error
+        raise Refused(f"{shown} refused a command: {error}") from error
+
+
+_MAXMEMORY: Final = "it uses more than its maxmemory, and its maxmemory-policy lets it throw nothing away"
+
+_PASSING = ("MISCONF ", "NOREPLICAS ", "MASTERDOWN ", "BUSY Redis", "READONLY ", "UNBLOCKED ")
+"""Marks of refusals that end when somebody mends the server: memory or disk is full, a replica is missing, a script
+that nobody of Perdure sent is running; or when the client finds the server that has become the primary.
+"""
+
+
+def is_read_only(error: BaseException | None) -> bool:
+    """Whether a command met a replica, be it by itself or within a script (which Redis 6.2 reports in other words)."""
+    return isinstance(error, ReadOnlyError) or "READONLY " in str(error)
+
+
+def was_not_executed(error: BaseException | None) -> bool:
+    """Whether the reply says that nothing was done, so that even what is not repeatable may be asked again."""
+    return is_read_only(error) or isinstance(error, (BusyLoadingError, TryAgainError, ClusterDownError))
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return re.sub(r"^Error (?:-?\d+ )?(?:while )?connecting to \S+?\.? ", "", text)
+
+
+OLDEST_SERVER: Final = (6, 2)
+
+
+def check_server(address: Address, info: bytes) -> None:
+    """Raise `Refused` where the server is too old, or of another kind than the address says.
+
+    info: what `INFO server` answered.
+    """
+    found = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
+    mode = found.get("redis_mode") or found.get("server_mode", "")  # Valkey's name for it
+    secure = "s" if address.encrypted else ""
+    if mode == "sentinel":
+        raise Refused(f"{address.shown} is a sentinel: write redis{secure}+sentinel://host:port/service")
+    if mode == "cluster" and not address.clustered:
+        raise Refused(f"{address.shown} is a node of a Redis Cluster: write redis{secure}+cluster://host:port")
+    version = found.get("redis_version", "")
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers < OLDEST_SERVER:
+        oldest = ".".join(map(str, OLDEST_SERVER))
+        raise Refused(f"{address.shown} is Redis {version or '?'}: Perdure needs {oldest} or newer")

@@ -1,0 +1,103 @@
+"""A synchronous way into a cluster, for a thread that has no event loop."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import redis
+from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
+
+from ...errors import QueueError
+from ..address import Address, Node
+from ..clients import sync_client
+from ..pipelining import Argument
+from .hash_slots import slot_of
+from .redirects import Pursuit
+from .topology import Topology, in_random_order, learn, target
+
+__all__ = ["ClusterLine"]
+
+
+class ClusterLine:
+    """One connection per primary. Not for several threads at once."""
+
+    def __init__(self, address: Address, timeout: float) -> None:
+        """timeout: seconds that one call may take in all, redirections included."""
+        self._address = address
+        self._timeout = timeout
+        self._topology = Topology.unknown()
+        self._clients: dict[Node, redis.Redis] = {}
+        self._doubtful: set[Node] = set()
+        self._stale = True
+
+    def execute(self, key: str, *command: Argument) -> Any:
+        """Carry out a command on the node that serves `key`; raises the client library's errors."""
+        slot = slot_of(command, key)
+        pursuit = Pursuit(slot)
+        deadline = time.monotonic() + self._timeout
+        node, asking = self._find(slot), False
+        while True:
+            try:
+                return self._ask(node, command, asking)
+            except (redis.ConnectionError, redis.TimeoutError, OSError):
+                self._doubtful.add(node)
+                self._stale = True
+                raise
+            except ResponseError as error:
+                pause = pursuit.pause(error)
+                if time.monotonic() + pause > deadline:
+                    raise
+                time.sleep(pause)
+                node, asking = self._next_node(slot, node, error)
+
+    def _next_node(self, slot: int | None, node: Node, error: ResponseError) -> tuple[Node, bool]:
+        self._stale = self._stale or not isinstance(error, TryAgainError)
+        if isinstance(error, MovedError):
+            return self._topology.moved(error, node), False
+        if isinstance(error, AskError):
+            return target(error, node), True
+        self.refresh()
+        return self._find(slot), False
+
+    def in_doubt(self, key: str) -> bool:
+        """Whether the node that serves `key` did not answer when it was asked last."""
+        return self._topology.serving(slot_of((), key)) in self._doubtful
+
+    def refresh(self) -> None:
+        """Learn anew who serves what, where there is a reason to; keep what is known where nobody answers."""
+        if not self._stale:
+            return
+        known = in_random_order(self._topology.nodes, self._doubtful)
+        try:
+            self._topology = learn(self._address, [*known, *self._address.nodes], timeout=min(1.0, self._timeout / 2))
+        except QueueError:
+            return
+        self._stale = False
+        self._doubtful &= self._topology.primaries
+        for node in self._clients.keys() - self._topology.primaries:
+            self._clients.pop(node).close()
+
+    def close(self) -> None:
+        for client in self._clients.values():
+            client.close()
+
+    def _find(self, slot: int | None) -> Node:
+        node = self._topology.serving(slot)
+        if node is None:
+            self._stale = True
+            self.refresh()
+            node = self._topology.serving(slot)
+        if node is None:
+            raise ClusterDownError(f"no node serves slot {slot}")
+        return node
+
+    def _ask(self, node: Node, command: tuple[Argument, ...], asking: bool) -> Any:
+        if node not in self._clients:
+            self._clients[node] = sync_client(self._address, None, timeout=self._timeout, node=node)
+        client = self._clients[node]
+        if asking:  # this thread alone uses the connection, so nothing comes between the two
+            client.execute_command("ASKING")
+        reply = client.execute_command(*command)
+        self._doubtful.discard(node)
+        return reply

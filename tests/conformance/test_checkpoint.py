@@ -1,0 +1,254 @@
+"""The checkpoint in Redis: what was recorded is there for the next run, once, and only its owner writes it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from perdure.queues import (
+    Counters,
+    Delivery,
+    Entry,
+    Gateway,
+    Kind,
+    LeaseLost,
+    Namespace,
+    Partition,
+    Producer,
+    last_step,
+    load_history,
+    note_alive,
+    read_events,
+    reschedule,
+    write_entries,
+)
+from perdure.queues.transport.scripts import queue_script
+
+from tests.support.consumers import claim_one, needs_one_server, promote, read_one, take_over, worker
+from tests.support.delivery_calls import SETTLING
+from tests.support.lossy_proxy import lossy_gateway
+from tests.support.task_places import dump, lifetimes
+
+
+@pytest.fixture
+async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -> Delivery:
+    """Task x, read by worker a."""
+    await producer.enqueue("t", task_id="x")
+    return await read_one(await worker(gateway, partition))
+
+
+def done(step: str, value: bytes = b"1", log: bytes = b"{}") -> Entry:
+    return Entry(Kind.DONE, step, value, log)
+
+
+async def test_a_first_run_has_no_history(gateway: Gateway, delivery: Delivery) -> None:
+    history = await load_history(gateway, delivery, "x")
+    assert (history.counters, history.cancel) == (Counters(), False)
+    assert (history.done, history.intents, history.saved) == ({}, {}, {})
+
+
+async def test_the_next_run_finds_what_was_recorded(gateway: Gateway, delivery: Delivery) -> None:
+    entries = [done("list", b"[1,2]"), Entry(Kind.INTENT, "mail", b'{"to":1}'), Entry(Kind.SAVED, "sum", b"7")]
+    assert await write_entries(gateway, delivery, "x", entries) is False
+    history = await load_history(gateway, await take_over(gateway, delivery), "x")
+    assert history.done == {"list": b"[1,2]"}
+    assert history.intents == {"mail": b'{"to":1}'}
+    assert history.saved == {"sum": b"7"}
+
+
+async def test_a_finished_step_takes_its_intent_and_its_progress_away(gateway: Gateway, delivery: Delivery) -> None:
+    for kind in (Kind.INTENT, Kind.SAVED):
+        await write_entries(gateway, delivery, "x", [Entry(kind, "mail", b"1"), Entry(kind, "other", b"2")])
+    await write_entries(gateway, delivery, "x", [done("mail", b"3")])
+    history = await load_history(gateway, delivery, "x")
+    assert (history.done, history.intents, history.saved) == ({"mail": b"3"}, {"other": b"2"}, {"other": b"2"})
+
+
+async def test_a_dropped_step_leaves_nothing_and_others_stay(gateway: Gateway, delivery: Delivery) -> None:
+    parts = [done("read/a"), Entry(Kind.INTENT, "read/b", b"1"), Entry(Kind.SAVED, "read/c", b"2"), done("read")]
+    await write_entries(gateway, delivery, "x", parts)
+    dropped = [Entry(Kind.DROP, key, b"") for key in ("read/a", "read/b", "read/c")]
+    await write_entries(gateway, delivery, "x", [Entry(Kind.MARK, "next", b"3"), *dropped])
+    history = await load_history(gateway, await take_over(gateway, delivery), "x")
+    assert (history.done, history.intents, history.saved) == ({"read": b"1", "next": b"3"}, {}, {})
+
+
+async def test_an_event_is_logged_once_by_its_number(
+    gateway: Gateway, delivery: Delivery, partition: Partition
+) -> None:
+    first, second = (Entry(Kind.EVENT, "decided", number, b'{"choice":"go"}') for number in (b"1", b"2"))
+    for entries in ([first], [first, second], [first, second]):  # as when replies are lost
+        await write_entries(gateway, delivery, "x", entries)
+    assert [event.number for event in await read_events(gateway, partition, "x")] == [1, 2]
+    assert (await load_history(gateway, await take_over(gateway, delivery), "x")).events == 2
+
+
+async def test_the_last_step_is_a_function_s_or_one_of_a_plan(
+    gateway: Gateway, delivery: Delivery, partition: Partition
+) -> None:
+    await write_entries(gateway, delivery, "x", [done("list")])
+    assert await last_step(gateway, partition, "x") == "list"
+    planned = Entry(Kind.EVENT, "step_completed", b"1", b'{"step":"read"}')
+    await write_entries(gateway, delivery, "x", [planned, Entry(Kind.EVENT, "decided", b"2", b'{"choice":"go"}')])
+    assert await last_step(gateway, partition, "x") == "read"
+
+
+async def test_steps_of_the_same_name_in_different_kinds_do_not_mix(gateway: Gateway, delivery: Delivery) -> None:
+    """A key may hold colons, and what marks the kinds."""
+    names = ["d:x", "i:d:x", "s:", "a:b:c", "größe", "two words", "*"]
+    await write_entries(gateway, delivery, "x", [done(name, name.encode()) for name in names])
+    assert (await load_history(gateway, delivery, "x")).done == {name: name.encode() for name in names}
+
+
+async def test_values_are_kept_byte_by_byte(gateway: Gateway, delivery: Delivery) -> None:
+    values = {"empty": b"", "zero": b"a\x00b", "raw": bytes(range(256)), "crlf": b"\r\n$-1\r\n"}
+    await write_entries(gateway, delivery, "x", [done(name, value) for name, value in values.items()])
+    assert (await load_history(gateway, delivery, "x")).done == values
+
+
+async def test_a_step_is_logged_once_however_often_it_is_written(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery
+) -> None:
+    await write_entries(gateway, delivery, "x", [done("list", b"[1]", b'{"ms":3}')])
+    before = await dump(gateway, namespace)
+    await write_entries(gateway, delivery, "x", [done("list", b"[1]", b'{"ms":4}')])
+    assert await dump(gateway, namespace) == before
+    (event,) = await read_events(gateway, partition, "x")
+    assert (event.type, event.step, event.data) == ("step_completed", "list", {"ms": 3})
+
+
+async def test_a_batch_is_written_in_its_order_and_logged_in_it(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    await write_entries(gateway, delivery, "x", [Entry(Kind.SAVED, "b", b"1"), done("a"), done("b"), done("c")])
+    assert [event.step for event in await read_events(gateway, partition, "x")] == ["a", "b", "c"]
+    assert (await load_history(gateway, delivery, "x")).saved == {}
+
+
+async def test_what_is_dropped_with_what_it_is_a_part_of_is_logged_once(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    """The steps within a step of an agent's plan may go out together with it, when nobody waits for them."""
+    act = [done("read/list"), Entry(Kind.EVENT, "step_completed", b"1"), Entry(Kind.DROP, "read/list", b"")]
+    await write_entries(gateway, delivery, "x", act)
+    await write_entries(gateway, delivery, "x", [*act, done("next"), Entry(Kind.EVENT, "decided", b"2")])
+    logged = [(event.type, event.step, event.number) for event in await read_events(gateway, partition, "x")]
+    assert logged == [
+        ("step_completed", "read/list", None),
+        ("step_completed", None, 1),
+        ("step_completed", "next", None),
+        ("decided", None, 2),
+    ]
+
+
+async def test_a_lost_reply_records_once(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
+    needs_one_server(gateway, "the line that loses replies stands before one server")
+    async with lossy_gateway(gateway) as (lossy, line):
+        line.lose(queue_script("record").sha.encode())
+        await write_entries(lossy, delivery, "x", [done("list"), done("sum")])
+        assert line.lost == 1
+    assert [event.step for event in await read_events(gateway, partition, "x")] == ["list", "sum"]
+
+
+async def test_a_refused_batch_stores_none_of_it(gateway: Gateway, namespace: Namespace, delivery: Delivery) -> None:
+    await take_over(gateway, delivery)
+    before = await dump(gateway, namespace)
+    with pytest.raises(LeaseLost, match="record of list, sum"):
+        await write_entries(gateway, delivery, "x", [done("list"), Entry(Kind.INTENT, "sum", b"1")])
+    assert await dump(gateway, namespace) == before
+
+
+async def test_two_runs_that_write_at_once_do_not_mix(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    second = await take_over(gateway, delivery)
+    await asyncio.gather(
+        *(write_entries(gateway, delivery, "x", [done(f"old{n}")]) for n in range(10)),
+        *(write_entries(gateway, second, "x", [done(f"new{n}")]) for n in range(10)),
+        return_exceptions=True,
+    )
+    assert set((await load_history(gateway, second, "x")).done) == {f"new{n}" for n in range(10)}
+    assert len(await read_events(gateway, partition, "x")) == 10
+
+
+async def test_a_write_hears_of_a_request_to_cancel(gateway: Gateway, producer: Producer, delivery: Delivery) -> None:
+    handle = await producer.find("x")
+    assert handle is not None
+    assert await write_entries(gateway, delivery, "x", [done("a")]) is False
+    await handle.cancel()
+    assert await write_entries(gateway, delivery, "x", [done("b")]) is True
+    assert set((await load_history(gateway, delivery, "x")).done) == {"a", "b"}
+
+
+async def test_a_note_says_which_step_lives(gateway: Gateway, producer: Producer, delivery: Delivery) -> None:
+    handle = await producer.find("x")
+    assert handle is not None
+    await note_alive(gateway, delivery, "x", "download")
+    record = await handle.record()
+    now = int((await gateway.command("TIME"))[0]) * 1000
+    assert record.step == "download"
+    assert record.step_alive_at is not None
+    assert now - 2_000 < record.step_alive_at < now + 2_000
+
+
+@pytest.mark.parametrize("act", ["succeed", "reschedule", "release", "bury"])
+async def test_a_run_that_ended_has_no_step_that_lives(
+    gateway: Gateway, producer: Producer, delivery: Delivery, act: str
+) -> None:
+    await note_alive(gateway, delivery, "x", "download")
+    await SETTLING[act](gateway, delivery, "x")
+    handle = await producer.find("x")
+    assert handle is not None
+    record = await handle.record()
+    assert (record.step, record.step_alive_at) == (None, None)
+
+
+async def test_counters_add_up_over_crashes_retries_and_releases(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    second = await take_over(gateway, delivery, "b")
+    third = await take_over(gateway, second, "c")
+    assert (await load_history(gateway, third, "x")).counters == Counters(crashes=2)
+    await reschedule(gateway, third, "x", Counters(1, 2, 1), delay=1, event="attempt_failed", data={})
+    await promote(gateway, partition, "x")
+    fourth = await read_one(await worker(gateway, partition))
+    assert (await load_history(gateway, fourth, "x")).counters == Counters(1, 2, 1)
+    await SETTLING["release"](gateway, fourth, "x")
+    fifth = await claim_one(await worker(gateway, partition, name="d"))
+    assert (await load_history(gateway, fifth, "x")).counters == Counters(1, 2, 1)
+    sixth = await take_over(gateway, fifth, "e")
+    assert (await load_history(gateway, sixth, "x")).counters == Counters(1, 3, 1)
+
+
+async def test_a_retry_keeps_the_whole_checkpoint(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
+    await write_entries(
+        gateway, delivery, "x", [done("a"), Entry(Kind.INTENT, "b", b"2"), Entry(Kind.SAVED, "c", b"3")]
+    )
+    before = await load_history(gateway, delivery, "x")
+    await SETTLING["reschedule"](gateway, delivery, "x")
+    await promote(gateway, partition, "x")
+    after = await load_history(gateway, await read_one(await worker(gateway, partition)), "x")
+    assert (after.done, after.intents, after.saved) == (before.done, before.intents, before.saved)
+
+
+async def test_a_live_task_keeps_its_checkpoint_for_ever(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    await write_entries(gateway, delivery, "x", [done("a")])
+    assert await lifetimes(gateway, partition, "x") == {"record": -1, "steps": -1, "log": -1}
+
+
+async def test_events_can_be_read_on_from_any_of_them(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    await write_entries(gateway, delivery, "x", [done(name) for name in "abcd"])
+    events = await read_events(gateway, partition, "x")
+    assert [one.step for one in await read_events(gateway, partition, "x", after=events[1].id)] == ["c", "d"]
+    assert [one.step for one in await read_events(gateway, partition, "x", limit=3)] == ["a", "b", "c"]
+    assert events[0].summary() | {"id": "", "at": 0} == {
+        "id": "",
+        "at": 0,
+        "type": "step_completed",
+        "step": "a",
+        "data": {},
+    }

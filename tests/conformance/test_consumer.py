@@ -1,0 +1,577 @@
+"""Taking messages: each once, in order, and nothing that another worker's lease covers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+from perdure.queues import (
+    Consumer,
+    Delivery,
+    Gateway,
+    Leases,
+    Namespace,
+    OneConnection,
+    Partition,
+    Producer,
+    Unavailable,
+    load_history,
+    release,
+)
+from perdure.queues.keys import GROUP, RELEASED
+from perdure.queues.transport.gateway import Argument, Command
+from perdure.queues.transport.scripts import queue_script
+
+from tests.support.consumers import (
+    Held,
+    SharedReader,
+    age,
+    claim_all,
+    claim_one,
+    consumers,
+    ids,
+    needs_one_server,
+    needs_server,
+    pending,
+    read,
+    read_one,
+    take_over,
+    worker,
+)
+from tests.support.lossy_proxy import lossy_gateway
+from tests.support.task_places import PENDING, dump, places
+
+BOUND = 10.0
+
+
+def blocking(gateway: Gateway, *partitions: Partition) -> Consumer:
+    """A worker with a connection of its own, as the runtime has it. Its reader is to be closed."""
+    reading = OneConnection(gateway, gateway.reader(partitions[0].ready), "a")
+    return Consumer(gateway, reading, partitions, "a", 60.0, Leases())
+
+
+# reading
+
+
+async def test_messages_come_in_their_order_and_no_more_than_asked_for(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    handles = await producer.enqueue_many("t", [{}] * 5)
+    a = await worker(gateway, partition)
+    first, second, third = await read(a, 3), await read(a, 3), await read(a, 3)
+    assert (len(first), len(second), len(third)) == (3, 2, 0)
+    assert ids([*first, *second]) == [handle.id for handle in handles]
+    assert {(one.count, one.claimed, one.worker) for one in first} == {(1, False, "a")}
+
+
+async def test_workers_that_read_at_once_get_each_message_once(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    handles = await producer.enqueue_many("t", [{}] * 100)
+    crew = [await worker(gateway, partition, name=f"w{n}") for n in range(5)]
+    got = await asyncio.gather(*(read(crew[n % 5], 4) for n in range(40)))
+    assert sorted(ids([one for batch in got for one in batch])) == sorted(handle.id for handle in handles)
+
+
+async def test_what_was_sent_before_the_first_worker_came_is_not_missed(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    handle = await producer.enqueue("t")
+    assert ids(await read(await worker(gateway, partition))) == [handle.id]
+
+
+async def test_a_group_that_is_gone_is_made_anew_and_misses_nothing(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    """The server was emptied, or restored from an old state, under a worker that runs."""
+    needs_server(gateway, "XREADGROUP on a stream that is gone answers with an error of its own, not NOGROUP")
+    a = await worker(gateway, partition)
+    await gateway.command("DEL", partition.ready, partition.nudge)
+    handle = await producer.enqueue("t")
+    assert await read(a) == []
+    assert ids(await read(a)) == [handle.id]
+
+
+async def test_groups_are_made_once_by_many_at_once(gateway: Gateway, namespace: Namespace) -> None:
+    mail, video = namespace.partition("mail"), namespace.partition("video")
+    await asyncio.gather(*(worker(gateway, mail, video, name=f"w{n}") for n in range(10)))
+    for partition in (mail, video):
+        assert len(await gateway.command("XINFO", "GROUPS", partition.ready)) == 1
+
+
+async def test_queues_are_read_in_turn_and_never_more_than_asked_for(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    queues = ("mail", "video", "news")
+    for queue in queues:
+        await producer.enqueue_many("t", [{}] * 10, queue=queue)
+    a = await worker(gateway, *(namespace.partition(queue) for queue in queues))
+    taken = [one.partition.queue for _ in range(6) for one in await read(a, 2)]
+    assert {queue: taken.count(queue) for queue in queues} == {"mail": 4, "video": 4, "news": 4}
+    assert len(taken) == 12
+
+
+async def test_one_read_gathers_from_several_queues(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+    await producer.enqueue("t", queue="mail")
+    await producer.enqueue("t", queue="video")
+    a = await worker(gateway, namespace.partition("mail"), namespace.partition("video"))
+    assert {one.partition.queue for one in await read(a, 8)} == {"mail", "video"}
+
+
+async def test_a_read_that_nothing_answers_brings_nothing(gateway: Gateway, partition: Partition) -> None:
+    taken = await (await worker(gateway, partition)).read(5, block=None)
+    assert (taken.deliveries, taken.claimable, taken.due) == ([], False, False)
+
+
+async def test_a_waiting_read_ends_when_a_message_comes(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    needs_server(gateway, "XREADGROUP BLOCK does not wait on a client that others use at the same time")
+    a = blocking(gateway, partition)
+    await a.create_groups()
+    waiting = asyncio.create_task(a.read(1, block=BOUND))
+    await until_blocked(gateway, partition)
+    began = time.monotonic()
+    handle = await producer.enqueue("t")
+    taken = await waiting
+    assert time.monotonic() - began < 2
+    assert ids(taken.deliveries) == [handle.id]
+    await a._reading.close()
+
+
+async def test_a_waiting_read_ends_when_its_time_is_up(
+    gateway: Gateway, namespace: Namespace, partition: Partition
+) -> None:
+    needs_server(gateway, "XREADGROUP BLOCK does not wait on a client that others use at the same time")
+    a = blocking(gateway, partition)
+    await a.create_groups()
+    began = time.monotonic()
+    assert (await a.read(1, block=0.05)).deliveries == []
+    assert time.monotonic() - began >= 0.05
+    await a._reading.close()
+
+
+async def test_a_waiting_read_can_be_interrupted(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    needs_server(gateway, "CLIENT UNBLOCK is not there")
+    a = blocking(gateway, partition)
+    await a.create_groups()
+    waiting = asyncio.create_task(a.read(1, block=BOUND))
+    await until_blocked(gateway, partition)
+    await a.interrupt()
+    assert (await asyncio.wait_for(waiting, BOUND / 2)).deliveries == []
+    handle = await producer.enqueue("t")
+    assert ids((await a.read(1, block=BOUND)).deliveries) == [handle.id]
+    await a._reading.close()
+
+
+async def test_a_reader_whose_connection_was_killed_says_so_and_reads_again(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    needs_server(gateway, "there is no connection to kill")
+    a = blocking(gateway, partition)
+    await a.create_groups()
+    waiting = asyncio.create_task(a.read(1, block=BOUND))
+    blocked = await until_blocked(gateway, partition)
+    await gateway.command("CLIENT", "KILL", "ID", blocked, node_of=partition.ready)
+    with pytest.raises(Unavailable):
+        await asyncio.wait_for(waiting, BOUND / 2)
+    handle = await producer.enqueue("t")
+    assert ids((await a.read(1, block=BOUND)).deliveries) == [handle.id]
+    await a._reading.close()
+
+
+async def test_a_stream_that_goes_while_a_read_waits_is_no_trouble(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    """It was deleted, or went to another node of a cluster."""
+    needs_server(gateway, "XREADGROUP BLOCK does not wait on a client that others use at the same time")
+    a = blocking(gateway, partition)
+    await a.create_groups()
+    waiting = asyncio.create_task(a.read(1, block=BOUND))
+    await until_blocked(gateway, partition)
+    await gateway.command("DEL", partition.ready)
+    handle = await producer.enqueue("t")
+    taken = await waiting
+    while not taken.deliveries:
+        taken = await a.read(1, block=BOUND)
+    assert ids(taken.deliveries) == [handle.id]
+    await a._reading.close()
+
+
+async def until_blocked(gateway: Gateway, partition: Partition) -> str:
+    """Wait until a client of the server is in a blocking call; return its id."""
+    deadline = time.monotonic() + BOUND
+    while time.monotonic() < deadline:
+        listed: bytes = await gateway.command("CLIENT", "LIST", node_of=partition.ready)
+        for line in listed.decode().splitlines():
+            fields = dict(part.partition("=")[::2] for part in line.split(" "))
+            if "b" in fields["flags"]:
+                return fields["id"]
+    raise AssertionError("no read began to wait")
+
+
+# claiming
+
+
+async def test_a_lease_that_holds_is_not_claimed(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue("t")
+    await read_one(await worker(gateway, partition))
+    before = await dump(gateway, namespace)
+    assert await claim_all(await worker(gateway, partition, name="b")) == []
+    assert await dump(gateway, namespace) == before
+
+
+async def test_a_lease_that_has_passed_is_claimed_and_counted(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue("t", {"n": 1}, task_id="x")
+    first = await read_one(await worker(gateway, partition))
+    await age(gateway, first, 59_000)
+    b = await worker(gateway, partition, name="b", lease=60.0)
+    assert await claim_all(b) == []
+    await age(gateway, first, 61_000)
+    second = await claim_one(b)
+    assert (second.entry, second.worker, second.count, second.claimed) == (first.entry, "b", 2, True)
+    assert second.history
+    assert second.fields == first.fields
+    assert await places(gateway, partition, "x") == [PENDING]
+
+
+async def test_workers_that_claim_at_once_get_each_message_once(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    handles = await producer.enqueue_many("t", [{}] * 60)
+    for one in await read(await worker(gateway, partition), 60):
+        await age(gateway, one)
+    crew = [await worker(gateway, partition, name=f"w{n}") for n in range(6)]
+    got = await asyncio.gather(*(claim_all(one) for one in crew))
+    claimed = [one for batch in got for one in batch]
+    assert sorted(ids(claimed)) == sorted(handle.id for handle in handles)
+    assert {one.count for one in claimed} == {2}
+    owners = {entry: (owner, count) for entry, owner, _, count in await pending(gateway, partition)}
+    assert owners == {one.entry: (one.worker, one.count) for one in claimed}
+
+
+async def test_a_claim_takes_no_more_than_it_has_room_for_and_goes_on_from_there(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    handles = await producer.enqueue_many("t", [{}] * 5)
+    for one in await read(await worker(gateway, partition), 5):
+        await age(gateway, one)
+    b = await worker(gateway, partition, name="b")
+    cursor, first = await b.claim(partition, "0-0", 3)
+    assert (len(first), cursor != "0-0") == (3, True)
+    cursor, second = await b.claim(partition, cursor, 3)
+    assert (len(second), cursor) == (2, "0-0")
+    assert ids([*first, *second]) == [handle.id for handle in handles]
+
+
+async def test_a_claim_asks_once_where_all_are_being_run_and_skips_them_where_one_is_not(
+    gateway: Gateway, partition: Partition, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for one, XAUTOCLAIM alone would go through them ten at a time."""
+    await producer.enqueue_many("t", [{}] * 200)
+    held = await read(await worker(gateway, partition), 200)
+    b = await worker(gateway, partition, name="b")
+    asked: list[Argument] = []
+    command = Gateway.command
+
+    async def counted(self: Gateway, *parts: Argument, **options: Any) -> Any:
+        asked.append(parts[0])
+        return await command(self, *parts, **options)
+
+    monkeypatch.setattr(Gateway, "command", counted)
+    assert await b.claim(partition, "0-0", 1) == ("0-0", [])
+    assert asked == ["XPENDING"]
+    await age(gateway, held[150])
+    cursor, (claimed,) = await b.claim(partition, "0-0", 1)
+    assert claimed.entry == held[150].entry
+    assert await b.claim(partition, cursor, 1) == ("0-0", [])
+    assert asked.count("XAUTOCLAIM") == 1
+
+
+class Interrupted(Gateway):
+    """A gateway by which something else happens just before the first pipeline goes out."""
+
+    def __init__(self, gateway: Gateway, meanwhile: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(gateway.address)
+        self._gateway = gateway
+        self._meanwhile: Callable[[], Awaitable[object]] | None = meanwhile
+
+    async def command(self, *command: Argument, repeatable: bool = True, node_of: str | None = None) -> Any:
+        return await self._gateway.command(*command, repeatable=repeatable, node_of=node_of)
+
+    async def pipeline(self, commands: Sequence[Command], *, node_of: str | None = None) -> list[Any]:
+        meanwhile, self._meanwhile = self._meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+        return await self._gateway.pipeline(commands, node_of=node_of)
+
+
+async def test_what_another_took_before_the_count_was_read_is_not_ones_own(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    """Frozen between the claim and the look at the delivery count, for longer than a lease."""
+    needs_server(gateway, "its XPENDING IDLE leaves out what was claimed in this very millisecond")
+    await producer.enqueue("t")
+    await age(gateway, await read_one(await worker(gateway, partition)))
+    thief = await worker(gateway, partition, name="thief", lease=0.0)
+    taken: list[Delivery] = []
+
+    async def steal() -> None:
+        taken.extend(await claim_all(thief))
+
+    b = Consumer(
+        Interrupted(gateway, steal),
+        OneConnection(gateway, SharedReader(gateway), "b"),
+        [partition],
+        "b",
+        60.0,
+        Leases(),
+    )
+    _, claimed = await b.claim(partition, "0-0", 10)
+    assert claimed == []
+    assert [(one.worker, one.count) for one in taken] == [("thief", 3)]
+
+
+async def test_what_was_deleted_by_hand_is_acknowledged(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    handles = await producer.enqueue_many("t", [{}] * 3)
+    deliveries = await read(await worker(gateway, partition), 3)
+    for one in deliveries:
+        await age(gateway, one)
+    await gateway.command("XDEL", partition.ready, deliveries[0].entry, deliveries[2].entry)
+    b = await worker(gateway, partition, name="b")
+    assert ids(await claim_all(b)) == [handles[1].id]
+    assert [(entry, owner) for entry, owner, _, _ in await pending(gateway, partition)] == [(deliveries[1].entry, "b")]
+
+
+async def test_a_lost_reply_to_a_claim_is_not_asked_again(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    """Asked twice, it would count two deliveries. The claimed messages are adopted instead."""
+    needs_one_server(gateway, "the line that loses replies stands before one server")
+    handle = await producer.enqueue("t")
+    await age(gateway, await read_one(await worker(gateway, partition)))
+    async with lossy_gateway(gateway) as (lossy, line):
+        b = await worker(lossy, partition, name="b")
+        line.lose(b"XAUTOCLAIM")
+        with pytest.raises(Unavailable):
+            await b.claim(partition, "0-0", 10)
+        assert line.lost == 1
+        assert await claim_all(b) == []
+        (adopted,) = await b.adopt(partition)
+    assert (ids([adopted]), adopted.count, adopted.claimed) == ([handle.id], 2, True)
+
+
+# adopting
+
+
+async def test_what_a_lost_reply_brought_is_adopted(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    needs_one_server(gateway, "the line that loses replies stands before one server")
+    handle = await producer.enqueue("t")
+    async with lossy_gateway(gateway) as (lossy, line):
+        a = await worker(lossy, partition)
+        line.lose(b"XREADGROUP")
+        with pytest.raises(Unavailable):
+            await a.read(1, block=None)
+        assert line.lost == 1
+        assert await read(a) == []
+        (adopted,) = await a.adopt(partition)
+        assert ids([adopted]) == [handle.id]
+        history = await load_history(gateway, adopted, handle.id)
+    assert (adopted.count, history.counters.crashes) == (1, 0)
+
+
+async def test_only_what_is_its_own_and_not_in_its_table_is_adopted(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    handles = await producer.enqueue_many("t", [{}] * 4)
+    leases = Leases()
+    a = await worker(gateway, partition, leases=leases)
+    held, missing = await read(a, 2)
+    await read(await worker(gateway, partition, name="b"))
+    leases.hold(Held(held, handles[0].id))
+    adopted = await a.adopt(partition)
+    assert [one.entry for one in adopted] == [missing.entry]
+    assert [one.fence for one in adopted] == [missing.fence]
+
+
+async def test_nothing_to_adopt(gateway: Gateway, partition: Partition) -> None:
+    assert await (await worker(gateway, partition)).adopt(partition) == []
+
+
+# giving back by leaving
+
+
+async def test_a_worker_that_leaves_gives_everything_back_at_no_cost(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    handles = await producer.enqueue_many("t", [{}] * 3)
+    a = await worker(gateway, partition)
+    await read(a, 3)
+    await a.leave()
+    assert "a" not in await consumers(gateway, partition.ready) | await consumers(gateway, partition.nudge)
+    assert {owner for _, owner, _, _ in await pending(gateway, partition)} == {RELEASED}
+    b = await worker(gateway, partition, name="b", lease=3600.0)
+    claimed = await claim_all(b)
+    assert ids(claimed) == [handle.id for handle in handles]
+    assert {one.count for one in claimed} == {1}
+    for one, handle in zip(claimed, handles, strict=True):
+        assert (await load_history(gateway, one, handle.id)).counters.crashes == 0
+
+
+async def test_leaving_keeps_the_crashes_of_those_before(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue("t", task_id="x")
+    await take_over(gateway, await read_one(await worker(gateway, partition)), "b")
+    await (await worker(gateway, partition, name="b")).leave()
+    third = await claim_one(await worker(gateway, partition, name="c", lease=3600.0))
+    assert (await load_history(gateway, third, "x")).counters.crashes == 1
+
+
+async def test_leaving_wakes_another(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    await producer.enqueue("t")
+    a, b = await worker(gateway, partition), await worker(gateway, partition, name="b")
+    await read(a)
+    await a.leave()
+    assert (await b.read(5, block=None)).claimable
+
+
+async def test_leaving_twice_or_with_nothing_changes_nothing(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue("t")
+    a = await worker(gateway, partition)
+    await a.leave()
+    before = await dump(gateway, namespace)
+    await a.leave()
+    assert await dump(gateway, namespace) == before
+    assert await gateway.command("XLEN", partition.nudge) == 0
+
+
+async def test_leaving_takes_nothing_from_others(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    await producer.enqueue_many("t", [{}] * 2)
+    a, b = await worker(gateway, partition), await worker(gateway, partition, name="b")
+    await read(a)
+    other = await read_one(b)
+    await a.leave()
+    assert (other.entry, "b", 1) in [
+        (entry, owner, count) for entry, owner, _, count in await pending(gateway, partition)
+    ]
+
+
+async def test_a_lost_reply_to_leaving_gives_back_once(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    needs_one_server(gateway, "the line that loses replies stands before one server")
+    await producer.enqueue("t")
+    async with lossy_gateway(gateway) as (lossy, line):
+        a = await worker(lossy, partition)
+        await read(a)
+        line.lose(queue_script("leave").sha.encode())
+        await a.leave()
+        assert line.lost == 1
+    assert [(owner, count) for _, owner, _, count in await pending(gateway, partition)] == [(RELEASED, 0)]
+
+
+# forgetting
+
+
+async def idle(gateway: Gateway, partition: Partition, *names: str) -> Consumer:
+    """Workers whose names the groups have, and who hold nothing; returns the last."""
+    last = await worker(gateway, partition, name=names[-1])
+    for name in names:
+        for stream in (partition.ready, partition.nudge):
+            await gateway.command("XGROUP", "CREATECONSUMER", stream, GROUP, name)
+    return last
+
+
+async def test_a_silent_name_that_holds_nothing_is_removed(gateway: Gateway, partition: Partition) -> None:
+    b = await idle(gateway, partition, "a", "b")
+    assert await b.forget(partition, -1.0, present=["b"]) == 1
+    assert await consumers(gateway, partition.ready) == {"b"}
+    assert await consumers(gateway, partition.nudge) == {"b"}
+
+
+async def test_a_name_of_one_that_only_ever_heard_nudges_is_removed(gateway: Gateway, partition: Partition) -> None:
+    b = await idle(gateway, partition, "a", "b")
+    await gateway.command("XGROUP", "DELCONSUMER", partition.ready, GROUP, "a")
+    assert await b.forget(partition, -1.0, present=["b"]) == 1
+    assert await consumers(gateway, partition.nudge) == {"b"}
+
+
+async def test_a_name_that_holds_something_stays(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    """Deleting it would drop the pending list: the task would be lost."""
+    await producer.enqueue("t", task_id="x")
+    delivery = await read_one(await worker(gateway, partition))
+    b = await worker(gateway, partition, name="b")
+    before = await dump(gateway, namespace)
+    assert await b.forget(partition, -1.0, present=[]) == 0
+    assert await dump(gateway, namespace) == before
+    assert await places(gateway, partition, "x") == [PENDING]
+    assert (await take_over(gateway, delivery, "b")).count == 2
+
+
+async def test_a_name_that_took_something_since_it_was_looked_at_stays(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    """Between the list of consumers and the removal the worker came back to life and read."""
+    await producer.enqueue("t", task_id="x")
+    await read_one(await worker(gateway, partition))
+    keys = [partition.ready, partition.nudge]
+    assert await gateway.run(queue_script("forget"), keys, [GROUP, "a"]) == 0
+    assert await places(gateway, partition, "x") == [PENDING]
+
+
+async def test_a_name_that_was_heard_of_lately_or_is_present_stays(gateway: Gateway, partition: Partition) -> None:
+    b = await idle(gateway, partition, "a", "b")
+    assert await b.forget(partition, 3600.0, present=[]) == 0
+    assert await b.forget(partition, -1.0, present=["a", "b"]) == 0
+    assert "a" in await consumers(gateway, partition.ready)
+
+
+async def test_the_keeper_of_what_was_given_back_stays(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue("t")
+    a = await worker(gateway, partition)
+    await release(gateway, await read_one(a), None, data=None)
+    await claim_one(a)
+    assert await a.forget(partition, -1.0, present=["a"]) == 0
+    assert RELEASED in await consumers(gateway, partition.ready)
+
+
+async def test_forgetting_where_nobody_ever_was(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
+    a = await worker(gateway, partition)
+    assert await a.forget(namespace.partition("other"), -1.0, present=[]) == 0
+
+
+# nudging
+
+
+async def test_a_nudge_says_that_there_is_something_to_claim(gateway: Gateway, partition: Partition) -> None:
+    a, b = await worker(gateway, partition), await worker(gateway, partition, name="b")
+    await a.nudge(partition)
+    taken = await b.read(5, block=None)
+    assert (taken.claimable, taken.due, taken.deliveries) == (True, False, [])
+    assert not (await a.read(5, block=None)).claimable
+    assert await gateway.command("XPENDING", partition.nudge, GROUP, "-", "+", 10) == []
+
+
+async def test_nudges_do_not_pile_up(gateway: Gateway, partition: Partition) -> None:
+    a = await worker(gateway, partition)
+    for _ in range(40):
+        await a.nudge(partition)
+    assert await gateway.command("XLEN", partition.nudge) == 16

@@ -1,0 +1,191 @@
+"""The due set: nothing runs before its time, and what is due moves once, whoever moves it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from perdure.queues import Gateway, Namespace, Partition, Producer, State, promote_due
+from perdure.queues.transport.scripts import queue_script
+
+from tests.support.consumers import age, claim_one, ids, make_due, needs_one_server, promote, read, read_one, worker
+from tests.support.lossy_proxy import lossy_gateway
+from tests.support.task_places import DUE, PENDING, READY, all_places, dump, places
+
+
+async def nudges(gateway: Gateway, partition: Partition) -> int:
+    return int(await gateway.command("XLEN", partition.nudge))
+
+
+async def test_nothing_scheduled_means_nothing_to_wait_for(gateway: Gateway, partition: Partition) -> None:
+    assert await promote_due(gateway, partition) == (0, None)
+
+
+async def test_before_its_time_a_task_stays(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue("t", task_id="x", delay=60)
+    before = await dump(gateway, namespace)
+    moved, wait = await promote_due(gateway, partition)
+    assert moved == 0
+    assert wait is not None
+    assert 58 < wait <= 60
+    assert await dump(gateway, namespace) == before
+
+
+async def test_the_wait_is_until_the_earliest(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    for delay in (300, 20, 100):
+        await producer.enqueue("t", delay=delay)
+    _, wait = await promote_due(gateway, partition)
+    assert wait is not None
+    assert 18 < wait <= 20
+
+
+async def test_when_it_is_due_it_is_a_message(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    handle = await producer.enqueue("t", {"n": 1}, task_id="x", delay=60)
+    assert await promote(gateway, partition, "x") == 1
+    assert await places(gateway, partition, "x") == [READY]
+    record = await handle.record()
+    assert (record.state, record.due_at, record.task, record.args) == (State.QUEUED, None, "t", b'{"n":1}')
+    delivery = await read_one(await worker(gateway, partition))
+    assert delivery.history
+    assert delivery.fields[b"args"] == b'{"n":1}'
+    assert ids([delivery]) == ["x"]
+
+
+async def test_the_payload_is_in_one_place_at_a_time(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue("t", task_id="x", delay=60)
+    await promote(gateway, partition, "x")
+    assert await gateway.command("HMGET", partition.record("x"), "env", "args", "due") == [None, None, None]
+
+
+async def test_what_was_due_first_is_first_on_the_stream(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    for name in ("late", "early", "middle"):
+        await producer.enqueue("t", task_id=name, delay=60)
+    for score, name in enumerate(("early", "middle", "late")):
+        await gateway.command("ZADD", partition.due, score, name)
+    await promote_due(gateway, partition)
+    assert ids(await read(await worker(gateway, partition), 10)) == ["early", "middle", "late"]
+
+
+async def test_only_what_is_due_moves(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    await producer.enqueue("t", task_id="now", delay=60)
+    await producer.enqueue("t", task_id="later", delay=60)
+    await make_due(gateway, partition, "now")
+    moved, wait = await promote_due(gateway, partition)
+    assert moved == 1
+    assert wait is not None
+    assert 58 < wait <= 60
+    assert await all_places(gateway, partition, ["now", "later"]) == {"now": [READY], "later": [DUE]}
+
+
+async def test_many_move_in_batches_that_say_so(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    handles = await producer.enqueue_many("t", [{}] * 450, delay=60)
+    await make_due(gateway, partition, *(handle.id for handle in handles))
+    assert await promote_due(gateway, partition) == (200, 0.0)
+    assert await promote_due(gateway, partition) == (200, 0.0)
+    assert await promote_due(gateway, partition) == (50, None)
+    found = await all_places(gateway, partition, [handle.id for handle in handles])
+    assert set(map(tuple, found.values())) == {(READY,)}
+
+
+async def test_several_at_once_move_each_task_once(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    handles = await producer.enqueue_many("t", [{}] * 150, delay=60)
+    await make_due(gateway, partition, *(handle.id for handle in handles))
+    rounds = await asyncio.gather(*(promote_due(gateway, partition) for _ in range(8)))
+    assert sum(moved for moved, _ in rounds) == 150
+    assert await gateway.command("XLEN", partition.ready) == 150
+    found = await all_places(gateway, partition, [handle.id for handle in handles])
+    assert set(map(tuple, found.values())) == {(READY,)}
+
+
+async def test_a_promoter_that_dies_between_its_two_calls_changes_nothing(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue("t", task_id="x", delay=60)
+    await make_due(gateway, partition, "x")
+    before = await dump(gateway, namespace)
+    assert (await gateway.run(queue_script("due"), [partition.due], [100]))[0] == [b"x"]
+    assert await dump(gateway, namespace) == before
+    assert await promote(gateway, partition) == 1
+
+
+@pytest.mark.parametrize("meanwhile", ["promoted", "read", "cancelled", "postponed"])
+async def test_between_the_two_calls_another_was_faster(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer, meanwhile: str
+) -> None:
+    handle = await producer.enqueue("t", task_id="x", delay=60)
+    await make_due(gateway, partition, "x")
+    due = (await gateway.run(queue_script("due"), [partition.due], [100]))[0]
+    match meanwhile:
+        case "promoted":
+            await promote(gateway, partition)
+        case "read":
+            await promote(gateway, partition)
+            await read_one(await worker(gateway, partition))
+        case "cancelled":
+            await handle.cancel()
+        case "postponed":
+            await gateway.command("ZADD", partition.due, 10**14, "x")
+    before = await dump(gateway, namespace)
+    keys = [partition.due, partition.ready, partition.record("x")]
+    assert await gateway.run(queue_script("promote"), keys, due) == 0
+    assert await dump(gateway, namespace) == before
+
+
+async def test_an_id_without_a_record_leaves_the_due_set(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue("t", task_id="x", delay=60)
+    await gateway.command("DEL", partition.record("x"))
+    assert await promote(gateway, partition, "x") == 0
+    assert await places(gateway, partition, "x") == []
+    assert await gateway.command("EXISTS", partition.record("x"), partition.due) == 0
+
+
+async def test_a_lost_reply_moves_it_once(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    needs_one_server(gateway, "the line that loses replies stands before one server")
+    await producer.enqueue("t", task_id="x", delay=60)
+    await make_due(gateway, partition, "x")
+    async with lossy_gateway(gateway) as (lossy, line):
+        line.lose(queue_script("promote").sha.encode())
+        await promote_due(lossy, partition)
+        assert line.lost == 1
+    assert await places(gateway, partition, "x") == [READY]
+
+
+async def test_a_worker_is_woken_when_the_earliest_time_has_changed(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue("t", delay=60)
+    assert await nudges(gateway, partition) == 1
+    await producer.enqueue("t", delay=120)
+    assert await nudges(gateway, partition) == 1
+    await producer.enqueue("t", delay=30)
+    assert await nudges(gateway, partition) == 2
+    a = await worker(gateway, partition)
+    taken = await a.read(10, block=None)
+    assert (taken.due, taken.claimable, taken.deliveries) == (True, False, [])
+
+
+async def test_nudges_do_not_pile_up(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    for delay in range(100, 50, -1):
+        await producer.enqueue("t", delay=delay)
+    assert await nudges(gateway, partition) == 16
+
+
+async def test_the_delivery_count_begins_anew_with_the_message(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    """A promoted task is a new message: claimed once, it counts as one crash, not as many as it ever had."""
+    await producer.enqueue("t", task_id="x", delay=60)
+    await promote(gateway, partition, "x")
+    first = await read_one(await worker(gateway, partition))
+    await age(gateway, first)
+    second = await claim_one(await worker(gateway, partition, name="b"))
+    assert (first.count, second.count) == (1, 2)
+    assert await places(gateway, partition, "x") == [PENDING]

@@ -1,0 +1,324 @@
+"""The inbox of a task, as the scripts keep it: what is sent is there once, in order, until the act that uses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from perdure.deadletter import Evidence, Filter, Reason, Replay, bury, list_letters, replay
+from perdure.queues import (
+    Counters,
+    Delivery,
+    Entry,
+    Gateway,
+    InboxFull,
+    Kind,
+    LeaseLost,
+    Namespace,
+    Partition,
+    PayloadTooLarge,
+    Producer,
+    Sealer,
+    State,
+    TaskEnded,
+    TaskNotFound,
+    inbox,
+    park,
+    read_inbox,
+    read_record,
+    reschedule,
+    send_message,
+    succeed,
+    write_entries,
+)
+from perdure.queues.security.encryption import is_sealed
+
+from tests.support.consumers import promote, read_one, take_over, worker
+
+pytestmark = pytest.mark.integration
+
+
+async def unread(gateway: Gateway, partition: Partition, task: str = "t") -> list[Any]:
+    return [one.content async for one in read_inbox(gateway, partition, task)]
+
+
+async def use(gateway: Gateway, delivery: Delivery, *numbers: int) -> None:
+    await write_entries(gateway, delivery, "t", [Entry(Kind.TAKEN, str(number), b"") for number in numbers])
+
+
+async def test_messages_are_kept_in_their_order_until_they_are_used(producer: Producer, partition: Partition) -> None:
+    gateway = producer.gateway
+    handle = await producer.enqueue("t", task_id="t")
+    assert await unread(gateway, partition) == []
+    first = await handle.send("one", sender="ada")
+    second = await producer.send_message("t", {"two": [2]}, sender="bob")
+    assert [(one.task_id, one.number, one.state) for one in (first, second)] == [
+        ("t", 1, State.QUEUED),
+        ("t", 2, State.QUEUED),
+    ]
+    found = await handle.unread()
+    assert [(one.number, one.sender, one.content) for one in found] == [(1, "ada", "one"), (2, "bob", {"two": [2]})]
+    seconds = int((await gateway.command("TIME"))[0])
+    assert 0 <= seconds - found[0].at // 1000 <= 60
+
+    delivery = await read_one(await worker(gateway, partition))
+    await handle.send("three")
+    await use(gateway, delivery, 1)
+    assert await unread(gateway, partition) == [{"two": [2]}, "three"]
+    await use(gateway, delivery, 3)
+    await use(gateway, delivery, 3)
+    assert await unread(gateway, partition) == [{"two": [2]}]
+    await use(gateway, delivery, 2)
+    record = await handle.record()
+    assert (record.unused, await unread(gateway, partition)) == (0, [])
+
+
+async def test_who_lost_the_lease_uses_no_message(producer: Producer, partition: Partition) -> None:
+    handle = await producer.enqueue("t", task_id="t")
+    await handle.send("one")
+    late = await read_one(await worker(producer.gateway, partition))
+    await take_over(producer.gateway, late)
+    with pytest.raises(LeaseLost):
+        await use(producer.gateway, late, 1)
+    assert await unread(producer.gateway, partition) == ["one"]
+
+
+async def test_a_message_sent_again_under_its_id_is_there_once(
+    producer: Producer, partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "MOST_MESSAGES", 3)
+    gateway = producer.gateway
+    handle = await producer.enqueue("t", task_id="t")
+    delivery = await read_one(await worker(gateway, partition))
+    assert (await handle.send("one", message_id="a")).number == 1
+    assert (await handle.send("one", message_id="a")).number == 1
+    await use(gateway, delivery, 1)
+    for number in (2, 3):
+        await handle.send(number)
+    assert (await handle.send("one", message_id="a")).number == 1, "known, though it was used long ago"
+    assert await unread(gateway, partition) == [2, 3]
+    await use(gateway, delivery, 2)
+    await handle.send(4)
+    names = await gateway.command("HKEYS", partition.record("t"))
+    ids = [name for name in names if name.startswith((b"mi:", b"mn:"))]
+    assert len(ids) == 6, "an inbox knows as many ids as it holds messages"
+    await succeed(gateway, delivery, "t", b"1", Counters(1), ran=0, ttl=60)
+    numbers = {name: int(value) for name, value in await _fields(gateway, partition, b"mi:")}
+    assert sorted(numbers.values()) == [2, 3, 4]
+
+
+async def _fields(gateway: Gateway, partition: Partition, prefix: bytes) -> list[tuple[bytes, bytes]]:
+    flat = await gateway.command("HGETALL", partition.record("t"))
+    return [pair for pair in zip(flat[::2], flat[1::2], strict=True) if pair[0].startswith(prefix)]
+
+
+async def test_what_cannot_be_sent_is_refused_with_its_reason(
+    producer: Producer, partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "MOST_MESSAGES", 2)
+    gateway = producer.gateway
+    handle = await producer.enqueue("t", task_id="t")
+    with pytest.raises(TaskNotFound, match="nobody"):
+        await producer.send_message("nobody", "hello")
+    with pytest.raises(TypeError, match="JSON"):
+        await handle.send(object())
+    with pytest.raises(PayloadTooLarge, match="the message"):
+        await handle.send("x" * producer.payload_limit)
+    await handle.send(1)
+    await handle.send(2)
+    with pytest.raises(InboxFull, match=r"inbox of task t is full: 2 messages .* --drop N"):
+        await handle.send(3)
+    delivery = await read_one(await worker(gateway, partition))
+    await use(gateway, delivery, 2)
+    with pytest.raises(InboxFull):
+        await handle.send(3)
+    await use(gateway, delivery, 1)
+    assert (await handle.send(3, message_id="last")).number == 3
+    await succeed(gateway, delivery, "t", b"1", Counters(1), ran=0, ttl=60)
+    with pytest.raises(TaskEnded, match="task t reads no messages any more: it is succeeded"):
+        await handle.send(4)
+    assert (await handle.send(3, message_id="last")).number == 3, "it was sent, though the reply was lost"
+    assert await unread(gateway, partition) == [3]
+
+
+async def test_a_task_that_was_handed_on_hands_its_messages_on(producer: Producer, partition: Partition) -> None:
+    gateway = producer.gateway
+    handle = await producer.enqueue("t", task_id="t")
+    await producer.enqueue("t", task_id="next", queue="other")
+    await gateway.command("HSET", partition.record("t"), "handed_to", "next")
+    assert (await handle.send("hello")).task_id == "next"
+    assert await unread(gateway, partition) == []
+    other = Namespace(partition.namespace).partition("other")
+    assert await unread(gateway, other, "next") == ["hello"]
+    await gateway.command("HSET", other.record("next"), "handed_to", "t")
+    with pytest.raises(TaskNotFound):
+        await handle.send("round and round")
+
+
+async def test_what_was_not_read_goes_along_with_a_task_that_is_handed_on(
+    producer: Producer, partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = producer.gateway
+    handle = await producer.enqueue("t", task_id="t")
+    there = await producer.enqueue("t", task_id="next", queue="other")
+    for number in range(4):
+        await handle.send(number, sender="ada", message_id=f"m{number}")
+    await gateway.command("HSET", partition.record("t"), "m:2", "1 broken")
+    monkeypatch.setattr(inbox, "MOST_MESSAGES", 3)
+    for _ in range(2):
+        left = await inbox.forward_messages(gateway, partition, "t", there.partition, "next")
+        assert [one.number for one in left] == [2], "which is broken"
+    assert [(one.id, one.sender, one.content) for one in await there.unread()] == [
+        ("m0", "ada", 0),
+        ("m2", "ada", 2),
+        ("m3", "ada", 3),
+    ]
+    delivery = await read_one(await worker(gateway, partition))
+    await write_entries(gateway, delivery, "t", [Entry(Kind.MOVED, "#handed", b"next")])
+    with pytest.raises(InboxFull, match="next"):
+        await handle.send("later")
+    await gateway.command("HSET", partition.record("t"), "m:2", b"1 " + orjson.dumps(_MESSAGE), "m:3", "1 ?")
+    left = await inbox.forward_messages(gateway, partition, "t", there.partition, "next")
+    assert [(one.number, one.problem is None) for one in left] == [(2, True), (3, False)], "there is no room"
+
+
+_MESSAGE = {"id": "m", "sender": "", "content": 1}
+
+
+async def test_a_dead_letter_keeps_its_messages_for_the_replay(producer: Producer, partition: Partition) -> None:
+    gateway = producer.gateway
+    handle = await producer.enqueue("t", task_id="t")
+    await handle.send("before")
+    delivery = await read_one(await worker(gateway, partition))
+    evidence = Evidence("ValueError", "no", "")
+    await bury(
+        gateway, delivery, "t", task="t", reason=Reason.TIMEOUT, evidence=evidence, counters=Counters(1), retention=60
+    )
+    assert (await handle.send("after")).state is State.DEAD
+    (letter,) = [one async for one in list_letters(gateway, [partition], Filter())]
+    assert await replay(gateway, letter, Replay(fresh=True))
+    assert await unread(gateway, partition) == ["before", "after"]
+
+
+class Parking:
+    """What a run does that looks for a message, finds none, and parks; and what can come between."""
+
+    def __init__(self, producer: Producer, partition: Partition) -> None:
+        self.gateway, self.partition, self.producer = producer.gateway, partition, producer
+        self.seen = 0
+
+    async def look(self) -> None:
+        self.seen = int(await self.gateway.command("HGET", self.partition.record("t"), "mail") or 0)
+
+    async def park(self) -> None:
+        for _ in range(2):  # the reply may be lost
+            await park(self.gateway, self.delivery, "t", Counters(), delay=600, waits="message", seen=self.seen)
+
+    async def send(self) -> None:
+        for _ in range(2):
+            await self.producer.send_message("t", "now", message_id="m")
+
+    async def is_due(self) -> bool:
+        return await _is_due(self.gateway, self.partition)
+
+    delivery: Delivery
+
+
+@pytest.mark.parametrize("sent_after", range(3))
+async def test_no_message_comes_between_the_look_and_the_wait(
+    producer: Producer, partition: Partition, sent_after: int
+) -> None:
+    """Wherever it is sent: before the look it is seen, after it the task is due at once."""
+    handle = await producer.enqueue("t", task_id="t")
+    parking = Parking(producer, partition)
+    parking.delivery = await read_one(await worker(producer.gateway, partition))
+    acts = [parking.look, parking.park]
+    acts.insert(sent_after, parking.send)
+    for act in acts:
+        await act()
+    assert await parking.is_due() is (sent_after > 0)
+    record = await handle.record()
+    assert (record.state, record.waits, record.attempts, record.unused) == (State.SCHEDULED, "message", 0, 1)
+    assert await promote(producer.gateway, partition, "t") == 1
+    assert await producer.gateway.command("HGET", partition.record("t"), "waits") is None
+    assert await unread(producer.gateway, partition) == ["now"]
+
+
+async def _is_due(gateway: Gateway, partition: Partition) -> bool:
+    score, time = await gateway.pipeline([("ZSCORE", partition.due, "t"), ("TIME",)], node_of=partition.due)
+    return float(score) <= int(time[0]) * 1000 + 1000
+
+
+async def test_a_message_wakes_no_task_that_waits_for_something_else(producer: Producer, partition: Partition) -> None:
+    gateway = producer.gateway
+    await producer.enqueue("t", task_id="t", delay=600)
+    await producer.send_message("t", "early")
+    assert not await _is_due(gateway, partition)
+    await promote(gateway, partition, "t")
+    delivery = await read_one(await worker(gateway, partition))
+    await park(gateway, delivery, "t", Counters(), delay=600, waits="message", seen=1)
+    await promote(gateway, partition, "t")
+    delivery = await read_one(await worker(gateway, partition))
+    # a worker of the version before has promoted it, and left what it had waited for
+    await gateway.command("HSET", partition.record("t"), "waits", "message")
+    await reschedule(gateway, delivery, "t", Counters(1), delay=600, event="attempt_failed", data={})
+    await producer.send_message("t", "during the backoff")
+    assert not await _is_due(gateway, partition)
+    record = await read_record(gateway, partition, "t")
+    assert record is not None
+    assert record.waits is None
+
+
+async def test_messages_are_sealed(producer: Producer, partition: Partition) -> None:
+    await producer.enqueue("t", task_id="t")
+    gateway, key = producer.gateway, bytes(range(32))
+    gateway.sealer = Sealer([key])
+    await send_message(gateway, partition, "t", "private", sender="ada")
+    stored = await gateway.command("HGET", partition.record("t"), "m:1")
+    assert is_sealed(stored.partition(b" ")[2])
+    assert b"private" not in stored
+    assert [one.content async for one in read_inbox(gateway, partition, "t")] == ["private"]
+    gateway.sealer = Sealer([bytes(32)])
+    (found,) = [one async for one in read_inbox(gateway, partition, "t")]
+    assert found.problem is not None
+    assert "the message of task t cannot be opened: sealed with key" in found.problem
+
+
+async def test_what_is_taken_out_of_a_full_inbox_makes_room(
+    producer: Producer, partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "MOST_MESSAGES", 2)
+    handle = await producer.enqueue("t", task_id="t")
+    await handle.send(1)
+    await handle.send(2)
+    with pytest.raises(InboxFull):
+        await handle.send(3)
+    assert await inbox.drop_message(producer.gateway, partition, "t", 1)
+    assert (await handle.send(3)).number == 3
+    with pytest.raises(InboxFull):
+        await handle.send(4)
+    assert [one.content for one in await handle.unread()] == [2, 3]
+
+
+async def test_a_message_that_is_broken_hides_no_other(producer: Producer, partition: Partition) -> None:
+    handle = await producer.enqueue("t", task_id="t")
+    for number in range(1, 5):
+        await handle.send(number)
+    await producer.gateway.command("HSET", partition.record("t"), "m:2", b'1 {"id"', "m:3", b"\xff")
+    found = await handle.unread()
+    assert [one.content for one in found] == [1, None, None, 4]
+    assert [one.problem is None for one in found] == [True, False, False, True]
+    assert "problem" not in found[0].summary()
+    assert await inbox.drop_message(producer.gateway, partition, "t", 2)
+    assert not await inbox.drop_message(producer.gateway, partition, "t", 2)
+    assert [one.number for one in await handle.unread()] == [1, 3, 4]
+
+
+async def test_a_long_inbox_is_read_page_by_page(producer: Producer, partition: Partition) -> None:
+    handle = await producer.enqueue("t", task_id="t")
+    for number in range(70):
+        await handle.send(number)
+    assert await unread(producer.gateway, partition) == [*range(70)]
+    record = await handle.record()
+    assert record.summary()["unused"] == 70

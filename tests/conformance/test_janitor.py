@@ -1,0 +1,78 @@
+"""Cleaning up: names of workers that are presumed dead go, once nothing is pending on them."""
+
+from __future__ import annotations
+
+import pytest
+from perdure.queues import Consumer, Coverage, Gateway, Namespace, Partition, Producer, WorkerInfo, announce
+from perdure.queues.keys import GROUP
+from perdure.worker.runtime.maintenance import janitor as janitor_module
+from perdure.worker.runtime.maintenance.janitor import Janitor
+
+from tests.support.consumers import LONG_AGO, age, claim_all, consumers, pending, read_one, worker
+
+
+@pytest.fixture(autouse=True)
+def silent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis' idle times of consumers cannot be set."""
+    monkeypatch.setattr(janitor_module, "_GONE_FOR", -1.0)
+
+
+async def announced(gateway: Gateway, namespace: Namespace, name: str, *, seen: float) -> None:
+    """A worker that gives a sign of life each second, and gave the last one so many seconds ago."""
+    info = WorkerInfo(name, "x", "h", 7, "0.1", ("default",), concurrency=8, in_flight=3, started=0, interval=1.0)
+    await announce(gateway, namespace, info, ttl=60)
+    now = int((await gateway.command("TIME", node_of=namespace.workers))[0])
+    await gateway.command("HSET", namespace.worker(name), "seen", round((now - seen) * 1000))
+
+
+async def clean(gateway: Gateway, namespace: Namespace, partition: Partition, consumer: Consumer) -> None:
+    coverage = Coverage(gateway, namespace, [partition.queue], "me", share=False)
+    await coverage.look()
+    await gateway.command("DEL", partition.cleaning)
+    await Janitor(gateway, namespace, coverage, consumer, dead_letter_ttl=60.0, result_ttl=60.0, worker="me").clean()
+
+
+async def test_names_of_those_who_are_presumed_dead_go_and_others_stay(
+    gateway: Gateway, namespace: Namespace, partition: Partition
+) -> None:
+    me = await worker(gateway, partition, name="me")
+    for name in ("me", "alive", "silent", "forgotten"):
+        for stream in (partition.ready, partition.nudge):
+            await gateway.command("XGROUP", "CREATECONSUMER", stream, GROUP, name)
+    await announced(gateway, namespace, "me", seen=0)
+    await announced(gateway, namespace, "alive", seen=1)
+    await announced(gateway, namespace, "silent", seen=5)
+    await clean(gateway, namespace, partition, me)
+    assert await consumers(gateway, partition.ready) == {"me", "alive"}
+    assert await consumers(gateway, partition.nudge) == {"me", "alive"}
+
+
+async def test_a_dead_workers_name_goes_only_when_others_have_taken_over_what_it_held(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue("t", task_id="x")
+    delivery = await read_one(await worker(gateway, partition, name="dead"))
+    me = await worker(gateway, partition, name="me")
+    await announced(gateway, namespace, "me", seen=0)
+    await announced(gateway, namespace, "dead", seen=3600)
+    await clean(gateway, namespace, partition, me)
+    assert [owner for _, owner, _, _ in await pending(gateway, partition)] == ["dead"]
+    await age(gateway, delivery, LONG_AGO)
+    assert [one.entry for one in await claim_all(me)] == [delivery.entry]
+    await clean(gateway, namespace, partition, me)
+    assert await consumers(gateway, partition.ready) == {"me"}
+    assert [owner for _, owner, _, _ in await pending(gateway, partition)] == ["me"]
+
+
+async def test_one_that_was_thought_dead_goes_on_under_its_name(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    """Its next read puts it back on the list, and takes what there is."""
+    late, me = await worker(gateway, partition, name="late"), await worker(gateway, partition, name="me")
+    await gateway.command("XGROUP", "CREATECONSUMER", partition.ready, GROUP, "late")
+    await announced(gateway, namespace, "me", seen=0)
+    await clean(gateway, namespace, partition, me)
+    assert "late" not in await consumers(gateway, partition.ready)
+    await producer.enqueue("t", task_id="x")
+    assert (await read_one(late)).worker == "late"
+    assert [owner for _, owner, _, _ in await pending(gateway, partition)] == ["late"]

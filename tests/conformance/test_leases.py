@@ -1,0 +1,319 @@
+"""Leases: who holds what, and the beat that keeps it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from perdure.queues import Address, Beat, Delivery, Gateway, Leases, Namespace, Partition, Producer, QueueError
+from perdure.queues.keys import GROUP
+from perdure.queues.transport.scripts import queue_script
+
+from tests.support.consumers import (
+    LONG_AGO,
+    Held,
+    age,
+    claim_all,
+    claim_one,
+    needs_server,
+    pending,
+    read,
+    read_one,
+    take_over,
+    worker,
+)
+from tests.support.delivery_calls import SETTLING
+from tests.support.servers import BUNDLED, RedisServer, find_program
+from tests.support.task_places import dump
+
+BOUND = 10.0
+LEASE = 0.3
+
+
+def delivery_of(partition: Partition, entry: bytes = b"1-1", count: int = 1) -> Delivery:
+    return Delivery(partition, entry, "a", count, {})
+
+
+def hold(
+    leases: Leases, delivery: Delivery, task_id: str, lost: Callable[[], None], cancel: Callable[[], None] | None = None
+) -> Held:
+    held = Held(delivery, task_id, lost, cancel)
+    leases.hold(held)
+    return held
+
+
+class Heard:
+    """Something said in another thread, awaited here."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+        self.times = 0
+
+    def __call__(self, *_: object) -> None:
+        self.times += 1
+        self._loop.call_soon_threadsafe(self._event.set)
+
+    async def wait(self) -> None:
+        await asyncio.wait_for(self._event.wait(), BOUND)
+
+
+# the table
+
+
+def test_a_fence_is_group_worker_entry_and_count(partition: Partition) -> None:
+    assert Delivery(partition, b"5-0", "a", 3, {}).fence == (GROUP, "a", b"5-0", 3)
+
+
+def test_what_is_held_is_known_until_it_is_dropped(partition: Partition, namespace: Namespace) -> None:
+    leases, other = Leases(), namespace.partition("other")
+    first, second = delivery_of(partition), delivery_of(other)
+    held = [hold(leases, one, "x", lambda: None) for one in (first, second)]
+    assert len(leases) == 2
+    assert leases.holds(partition, b"1-1")
+    assert leases.holds(other, b"1-1")
+    assert not leases.holds(partition, b"1-2")
+    assert {key: [one.delivery for one in held] for key, held in leases.by_partition().items()} == {
+        partition: [first],
+        other: [second],
+    }
+    leases.drop(held[0])
+    assert not leases.holds(partition, b"1-1")
+    assert leases.holds(other, b"1-1")
+
+
+def test_an_old_delivery_does_not_drop_the_new_one_of_the_same_message(partition: Partition) -> None:
+    """The worker lost the message and claimed it again before the first run had ended."""
+    leases = Leases()
+    old, new = delivery_of(partition), delivery_of(partition, count=2)
+    former, present = hold(leases, old, "x", lambda: None), hold(leases, new, "x", lambda: None)
+    leases.drop(former)
+    assert leases.holds(partition, b"1-1")
+    leases.drop(present)
+    assert len(leases) == 0
+
+
+def test_a_delivery_has_history_when_it_was_claimed_or_ran_before(partition: Partition) -> None:
+    assert not Delivery(partition, b"1-1", "a", 1, {b"env": b""}).history
+    assert Delivery(partition, b"1-1", "a", 1, {b"env": b""}, claimed=True).history
+    assert Delivery(partition, b"1-1", "a", 1, {b"again": b"1"}).history
+
+
+# the script
+
+
+async def renew(gateway: Gateway, name: str, *held: tuple[Delivery, str]) -> list[list[int]]:
+    partition = held[0][0].partition
+    keys = [partition.ready, *(partition.record(task_id) for _, task_id in held)]
+    fences = [part for delivery, _ in held for part in (delivery.entry, delivery.count)]
+    answer: list[list[int]] = await gateway.run(queue_script("beat"), keys, [GROUP, name, *fences])
+    return answer
+
+
+async def test_a_beat_renews_the_lease_and_nothing_else(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue("t", task_id="x")
+    delivery = await read_one(await worker(gateway, partition))
+    await age(gateway, delivery)
+    before = await dump(gateway, namespace)
+    assert await renew(gateway, "a", (delivery, "x")) == [[], []]
+    assert await dump(gateway, namespace) == before
+    assert (await pending(gateway, partition))[0][2] < LONG_AGO / 2
+    assert await claim_all(await worker(gateway, partition, name="b")) == []
+
+
+async def test_a_beat_tells_what_is_lost_and_takes_nothing_back(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue_many("t", [{}] * 6)
+    mine, claimed, mine_anew, settled, passed_on, released = await read(await worker(gateway, partition), 6)
+    await take_over(gateway, claimed)
+    await take_over(gateway, mine_anew, "a")
+    await SETTLING["succeed"](gateway, settled, "s")
+    await SETTLING["give_back"](gateway, passed_on, "p")
+    assert (await claim_one(await worker(gateway, partition, name="b"))).count == passed_on.count
+    await SETTLING["give_back"](gateway, released, "r")
+    before = await dump(gateway, namespace)
+    held = [(one, "x") for one in (mine, claimed, mine_anew, settled, passed_on, released)]
+    assert await renew(gateway, "a", *held) == [[1, 2, 3, 4, 5], []]
+    assert await dump(gateway, namespace) == before
+
+
+async def test_a_beat_hears_of_requests_to_cancel(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    handles = [await producer.enqueue("t", task_id=name) for name in ("x", "y", "z")]
+    deliveries = await read(await worker(gateway, partition), 3)
+    await handles[1].cancel()
+    await take_over(gateway, deliveries[2])
+    await handles[2].cancel()
+    held = zip(deliveries, ("x", "y", "z"), strict=True)
+    assert await renew(gateway, "a", *held) == [[2], [1]]
+
+
+# the thread
+
+
+@pytest.fixture
+def beats() -> Iterator[list[Beat]]:
+    started: list[Beat] = []
+    yield started
+    for beat in started:
+        beat.stop()
+
+
+def begin(
+    beats: list[Beat],
+    gateway: Gateway,
+    leases: Leases,
+    on_trouble: Callable[[QueueError | None], None] = lambda error: None,
+    address: Address | None = None,
+) -> Beat:
+    beat = Beat(address or gateway.address, None, "a", leases, LEASE, on_trouble)
+    beats.append(beat)
+    beat.start()
+    return beat
+
+
+async def test_a_worker_that_beats_keeps_its_leases_and_hears_of_those_it_lost(
+    gateway: Gateway, partition: Partition, producer: Producer, beats: list[Beat]
+) -> None:
+    needs_server(gateway, "the beat has a connection of its own")
+    await producer.enqueue_many("t", [{}] * 2)
+    mine, stolen = await read(await worker(gateway, partition), 2)
+    await take_over(gateway, stolen)
+    await age(gateway, mine)
+    leases, lost, kept = Leases(), Heard(), Heard()
+    hold(leases, mine, "x", kept)
+    hold(leases, stolen, "y", lost)
+    begin(beats, gateway, leases)
+    await lost.wait()
+    assert kept.times == 0
+    assert {entry: idle < LONG_AGO / 2 for entry, _, idle, _ in await pending(gateway, partition)}[mine.entry]
+
+
+async def test_it_goes_on_while_the_event_loop_is_stuck(
+    gateway: Gateway, partition: Partition, producer: Producer, beats: list[Beat]
+) -> None:
+    needs_server(gateway, "the beat has a connection of its own")
+    await producer.enqueue_many("t", [{}] * 2)
+    mine, stolen = await read(await worker(gateway, partition), 2)
+    await take_over(gateway, stolen)
+    await age(gateway, mine)
+    leases, lost = Leases(), threading.Event()
+    hold(leases, mine, "x", lambda: None)
+    hold(leases, stolen, "y", lost.set)
+    begin(beats, gateway, leases)
+    assert lost.wait(BOUND), "no beat while the loop was blocked"
+    assert {entry: idle < LONG_AGO / 2 for entry, _, idle, _ in await pending(gateway, partition)}[mine.entry]
+
+
+async def test_what_was_settled_since_is_not_lost(
+    gateway: Gateway, partition: Partition, producer: Producer, beats: list[Beat]
+) -> None:
+    """The table was read, then the delivery was settled and dropped, then the beat came to Redis."""
+    needs_server(gateway, "the beat has a connection of its own")
+    await producer.enqueue_many("t", [{}] * 2)
+    first, second = await read(await worker(gateway, partition), 2)
+    await SETTLING["succeed"](gateway, first, "x")
+    await take_over(gateway, second)
+
+    class JustSettled(Leases):
+        def holds(self, partition: Partition, entry: bytes) -> bool:
+            return entry != first.entry and super().holds(partition, entry)
+
+    leases, wrongly, rightly = JustSettled(), Heard(), Heard()
+    hold(leases, first, "x", wrongly)
+    hold(leases, second, "y", rightly)
+    begin(beats, gateway, leases)
+    await rightly.wait()
+    assert wrongly.times == 0
+
+
+async def test_a_request_to_cancel_reaches_the_run_by_the_beat(
+    gateway: Gateway, partition: Partition, producer: Producer, beats: list[Beat]
+) -> None:
+    needs_server(gateway, "the beat has a connection of its own")
+    handle = await producer.enqueue("t", task_id="x")
+    delivery = await read_one(await worker(gateway, partition))
+    leases, cancel, lost = Leases(), Heard(), Heard()
+    hold(leases, delivery, "x", lost, cancel)
+    begin(beats, gateway, leases)
+    await handle.cancel()
+    await cancel.wait()
+    assert lost.times == 0
+
+
+async def test_more_leases_than_one_call_renews(
+    gateway: Gateway, partition: Partition, producer: Producer, beats: list[Beat]
+) -> None:
+    needs_server(gateway, "the beat has a connection of its own")
+    handles = await producer.enqueue_many("t", [{}] * 1_001)
+    deliveries = await read(await worker(gateway, partition), 1_001)
+    await take_over(gateway, deliveries[0])
+    await take_over(gateway, deliveries[-1])
+    leases, first, last = Leases(), Heard(), Heard()
+    other = Heard()
+    for delivery, handle in zip(deliveries, handles, strict=True):
+        heard = {deliveries[0].entry: first, deliveries[-1].entry: last}.get(delivery.entry, other)
+        hold(leases, delivery, handle.id, heard)
+    begin(beats, gateway, leases)
+    await first.wait()
+    await last.wait()
+    assert other.times == 0
+
+
+async def test_a_script_that_the_server_forgot_is_sent_again(
+    gateway: Gateway, partition: Partition, producer: Producer, beats: list[Beat]
+) -> None:
+    needs_server(gateway, "the beat has a connection of its own")
+    await producer.enqueue("t")
+    stolen = await read_one(await worker(gateway, partition))
+    await take_over(gateway, stolen)
+    await gateway.command("SCRIPT", "FLUSH")
+    leases, lost, trouble = Leases(), Heard(), Heard()
+    hold(leases, stolen, "x", lost)
+    begin(beats, gateway, leases, trouble)
+    await lost.wait()
+    assert trouble.times == 0
+
+
+async def test_trouble_is_told_and_so_is_its_end(partition: Partition, beats: list[Beat]) -> None:
+    program = find_program(BUNDLED)
+    if program is None:
+        pytest.skip("no bundled redis-server here")
+    server = RedisServer(program).start()
+    gateway = Gateway(Address(server.url))
+    try:
+        await gateway.open()
+        async with Producer(namespace=partition.namespace, gateway=gateway) as producer:
+            await producer.enqueue("t")
+            delivery = await read_one(await worker(gateway, partition))
+        leases, away, back, lost = Leases(), Heard(), Heard(), Heard()
+        hold(leases, delivery, "x", lost)
+        troubles: list[QueueError | None] = []
+
+        def on_trouble(error: QueueError | None) -> None:
+            troubles.append(error)
+            (away if error else back)()
+
+        beat = begin(beats, gateway, leases, on_trouble)
+        server.kill()
+        await away.wait()
+        server.start()
+        await back.wait()
+        await lost.wait()  # the server came back empty: nothing is pending, so the lease is gone
+        beat.stop()
+        assert isinstance(troubles[0], QueueError)
+        assert troubles.count(None) == 1
+    finally:
+        await gateway.close()
+        server.stop()
+
+
+async def test_it_stops_when_told_to(gateway: Gateway, beats: list[Beat]) -> None:
+    needs_server(gateway, "the beat has a connection of its own")
+    beat = begin(beats, gateway, Leases())
+    beat.stop()
+    assert not [thread for thread in threading.enumerate() if thread.name == "perdure beat"]

@@ -1,0 +1,244 @@
+"""What an autoscaler is told: rates that are of the present, drain times that follow, at a cost that is flat."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, replace
+
+import orjson
+import pytest
+from perdure import App, Context, Settings
+from perdure.queues import (
+    Gateway,
+    Namespace,
+    Partition,
+    Producer,
+    QueueStats,
+    WorkerInfo,
+    announce,
+    list_queues,
+    list_workers,
+    present_workers,
+    withdraw,
+)
+from perdure.worker.runtime.maintenance.registration import WINDOW, Rates
+
+from tests.support.consumers import needs_server, read, read_one, worker
+from tests.support.workers import soon, until, working
+
+BEFORE_THE_HASH = {"id", "app", "host", "pid", "version", "queues", "concurrency", "in_flight", "started", "seen"}
+"""What the first version of all told."""
+
+INFO = WorkerInfo(
+    id="a", app="audit", host="h", pid=7, version="0.1", queues=("default",), concurrency=8, in_flight=3, started=0
+)
+
+EMPTY = QueueStats(queue="default", depth=0, in_flight=0, due=0, dead=0, oldest_age=None, consumers={}, rate=0.0)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# the rate of one worker
+
+
+def test_a_rate_is_what_was_settled_in_the_window() -> None:
+    clock, settled = Clock(), Counter[str]()
+    rates = Rates(settled, clock)
+    for _ in range(100):
+        clock.now += 5
+        settled["fast"] += 50
+        settled["slow"] += 1
+        rates.look()
+    assert rates.look() == {"fast": pytest.approx(10.0), "slow": pytest.approx(0.2)}
+
+
+def test_a_young_worker_is_judged_by_its_life_so_far() -> None:
+    clock, settled = Clock(), Counter[str]()
+    rates = Rates(settled, clock)
+    assert rates.look() == {}
+    clock.now, settled["q"] = 2.0, 40
+    assert rates.look() == {"q": 20.0}
+
+
+def test_a_rate_ends_with_the_window_and_begins_anew() -> None:
+    clock, settled = Clock(), Counter[str]()
+    rates = Rates(settled, clock)
+    clock.now, settled["q"] = 5.0, 60
+    assert rates.look() == {"q": 12.0}
+    for _ in range(round(WINDOW / 5)):
+        clock.now += 5
+        rates.look()
+    assert rates.look() == {}
+    clock.now += 5
+    settled["q"] += 30
+    assert rates.look() == {"q": 30 / WINDOW}
+
+
+def test_looks_that_come_late_do_not_stretch_the_figure() -> None:
+    """The loop was blocked for minutes: the rate is over the time that was counted, not over the window."""
+    clock, settled = Clock(), Counter[str]()
+    rates = Rates(settled, clock)
+    clock.now, settled["q"] = 300.0, 300
+    assert rates.look() == {"q": 1.0}
+
+
+# the sum of all
+
+
+async def test_the_rates_of_all_workers_are_added_up(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    await producer.enqueue_many("t", [{}] * 30)
+    await producer.enqueue_many("t", [{}] * 5, queue="mail")
+    await announce(gateway, namespace, replace(INFO, rates={"default": 4.0, "other": 1.0}), ttl=30.0)
+    await announce(gateway, namespace, replace(INFO, id="b", rates={"default": 2.0}), ttl=30.0)
+    default, mail = await list_queues(gateway, namespace)
+    assert (default.rate, default.drain_time) == (6.0, 5.0)
+    assert (mail.rate, mail.drain_time) == (0.0, None)
+    assert orjson.loads(orjson.dumps(default.summary()))["drain_time"] == 5.0
+
+
+@pytest.mark.parametrize("died", [True, False])
+async def test_a_worker_that_is_gone_counts_no_longer(
+    gateway: Gateway, namespace: Namespace, producer: Producer, died: bool
+) -> None:
+    await producer.enqueue("t")
+    await announce(gateway, namespace, replace(INFO, rates={"default": 4.0}), ttl=30.0)
+    await announce(gateway, namespace, replace(INFO, id="b", rates={"default": 1.0}), ttl=30.0)
+    if died:
+        await gateway.command("PEXPIRE", namespace.worker("a"), 0)
+    else:
+        await withdraw(gateway, namespace, "a")
+    (stats,) = await list_queues(gateway, namespace)
+    assert stats.rate == 1.0
+
+
+async def test_announcements_of_older_versions_are_understood(gateway: Gateway, namespace: Namespace) -> None:
+    """A text with everything in it, read with MGET, is what workers announced before they had a hash."""
+    await announce(gateway, namespace, replace(INFO, id="new", rates={"default": 1.0}), ttl=30.0)
+    seconds, _ = await gateway.command("TIME")
+    told = {name: value for name, value in asdict(INFO).items() if name in BEFORE_THE_HASH}
+    for name, more in (("old", {"rates": {"default": 4.0}}), ("older", {})):
+        announced = told | {"id": name, "started": 5, "seen": int(seconds) * 1000} | more
+        await gateway.command("SET", namespace.worker(name), orjson.dumps(announced), "PX", 15_000)
+        await gateway.command("ZADD", namespace.workers, int(seconds) * 1000, name)
+    found = {one.id: one for one in await list_workers(gateway, namespace)}
+    assert found.keys() == {"new", "old", "older"}
+    assert (found["old"].rates, found["older"].rates) == ({"default": 4.0}, {})
+    assert (found["old"].queues, found["old"].progress, found["old"].health) == (("default",), None, {})
+    assert not found["old"].presumed_dead
+    assert await present_workers(gateway, namespace) == {"new", "old", "older"}
+
+
+async def test_workers_of_older_versions_read_the_index_without_error(gateway: Gateway, namespace: Namespace) -> None:
+    """They ask for texts, find none in place of the hash, and leave the worker out."""
+    await announce(gateway, namespace, INFO, ttl=30.0)
+    ids = await gateway.command("ZRANGE", namespace.workers, 0, -1)
+    assert await gateway.command("MGET", *(namespace.worker(one.decode()) for one in ids)) == [None]
+
+
+async def test_announcements_of_newer_versions_are_understood(gateway: Gateway, namespace: Namespace) -> None:
+    """What they tell besides is left alone; one that cannot be understood is left out."""
+    for name in ("a", "strange", "foreign"):
+        await announce(gateway, namespace, replace(INFO, id=name), ttl=30.0)
+    await gateway.command("HSET", namespace.worker("a"), "of_the_future", "[1")
+    await gateway.command("HSET", namespace.worker("strange"), "queues", "no list")
+    await gateway.command("DEL", namespace.worker("foreign"))
+    await gateway.command("LPUSH", namespace.worker("foreign"), "x")
+    await gateway.command("PEXPIRE", namespace.worker("foreign"), 30_000)
+    assert [one.id for one in await list_workers(gateway, namespace)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("depth", "in_flight", "rate", "drain_time"),
+    [
+        (0, 0, 0.0, 0.0),
+        (0, 0, 7.0, 0.0),
+        (0, 0, None, 0.0),
+        (3, 0, 0.0, None),
+        (0, 3, 0.0, None),
+        (3, 3, None, None),
+        (3, 3, 0.5, 12.0),
+    ],
+)
+def test_drain_time(depth: int, in_flight: int, rate: float | None, drain_time: float | None) -> None:
+    assert replace(EMPTY, depth=depth, in_flight=in_flight, rate=rate).drain_time == drain_time
+
+
+# what it rests on
+
+
+async def test_what_was_given_back_counts_as_waiting_and_what_was_deleted_by_hand_not_less_than_nothing(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue_many("t", [{}] * 4)
+    a = await worker(gateway, partition)
+    held = await read(a, 4)
+    for delivery in held:
+        await gateway.command("XDEL", partition.ready, delivery.entry)
+    (stats,) = await list_queues(gateway, namespace)
+    assert (stats.depth, stats.in_flight, stats.oldest_age) == (0, 4, None)
+
+
+async def test_looking_at_a_queue_costs_the_same_however_much_waits_and_runs(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    """Counted in commands and in entries that they return, not in time."""
+    needs_server(gateway, "it keeps no statistics")
+    a = await worker(gateway, partition)
+
+    async def spent() -> tuple[int, int]:
+        """Commands, and bytes of all replies."""
+        info = (await gateway.command("INFO", "stats")).decode()
+        found = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+        return int(found["total_commands_processed"]), int(found["total_net_output_bytes"])
+
+    async def cost() -> tuple[int, int]:
+        before = await spent()
+        await list_queues(gateway, namespace)
+        after = await spent()
+        return after[0] - before[0], after[1] - before[1]
+
+    await producer.enqueue_many("t", [{}] * 2)
+    await read_one(a)
+    few = await cost()
+    await producer.enqueue_many("t", [{}] * 4000)
+    assert len(await read(a, 2000)) == 2000
+    many = await cost()
+    assert many[0] == few[0]
+    assert many[1] < few[1] + 200  # numbers have more digits
+
+
+@pytest.mark.integration
+async def test_a_worker_tells_what_it_settled_on_each_queue(settings: Settings) -> None:
+    async with App("rates", settings=settings.model_copy(update={"heartbeat": 0.2})) as app:
+
+        @app.task
+        async def job(ctx: Context) -> None:
+            pass
+
+        @app.task(queue="fails")
+        async def fails(ctx: Context) -> None:
+            raise ValueError("on purpose")
+
+        async with working(app) as busy:
+            handles = await job.enqueue_many({} for _ in range(10))
+            for handle in handles:
+                await soon(handle.result())
+            await fails.enqueue()
+            gateway, namespace = app.producer.gateway, Namespace(settings.namespace)
+
+            async def told() -> bool:
+                rates = {stats.queue: stats.rate for stats in await list_queues(gateway, namespace)}
+                return all(rates.get(queue) for queue in ("default", "fails"))
+
+            await until(told, "both queues have a rate")
+            (info,) = await list_workers(gateway, namespace)
+            assert info.rates["default"] == pytest.approx(10 * info.rates["fails"])
+            assert busy.settled == 11
+        assert await list_workers(gateway, namespace) == []

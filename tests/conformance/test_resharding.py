@@ -1,0 +1,588 @@
+"""Spreading a queue anew: nothing is lost, nothing is stored twice, and the order of a key outlives the change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from perdure.deadletter import Filter, Replay, list_letters, replay
+from perdure.queues import (
+    Counters,
+    Coverage,
+    Envelope,
+    Form,
+    Gateway,
+    Generation,
+    Namespace,
+    Partition,
+    Producer,
+    Refused,
+    Route,
+    State,
+    TaskHandle,
+    Unavailable,
+    find_task,
+    list_queues,
+    load_route,
+    promote_due,
+    queue_partitions,
+    retire_generation,
+    set_partitions,
+    succeed,
+)
+from perdure.queues.partitions.resharding import Standing, close, ensure_route, standing
+from perdure.queues.partitions.route import SINGLE, spread
+from perdure.queues.transport.gateway import Argument
+from perdure.queues.transport.scripts import Script, queue_script
+
+from tests.support.consumers import ids, make_due, needs_one_server, needs_server, read, read_one, worker
+from tests.support.delivery_calls import SETTLING
+from tests.support.lossy_proxy import LossyLine, lossy_gateway
+from tests.support.task_places import DUE, READY, places
+
+FOUR = Route((Generation(0, 1), Generation(1, 4)))
+
+
+def at(namespace: Namespace, index: int, queue: str = "default") -> Partition:
+    return namespace.partition(queue, index)
+
+
+def home(key: str, generation: Generation) -> int:
+    return generation.index_of(spread(key))
+
+
+async def lengths(gateway: Gateway, namespace: Namespace) -> list[int]:
+    """How many messages each partition of the default queue has."""
+    found = await queue_partitions(gateway, namespace, "default")
+    return [await gateway.command("XLEN", partition.ready) for partition in found]
+
+
+async def known_by(gateway: Gateway, namespace: Namespace, name: str = "a", *, share: bool = False) -> Coverage:
+    """What a worker that has just come sees of the default queue."""
+    coverage = Coverage(gateway, namespace, ["default"], name, share=share)
+    await coverage.look()
+    return coverage
+
+
+def indexes(partitions: Sequence[Partition]) -> list[int]:
+    return [partition.index for partition in partitions]
+
+
+# the route
+
+
+async def test_a_new_queue_is_spread_from_its_beginning(gateway: Gateway, namespace: Namespace) -> None:
+    assert await set_partitions(gateway, namespace, "default", 4) == Route((Generation(0, 4),))
+    assert await gateway.command("HGET", namespace.queues, "default") == b"4"
+
+
+async def test_a_queue_in_use_gets_new_partitions(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+    await producer.enqueue("t")
+    assert await set_partitions(gateway, namespace, "default", 4) == FOUR
+    assert await load_route(gateway, namespace, "default") == FOUR
+    assert await set_partitions(gateway, namespace, "default", 4) == FOUR
+    assert (await set_partitions(gateway, namespace, "default", 2)).last == Generation(5, 2)
+
+
+@pytest.mark.parametrize("count", [0, 1025])
+async def test_a_count_that_cannot_be_is_refused(gateway: Gateway, namespace: Namespace, count: int) -> None:
+    with pytest.raises(ValueError, match="1 to 1024"):
+        await set_partitions(gateway, namespace, "default", count)
+    assert await load_route(gateway, namespace, "default") is None
+
+
+async def test_changes_at_once_never_share_an_index(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+    await producer.enqueue("t")
+    await asyncio.gather(*(set_partitions(gateway, namespace, "default", 2 + number) for number in range(6)))
+    route = await load_route(gateway, namespace, "default")
+    assert route is not None
+    assert sorted(one.count for one in route.generations) == [1, 2, 3, 4, 5, 6, 7]
+    assert list(route.indexes) == list(range(28))
+    for index in (index for one in route.former for index in one.indexes):
+        assert await standing(gateway, at(namespace, index)) >= Standing.CLOSED
+    assert await standing(gateway, at(namespace, route.last.first)) is Standing.OPEN
+
+
+async def test_a_route_of_a_newer_version_is_named(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+    await gateway.command("HSET", namespace.queues, "default", '{"rings": 3}')
+    with pytest.raises(Refused, match=r"queue 'default'.*upgrade"):
+        await producer.enqueue("t")
+
+
+# producers
+
+
+async def test_the_form_of_former_versions_is_used(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+    await gateway.command("HSET", namespace.queues, "default", 3)
+    handles = [await producer.enqueue("t") for _ in range(6)]
+    assert await lengths(gateway, namespace) == [2, 2, 2]
+    assert {handle.partition.index for handle in handles} == {0, 1, 2}
+
+
+async def test_tasks_of_one_key_are_together_and_in_order(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    await set_partitions(gateway, namespace, "default", 4)
+    sent: dict[str, list[str]] = {f"k{number}": [] for number in range(8)}
+    for _ in range(3):
+        for key, sent_ids in sent.items():
+            sent_ids.append((await producer.enqueue("t", key=key)).id)
+    many = await producer.enqueue_many("t", [{"k": f"k{n % 8}"} for n in range(40)], key=lambda args: args["k"])
+    for number, handle in enumerate(many):
+        sent[f"k{number % 8}"].append(handle.id)
+    for key, sent_ids in sent.items():
+        partition = at(namespace, home(key, Generation(0, 4)))
+        taken = ids([one async for one in every_message(gateway, partition)])
+        assert [one for one in taken if one in set(sent_ids)] == sent_ids
+
+
+async def every_message(gateway: Gateway, partition: Partition) -> Any:
+    a = await worker(gateway, partition, name="reader")
+    for delivery in await read(a, 10_000):
+        yield delivery
+    await gateway.command("XGROUP", "DESTROY", partition.ready, "workers")
+
+
+async def test_many_without_a_key_go_everywhere(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+    await set_partitions(gateway, namespace, "default", 4)
+    await producer.enqueue_many("t", [{}] * 1_000)
+    assert await lengths(gateway, namespace) == [250] * 4
+    await producer.enqueue_many("t", [{}] * 10)
+    assert sorted(await lengths(gateway, namespace)) == [250, 250, 250, 260]
+
+
+@pytest.mark.parametrize("delay", [0.0, 60.0])
+async def test_a_producer_that_did_not_hear_of_the_change_is_sent_on(
+    gateway: Gateway, namespace: Namespace, producer: Producer, delay: float
+) -> None:
+    place = DUE if delay else READY
+    before = await producer.enqueue("t", key="k", delay=delay)
+    await set_partitions(gateway, namespace, "default", 4)
+    after = await producer.enqueue("t", key="k", delay=delay)
+    many = await producer.enqueue_many(
+        "t", [{"n": n} for n in range(1_200)], key=lambda args: f"k{args['n']}", delay=delay
+    )
+    assert before.partition.index == 0
+    assert after.partition.index == home("k", FOUR.last)
+    assert [one.partition.index for one in many] == [home(f"k{n}", FOUR.last) for n in range(1_200)]
+    for handle in (before, after, many[0], many[-1]):
+        assert await places(gateway, handle.partition, handle.id) == [place]
+
+
+async def test_a_change_in_the_middle_of_a_bulk_call_keeps_the_order(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    """Between two scripts of the call the partition is closed: what is refused comes after what was stored."""
+    await producer.enqueue("t")
+
+    async def rows() -> Any:
+        for number in range(3_000):
+            if number == 1_700:
+                await set_partitions(gateway, namespace, "default", 4)
+            yield {"n": number, "k": f"k{number % 5}"}
+
+    stored = [handle.id async for handle in producer.enqueue_stream("t", rows(), key=lambda args: args["k"])]
+    assert len(stored) == 3_000
+    assert 0 < await gateway.command("XLEN", at(namespace, 0).ready) < 2_000
+    order = {task_id: number for number, task_id in enumerate(stored)}
+    for key in range(5):
+        seen: list[int] = []
+        for partition in (at(namespace, 0), at(namespace, home(f"k{key}", FOUR.last))):
+            async for delivery in every_message(gateway, partition):
+                number = order.get(Envelope.decode(delivery.fields[b"env"]).id)
+                if number is not None and number % 5 == key:
+                    seen.append(number)
+        assert seen == list(range(key, 3_000, 5))
+
+
+async def test_an_id_that_is_known_from_before_the_change_is_left_alone(
+    gateway: Gateway, namespace: Namespace, producer: Producer, namespace_name: str
+) -> None:
+    await producer.enqueue("t", {"n": 1}, task_id="order-7")
+    await producer.enqueue("t", {"n": 1}, task_id="order-8", key="k")
+    await set_partitions(gateway, namespace, "default", 4)
+    async with Producer(namespace=namespace_name, gateway=gateway) as fresh:
+        for one, learns in ((producer, False), (fresh, False), (producer, True)):
+            if learns:  # by a refusal that the partition is closed; until then it asks there, and is told 'known'
+                await one.enqueue("t", key="k")
+            found = await one.enqueue("t", {"n": 2}, task_id="order-7")
+            assert (found.partition.index, (await found.record()).args) == (0, b'{"n":1}')
+            found = await one.enqueue("t", {"n": 2}, task_id="order-8", key="k", delay=60)
+            assert (found.partition.index, (await found.record()).args) == (0, b'{"n":1}')
+            named = Form("t").message(b"{}", task_id="order-7")
+            other = Form("t").message(b"{}", task_id="order-9")
+            handles: list[TaskHandle[Any]] = await one.send([named, other], queue="default")
+            assert [handle.partition.index for handle in handles] == [0, home("order-9", FOUR.last)]
+    assert sum(await lengths(gateway, namespace)) == 2 + 1 + 1
+
+
+async def test_a_lost_reply_is_not_answered_by_a_second_task(
+    gateway: Gateway, namespace: Namespace, namespace_name: str
+) -> None:
+    """The task is stored, the reply is lost, the partition is closed, and only then is the script asked again."""
+    needs_one_server(gateway, "the line that loses replies stands before one server")
+    async with (
+        lossy_gateway(gateway) as (lossy, line),
+        Producer(namespace=namespace_name, gateway=lossy) as producer,
+    ):
+        await producer.enqueue("t")
+        line.lose(queue_script("enqueue").sha.encode())
+        async with once_a_reply_was_lost(line, set_partitions(gateway, namespace, "default", 4)):
+            handle = await producer.enqueue("t")
+        assert handle.partition.index == 0
+    assert sum(await lengths(gateway, namespace)) == 2
+
+
+@asynccontextmanager
+async def once_a_reply_was_lost(line: LossyLine, meanwhile: Awaitable[object]) -> AsyncIterator[None]:
+    """While the block runs: something happens after the first lost reply, before anybody can ask again."""
+
+    async def watch() -> None:
+        while not line.lost:  # noqa: ASYNC110 - the line tells of it by a number
+            await asyncio.sleep(0)
+        async with line.down():
+            await meanwhile
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        await watcher
+
+
+async def test_a_server_that_lost_the_change_is_told_again_by_what_is_closed(
+    gateway: Gateway, namespace: Namespace, producer: Producer, namespace_name: str
+) -> None:
+    await producer.enqueue("t")
+    await set_partitions(gateway, namespace, "default", 4)
+    await gateway.command("HSET", namespace.queues, "default", 1)
+    async with Producer(namespace=namespace_name, gateway=gateway) as fresh:
+        assert (await fresh.enqueue("t", key="k")).partition.index == home("k", FOUR.last)
+    assert await load_route(gateway, namespace, "default") == FOUR
+
+
+async def test_a_change_after_one_that_was_lost_takes_new_indexes(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    await producer.enqueue("t")
+    await set_partitions(gateway, namespace, "default", 4)
+    await gateway.command("HSET", namespace.queues, "default", 1)
+    assert (await set_partitions(gateway, namespace, "default", 2)).last == Generation(5, 2)
+
+
+async def test_a_server_that_was_emptied_is_told_the_route_by_whoever_knows_it(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    await producer.enqueue("t")
+    await set_partitions(gateway, namespace, "default", 4)
+    coverage = await known_by(gateway, namespace)
+    await gateway.command("DEL", at(namespace, 0).ready)
+    await coverage.look()
+    await coverage.look()
+    assert indexes(coverage.served) == [1, 2, 3, 4]
+    await gateway.pipeline([("DEL", namespace.queues), ("DEL", at(namespace, 0).closed)])
+    async with Producer(namespace=namespace.name, gateway=gateway) as fresh:
+        lonely = await fresh.enqueue("t")
+        assert lonely.partition.index == 0
+    await coverage.look()
+    assert await load_route(gateway, namespace, "default") == FOUR
+    assert await standing(gateway, at(namespace, 0)) is Standing.CLOSED
+    assert indexes(coverage.taken_from) == [0]
+
+
+# the command may die anywhere
+
+
+class Dies(Gateway):
+    """A gateway whose process dies at the n-th thing it asks."""
+
+    def __init__(self, gateway: Gateway, at_call: int) -> None:
+        super().__init__(gateway.address)
+        self._gateway = gateway
+        self._left = at_call
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise Unavailable("dead")
+
+    async def command(self, *command: Argument, repeatable: bool = True, node_of: str | None = None) -> Any:
+        self._count()
+        return await self._gateway.command(*command, repeatable=repeatable)
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        self._count()
+        return await self._gateway.run(script, keys, args)
+
+    async def pipeline(self, commands: Sequence[Sequence[Argument]], *, node_of: str | None = None) -> list[Any]:
+        self._count()
+        return await self._gateway.pipeline(commands, node_of=node_of)
+
+
+@pytest.mark.parametrize("line", range(8))
+async def test_a_command_that_dies_at_any_line_harms_nothing(
+    gateway: Gateway, namespace: Namespace, producer: Producer, line: int
+) -> None:
+    """Before it: a queue of three partitions with a task in each. Whatever it did of going to two, a worker ends it."""
+    await gateway.command("HSET", namespace.queues, "default", 3)
+    before = [await producer.enqueue("t", key=f"k{number}") for number in range(9)]
+    try:
+        await set_partitions(Dies(gateway, line), namespace, "default", 2)
+        died = False
+    except Unavailable:
+        died = True
+    assert died == (line < 7)
+    between = [await producer.enqueue("t", key=f"k{number}") for number in range(9)]
+    coverage = await known_by(gateway, namespace)
+    route = coverage.routes["default"]
+    changed = len(route.generations) > 1
+    assert changed == (line >= 4)
+    assert indexes(coverage.served) == list(route.indexes)
+    assert indexes(coverage.taken_from) == [0, 1, 2]
+    if changed:
+        assert [await standing(gateway, at(namespace, index)) for index in range(3)] == [Standing.CLOSED] * 3
+    after = [await producer.enqueue("t", key=f"k{number}") for number in range(9)]
+    order = await taken_in_order(gateway, namespace, coverage)
+    for one, other, last in zip(before, between, after, strict=True):
+        assert [task_id for task_id in order if task_id in {one.id, other.id, last.id}] == [one.id, other.id, last.id]
+    assert len(order) == 27
+
+
+async def taken_in_order(gateway: Gateway, namespace: Namespace, coverage: Coverage) -> list[str]:
+    """All that a worker takes, in the order in which it does."""
+    taken: list[str] = []
+    a = await worker(gateway, *coverage.served)
+    await a.assign(coverage.taken_from, coverage.served)
+    while True:
+        found = ids(await read(a, 2))
+        taken += found
+        before = coverage.taken_from
+        await coverage.look()
+        await a.assign(coverage.taken_from, coverage.served)
+        if not found and before == coverage.taken_from:
+            return taken
+
+
+# workers
+
+
+async def test_the_next_generation_waits_until_the_former_is_drained(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    handles = await producer.enqueue_many("t", [{}] * 3)
+    a = await worker(gateway, at(namespace, 0))
+    (first,) = await read(a)
+    await set_partitions(gateway, namespace, "default", 2)
+    coverage = await known_by(gateway, namespace)
+    assert (indexes(coverage.taken_from), indexes(coverage.served), coverage.changing) == ([0], [0, 1, 2], True)
+    await handles[1].cancel()
+    await coverage.look()
+    assert indexes(coverage.taken_from) == [0]
+    (last,) = await read(a, 5)
+    await coverage.look()
+    assert (indexes(coverage.taken_from), coverage.changing) == ([0, 1, 2], False)
+    for delivery, handle in ((first, handles[0]), (last, handles[2])):
+        await succeed(gateway, delivery, handle.id, b"null", Counters(), ran=0, ttl=60)
+    await coverage.look()
+    assert (indexes(coverage.taken_from), indexes(coverage.served)) == ([1, 2], [1, 2])
+
+
+async def test_all_cancelled_before_they_were_read_is_drained_too(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    """Nothing is left that could move the group's position to the last id."""
+    handles = await producer.enqueue_many("t", [{}] * 3)
+    later = await producer.enqueue("t", delay=60)
+    await worker(gateway, at(namespace, 0))
+    await set_partitions(gateway, namespace, "default", 2)
+    for handle in handles:
+        assert await handle.cancel() is State.CANCELLED
+    coverage = await known_by(gateway, namespace)
+    assert indexes(coverage.taken_from) == [0, 1, 2]
+    await make_due(gateway, later.partition, later.id)
+    await promote_due(gateway, later.partition)
+    coverage = await known_by(gateway, namespace)
+    assert indexes(coverage.taken_from) == [0, 1, 2], "what comes later holds the next generation up no more"
+
+
+async def test_a_delayed_task_keeps_its_partition_until_it_has_run(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    later = await producer.enqueue("t", delay=60)
+    await set_partitions(gateway, namespace, "default", 2)
+    coverage = await known_by(gateway, namespace)
+    assert indexes(coverage.served) == [0, 1, 2]
+    await make_due(gateway, later.partition, later.id)
+    await promote_due(gateway, later.partition)
+    a = await worker(gateway, later.partition)
+    await succeed(gateway, await read_one(a), later.id, b"42", Counters(), ran=0, ttl=60)
+    await coverage.look()
+    assert indexes(coverage.served) == [1, 2]
+    assert await find_task(gateway, namespace, later.id) == later.partition
+
+
+async def test_a_nudge_tells_a_worker_of_the_change(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+    await producer.enqueue("t")
+    a = await worker(gateway, at(namespace, 0))
+    await set_partitions(gateway, namespace, "default", 2)
+    assert (await a.read(5, block=None)).rerouted
+
+
+async def test_closing_twice_changes_nothing(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+    await producer.enqueue("t")
+    await set_partitions(gateway, namespace, "default", 2)
+    before = await gateway.command("HGETALL", at(namespace, 0).closed)
+    await close(gateway, at(namespace, 0), SINGLE)
+    assert await gateway.command("HGETALL", at(namespace, 0).closed) == before
+
+
+async def test_what_a_producer_of_a_former_version_puts_into_a_closed_partition_is_found(
+    gateway: Gateway, namespace: Namespace
+) -> None:
+    await ensure_route(gateway, namespace, "default")
+    await set_partitions(gateway, namespace, "default", 2)
+    coverage = await known_by(gateway, namespace)
+    await coverage.look()
+    assert indexes(coverage.taken_from) == [1, 2]
+    await gateway.command("XADD", at(namespace, 0).ready, "*", "env", "{}")
+    await coverage.look()
+    assert indexes(coverage.taken_from) == [0, 1, 2]
+
+
+# retiring
+
+
+async def test_a_generation_that_held_nothing_for_long_is_retired(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    handle = await producer.enqueue("t")
+    route = await set_partitions(gateway, namespace, "default", 2)
+    partition, gone = at(namespace, 0), route.former[0]
+
+    async def retire(kept: float) -> bool:
+        return await retire_generation(gateway, namespace, "default", route, gone, kept)
+
+    assert not await retire(0)
+    await succeed(gateway, await read_one(await worker(gateway, partition)), handle.id, b"1", Counters(), ran=0, ttl=60)
+    assert not await retire(60)
+    assert await handle.result() == 1
+    assert await retire(0)
+    assert await load_route(gateway, namespace, "default") == Route((Generation(1, 2),))
+    for key in (partition.ready, partition.nudge, partition.closed):
+        assert 0 < await gateway.command("PTTL", key) <= 3_600_000
+    assert (await producer.enqueue("t")).partition.index in (1, 2)
+    assert await handle.result() == 1
+    (stats,) = await list_queues(gateway, namespace)
+    assert [one.index for one in stats.partitions] == [1, 2]
+
+
+async def test_a_generation_is_not_retired_from_a_route_that_has_changed(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    await ensure_route(gateway, namespace, "default")
+    route = await set_partitions(gateway, namespace, "default", 2)
+    longer = await set_partitions(gateway, namespace, "default", 3)
+    assert not await retire_generation(gateway, namespace, "default", route, route.former[0], 0)
+    assert await load_route(gateway, namespace, "default") == longer
+
+
+async def test_a_dead_letter_keeps_its_partition_and_is_taken_up_when_it_is_replayed(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    handle = await producer.enqueue("t")
+    await SETTLING["bury"](gateway, await read_one(await worker(gateway, handle.partition)), handle.id)
+    route = await set_partitions(gateway, namespace, "default", 2)
+    coverage = await known_by(gateway, namespace)
+    assert indexes(coverage.taken_from) == [1, 2]
+    assert indexes(coverage.known) == [0, 1, 2]
+    assert not await retire_generation(gateway, namespace, "default", route, route.former[0], 0)
+    (letter,) = [one async for one in list_letters(gateway, coverage.known, Filter())]
+    assert await replay(gateway, letter, Replay())
+    await coverage.look()
+    assert indexes(coverage.taken_from) == [0, 1, 2]
+    a = await worker(gateway, *coverage.taken_from, name="b")
+    assert ids(await read(a)) == [handle.id]
+
+
+# shares
+
+
+async def test_workers_that_share_divide_the_partitions_and_inherit(gateway: Gateway, namespace: Namespace) -> None:
+    await set_partitions(gateway, namespace, "default", 12)
+    crew = {name: await known_by(gateway, namespace, name, share=True) for name in ("a", "b", "c")}
+    for coverage in crew.values():
+        await coverage.look()
+    taken = [index for coverage in crew.values() for index in indexes(coverage.taken_from)]
+    assert sorted(taken) == sorted([*range(12), *range(12)])
+    gone = crew.pop("b")
+    await gone.leave()
+    await gone.look()  # while it finishes what it does
+    assert b"b" not in await gateway.command("ZRANGE", namespace.sharing("default"), 0, -1)
+    for coverage in crew.values():
+        await coverage.look()
+        assert indexes(coverage.taken_from) == list(range(12))
+    await gateway.command("ZADD", namespace.sharing("default"), 1, "c")  # it fell silent long ago
+    await crew["a"].look()
+    assert await gateway.command("ZRANGE", namespace.sharing("default"), 0, -1) == [b"a"]
+    assert 0 < await gateway.command("PTTL", namespace.sharing("default")) <= 15_000
+
+
+async def test_one_worker_of_many_sweeps_a_partition(gateway: Gateway, partition: Partition) -> None:
+    crew = [await worker(gateway, partition, name=f"w{number}") for number in range(4)]
+    assert [await one.may_sweep(partition, 60.0) for one in crew] == [True, False, False, False]
+    await gateway.command("DEL", partition.sweep)
+    assert await crew[3].may_sweep(partition, 60.0)
+
+
+# reading
+
+
+async def test_no_read_brings_more_than_was_asked_for(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    await set_partitions(gateway, namespace, "default", 7)
+    await producer.enqueue_many("t", [{}] * 700)
+    a = await worker(gateway, *(at(namespace, index) for index in range(7)))
+    taken: list[int] = []
+    for most in (1, 2, 3, 5, 7, 8, 20, 40):
+        found = await read(a, most)
+        assert len(found) == most
+        taken += [one.partition.index for one in found]
+    assert set(taken) == set(range(7))
+
+
+async def test_what_is_in_one_of_many_partitions_is_found_at_once(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    await set_partitions(gateway, namespace, "default", 7)
+    a = await worker(gateway, *(at(namespace, index) for index in range(7)))
+    for _ in range(7):
+        handle = await producer.enqueue("t")
+        assert ids(await read(a, 1)) == [handle.id]
+
+
+async def test_a_nudge_hides_no_message(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+    """A burst ends when a read brings none."""
+    await set_partitions(gateway, namespace, "default", 7)
+    a = await worker(gateway, *(at(namespace, index) for index in range(7)))
+    for partition in a.partitions:
+        await a.nudge(partition)
+    handle = await producer.enqueue("t")
+    assert ids(await read(a, 1)) == [handle.id]
+
+
+async def test_messages_that_were_on_their_way_when_the_partitions_changed_are_kept(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    needs_server(gateway, "XREADGROUP BLOCK does not wait on a client that others use at the same time")
+    await set_partitions(gateway, namespace, "default", 2)
+    handle = await producer.enqueue("t")
+    here, there = handle.partition, at(namespace, 1 - handle.partition.index)
+    a = await worker(gateway, here, there)
+    reading = asyncio.create_task(a.read(4, block=None))
+    await asyncio.sleep(0)
+    await a.assign([there], [there])
+    assert ids((await reading).deliveries) == [handle.id]

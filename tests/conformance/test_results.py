@@ -1,0 +1,675 @@
+"""Whoever waits for a task hears of its end: pushed, soon, and whatever happens to the connection."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+from perdure.deadletter import Replay, find_letter, replay
+from perdure.queues import (
+    Consumer,
+    Counters,
+    Delivery,
+    Entry,
+    Gateway,
+    Kind,
+    Namespace,
+    Partition,
+    Producer,
+    State,
+    TaskCancelled,
+    TaskEvent,
+    TaskFailed,
+    TaskHandle,
+    TaskNotFound,
+    Unavailable,
+    read_events,
+    succeed,
+    write_entries,
+)
+from perdure.queues.pubsub import News
+from perdure.queues.transport.scripts import queue_script
+
+from tests.support.consumers import (
+    claim_one,
+    needs_one_server,
+    needs_server,
+    promote,
+    read,
+    read_one,
+    take_over,
+    worker,
+)
+from tests.support.delivery_calls import SETTLING
+from tests.support.every_node import on_every_node
+from tests.support.lossy_proxy import lossy_gateway
+from tests.support.task_places import DEAD, DUE, PENDING, READY, dump, lifetimes, places
+
+SOON = 5.0
+"""Seconds in which news must have come: far less than the 30 after which a waiter looks by itself."""
+
+SWALLOWS = "its asyncio.wait_for swallows a cancellation that comes together with a reply (up to Python 3.11)"
+
+
+@pytest.fixture
+async def handle(producer: Producer) -> TaskHandle[Any]:
+    return await producer.enqueue("t", {"n": 1}, task_id="x")
+
+
+@pytest.fixture
+async def delivery(gateway: Gateway, partition: Partition, handle: TaskHandle[Any]) -> Delivery:
+    return await read_one(await worker(gateway, partition))
+
+
+async def channels(gateway: Gateway, namespace: Namespace) -> list[bytes]:
+    """Channels of the namespace that somebody listens to."""
+    found = await on_every_node(gateway, "PUBSUB", "CHANNELS", f"{{{namespace.name}:*")
+    return [name for names in found for name in names]
+
+
+async def listeners(gateway: Gateway, partition: Partition, *task_ids: str) -> None:
+    """Wait until the news of the tasks is listened to."""
+    wanted = {partition.record(task_id).encode() for task_id in task_ids}
+    deadline = time.monotonic() + SOON
+    while not wanted <= set(await channels(gateway, Namespace(partition.namespace))):
+        assert time.monotonic() < deadline, "nobody began to listen"
+        await asyncio.sleep(0)
+
+
+async def connections(gateway: Gateway, kind: str) -> list[str]:
+    found = await on_every_node(gateway, "CLIENT", "LIST", "TYPE", kind)
+    return [line for listed in found for line in listed.decode().splitlines()]
+
+
+# results
+
+
+async def test_a_result_that_is_there_is_returned_at_once(
+    gateway: Gateway, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    await succeed(gateway, delivery, "x", b'{"sum":3}', Counters(1), ran=0.1, ttl=60)
+    assert await handle.result(timeout=SOON) == {"sum": 3}
+    assert await handle.result() == {"sum": 3}
+
+
+async def test_a_result_that_comes_while_one_waits_is_pushed(
+    gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    waiting = asyncio.create_task(handle.result())
+    await listeners(gateway, partition, "x")
+    assert not waiting.done()
+    await SETTLING["succeed"](gateway, delivery, "x")
+    assert await asyncio.wait_for(waiting, SOON) == {"ok": True}
+
+
+async def test_who_waits_already_goes_on_waiting_while_the_server_is_away(
+    gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cluster the subscription may stand again long before the node that has the record."""
+    away = asyncio.Event()
+    asked = 0
+    record = handle.record
+
+    async def absent() -> Any:
+        nonlocal asked
+        if away.is_set():
+            asked += 1
+            raise Unavailable("away")
+        return await record()
+
+    monkeypatch.setattr(handle, "record", absent)
+    waiting = asyncio.create_task(handle.result())
+    await listeners(gateway, partition, "x")
+    away.set()
+    await SETTLING["succeed"](gateway, delivery, "x")
+    while not asked and not waiting.done():  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(0.001)
+    away.clear()
+    assert await asyncio.wait_for(waiting, SOON) == {"ok": True}
+    assert asked
+
+
+class Meddling(News):
+    """News by which something happens at the worst moment: just before, or just after, the subscription stands."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        before: Callable[[], Awaitable[object]] | None,
+        after: Callable[[], Awaitable[object]] | None,
+    ) -> None:
+        super().__init__(gateway)
+        self._before, self._after = before, after
+
+    @asynccontextmanager
+    async def listen(self, channel: str) -> AsyncIterator[asyncio.Queue[bytes]]:
+        if self._before is not None:
+            await self._before()
+        async with super().listen(channel) as inbox:
+            if self._after is not None:
+                await self._after()
+            yield inbox
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_result_that_comes_while_one_begins_to_wait_is_not_missed(
+    gateway: Gateway, partition: Partition, delivery: Delivery, when: str
+) -> None:
+    async def settle() -> None:
+        await SETTLING["succeed"](gateway, delivery, "x")
+
+    news = Meddling(gateway, settle if when == "before" else None, settle if when == "after" else None)
+    handle: TaskHandle[Any] = TaskHandle("x", partition, gateway, news)
+    try:
+        assert await handle.result(timeout=SOON) == {"ok": True}
+    finally:
+        await news.close()
+
+
+async def test_a_task_that_is_tried_again_is_waited_for_to_its_end(
+    gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    waiting = asyncio.create_task(handle.result())
+    await listeners(gateway, partition, "x")
+    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "a", b"1")])
+    await SETTLING["reschedule"](gateway, delivery, "x")
+    await promote(gateway, partition, "x")
+    second = await read_one(await worker(gateway, partition))
+    await SETTLING["release"](gateway, second, "x")
+    third = await claim_one(await worker(gateway, partition, name="b"))
+    assert not waiting.done()
+    await SETTLING["succeed"](gateway, third, "x")
+    assert await asyncio.wait_for(waiting, SOON) == {"ok": True}
+
+
+async def test_a_task_that_died_raises_with_the_evidence(
+    gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    waiting = asyncio.create_task(handle.result())
+    await listeners(gateway, partition, "x")
+    await SETTLING["bury"](gateway, delivery, "x")
+    with pytest.raises(TaskFailed, match=r"attempts_exhausted.*ValueError: no such file") as failed:
+        await asyncio.wait_for(waiting, SOON)
+    assert (failed.value.task_id, failed.value.reason) == ("x", "attempts_exhausted")
+    assert failed.value.error["traceback"] == "Traceback ..."
+
+
+@pytest.mark.parametrize("how", ["from outside", "by its worker"])
+async def test_a_task_that_was_cancelled_raises(
+    gateway: Gateway, partition: Partition, handle: TaskHandle[Any], how: str
+) -> None:
+    waiting = asyncio.create_task(handle.result())
+    await listeners(gateway, partition, "x")
+    if how == "from outside":
+        assert await handle.cancel() is State.CANCELLED
+    else:
+        await SETTLING["cancelled"](gateway, await read_one(await worker(gateway, partition)), "x")
+    with pytest.raises(TaskCancelled):
+        await asyncio.wait_for(waiting, SOON)
+
+
+async def test_a_replayed_task_is_waited_for_again(
+    gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    await SETTLING["bury"](gateway, delivery, "x")
+    with pytest.raises(TaskFailed):
+        await handle.result()
+    letter = await find_letter(gateway, [partition], "x")
+    assert letter is not None
+    await replay(gateway, letter, Replay())
+    waiting = asyncio.create_task(handle.result())
+    await listeners(gateway, partition, "x")
+    await SETTLING["succeed"](gateway, await read_one(await worker(gateway, partition)), "x")
+    assert await asyncio.wait_for(waiting, SOON) == {"ok": True}
+
+
+async def test_a_wait_ends_when_its_time_is_up_and_leaves_nothing_behind(
+    gateway: Gateway, namespace: Namespace, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        await handle.result(timeout=0.05)
+    assert 0.05 <= time.monotonic() - began < SOON
+    await until_nobody_listens(gateway, namespace)
+    waiting = asyncio.create_task(handle.result(timeout=SOON))
+    await listeners(gateway, partition, "x")
+    await SETTLING["succeed"](gateway, delivery, "x")
+    assert await waiting == {"ok": True}
+
+
+async def test_many_whose_time_is_up_at_once_leave_nothing_behind(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    needs_server(gateway, SWALLOWS)
+    handles = await producer.enqueue_many("t", [{}] * 200)
+    ends = await asyncio.gather(*(handle.result(timeout=0.2) for handle in handles), return_exceptions=True)
+    assert {type(end) for end in ends} == {TimeoutError}
+    await until_nobody_listens(gateway, namespace)
+
+
+async def until_nobody_listens(gateway: Gateway, namespace: Namespace) -> None:
+    deadline = time.monotonic() + SOON
+    while found := await channels(gateway, namespace):
+        assert time.monotonic() < deadline, f"still listened to: {found}"
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.001])
+async def test_a_wait_without_time_ends_at_once(gateway: Gateway, handle: TaskHandle[Any], timeout: float) -> None:
+    needs_server(gateway, SWALLOWS)
+    with pytest.raises(TimeoutError):
+        await handle.result(timeout=timeout)
+
+
+async def test_one_waiter_that_gives_up_leaves_the_others_waiting(
+    gateway: Gateway, namespace: Namespace, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    waiting = [asyncio.create_task(handle.result()) for _ in range(3)]
+    await listeners(gateway, partition, "x")
+    with pytest.raises(TimeoutError):
+        await handle.result(timeout=0.02)
+    waiting[0].cancel()
+    await asyncio.gather(waiting[0], return_exceptions=True)
+    await SETTLING["succeed"](gateway, delivery, "x")
+    assert await asyncio.wait_for(asyncio.gather(*waiting[1:]), SOON) == [{"ok": True}] * 2
+    await until_nobody_listens(gateway, namespace)
+
+
+async def test_waiters_come_and_go_on_one_channel(
+    gateway: Gateway, namespace: Namespace, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    """The last one leaves while the next one comes: whoever waits is subscribed."""
+    needs_server(gateway, SWALLOWS)
+
+    async def wait_shortly(n: int) -> None:
+        with pytest.raises(TimeoutError):
+            await handle.result(timeout=0.001 * (n % 7))
+
+    for _ in range(5):
+        await asyncio.gather(*(wait_shortly(n) for n in range(20)))
+        waiting = asyncio.create_task(handle.result())
+        await listeners(gateway, partition, "x")
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    last = asyncio.create_task(handle.result())
+    await listeners(gateway, partition, "x")
+    await SETTLING["succeed"](gateway, delivery, "x")
+    assert await asyncio.wait_for(last, SOON) == {"ok": True}
+    await until_nobody_listens(gateway, namespace)
+
+
+async def test_an_unknown_task_is_not_waited_for(producer: Producer, partition: Partition, gateway: Gateway) -> None:
+    stranger: TaskHandle[Any] = TaskHandle("nobody", partition, gateway, producer.news)
+    for act in (stranger.result, stranger.status, stranger.cancel, stranger.record):
+        with pytest.raises(TaskNotFound, match="nobody"):
+            await act()
+    with pytest.raises(TaskNotFound):
+        await anext(stranger.events())
+
+
+async def test_a_result_whose_retention_has_passed_is_not_found(
+    gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    await SETTLING["succeed"](gateway, delivery, "x")
+    await gateway.command("PEXPIRE", partition.record("x"), 0)
+    with pytest.raises(TaskNotFound):
+        await handle.result()
+
+
+async def test_a_result_is_decoded_by_whoever_asks(
+    gateway: Gateway, partition: Partition, producer: Producer, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    await succeed(gateway, delivery, "x", b"[1,2]", Counters(1), ran=0, ttl=60)
+    typed: TaskHandle[int] = TaskHandle("x", partition, gateway, producer.news, lambda data: sum(orjson.loads(data)))
+    assert await typed.result() == 3
+
+
+async def test_200_waiters_share_one_connection(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    needs_server(gateway, "there are no connections to count")
+    handles = await producer.enqueue_many("t", [{"n": n} for n in range(200)])
+    waiting = [asyncio.create_task(handle.result()) for handle in handles]
+    await listeners(gateway, partition, *(handle.id for handle in handles))
+    assert len(await connections(gateway, "pubsub")) == 1
+    assert len(await connections(gateway, "normal")) <= 17
+    deliveries = await read(await worker(gateway, partition), 200)
+    for handle, delivery in zip(handles, deliveries, strict=True):
+        await succeed(gateway, delivery, handle.id, delivery.fields[b"args"], Counters(1), ran=0, ttl=60)
+    results = await asyncio.wait_for(asyncio.gather(*waiting), SOON)
+    assert results == [{"n": n} for n in range(200)]
+    await until_nobody_listens(gateway, namespace)
+
+
+async def test_a_producer_that_waits_for_nothing_has_no_such_connection(gateway: Gateway, producer: Producer) -> None:
+    needs_server(gateway, "there are no connections to count")
+    await producer.enqueue("t")
+    assert await connections(gateway, "pubsub") == []
+
+
+async def test_a_connection_that_is_killed_is_made_anew(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    needs_server(gateway, "there is no connection to kill")
+    handles = await producer.enqueue_many("t", [{"n": n} for n in range(10)])
+    deliveries = await read(await worker(gateway, partition), 10)
+    waiting = [asyncio.create_task(handle.result()) for handle in handles]
+    names = [handle.id for handle in handles]
+    for delivery, handle in zip(deliveries, handles, strict=True):
+        await listeners(gateway, partition, *names)
+        await on_every_node(gateway, "CLIENT", "KILL", "TYPE", "pubsub")
+        await succeed(gateway, delivery, handle.id, b"1", Counters(1), ran=0, ttl=60)
+        names.remove(handle.id)
+    assert await asyncio.wait_for(asyncio.gather(*waiting), SOON) == [1] * 10
+
+
+async def test_waiting_begins_on_a_connection_that_was_killed_unnoticed(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    needs_server(gateway, "there is no connection to kill")
+    handles = await producer.enqueue_many("t", [{}] * 10)
+    deliveries = await read(await worker(gateway, partition), 10)
+    async with producer.news.listen(partition.record("somebody else")):
+        for handle, delivery in zip(handles, deliveries, strict=True):
+            await on_every_node(gateway, "CLIENT", "KILL", "TYPE", "pubsub")
+            waiting = asyncio.create_task(handle.result())
+            await listeners(gateway, partition, handle.id)
+            await succeed(gateway, delivery, handle.id, b"1", Counters(1), ran=0, ttl=60)
+            assert await asyncio.wait_for(waiting, SOON) == 1
+
+
+async def test_a_subscription_stands_again_after_its_connection_was_killed(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    """By itself, with nobody coming or going: else whoever waits would live on wake-up calls alone."""
+    needs_server(gateway, "there is no connection to kill")
+    names = [partition.record(f"x{number}") for number in range(20)]
+    async with AsyncExitStack() as stack:
+        inboxes = [await stack.enter_async_context(producer.news.listen(name)) for name in names]
+        for _ in range(3):
+            await on_every_node(gateway, "CLIENT", "KILL", "TYPE", "pubsub")
+            assert await channels(gateway, namespace) == []
+            await listeners(gateway, partition, *(f"x{number}" for number in range(20)))
+        for name, inbox in zip(names, inboxes, strict=True):
+            await gateway.command("PUBLISH", name, "news")
+            while await asyncio.wait_for(inbox.get(), SOON) != b"news":
+                pass
+
+
+async def test_what_was_published_while_the_connection_was_away_is_not_missed(
+    gateway: Gateway, partition: Partition, producer: Producer, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    """All connections die, the outcome comes before any of them is back."""
+    needs_one_server(gateway, "the line that breaks stands before one server")
+    async with lossy_gateway(gateway) as (lossy, line):
+        news = News(lossy)
+        watcher: TaskHandle[Any] = TaskHandle("x", partition, lossy, news)
+        waiting = asyncio.create_task(watcher.result())
+        await listeners(gateway, partition, "x")
+        async with line.down():
+            await SETTLING["succeed"](gateway, delivery, "x")
+        try:
+            assert await asyncio.wait_for(waiting, SOON) == {"ok": True}
+        finally:
+            await news.close()
+
+
+async def test_what_was_published_while_the_subscription_was_being_renewed_is_not_missed(
+    gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    """The new connection is there, the subscription on its way: the outcome comes first."""
+    needs_one_server(gateway, "the line that breaks stands before one server")
+    async with lossy_gateway(gateway) as (lossy, line):
+        news = News(lossy)
+        watcher: TaskHandle[Any] = TaskHandle("x", partition, gateway, news)
+        waiting = asyncio.create_task(watcher.result())
+        await listeners(gateway, partition, "x")
+        try:
+            line.flowing.clear()
+            async with line.down():
+                line.accepted.clear()
+            await asyncio.wait_for(line.accepted.wait(), SOON)
+            await SETTLING["succeed"](gateway, delivery, "x")
+            assert not waiting.done()
+            line.flowing.set()
+            assert await asyncio.wait_for(waiting, SOON) == {"ok": True}
+        finally:
+            await news.close()
+
+
+async def hear(news: News, channel: str) -> bytes:
+    async with news.listen(channel) as inbox:
+        return await inbox.get()
+
+
+async def test_a_subscription_that_failed_does_not_stand_in_the_way_of_the_next(
+    gateway: Gateway, namespace: Namespace, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    needs_one_server(gateway, "the line that breaks stands before one server")
+    async with lossy_gateway(gateway) as (lossy, line):
+        news = News(lossy)
+        watcher: TaskHandle[Any] = TaskHandle("x", partition, gateway, news)
+        try:
+            line.accepted.clear()
+            line.flowing.clear()
+            first = [asyncio.create_task(hear(news, partition.record("x"))) for _ in range(3)]
+            await asyncio.wait_for(line.accepted.wait(), SOON)
+            async with line.down():
+                found = await asyncio.wait_for(asyncio.gather(*first, return_exceptions=True), SOON)
+            line.flowing.set()
+            assert [type(one) for one in found] == [Unavailable] * 3
+            waiting = asyncio.create_task(watcher.result())
+            await listeners(gateway, partition, "x")
+            await SETTLING["succeed"](gateway, delivery, "x")
+            assert await asyncio.wait_for(waiting, SOON) == {"ok": True}
+        finally:
+            await news.close()
+        await until_nobody_listens(gateway, namespace)
+
+
+async def test_waiting_begins_while_the_server_is_away(
+    gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    needs_one_server(gateway, "the line that breaks stands before one server")
+    async with lossy_gateway(gateway) as (lossy, line):
+        news = News(lossy)
+        watcher: TaskHandle[Any] = TaskHandle("x", partition, lossy, news)
+        async with line.down():
+            waiting = [asyncio.create_task(watcher.result()) for _ in range(5)]
+            await SETTLING["succeed"](gateway, delivery, "x")
+        try:
+            assert await asyncio.wait_for(asyncio.gather(*waiting), SOON) == [{"ok": True}] * 5
+        finally:
+            await news.close()
+
+
+# cancelling
+
+
+async def test_a_task_that_nobody_ever_read_is_cancelled_at_once(
+    gateway: Gateway, partition: Partition, handle: TaskHandle[Any]
+) -> None:
+    """There is no worker and no group yet."""
+    assert await handle.status() is State.QUEUED
+    assert await handle.cancel() is State.CANCELLED
+    assert await places(gateway, partition, "x") == ["cancelled"]
+    assert await gateway.command("XLEN", partition.ready) == 0
+
+
+@pytest.mark.parametrize("where", [READY, DUE, "retrying", "released", "replayed"])
+async def test_a_task_that_nobody_runs_is_cancelled_at_once(
+    gateway: Gateway, partition: Partition, producer: Producer, where: str
+) -> None:
+    handle = await producer.enqueue("t", {"n": 1}, task_id="x", delay=60 if where == DUE else 0)
+    a = await worker(gateway, partition)
+    if where == "retrying":
+        await SETTLING["reschedule"](gateway, await read_one(a), "x")
+    elif where == "released":
+        await SETTLING["release"](gateway, await read_one(a), "x")
+    elif where == "replayed":
+        await SETTLING["bury"](gateway, await read_one(a), "x")
+        letter = await find_letter(gateway, [partition], "x")
+        assert letter is not None
+        await replay(gateway, letter, Replay())
+    assert await handle.cancel() is State.CANCELLED
+    assert await places(gateway, partition, "x") == ["cancelled"]
+    record = await handle.record()
+    assert (record.state, record.task, record.args, record.due_at) == (State.CANCELLED, "t", b'{"n":1}', None)
+    assert record.finished_at is not None
+    assert all(ttl > 0 for ttl in (await lifetimes(gateway, partition, "x")).values())
+    assert await read(a) == []
+    assert await promote(gateway, partition, "x") == 0
+    assert await gateway.command("XLEN", partition.ready) == 0
+    assert await handle.cancel() is State.CANCELLED
+
+
+async def test_a_task_that_is_being_run_is_asked(
+    gateway: Gateway, namespace: Namespace, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    assert await handle.cancel() is State.RUNNING
+    assert await handle.status() is State.RUNNING
+    assert await places(gateway, partition, "x") == [PENDING]
+    before = await dump(gateway, namespace)
+    assert await handle.cancel() is State.RUNNING
+    assert await dump(gateway, namespace) == before
+    await SETTLING["cancelled"](gateway, delivery, "x")
+    assert await handle.cancel() is State.CANCELLED
+
+
+async def test_the_request_goes_to_whoever_takes_it_over(
+    gateway: Gateway, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    await handle.cancel()
+    second = await take_over(gateway, delivery)
+    assert await write_entries(gateway, second, "x", [Entry(Kind.DONE, "a", b"1")])
+
+
+@pytest.mark.parametrize(("act", "state"), [("succeed", State.SUCCEEDED), ("bury", State.DEAD)])
+async def test_a_task_that_has_ended_is_not_cancelled(
+    gateway: Gateway, namespace: Namespace, handle: TaskHandle[Any], delivery: Delivery, act: str, state: State
+) -> None:
+    await SETTLING[act](gateway, delivery, "x")
+    before = await dump(gateway, namespace)
+    assert await handle.cancel() is state
+    assert await dump(gateway, namespace) == before
+
+
+async def test_cancelling_races_with_reading(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    """Either nobody gets it, or whoever got it has been asked."""
+    crew = [await worker(gateway, partition, name=f"w{n}") for n in range(3)]
+    states = set()
+    for number in range(30):
+        handle = await producer.enqueue("t", task_id=f"x{number}")
+        taken: list[Delivery] = []
+
+        async def take(one: Consumer, taken: list[Delivery] = taken) -> None:
+            taken += await read(one)
+
+        async def cancel(handle: TaskHandle[Any] = handle) -> None:
+            states.add(await handle.cancel())
+
+        acts = [cancel(), *(take(one) for one in crew)]
+        random.Random(number).shuffle(acts)
+        await asyncio.gather(*acts)
+        if not taken:
+            assert await places(gateway, partition, handle.id) == ["cancelled"]
+        else:
+            (delivery,) = taken
+            assert await write_entries(gateway, delivery, handle.id, [Entry(Kind.DONE, "a", b"1")])
+            await SETTLING["cancelled"](gateway, delivery, handle.id)
+    assert states == {State.CANCELLED, State.RUNNING}
+
+
+async def test_cancelling_races_with_promoting(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    for number in range(20):
+        handle = await producer.enqueue("t", task_id=f"x{number}", delay=60)
+        acts: list[Awaitable[object]] = [handle.cancel(), promote(gateway, partition, handle.id)]
+        await asyncio.gather(*(acts if number % 2 else reversed(acts)))
+        assert await places(gateway, partition, handle.id) == ["cancelled"]
+
+
+async def test_a_lost_reply_cancels_once(
+    gateway: Gateway, partition: Partition, producer: Producer, handle: TaskHandle[Any]
+) -> None:
+    needs_one_server(gateway, "the line that loses replies stands before one server")
+    async with lossy_gateway(gateway) as (lossy, line):
+        far: TaskHandle[Any] = TaskHandle("x", partition, lossy, producer.news)
+        line.lose(queue_script("cancel").sha.encode())
+        assert await far.cancel() is State.CANCELLED
+        assert line.lost == 1
+    assert await places(gateway, partition, "x") == ["cancelled"]
+
+
+async def test_a_strangers_fields_do_not_become_part_of_the_record(
+    gateway: Gateway, partition: Partition, handle: TaskHandle[Any]
+) -> None:
+    """A message that somebody's program put on the stream, with fields named like ours."""
+    (sent,) = await gateway.command("XRANGE", partition.ready, "-", "+")
+    strange = [b"state", b"succeeded", b"dead", b"nonsense", b"entry", b"1", b"result", b"2"]
+    entry = await gateway.command("XADD", partition.ready, "*", *sent[1], *strange)
+    await gateway.command("XDEL", partition.ready, sent[0])
+    await gateway.command("HSET", partition.record("x"), "entry", entry)
+    assert await handle.cancel() is State.CANCELLED
+    record = await handle.record()
+    assert (record.state, record.result, record.task) == (State.CANCELLED, None, "t")
+
+
+# events
+
+
+async def collect(events: AsyncIterator[TaskEvent]) -> list[str]:
+    return [event.type + (f" {event.step}" if event.step else "") async for event in events]
+
+
+async def test_events_are_told_in_their_order_to_the_end(
+    gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    following = asyncio.create_task(collect(handle.events()))
+    await listeners(gateway, partition, "x")
+    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "a", b"1")])
+    await SETTLING["release"](gateway, delivery, "x")
+    second = await claim_one(await worker(gateway, partition, name="b"))
+    await write_entries(gateway, second, "x", [Entry(Kind.DONE, "b", b"1")])
+    assert not following.done()
+    await SETTLING["bury"](gateway, second, "x")
+    expected = ["step_completed a", "handed_off", "step_completed b", "buried"]
+    assert await asyncio.wait_for(following, SOON) == expected
+    assert await collect(handle.events()) == expected
+
+
+async def test_events_come_one_by_one_as_they_happen(
+    gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    events = handle.events()
+    for step in ("a", "b", "c"):
+        coming = asyncio.ensure_future(anext(events))
+        await listeners(gateway, partition, "x")
+        await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, step, b"1")])
+        assert (await asyncio.wait_for(coming, SOON)).step == step
+    await SETTLING["succeed"](gateway, delivery, "x")
+    with pytest.raises(StopAsyncIteration):
+        await asyncio.wait_for(anext(events), SOON)
+
+
+async def test_events_so_far_do_not_wait(gateway: Gateway, handle: TaskHandle[Any], delivery: Delivery) -> None:
+    assert await collect(handle.events(follow=False)) == []
+    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "a", b"1")])
+    assert await collect(handle.events(follow=False)) == ["step_completed a"]
+
+
+async def test_the_last_event_is_not_lost_to_the_outcome(
+    gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
+) -> None:
+    """Log and state change in one script; whoever follows reads the state first, so it never ends too early."""
+    following = [asyncio.create_task(collect(handle.events())) for _ in range(20)]
+    await listeners(gateway, partition, "x")
+    await SETTLING["bury"](gateway, delivery, "x")
+    assert await asyncio.wait_for(asyncio.gather(*following), SOON) == [["buried"]] * 20
+    assert await places(gateway, partition, "x") == [DEAD]
+    assert len(await read_events(gateway, partition, "x")) == 1

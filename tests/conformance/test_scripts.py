@@ -1,0 +1,270 @@
+"""Scripts: each says what it takes and what it is atomic about, and a server that forgot them is told again."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import perdure
+import pytest
+import redis
+from perdure.deadletter import Filter, Replay, list_letters, purge, replay
+from perdure.queues import (
+    Address,
+    Envelope,
+    Form,
+    Gateway,
+    Namespace,
+    Producer,
+    Refused,
+    Script,
+    State,
+    Successor,
+    SupervisorInfo,
+    TaskHandle,
+    WorkerInfo,
+    acquit,
+    announce,
+    count_crash,
+    find_task,
+    hand_on,
+    list_workers,
+    load_script,
+    promote_due,
+    read_origin,
+    release,
+    report_crash,
+    resume_supervisor,
+    retire_generation,
+    set_aside,
+    set_partitions,
+    store_fork,
+    supervise,
+    take_suspect,
+)
+from perdure.queues.keys import GROUP
+from perdure.queues.partitions.assignment import share_queue
+from perdure.queues.partitions.resharding import Standing, standing
+from perdure.queues.transport.gateway import Argument
+from perdure.queues.transport.scripts import loaded_scripts, queue_script
+
+from tests.support.consumers import claim_one, consumers, make_due, needs_server, read_one, worker
+from tests.support.delivery_calls import SETTLING, WRITING
+from tests.support.every_node import on_every_node
+from tests.support.servers import BUNDLED, SYSTEM, RedisServer, find_program
+
+FOLDER = Path(perdure.__file__).parent
+SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
+PRELUDES = {"fence"}
+
+
+def header(path: Path) -> str:
+    lines = []
+    for line in path.read_text("utf-8").splitlines():
+        if not line.startswith("--"):
+            break
+        lines.append(line.removeprefix("-- ").removeprefix("--"))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem not in PRELUDES], ids=lambda path: path.stem)
+def test_a_script_says_what_it_takes_and_returns(path: Path) -> None:
+    text = header(path)
+    first = text.removeprefix("include: fence\n")
+    assert re.match(r"[A-Z][^\n]*\.\n|[A-Z].*\n[^A-Z].*\.\n", first), f"{path.name}: no sentence of what it does"
+    for word in ("KEYS  ", "ARGV  ", "returns  "):
+        assert re.search(rf"^{word}\S", text, re.MULTILINE), f"{path.name}: {word.strip()} is not told"
+
+
+WRITES = re.compile(
+    r"'(?:H(?:SET|SETNX|DEL|INCRBY)|X(?:ADD|DEL|ACK|CLAIM|TRIM|GROUP)|Z(?:ADD|REM)|DEL|PEXPIRE|PERSIST)'"
+)
+
+
+@pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem not in PRELUDES], ids=lambda path: path.stem)
+def test_a_script_of_several_writes_says_what_is_atomic(path: Path) -> None:
+    body = path.read_text("utf-8")
+    if len(WRITES.findall(body)) > 1:
+        assert re.search(r"[Aa]tomic|in one act|all of|never in no place", header(path)), path.name
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_has_its_time_from_redis_and_nothing_from_chance(path: Path) -> None:
+    source = load_script(path).source
+    assert "os.time" not in source
+    assert "math.random" not in source
+    assert "KEYS *" not in source
+
+
+def test_a_script_is_named_by_its_content() -> None:
+    for path in SCRIPTS:
+        script = load_script(path)
+        assert script.name == path.stem
+        assert script.sha == hashlib.sha1(script.source.encode()).hexdigest()
+
+
+def test_an_include_puts_the_prelude_in_front() -> None:
+    prelude = (FOLDER / "queues" / "lua" / "fence.lua").read_text("utf-8")
+    assert queue_script("finish").source.startswith(prelude)
+    assert load_script(FOLDER / "deadletter" / "lua" / "bury.lua").source.startswith(prelude)
+    assert not queue_script("enqueue").source.startswith(prelude)
+
+
+def test_every_script_is_loaded_by_importing_the_rooms() -> None:
+    assert {script.name for script in loaded_scripts()} >= {path.stem for path in SCRIPTS} - PRELUDES
+
+
+async def test_the_server_names_them_as_we_do(gateway: Gateway) -> None:
+    for path in SCRIPTS:
+        script = load_script(path)
+        assert await gateway.command("SCRIPT", "LOAD", script.source) == script.sha.encode()
+
+
+async def test_all_are_loaded_in_one_go(gateway: Gateway) -> None:
+    await on_every_node(gateway, "SCRIPT", "FLUSH")
+    await gateway.load_scripts()
+    shas = [script.sha for script in loaded_scripts()]
+    for known in await on_every_node(gateway, "SCRIPT", "EXISTS", *shas):
+        assert known == [1] * len(shas)
+
+
+class Forgetful(Gateway):
+    """A gateway to a server that has forgotten every script each time one is called."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway.address)
+        self.called: set[str] = set()
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        await on_every_node(self, "SCRIPT", "FLUSH")
+        self.called.add(script.name)
+        return await super().run(script, keys, args)
+
+
+async def known(producer: Producer, task_id: str) -> TaskHandle[Any]:
+    found = await producer.find(task_id)
+    assert found is not None
+    return found
+
+
+async def live(gateway: Gateway, namespace: Namespace) -> None:
+    """One life that calls every script there is; the beat, which has a client of its own, is in test_leases.py."""
+    partition = namespace.partition("default")
+    async with Producer(namespace=namespace.name, gateway=gateway) as producer:
+        a = await worker(gateway, partition)
+        for act in ("succeed", "reschedule", "release", "bury", "bury_unreadable"):
+            await producer.enqueue("t", task_id=act)
+            await producer.send_message(act, "hello")
+            taken = await read_one(a)
+            for write in WRITING.values():
+                await write(gateway, taken, act)
+            await SETTLING[act](gateway, taken, act)
+            assert await find_task(gateway, namespace, act) == partition
+        await SETTLING["cancelled"](gateway, await claim_one(a), "release")
+        later = await producer.enqueue("t", task_id="later", delay=60)
+        await make_due(gateway, partition, "later")
+        assert (await promote_due(gateway, partition))[0] == 1
+        assert await later.cancel() is State.CANCELLED
+        again: TaskHandle[Any] = await producer.send_anew(Form("t").message(b"{}", task_id="later"), queue="default")
+        assert await again.cancel() is State.CANCELLED
+        origin = await read_origin(gateway, partition, "later")
+        copied: dict[str, Any] = {
+            "at": "later 0-0",
+            "arguments": b"{}",
+            "told": b"{}",
+            "done": {"a": b"1"},
+            "saved": {},
+        }
+        assert await store_fork(gateway, namespace, origin, "forked", **copied) == partition
+        forked = await producer.find("forked")
+        assert forked is not None
+        assert await forked.cancel() is State.CANCELLED
+        following = Successor(Envelope(id="next", task="t"), "default", b"{}", ("#received", b"{}"), "later token")
+        assert await hand_on(gateway, namespace, following) == partition
+        assert await (await known(producer, "next")).cancel() is State.CANCELLED
+        dropped, kept = [one async for one in list_letters(gateway, [partition], Filter())]
+        assert await replay(gateway, kept, Replay())
+        assert await purge(gateway, dropped)
+        await release(gateway, await read_one(a), None, data=None)
+        await gateway.command("XGROUP", "CREATECONSUMER", partition.ready, GROUP, "gone")
+        assert await a.forget(partition, -1.0, present=["a"]) == 1
+        await producer.enqueue("t", task_id="suspect")
+        await set_aside(gateway, await read_one(a), "suspect")
+        suspect = await take_suspect(gateway, partition, "a")
+        assert suspect.delivery is not None
+        await acquit(gateway, suspect.delivery, "suspect", crashes=0)
+        found = await report_crash(gateway, namespace, ["default"], "a", how="SIGKILL", doing={})
+        assert found.held == 1
+        await supervise(gateway, namespace, SupervisorInfo(id="s", name="s", window=60.0), ttl=15)
+        assert (await count_crash(gateway, namespace, "s", "a", why="", threshold=0, window=60)).paused
+        assert await resume_supervisor(gateway, namespace, "s")
+        await a.leave()
+        assert "a" not in await consumers(gateway, partition.ready)
+    route = await set_partitions(gateway, namespace, "default", 2)
+    assert await standing(gateway, partition) is Standing.DRAINED
+    assert not await retire_generation(gateway, namespace, "default", route, route.former[0], kept=60)
+    assert await share_queue(gateway, namespace, "default", "a", ttl=60) == {"a"}
+    info = WorkerInfo("a", "x", "h", 7, "0.1", ("default",), concurrency=8, in_flight=3, started=0)
+    await announce(gateway, namespace, info, ttl=60)
+    assert [one.id for one in await list_workers(gateway, namespace)] == ["a"]
+
+
+async def test_each_survives_a_server_that_forgot_it(gateway: Gateway, namespace: Namespace) -> None:
+    needs_server(gateway, "one server is shared by two gateways")
+    forgetful = Forgetful(gateway)
+    await forgetful.open()
+    try:
+        await live(forgetful, namespace)
+    finally:
+        await forgetful.close()
+    assert forgetful.called == {path.stem for path in SCRIPTS} - PRELUDES - {"beat", "suspect"}
+
+
+@pytest.mark.parametrize("kind", [BUNDLED, SYSTEM])
+async def test_each_runs_on_a_cluster(kind: str, namespace: Namespace) -> None:
+    """There, a server refuses a script whose keys lie in several slots, and a key that a script was not told of."""
+    program = find_program(kind)
+    if program is None:
+        pytest.skip(f"no {kind} redis-server here")
+    port = free_port()
+    options = ("--save", "", "--port", str(port), "--bind", "127.0.0.1", "--cluster-enabled", "yes")
+    server = RedisServer(program, options).start()
+    gateway = Gateway(cluster(f"redis+cluster://127.0.0.1:{port}"))
+    try:
+        with redis.Redis.from_url(server.url) as client:
+            client.execute_command("CLUSTER", "ADDSLOTS", *range(16_384))
+            await until_the_cluster_stands(client)
+        await gateway.open()
+        with pytest.raises(Refused, match="slot"):
+            await gateway.command("EVAL", "return 1", 2, "{a}:x", "{b}:x")
+        await live(gateway, namespace)
+    finally:
+        await gateway.close()
+        server.stop()
+
+
+def cluster(url: str) -> Address:
+    return Address.parse(url, data_dir=Path)
+
+
+def free_port() -> int:
+    """A port of which the one for the cluster's own bus, 10,000 above, exists too."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+        if port < 55_000:
+            return port
+
+
+async def until_the_cluster_stands(client: redis.Redis) -> None:
+    deadline = time.monotonic() + 20
+    while "cluster_state:ok" not in str(client.execute_command("CLUSTER", "INFO")):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)

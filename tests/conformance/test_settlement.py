@@ -1,0 +1,540 @@
+"""Ending a delivery: all of it or nothing, by its owner or by nobody, and asked twice as good as asked once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from perdure.deadletter import Replay, find_letter, replay
+from perdure.queues import (
+    Counters,
+    Delivery,
+    Entry,
+    Gateway,
+    Kind,
+    LeaseLost,
+    Namespace,
+    Partition,
+    Producer,
+    State,
+    load_history,
+    read_events,
+    release,
+    reschedule,
+    succeed,
+    write_entries,
+)
+from perdure.queues.keys import RELEASED
+from perdure.queues.transport.scripts import queue_script
+
+from tests.support.consumers import (
+    age,
+    claim_all,
+    claim_one,
+    needs_one_server,
+    pending,
+    promote,
+    read,
+    read_one,
+    take_over,
+    worker,
+)
+from tests.support.delivery_calls import FENCED, SETTLING
+from tests.support.lossy_proxy import lossy_gateway
+from tests.support.task_places import DEAD, DUE, PENDING, all_places, dump, lifetimes, places
+
+WHERE = {
+    "succeed": "succeeded",
+    "cancelled": "cancelled",
+    "reschedule": DUE,
+    "park": DUE,
+    "release": PENDING,
+    "give_back": PENDING,
+    "bury": DEAD,
+    "bury_unreadable": DEAD,
+}
+
+
+@pytest.fixture
+async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -> Delivery:
+    """Task x, read by worker a."""
+    await producer.enqueue("t", {"n": 1}, task_id="x")
+    return await read_one(await worker(gateway, partition))
+
+
+# whose lease has passed
+
+
+@pytest.mark.parametrize("act", FENCED)
+async def test_after_another_claimed_it_an_act_is_refused_and_changes_nothing(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, act: str
+) -> None:
+    await take_over(gateway, delivery)
+    before = await dump(gateway, namespace)
+    with pytest.raises(LeaseLost):
+        await FENCED[act](gateway, delivery, "x")
+    assert await dump(gateway, namespace) == before
+    assert await places(gateway, partition, "x") == [PENDING]
+
+
+@pytest.mark.parametrize("act", FENCED)
+async def test_after_the_same_worker_claimed_it_anew_the_old_delivery_is_refused(
+    gateway: Gateway, namespace: Namespace, delivery: Delivery, act: str
+) -> None:
+    """The worker was frozen, woke up and claimed its own message: the run from before is not its owner."""
+    again = await take_over(gateway, delivery, delivery.worker)
+    assert (again.worker, again.count) == (delivery.worker, 2)
+    before = await dump(gateway, namespace)
+    with pytest.raises(LeaseLost):
+        await FENCED[act](gateway, delivery, "x")
+    assert await dump(gateway, namespace) == before
+    await FENCED[act](gateway, again, "x")
+
+
+@pytest.mark.parametrize("act", FENCED)
+async def test_after_another_ended_it_an_act_is_refused_and_changes_nothing(
+    gateway: Gateway, namespace: Namespace, delivery: Delivery, act: str
+) -> None:
+    await SETTLING["succeed"](gateway, await take_over(gateway, delivery), "x")
+    before = await dump(gateway, namespace)
+    with pytest.raises(LeaseLost):
+        await FENCED[act](gateway, delivery, "x")
+    assert await dump(gateway, namespace) == before
+
+
+@pytest.mark.parametrize("act", [name for name in FENCED if name != "give_back"])  # it is given back already
+async def test_after_its_worker_left_an_act_is_refused_and_changes_nothing(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, act: str
+) -> None:
+    await (await worker(gateway, partition)).leave()
+    before = await dump(gateway, namespace)
+    with pytest.raises(LeaseLost):
+        await FENCED[act](gateway, delivery, "x")
+    assert await dump(gateway, namespace) == before
+
+
+@pytest.mark.parametrize("act", FENCED)
+async def test_after_the_message_was_deleted_and_acknowledged_an_act_is_refused(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, act: str
+) -> None:
+    await gateway.command("XACK", partition.ready, "workers", delivery.entry)
+    before = await dump(gateway, namespace)
+    with pytest.raises(LeaseLost):
+        await FENCED[act](gateway, delivery, "x")
+    assert await dump(gateway, namespace) == before
+
+
+@pytest.mark.parametrize("act", FENCED)
+async def test_a_lease_that_has_passed_unnoticed_is_still_its_own(
+    gateway: Gateway, partition: Partition, delivery: Delivery, act: str
+) -> None:
+    """Nobody claimed it, so nobody else runs it: the late outcome counts."""
+    await age(gateway, delivery)
+    await FENCED[act](gateway, delivery, "x")
+    assert await places(gateway, partition, "x") == [WHERE.get(act, PENDING)]
+
+
+@pytest.mark.parametrize("act", FENCED)
+async def test_a_refusal_names_the_task(gateway: Gateway, delivery: Delivery, act: str) -> None:
+    await take_over(gateway, delivery)
+    with pytest.raises(LeaseLost, match="refused, the lease has passed") as refused:
+        await FENCED[act](gateway, delivery, "x")
+    assert refused.value.task_id == ("x" if act != "give_back" else f"entry-{delivery.entry.decode()}")
+
+
+# asked twice
+
+
+@pytest.mark.parametrize("act", SETTLING)
+async def test_asked_again_it_answers_the_same_and_changes_nothing(
+    gateway: Gateway, namespace: Namespace, delivery: Delivery, act: str
+) -> None:
+    await SETTLING[act](gateway, delivery, "x")
+    before = await dump(gateway, namespace)
+    await SETTLING[act](gateway, delivery, "x")
+    assert await dump(gateway, namespace) == before
+
+
+@pytest.mark.parametrize("act", SETTLING)
+async def test_a_lost_reply_settles_once(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, act: str
+) -> None:
+    needs_one_server(gateway, "the line that loses replies stands before one server")
+    async with lossy_gateway(gateway) as (lossy, line):
+        line.lose(b"EVALSHA")
+        await SETTLING[act](lossy, delivery, "x")
+        assert line.lost == 1
+    assert await places(gateway, partition, "x") == [WHERE[act]]
+    assert await gateway.command("XLEN", partition.dead) == (WHERE[act] == DEAD)
+    events = [event.type for event in await read_events(gateway, partition, "x")]
+    assert len(events) == len(set(events))
+
+
+async def test_asked_again_after_the_task_went_on_it_changes_nothing(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery
+) -> None:
+    """The reply to a retry was lost; before it was asked again, another had promoted and read the task."""
+    await SETTLING["reschedule"](gateway, delivery, "x")
+    await promote(gateway, partition, "x")
+    other = await read_one(await worker(gateway, partition, name="b"))
+    before = await dump(gateway, namespace)
+    await SETTLING["reschedule"](gateway, delivery, "x")
+    assert await dump(gateway, namespace) == before
+    await SETTLING["succeed"](gateway, other, "x")
+
+
+async def test_asked_again_after_a_release_and_anothers_claim_it_changes_nothing(
+    gateway: Gateway, namespace: Namespace, delivery: Delivery, partition: Partition
+) -> None:
+    await SETTLING["release"](gateway, delivery, "x")
+    other = await claim_one(await worker(gateway, partition, name="b"))
+    before = await dump(gateway, namespace)
+    await SETTLING["release"](gateway, delivery, "x")
+    assert await dump(gateway, namespace) == before
+    await SETTLING["succeed"](gateway, other, "x")
+
+
+@pytest.mark.parametrize("act", [name for name in FENCED if name not in ("release", "give_back")])
+async def test_what_was_released_is_not_taken_for_settled_by_a_later_delivery(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, act: str
+) -> None:
+    """The same worker claims what it had given back, so it has the same fence again, and then loses it."""
+    await SETTLING["release"](gateway, delivery, "x")
+    again = await claim_one(await worker(gateway, partition))
+    assert again.fence == delivery.fence
+    await take_over(gateway, again)
+    before = await dump(gateway, namespace)
+    with pytest.raises(LeaseLost):
+        await FENCED[act](gateway, again, "x")
+    assert await dump(gateway, namespace) == before
+
+
+async def test_a_replay_forgets_who_settled_before(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery
+) -> None:
+    await SETTLING["bury"](gateway, delivery, "x")
+    letter = await find_letter(gateway, [partition], "x")
+    assert letter is not None
+    assert await replay(gateway, letter, Replay())
+    before = await dump(gateway, namespace)
+    with pytest.raises(LeaseLost):
+        await SETTLING["bury"](gateway, delivery, "x")
+    assert await dump(gateway, namespace) == before
+
+
+# what each leaves
+
+
+async def test_success_keeps_result_payload_and_counters(
+    gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
+) -> None:
+    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[]")])
+    await succeed(gateway, delivery, "x", b'{"sum":3}', Counters(2, 1), ran=1.25, ttl=60)
+    handle = await producer.find("x")
+    assert handle is not None
+    record = await handle.record()
+    assert (record.state, record.result, record.task, record.args) == (State.SUCCEEDED, b'{"sum":3}', "t", b'{"n":1}')
+    assert (record.attempts, record.crashes, record.ran_ms, record.worker) == (2, 1, 1250, "a")
+    assert record.enqueued_at == int(delivery.entry.partition(b"-")[0])
+    assert record.finished_at is not None
+    assert record.finished_at >= record.enqueued_at
+    assert await handle.result() == {"sum": 3}
+
+
+async def test_a_message_leaves_the_stream_with_its_outcome(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    await SETTLING["succeed"](gateway, delivery, "x")
+    assert await gateway.command("XLEN", partition.ready) == 0
+    assert await pending(gateway, partition) == []
+
+
+@pytest.mark.parametrize("act", ["succeed", "cancelled", "bury", "bury_unreadable"])
+async def test_every_key_of_a_task_that_has_ended_expires(
+    gateway: Gateway, partition: Partition, delivery: Delivery, act: str
+) -> None:
+    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[]"), Entry(Kind.SAVED, "sum", b"1")])
+    assert await lifetimes(gateway, partition, "x") == {"record": -1, "steps": -1, "log": -1}
+    await SETTLING[act](gateway, delivery, "x")
+    found = await lifetimes(gateway, partition, "x")
+    assert set(found) == {"record", "steps", "log"}
+    assert all(50_000 < ttl <= 30 * 24 * 3_600_000 for ttl in found.values()), found
+
+
+async def test_the_result_lives_as_long_as_was_asked_for(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    await succeed(gateway, delivery, "x", b"1", Counters(), ran=0, ttl=12.5)
+    assert 11_000 < (await lifetimes(gateway, partition, "x"))["record"] <= 12_500
+
+
+async def test_a_retention_of_nearly_nothing_is_no_error(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    await succeed(gateway, delivery, "x", b"1", Counters(), ran=0, ttl=0.0001)
+    assert await gateway.command("PTTL", partition.record("x")) != -1
+
+
+@pytest.mark.parametrize("act", ["reschedule", "release"])
+async def test_the_keys_of_a_task_that_goes_on_do_not_expire(
+    gateway: Gateway, partition: Partition, delivery: Delivery, act: str
+) -> None:
+    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[]")])
+    await SETTLING[act](gateway, delivery, "x")
+    assert await lifetimes(gateway, partition, "x") == {"record": -1, "steps": -1, "log": -1}
+
+
+async def test_a_retry_waits_for_its_time_with_its_payload_and_its_checkpoint(
+    gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
+) -> None:
+    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[1]")])
+    data: dict[str, object] = {"error": "OSError"}
+    await reschedule(gateway, delivery, "x", Counters(2, 1, 0), delay=90, event="attempt_failed", data=data)
+    handle = await producer.find("x")
+    assert handle is not None
+    record = await handle.record()
+    now = int((await gateway.command("TIME"))[0]) * 1000
+    assert (record.state, record.task, record.args) == (State.SCHEDULED, "t", b'{"n":1}')
+    assert (record.attempts, record.crashes, record.error) == (2, 1, {"error": "OSError"})
+    assert record.due_at is not None
+    assert now + 88_000 < record.due_at < now + 92_000
+    await promote(gateway, partition, "x")
+    second = await read_one(await worker(gateway, partition))
+    history = await load_history(gateway, second, "x")
+    assert (history.counters, history.done) == (Counters(2, 1, 0), {"list": b"[1]"})
+    assert second.fields[b"args"] == b'{"n":1}'
+
+
+async def test_a_task_was_enqueued_when_it_first_was(
+    gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
+) -> None:
+    """However often it comes onto the stream anew."""
+    first = int(delivery.entry.partition(b"-")[0])
+    handle = await producer.find("x")
+    assert handle is not None
+    await SETTLING["reschedule"](gateway, delivery, "x")
+    while await redis_ms(gateway) <= first:
+        pass
+    await promote(gateway, partition, "x")
+    second = await read_one(await worker(gateway, partition))
+    assert (await handle.record()).enqueued_at == first < int(second.entry.partition(b"-")[0])
+    await SETTLING["bury"](gateway, second, "x")
+    letter = await find_letter(gateway, [partition], "x")
+    assert letter is not None
+    assert letter.enqueued_at == first
+    await replay(gateway, letter, Replay())
+    await SETTLING["succeed"](gateway, await read_one(await worker(gateway, partition)), "x")
+    assert (await handle.record()).enqueued_at == first
+
+
+async def redis_ms(gateway: Gateway) -> int:
+    seconds, micros = await gateway.command("TIME")
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+async def test_a_retry_says_why_in_the_log(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
+    await SETTLING["reschedule"](gateway, delivery, "x")
+    (event,) = await read_events(gateway, partition, "x")
+    assert (event.type, event.data) == ("attempt_failed", {"error": "ValueError", "message": "no such file"})
+
+
+async def test_a_retry_wakes_a_worker_when_it_is_the_earliest(
+    gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
+) -> None:
+    await producer.enqueue("t", task_id="y")
+    b = await worker(gateway, partition, name="b")
+    second = await read_one(b)
+    await SETTLING["reschedule"](gateway, delivery, "x")
+    assert (await b.read(5, block=None)).due
+    await reschedule(gateway, second, "y", Counters(), delay=3600, event="snoozed", data={})
+    assert not (await b.read(5, block=None)).due
+
+
+# giving back
+
+
+async def test_what_is_released_is_taken_by_another_at_once_and_costs_nothing(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    await release(gateway, delivery, "x", data={"why": "shutdown"})
+    assert [(owner, count) for _, owner, _, count in await pending(gateway, partition)] == [(RELEASED, 0)]
+    second = await claim_one(await worker(gateway, partition, name="b", lease=7 * 24 * 3600.0))
+    assert (second.entry, second.worker, second.count, second.history) == (delivery.entry, "b", 1, True)
+    assert (await load_history(gateway, second, "x")).counters == Counters()
+
+
+async def test_what_is_released_wakes_another_and_is_logged(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    await release(gateway, delivery, "x", data={"why": "shutdown", "steps": 2})
+    (event,) = await read_events(gateway, partition, "x")
+    assert (event.type, event.data) == ("handed_off", {"why": "shutdown", "steps": 2})
+    taken = await (await worker(gateway, partition, name="b")).read(5, block=None)
+    assert (taken.claimable, taken.deliveries) == (True, [])
+
+
+async def test_a_release_keeps_the_crashes_that_were_before_it(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    second = await take_over(gateway, delivery, "b")
+    await SETTLING["release"](gateway, second, "x")
+    third = await claim_one(await worker(gateway, partition, name="c"))
+    assert third.count == 2
+    assert (await load_history(gateway, third, "x")).counters.crashes == 1
+
+
+async def test_a_fence_that_was_lost_does_not_come_again_by_releases(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery
+) -> None:
+    """a loses it to b, b gives it back, a claims it, gives it back, and so on: the first run of a stays locked out."""
+    holder = await take_over(gateway, delivery, "b")
+    for name in ("a", "b", "a"):
+        await SETTLING["release"](gateway, holder, "x")
+        holder = await claim_one(await worker(gateway, partition, name=name))
+        assert holder.fence != delivery.fence
+        before = await dump(gateway, namespace)
+        with pytest.raises(LeaseLost):
+            await SETTLING["succeed"](gateway, delivery, "x")
+        assert await dump(gateway, namespace) == before
+    await SETTLING["succeed"](gateway, holder, "x")
+
+
+async def test_what_was_never_started_is_given_back_without_a_trace(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery
+) -> None:
+    before = set(await dump(gateway, namespace))
+    await release(gateway, delivery, None, data=None)
+    assert set(await dump(gateway, namespace)) == before | {partition.nudge.encode()}
+    assert await read_events(gateway, partition, "x") == []
+    assert (await claim_one(await worker(gateway, partition, name="b"))).count == 1
+
+
+async def test_what_was_given_back_is_claimed_by_one_of_many(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    await SETTLING["release"](gateway, delivery, "x")
+    crew = [await worker(gateway, partition, name=f"w{n}") for n in range(5)]
+    got = await asyncio.gather(*(claim_all(one) for one in crew))
+    assert [one.count for batch in got for one in batch] == [1]
+
+
+# cancelling
+
+
+async def test_a_request_to_cancel_outlives_a_retry_and_is_due_at_once(
+    gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
+) -> None:
+    """It came after the run's last step: the run failed, and must not be tried again for hours."""
+    handle = await producer.find("x")
+    assert handle is not None
+    assert await handle.cancel() is State.RUNNING
+    await reschedule(gateway, delivery, "x", Counters(1), delay=3600, event="attempt_failed", data={})
+    assert await promote(gateway, partition) == 1
+    second = await read_one(await worker(gateway, partition))
+    assert (await load_history(gateway, second, "x")).cancel
+
+
+async def test_a_request_to_cancel_outlives_a_release_and_a_crash(
+    gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
+) -> None:
+    handle = await producer.find("x")
+    assert handle is not None
+    await handle.cancel()
+    second = await take_over(gateway, delivery)
+    assert (await load_history(gateway, second, "x")).cancel
+    await SETTLING["release"](gateway, second, "x")
+    third = await claim_one(await worker(gateway, partition, name="c"))
+    assert (await load_history(gateway, third, "x")).cancel
+
+
+async def test_a_result_that_came_first_wins_over_a_request_to_cancel(
+    gateway: Gateway, producer: Producer, delivery: Delivery
+) -> None:
+    handle = await producer.find("x")
+    assert handle is not None
+    await handle.cancel()
+    await SETTLING["succeed"](gateway, delivery, "x")
+    assert await handle.result() == {"ok": True}
+    assert await handle.cancel() is State.SUCCEEDED
+
+
+# all or nothing
+
+
+@pytest.mark.parametrize("act", SETTLING)
+async def test_whoever_looks_while_it_happens_sees_one_place(
+    gateway: Gateway, partition: Partition, producer: Producer, act: str
+) -> None:
+    handles = await producer.enqueue_many("t", [{}] * 30)
+    names = [handle.id for handle in handles]
+    a = await worker(gateway, partition)
+    done = asyncio.Event()
+    seen: list[list[str]] = []
+
+    async def look() -> None:
+        while not done.is_set():
+            seen.extend((await all_places(gateway, partition, names)).values())
+
+    async def work() -> None:
+        for delivery, name in zip(await read(a, 30), names, strict=True):
+            await SETTLING[act](gateway, delivery, name)
+        done.set()
+
+    await asyncio.gather(look(), work())
+    assert {len(where) for where in seen} == {1}
+    assert set((await all_places(gateway, partition, names)).popitem()[1]) == {WHERE[act]}
+
+
+async def test_two_outcomes_at_once_of_one_delivery_store_one(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    acts = [SETTLING[name](gateway, delivery, "x") for name in ("succeed", "bury", "reschedule", "cancelled")]
+    await asyncio.gather(*acts)
+    assert len(await places(gateway, partition, "x")) == 1
+
+
+async def test_two_owners_at_once_store_one_outcome(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
+    second = await take_over(gateway, delivery)
+    answers = await asyncio.gather(
+        SETTLING["succeed"](gateway, delivery, "x"), SETTLING["bury"](gateway, second, "x"), return_exceptions=True
+    )
+    assert [type(answer) for answer in answers] == [LeaseLost, type(None)]
+    assert await places(gateway, partition, "x") == [DEAD]
+
+
+async def test_a_worker_that_dies_before_the_outcome_leaves_the_task_pending(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    """Everything before the one script only reads or writes the checkpoint."""
+    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[1]")])
+    assert await places(gateway, partition, "x") == [PENDING]
+    second = await take_over(gateway, delivery)
+    history = await load_history(gateway, second, "x")
+    assert (history.done, history.counters) == ({"list": b"[1]"}, Counters(crashes=1))
+
+
+async def test_scripts_name_what_they_settle_by(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
+    """A delivery of another group, stream or entry is never its own, whatever the rest says."""
+    keys = [partition.ready, partition.record("x"), partition.steps("x"), partition.log("x")]
+    outcome: tuple[str | int, ...] = ("succeeded", "1", 1, 0, 1, 1000)
+    others: list[tuple[str | bytes | int, ...]] = [
+        ("workers", "b", delivery.entry, 1),
+        ("workers", "a", delivery.entry, 2),
+        ("workers", "a", delivery.entry, 11),
+        ("workers", "a", "1-1", 1),
+    ]
+    for fence in others:
+        assert await gateway.run(queue_script("finish"), keys, [*fence, *outcome]) == 0
+    assert await gateway.run(queue_script("finish"), keys, [*delivery.fence, *outcome]) == 1
+
+
+@pytest.mark.parametrize("act", FENCED)
+async def test_on_a_server_that_was_emptied_an_act_is_refused_and_leaves_nothing(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, act: str
+) -> None:
+    """Restarted without its data: the lease is gone, and that is no trouble of the server's."""
+    await gateway.command("DEL", partition.ready, partition.nudge, partition.record("x"))
+    before = await dump(gateway, namespace)
+    with pytest.raises(LeaseLost):
+        await FENCED[act](gateway, delivery, "x")
+    assert await dump(gateway, namespace) == before

@@ -1,0 +1,205 @@
+"""`perdure demo` as a user calls it: real workers, real kills, a real server, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import redis
+from perdure.queues import generate_key
+from perdure.worker.cli import main
+from perdure.worker.cli.demo.processes import WorkerProcesses
+from perdure.worker.cli.support.errors import Failed
+
+FILES = 60
+KILLS = 2
+
+pytestmark = [pytest.mark.integration, pytest.mark.processes]
+
+
+@dataclass(frozen=True)
+class DemoCall:
+    """Calls of the demo with a separate temporary folder. Its path is short enough for a socket."""
+
+    temporary: Path
+    mark: str
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "perdure.worker.cli", "demo", *arguments],
+            env=os.environ | {"TMPDIR": str(self.temporary), "DEMO_TEST_MARK": self.mark},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def left_behind(self) -> list[str]:
+        """Return the names of temporary files, and the processes that the demo started and that still run."""
+        return [*(path.name for path in self.temporary.iterdir()), *map(str, self.processes())]
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the processes that the demo started and that still run."""
+        return [process for process in psutil.process_iter() if self._started(process)]
+
+    def _started(self, process: psutil.Process) -> bool:
+        try:
+            marked = process.environ().get("DEMO_TEST_MARK") == self.mark
+            return marked and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:  # it has ended, or belongs to another user
+            return False
+
+
+@pytest.fixture
+def demo() -> Iterator[DemoCall]:
+    with tempfile.TemporaryDirectory(prefix="pd-") as folder:
+        yield DemoCall(Path(folder), uuid.uuid4().hex)
+
+
+def check(output: dict[str, Any], report: Path) -> None:
+    """Check that the figures agree with each other, whatever the verdicts are."""
+    counted = {claim["id"]: claim["counted"] for claim in output["evidence"]}
+    kept = output["dead_letter"]["kept"]
+    assert output["holds"] is True
+    assert all(claim["holds"] for claim in output["evidence"])
+    assert counted["killed"] == counted["crashes"] == len(output["kills"]) == KILLS
+    assert counted["completed"] == FILES + 2
+    assert counted["completed_twice"] == counted["kept_repeated"] == counted["letters"] == 0
+    assert 0 <= counted["repeated"] <= KILLS
+    assert counted["takeover"] == max(kill["seconds"] for kill in output["kills"])
+    assert counted["report"] == counted["published"] == sha256(report.read_bytes()).hexdigest()
+    assert report.read_text().count("\n") == FILES + 2
+    assert (output["dead_letter"]["reason"], counted["attempts"]) == ("attempts_exhausted", 3)
+    assert (output["dead_letter"]["error"], kept) == ("FileNotFoundError", ["checksum"])
+    for kill in output["kills"]:
+        assert kill["resumed_by"] != kill["killed"]
+        assert kill["seconds"] > 0
+
+
+def test_a_run_ends_with_sound_evidence_and_leaves_only_the_report(demo: DemoCall, tmp_path: Path) -> None:
+    report = tmp_path / "report.txt"
+    process = demo.start("--json", "--files", str(FILES), "--kills", str(KILLS), "--output", str(report))
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err + out
+    check(json.loads(out), report)
+    assert err.count("perdure: killed worker ") == KILLS
+    assert demo.left_behind() == []
+
+
+def test_on_a_given_server_with_encryption_it_removes_its_keys_and_no_others(
+    demo: DemoCall, redis_url: str, namespace_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", generate_key())
+    client = redis.Redis.from_url(redis_url)
+    client.set(f"{{{namespace_name}}}:mine", 1, ex=300)
+    before = set(client.keys("*"))
+    process = demo.start(
+        *("--json", "--files", str(FILES), "--kills", str(KILLS), "--output", str(tmp_path / "report.txt")),
+        *("--redis-url", redis_url),
+    )
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err + out
+    check(json.loads(out), tmp_path / "report.txt")
+    assert set(client.keys("*")) <= before
+    assert client.get(f"{{{namespace_name}}}:mine") == b"1"
+    client.close()
+    assert demo.left_behind() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_cleans_up(demo: DemoCall, tmp_path: Path, number: signal.Signals) -> None:
+    report = tmp_path / "report.txt"
+    process = demo.start("--output", str(report))
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("perdure: killed worker"):
+            break
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in err
+    assert out == ""
+    assert not report.exists()
+    assert demo.left_behind() == []
+
+
+def test_a_killed_demo_leaves_no_worker_and_no_server(demo: DemoCall) -> None:
+    process = demo.start()
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("perdure: killed worker"):
+            break
+    assert len(demo.processes()) > 2
+    process.kill()
+    process.communicate(timeout=30)
+    deadline = time.monotonic() + 30
+    while demo.processes():
+        assert time.monotonic() < deadline, f"still running: {demo.processes()}"
+        time.sleep(0.05)
+
+
+def test_a_worker_that_exits_by_itself_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
+    workers = WorkerProcesses(os.environ | {"PERDURE_LEASE": "never"}, tmp_path / "log")
+    pid = workers.start()
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    with pytest.raises(Failed, match=rf"worker {pid} exited by itself with status 1;.*PERDURE_LEASE"):
+        workers.check()
+    workers.kill_all()
+    assert workers.pids == []
+
+
+class TestRefusals:
+    """An impossible request is answered in one line, and nothing is started."""
+
+    @pytest.mark.parametrize("folder", ["missing", "file"])
+    def test_a_folder_that_does_not_exist(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, folder: str
+    ) -> None:
+        (tmp_path / "file").touch()
+        code, error = self.refused(capsys, str(tmp_path / folder))
+        assert code == 1
+        assert "FOLDER must be a readable folder" in error
+
+    def test_a_folder_without_files(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        code, error = self.refused(capsys, str(tmp_path))
+        assert code == 1
+        assert "FOLDER must hold files" in error
+
+    def test_more_kills_than_the_files_allow(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        (tmp_path / "one.py").touch()
+        code, error = self.refused(capsys, str(tmp_path), "--kills", "2")
+        assert code == 2
+        assert "--kills must be 1 or less for 1 files, got 2" in error
+
+    @pytest.mark.parametrize("options", [("--kills", "0"), ("--files", "0"), ("--kills", "many")])
+    def test_invalid_numbers(self, capsys: pytest.CaptureFixture[str], options: tuple[str, str]) -> None:
+        code, error = self.refused(capsys, *options)
+        assert code == 2
+        assert options[0] in error
+
+    def test_a_report_in_a_missing_folder(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        code, error = self.refused(capsys, "--output", str(tmp_path / "missing" / "report.txt"))
+        assert code == 1
+        assert "--output must be a writable file" in error
+
+    def refused(self, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as exited:
+            main(["demo", *arguments])
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert printed.err.startswith("perdure: ")
+        assert printed.err.count("\n") == 1
+        return int(exited.value.code or 0), printed.err

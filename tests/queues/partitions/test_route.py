@@ -1,0 +1,134 @@
+"""Routes, without Redis: indexes are never used twice, what is written is read, and keys spread."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from perdure.queues import Generation, Route
+from perdure.queues.keys import Namespace
+from perdure.queues.partitions.assignment import READERS, share_of
+from perdure.queues.partitions.route import MOST_PARTITIONS, SINGLE, UnreadableRoute, spread
+
+COUNTS = st.lists(st.integers(1, 40), max_size=6)
+
+
+def route_of(counts: list[int]) -> Route:
+    route = SINGLE
+    for count in counts:
+        route = route.changed(count)
+    return route
+
+
+def test_a_queue_that_nobody_spread_has_one_partition() -> None:
+    assert SINGLE.generations == (Generation(0, 1),)
+    assert SINGLE.encode() == b"1"
+    assert Route.decode(b"1") == SINGLE
+
+
+def test_from_one_partition_to_four() -> None:
+    route = SINGLE.changed(4)
+    assert route.generations == (Generation(0, 1), Generation(1, 4))
+    assert list(route.indexes) == [0, 1, 2, 3, 4]
+    assert list(route.last.indexes) == [1, 2, 3, 4]
+    assert route.former == (Generation(0, 1),)
+    assert route.changed(4) is route
+
+
+def test_the_form_of_former_versions_is_read() -> None:
+    assert Route.decode(b"3") == Route((Generation(0, 3),))
+    assert Route.decode(b"3").encode() == b"3"
+
+
+@pytest.mark.parametrize("wrong", [b"", b"0", b"-1", b"x", b"[]", b"{}", b'{"generations": []}', b'{"generations": 1}'])
+def test_what_is_no_route_is_refused(wrong: bytes) -> None:
+    with pytest.raises(UnreadableRoute):
+        Route.decode(wrong)
+
+
+@pytest.mark.parametrize("count", [0, -1, MOST_PARTITIONS + 1])
+def test_how_many_partitions_there_may_be(count: int) -> None:
+    with pytest.raises(ValueError, match="1 to 1024"):
+        SINGLE.changed(count)
+
+
+@given(COUNTS)
+def test_no_index_is_used_twice_and_none_is_left_out(counts: list[int]) -> None:
+    route = route_of(counts)
+    indexes = list(route.indexes)
+    assert indexes == list(range(len(indexes)))
+    assert route.last.count == (counts[-1] if counts else 1)
+    assert Route.decode(route.encode()) == route
+
+
+@given(COUNTS, st.data())
+def test_a_former_generation_can_be_retired_and_never_the_last(counts: list[int], data: st.DataObject) -> None:
+    route = route_of(counts)
+    gone = data.draw(st.sampled_from(route.generations))
+    shorter = route.without(gone)
+    assert shorter.last == route.last
+    assert (gone in shorter.generations) == (gone == route.last)
+    assert shorter.changed(41).last.first == route.last.end
+    assert Route.decode(shorter.encode()) == shorter
+
+
+@given(COUNTS, st.lists(st.integers(1, 40), max_size=3))
+def test_a_route_that_was_lost_in_part_is_made_whole(counts: list[int], more: list[int]) -> None:
+    stored, known = route_of(counts), route_of(counts + more)
+    assert stored.joined(known) == known
+    assert known.joined(stored) == known
+    for generation in known.former:
+        assert known.without(generation).joined(known) == known.without(generation)
+
+
+@given(COUNTS, COUNTS)
+def test_of_routes_that_disagree_no_index_is_left_out(one: list[int], other: list[int]) -> None:
+    joined = route_of(one).joined(route_of(other))
+    assert set(joined.indexes) == {*route_of(one).indexes, *route_of(other).indexes}
+
+
+def test_a_key_stands_for_the_same_number_in_every_process() -> None:
+    code = "from perdure.queues.partitions.route import spread; print(spread('session-7'), spread('ü'))"
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True, text=True
+        ).stdout.split()
+        for seed in ("1", "2")
+    ]
+    assert told[0] == told[1] == [str(spread("session-7")), str(spread("ü"))]
+    assert spread("session-7") == 0x4E1B615FC715581A, "another hash would send a key elsewhere, and its order with it"
+
+
+def test_keys_spread_evenly() -> None:
+    generation = Generation(1, 8)
+    found = Counter(generation.index_of(spread(f"session-{number}")) for number in range(8_000))
+    assert set(found) == set(generation.indexes)
+    assert all(850 < count < 1150 for count in found.values())
+
+
+# shares
+
+
+@given(st.integers(1, 12), st.integers(1, 40))
+def test_every_partition_has_readers_and_no_more_than_it_needs(workers: int, count: int) -> None:
+    sharers = {f"w{number}" for number in range(workers)}
+    partitions = [Namespace("ns").partition("q", index) for index in range(count)]
+    shares = {worker: share_of(worker, sharers, partitions) for worker in sharers}
+    readers = Counter(partition for share in shares.values() for partition in share)
+    assert all(readers[partition] == min(READERS, workers) for partition in partitions)
+
+
+@given(st.integers(3, 12), st.integers(0, 11))
+def test_who_leaves_moves_only_what_was_his(workers: int, leaver: int) -> None:
+    sharers = {f"w{number}" for number in range(workers)}
+    gone = f"w{leaver % workers}"
+    partitions = [Namespace("ns").partition("q", index) for index in range(64)]
+    his = set(share_of(gone, sharers, partitions))
+    for worker in sharers - {gone}:
+        before, after = (set(share_of(worker, some, partitions)) for some in (sharers, sharers - {gone}))
+        assert before <= after
+        assert after - before <= his

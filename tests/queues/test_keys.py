@@ -1,0 +1,206 @@
+"""Keys: one hash slot per partition, and no script touches a key that it was not told of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import perdure
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from perdure.queues import Namespace, Partition
+from perdure.queues.transport.scripts import load_script
+
+from tests.conftest import watched
+
+SCRIPTS = sorted(Path(perdure.__file__).parent.glob("*/lua/*.lua"))
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
+
+KEYLESS = {"TIME"}
+FIRST = {"XPENDING", "XCLAIM", "XACK", "XDEL", "XADD", "XRANGE", "XTRIM", "EXISTS", "DEL", "PEXPIRE", "PERSIST"}
+FIRST |= {"GET", "HGET", "HGETALL", "HMGET", "HSET", "HSETNX", "HDEL", "HEXISTS", "HINCRBY", "PUBLISH"}
+FIRST |= {"ZADD", "ZREM", "ZSCORE", "ZRANGE", "ZRANGEBYSCORE"}
+FIRST |= {"XLEN", "ZCARD", "ZREMRANGEBYSCORE"}
+SECOND = {"XGROUP", "XINFO"}
+EVERY = {"DEL"}
+"""Where a command has its keys: nowhere, first, after a subcommand, everywhere."""
+
+
+def all_keys(partition: Partition) -> list[str]:
+    return [
+        *(partition.ready, partition.nudge, partition.due, partition.dead, partition.closed, partition.sweep),
+        *(partition.record("x"), partition.steps("x"), partition.log("x")),
+    ]
+
+
+# the names
+
+
+def test_the_names_are_those_of_the_table() -> None:
+    partition = Namespace("perdure").partition("mail", 2)
+    assert all_keys(partition) == [
+        "{perdure:mail:2}:ready",
+        "{perdure:mail:2}:nudge",
+        "{perdure:mail:2}:due",
+        "{perdure:mail:2}:dead",
+        "{perdure:mail:2}:closed",
+        "{perdure:mail:2}:sweep",
+        "{perdure:mail:2}:task:x",
+        "{perdure:mail:2}:task:x:steps",
+        "{perdure:mail:2}:task:x:log",
+    ]
+    namespace = Namespace()
+    assert (namespace.queues, namespace.workers) == ("{perdure}:queues", "{perdure}:workers")
+    assert namespace.sharing("mail") == "{perdure}:sharing:mail"
+    assert namespace.worker("a") == "{perdure}:worker:a"
+
+
+@given(NAMES, NAMES, st.integers(0, 999), NAMES)
+def test_all_keys_of_a_partition_share_one_hash_tag(namespace: str, queue: str, index: int, task_id: str) -> None:
+    """Redis Cluster hashes what stands between the first '{' and the next '}'."""
+    partition = Namespace(namespace).partition(queue, index)
+    keys = [*all_keys(partition), partition.record(task_id), partition.steps(task_id), partition.log(task_id)]
+    tags = {re.search(r"\{(.+?)\}", key)[1] for key in keys}  # type: ignore[index]
+    assert tags == {f"{namespace}:{queue}:{index}"}
+    assert all(key.startswith("{") and key.count("{") == key.count("}") == 1 for key in keys)
+
+
+@given(st.lists(st.tuples(NAMES, NAMES, st.integers(0, 3), NAMES), min_size=2, max_size=6, unique=True))
+def test_no_two_tasks_share_a_key(tasks: list[tuple[str, str, int, str]]) -> None:
+    seen: set[str] = set()
+    for namespace, queue, index, task_id in tasks:
+        partition = Namespace(namespace).partition(queue, index)
+        keys = {partition.record(task_id), partition.steps(task_id), partition.log(task_id)}
+        assert len(keys) == 3
+        assert not keys & seen
+        seen |= keys
+
+
+def test_a_partition_is_known_by_where_it_is() -> None:
+    one, same, other = Namespace().partition("mail"), Namespace().partition("mail"), Namespace().partition("mail", 1)
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != other
+    assert repr(one) == "Partition(namespace='perdure', queue='mail', index=0)"
+
+
+# the scripts
+
+
+def test_a_script_across_slots_is_noticed() -> None:
+    astray: list[str] = []
+    submit = watched(lambda wire, command: command, astray)
+    submit(None, ("EVALSHA", "x", 2, "{a:q:0}:ready", "{a:q:0}:due", "{b}"))
+    assert astray == []
+    submit(None, ("EVALSHA", "x", 2, "{a:q:0}:ready", "{a:q:1}:due"))
+    assert astray == ["None touches ['a:q:0', 'a:q:1']"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One `redis.call` of a script: the command, and its arguments as they are written."""
+
+    command: str
+    arguments: tuple[str, ...]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        if self.command in KEYLESS:
+            return ()
+        if self.command in EVERY:
+            return self.arguments
+        return self.arguments[1:2] if self.command in SECOND else self.arguments[:1]
+
+
+def code(path: Path) -> str:
+    """The script with its prelude, without comments."""
+    return "\n".join(line.split("--")[0] for line in load_script(path).source.splitlines())
+
+
+def calls(source: str) -> Iterator[Call]:
+    for found in re.finditer(r"redis\.p?call\(", source):
+        first, *rest = split(source[found.end() :])
+        assert re.fullmatch(r"'[A-Z]+'", first), f"a command that is not written out: {first}"
+        yield Call(first.strip("'"), tuple(rest))
+
+
+def split(text: str) -> list[str]:
+    """The arguments of a call, up to its closing bracket."""
+    parts, depth, quoted = [""], 0, False
+    for mark in text:
+        if mark == "'":
+            quoted = not quoted
+        if not quoted:
+            if mark == ")" and depth == 0:
+                return [part.strip() for part in parts]
+            depth += (mark in "([{") - (mark in ")]}")
+            if mark == "," and depth == 0:
+                parts.append("")
+                continue
+        parts[-1] += mark
+    raise AssertionError("a call that is not closed")
+
+
+def parameters(source: str) -> dict[str, set[str]]:
+    """What the scripts' own functions are given for each of their parameters; of one never called, nothing."""
+    bound: dict[str, set[str]] = {}
+    for name, listed in re.findall(r"local function (\w+)\(([\w, ]*)\)", source):
+        names = [one for one in re.split(r"[ ,]+", listed) if one]
+        bound.update({one: bound.get(one, set()) for one in names})
+        for found in re.finditer(rf"(?<!function )\b{name}\(", source):
+            given = [one for one in split(source[found.end() :]) if one]
+            for parameter, value in zip(names, given, strict=True):
+                bound.setdefault(parameter, set()).add(value)
+    return bound
+
+
+DECLARED = re.compile(r"KEYS\[(\d+|i)\]")
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_every_key_is_one_that_was_declared(path: Path) -> None:
+    source = code(path)
+    bound = parameters(source)
+    for call in calls(source):
+        known = KEYLESS | FIRST | SECOND | EVERY
+        assert call.command in known, f"{call.command}: where has it its keys? (tell {Path(__file__).name})"
+        assert bool(call.keys) == (call.command not in KEYLESS)
+        for key in call.keys:
+            for value in bound.get(key, {key}):
+                assert DECLARED.fullmatch(value), f"{path.name}: {call.command} touches {value}, which is no KEYS[n]"
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_no_key_is_put_together(path: Path) -> None:
+    source = code(path)
+    for found in re.finditer(r"KEYS\[[^\]]*\]", source):
+        around = source[max(0, found.start() - 4) : found.end() + 4]
+        assert ".." not in around, f"{path.name}: {around}"
+    assert not re.search(r"[{}]:|:(ready|nudge|due|dead|closed|sweep|task|steps|log)\b", source)
+
+
+@pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem != "fence"], ids=lambda path: path.stem)
+def test_the_keys_of_the_header_are_the_keys_of_the_body(path: Path) -> None:
+    used = {int(number) for number in re.findall(r"KEYS\[(\d+)\]", code(path))}
+    loop = re.search(r"for i = (\d+), #KEYS do", code(path))
+    header = re.search(r"-- KEYS +(.*)", path.read_text("utf-8"))
+    assert header is not None
+    fixed = re.split(r", then ", header[1])[0].split(", ")
+    assert used <= set(range(1, len(fixed) + 1))
+    assert len(used) == len(fixed), f"{path.name}: the header declares {fixed}, the body uses KEYS{sorted(used)}"
+    assert (loop is not None) == (", then " in header[1])
+    if loop is not None:
+        assert int(loop[1]) == len(fixed) + 1
+
+
+def test_the_parser_sees_what_it_should() -> None:
+    found = list(calls("redis.call('HSET', KEYS[1], 'a', f(x, {1, 2}), ')')  redis.pcall('TIME')"))
+    assert found == [Call("HSET", ("KEYS[1]", "'a'", "f(x, {1, 2})", "')'")), Call("TIME", ())]
+    source = "local function f(stream)\nredis.call('DEL', stream)\nend\nf(KEYS[1])\nf(ARGV[2] .. ':x')"
+    assert parameters(source) == {"stream": {"KEYS[1]", "ARGV[2] .. ':x'"}}
+    assert all(one.stem != other.stem for one, other in pairwise(SCRIPTS))
+    assert len(SCRIPTS) >= 17

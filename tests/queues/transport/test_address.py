@@ -1,0 +1,226 @@
+"""Where the server is: what a URL may say, and what is never printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from perdure.queues import (
+    Address,
+    BadAddress,
+    Namespace,
+    QueueError,
+    check_name,
+    default_address,
+    default_data_dir,
+    default_namespace,
+)
+from perdure.queues.transport.address import Node
+
+DATA = Path("/data")
+
+
+def parse(text: str) -> Address:
+    return Address.parse(text, data_dir=lambda: DATA)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://localhost",
+        "redis://localhost:6380/2",
+        "redis://user:secret@host:6379/0?db=3",
+        "rediss://host",
+        "redis://[::1]:6379",
+        "unix:///run/redis.sock",
+        "unix://user:secret@/run/redis.sock?db=1",
+        "redis://host?protocol=2",
+        "rediss://host?ssl_ca_certs=/ca.pem&ssl_cert_reqs=required",
+        "redis+cluster://user:secret@one:7000,two,[::1]:7001",
+        "redis+cluster://one/0",
+        "rediss+cluster://one?ssl_certfile=/c.pem&ssl_keyfile=/k.pem",
+        "redis+sentinel://one,two:26380/jobs",
+        "rediss+sentinel://user:secret@one/jobs/2?sentinel_username=u&sentinel_password=p",
+    ],
+)
+def test_a_url_of_a_server_is_taken_as_it_is(url: str) -> None:
+    address = parse(url)
+    assert (address.url, address.directory, address.embedded) == (url, None, False)
+    assert parse(f"  {url}\n") == address
+
+
+@pytest.mark.parametrize(
+    ("text", "directory"),
+    [
+        ("embedded:", "/data"),
+        ("embedded://", "/data"),
+        ("embedded:/var/lib/perdure", "/var/lib/perdure"),
+        ("embedded:///var/lib/perdure", "/var/lib/perdure"),
+        ("embedded:/with%20space", "/with space"),
+    ],
+)
+def test_an_embedded_server_is_named_by_its_directory(text: str, directory: str) -> None:
+    address = parse(text)
+    assert (address.directory, address.embedded) == (Path(directory), True)
+    assert address.shown == f"embedded:{directory}"
+
+
+def test_the_data_directory_is_asked_for_only_where_it_is_needed() -> None:
+    def unknown() -> Path:
+        raise RuntimeError("there is no home")
+
+    for text in ("redis://host", "unix:///run/redis.sock", "embedded:/data"):
+        Address.parse(text, data_dir=unknown)
+    with pytest.raises(RuntimeError):
+        Address.parse("embedded:", data_dir=unknown)
+
+
+def test_a_relative_directory_is_of_where_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse("embedded:queue").directory == tmp_path / "queue"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert parse("embedded:~/queue").directory == tmp_path / "queue"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "not a URL"),
+        ("localhost", "not a URL"),
+        ("localhost:6379", "unknown scheme 'localhost'"),
+        ("http://host", "unknown scheme 'http'"),
+        ("Redis://host", "unknown scheme 'Redis'"),
+        ("redis://host:port", "Port could not be cast"),
+        ("redis://host:99999", "Port out of range"),
+        ("redis://host/zero", "database must be a number"),
+        ("redis://host/0?db=x", "database must be a number"),
+        ("unix://", "names no socket"),
+        ("redis://a:1,b:2", r"write redis\+cluster:// for a Redis Cluster, or redis\+sentinel://.*/service"),
+        ("redis://host?protocol=3", r"protocol must be 2 \(RESP2\), got '3'; leave it out"),
+        ("redis://host?ssl_ca_certs=/ca.pem", "ssl_ca_certs needs TLS, so the scheme must begin with rediss"),
+        ("rediss://host?ssl_cert_reqs=maybe", "none, optional or required, not 'maybe'"),
+        ("redis+cluster://host?sentinel_password=x", r"sentinel_password is for redis\+sentinel://"),
+        ("redis+cluster://", r"names no host: write redis\+cluster://host:6379"),
+        ("redis+cluster:host", "names no host"),
+        ("redis+cluster://host:1,,host:2", "one of the hosts is empty"),
+        ("redis+cluster://host:port", "one of the hosts is not host:port"),
+        ("redis+cluster://host:99999", "Port out of range"),
+        ("redis+cluster://::1:6379", "an IPv6 address stands in brackets"),
+        ("redis+cluster://host/1", "a Redis Cluster has database 0 only, so leave out '1'"),
+        ("redis+cluster://host?db=2", "database 0 only"),
+        ("redis+sentinel://host", r"names no service: write redis\+sentinel://host:26379/service"),
+        ("redis+sentinel://host/", "names no service"),
+        ("redis+sentinel:///service", r"names no host: write redis\+sentinel://host:26379/service"),
+        ("redis+sentinel://host/service/zero", "database must be a number"),
+    ],
+)
+def test_what_cannot_be_used_says_why(text: str, why: str) -> None:
+    with pytest.raises(BadAddress, match=why):
+        parse(text)
+
+
+def test_it_is_an_error_of_the_queues_and_of_the_value() -> None:
+    assert issubclass(BadAddress, QueueError)
+    assert issubclass(BadAddress, ValueError)
+
+
+PASSWORDS = st.from_regex(r"S3cret[A-Za-z0-9%._:@-]{0,20}!", fullmatch=True)
+
+
+@given(PASSWORDS, st.sampled_from(["redis", "rediss", "unix", "redis+cluster", "rediss+sentinel"]))
+def test_a_password_is_never_shown(password: str, scheme: str) -> None:
+    shown = Address(f"{scheme}://user:{password}@host/0").shown
+    assert "S3cret" not in shown
+    assert shown == f"{scheme}://user:***@host/0"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "redis://u:s3cret@host/x",
+        "redis://u:s3cret@host:port",
+        "http://u:s3cret@host",
+        "redis://:s3cret@host:99999",
+        "unix://u:s3cret@",
+        "redis://u:s3cret/x@host",
+        "redis+cluster://u:s3cret/x@host",
+        "redis+cluster://u:s3cret@",
+        "redis+cluster://u:s3cret@host:port",
+        "redis+sentinel://u:s3cret@host",
+        "redis+sentinel://host?sentinel_password=s3cret",
+        "redis://host/x?password=s3cret",
+        "rediss://host/x?a=b&ssl_password=s3cret@y&c=d",
+    ],
+)
+def test_a_password_is_not_shown_in_an_error_either(text: str) -> None:
+    with pytest.raises(BadAddress) as refused:
+        parse(text)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_cluster_is_known_by_its_nodes() -> None:
+    address = parse("rediss+cluster://user:s3%40cret@one:7000,two,[::1]:7001?ssl_ca_certs=/a%20b.pem&db=0")
+    assert (address.clustered, address.encrypted, address.service) == (True, True, None)
+    assert address.nodes == (Node("one", 7000), Node("two", 6379), Node("::1", 7001))
+    url = address.url_of(Node("::1", 7001))
+    assert url == "rediss://user:s3%40cret@[::1]:7001/?ssl_ca_certs=%2Fa+b.pem&db=0"
+    assert address.shown == "rediss+cluster://user:***@one:7000,two,[::1]:7001?ssl_ca_certs=/a%20b.pem&db=0"
+
+
+def test_sentinels_have_credentials_of_their_own() -> None:
+    address = parse("redis+sentinel://user:data@one,two:26380/jobs/2?sentinel_username=u&sentinel_password=watch&db=2")
+    assert (address.clustered, address.encrypted, address.service) == (False, False, "jobs")
+    assert address.nodes == (Node("one", 26379), Node("two", 26380))
+    assert address.url_of(Node("primary", 6379)) == "redis://user:data@primary:6379/2?db=2"
+    assert address.url_of_sentinel(Node("one", 26379)) == "redis://one:26379/?username=u&password=watch"
+    assert "data" not in address.shown
+    assert "watch" not in address.shown
+
+
+def test_one_server_is_not_several() -> None:
+    for url in ("redis://host", "unix:///run/redis.sock", "embedded:/data"):
+        address = parse(url)
+        assert (address.nodes, address.service, address.clustered) == ((), None, False)
+
+
+def test_the_environment_decides_where_nobody_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PERDURE_DATA_DIR", str(tmp_path))
+    assert default_data_dir() == tmp_path
+    assert default_address() == Address(directory=tmp_path)
+    assert default_address(data_dir=DATA) == Address(directory=DATA)
+    monkeypatch.setenv("PERDURE_REDIS_URL", "redis://elsewhere")
+    assert default_address() == Address("redis://elsewhere")
+    assert default_address("redis://here") == Address("redis://here")
+
+
+def test_the_data_lies_where_the_desktop_specification_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("PERDURE_DATA_DIR")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert default_data_dir() == tmp_path / "data" / "perdure"
+    monkeypatch.delenv("XDG_DATA_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_data_dir() == tmp_path / ".local" / "share" / "perdure"
+
+
+def test_the_namespace_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert default_namespace() == "perdure"
+    monkeypatch.setenv("PERDURE_NAMESPACE", "mine")
+    assert default_namespace() == "mine"
+    monkeypatch.setenv("PERDURE_NAMESPACE", "")
+    assert default_namespace() == "perdure"
+
+
+@given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True))
+def test_a_name_that_can_stand_in_a_key_is_taken(name: str) -> None:
+    assert check_name("queue", name) == name
+    assert Namespace(name).partition(name).queue == name
+
+
+@pytest.mark.parametrize("name", ["", " ", "a b", "a:b", "{a}", "a}", "~a", "-a", ".a", "ä", "a\n", "*", "a" * 65])
+def test_a_name_that_cannot_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot stand in a key"):
+        check_name("queue", name)
+    with pytest.raises(ValueError, match="namespace"):
+        Namespace(name)

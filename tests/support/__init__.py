@@ -1,0 +1,1 @@
+"""Helpers that tests share: servers, processes, clusters and what they look at."""

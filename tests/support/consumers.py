@@ -1,0 +1,175 @@
+"""Workers of the queue tests: consumers that share a gateway, without a runtime around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from perdure.queues import (
+    Consumer,
+    Delivery,
+    Envelope,
+    Gateway,
+    Leases,
+    Namespace,
+    OneConnection,
+    Partition,
+    Reader,
+    promote_due,
+)
+from perdure.queues.delivery.stream_reader import PerPartition
+from perdure.queues.keys import GROUP
+from perdure.queues.partitions.resharding import ensure_route
+from perdure.queues.transport.gateway import Argument
+
+LONG_AGO = 3_600_000
+"""Milliseconds by which `age` lets a lease pass."""
+
+
+class SharedReader(Reader):
+    """Reads that do not wait, on the gateway's own connection."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._shared = gateway
+
+    async def read(self, *command: Argument) -> Any:
+        return await self._shared.command(*command, repeatable=False)
+
+    async def interrupt(self) -> None:
+        """No read waits."""
+
+
+class SharedReaders(PerPartition):
+    """The same for a cluster."""
+
+    def _reader(self, partition: Partition) -> Reader:
+        return SharedReader(self._gateway)
+
+
+def needs_server(gateway: Gateway, reason: str) -> None:
+    """Skip on fakeredis, and say what it lacks."""
+    if gateway.address.url == "redis://borrowed":
+        pytest.skip(f"fakeredis: {reason}")
+
+
+def needs_one_server(gateway: Gateway, reason: str) -> None:
+    """Skip on fakeredis and on a cluster, and say what they lack."""
+    if not gateway.address.url.startswith("unix:"):
+        pytest.skip(reason)
+
+
+async def worker(
+    gateway: Gateway, *partitions: Partition, name: str = "a", lease: float = 60.0, leases: Leases | None = None
+) -> Consumer:
+    """A worker that reads without waiting. With `lease=0`, it claims whatever is pending."""
+    apart = gateway.clustered and len(partitions) > 1
+    reading = SharedReaders(gateway, name) if apart else OneConnection(gateway, SharedReader(gateway), name)
+    consumer = Consumer(gateway, reading, partitions, name, lease, Leases() if leases is None else leases)
+    await consumer.create_groups()
+    for partition in partitions:
+        await ensure_route(gateway, Namespace(partition.namespace), partition.queue)
+    return consumer
+
+
+async def read(consumer: Consumer, most: int = 1) -> list[Delivery]:
+    return (await consumer.read(most, block=None)).deliveries
+
+
+async def read_one(consumer: Consumer) -> Delivery:
+    (delivery,) = await read(consumer)
+    return delivery
+
+
+async def claim_all(consumer: Consumer) -> list[Delivery]:
+    """Everything that can be claimed on the worker's first queue, to the end of the cursor."""
+    claimed: list[Delivery] = []
+    cursor = "0-0"
+    while True:
+        cursor, more = await consumer.claim(consumer.partitions[0], cursor, 100)
+        claimed += more
+        if cursor == "0-0":
+            return claimed
+
+
+async def claim_one(consumer: Consumer) -> Delivery:
+    (delivery,) = await claim_all(consumer)
+    return delivery
+
+
+async def age(gateway: Gateway, delivery: Delivery, by: int = LONG_AGO) -> None:
+    """Let the delivery's lease pass, without waiting for it: same owner, same count, idle for `by` milliseconds."""
+    await gateway.command(
+        "XCLAIM",
+        delivery.partition.ready,
+        GROUP,
+        delivery.worker,
+        0,
+        delivery.entry,
+        "IDLE",
+        by,
+        "RETRYCOUNT",
+        delivery.count,
+        "JUSTID",
+    )
+
+
+async def take_over(gateway: Gateway, delivery: Delivery, name: str = "thief") -> Delivery:
+    """Another worker claims the message, its lease having passed."""
+    await age(gateway, delivery)
+    thief = await worker(gateway, delivery.partition, name=name)
+    return next(one for one in await claim_all(thief) if one.entry == delivery.entry)
+
+
+async def make_due(gateway: Gateway, partition: Partition, *task_ids: str) -> None:
+    """Let the time of scheduled tasks come, without waiting for it."""
+    for task_id in task_ids:
+        await gateway.command("ZADD", partition.due, "XX", 1, task_id)
+
+
+async def promote(gateway: Gateway, partition: Partition, *task_ids: str) -> int:
+    """Make the tasks due and move them onto the stream."""
+    await make_due(gateway, partition, *task_ids)
+    moved, _ = await promote_due(gateway, partition)
+    return moved
+
+
+async def pending(gateway: Gateway, partition: Partition) -> list[tuple[bytes, str, int, int]]:
+    """The pending list: entry, owner, idle time in milliseconds, delivery count."""
+    found = await gateway.command("XPENDING", partition.ready, GROUP, "-", "+", 10_000)
+    return [(entry, owner.decode(), idle, count) for entry, owner, idle, count in found]
+
+
+async def consumers(gateway: Gateway, stream: str) -> set[str]:
+    """Names of the consumers that the stream's group has."""
+    found = await gateway.command("XINFO", "CONSUMERS", stream, GROUP)
+    return {dict(zip(flat[::2], flat[1::2], strict=True))[b"name"].decode() for flat in found}
+
+
+def ids(deliveries: Sequence[Delivery]) -> list[str]:
+    """The ids of the tasks that were delivered."""
+    return [Envelope.decode(delivery.fields[b"env"]).id for delivery in deliveries]
+
+
+class Held:
+    """Whoever holds a delivery."""
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        task_id: str,
+        lost: Callable[[], None] | None = None,
+        cancel: Callable[[], None] | None = None,
+    ) -> None:
+        self.delivery = delivery
+        self.record = delivery.partition.record(task_id)
+        self._lost = lost
+        self._cancel = cancel
+
+    def on_lost(self) -> None:
+        if self._lost is not None:
+            self._lost()
+
+    def on_cancel(self) -> None:
+        if self._cancel is not None:
+            self._cancel()

@@ -1,0 +1,137 @@
+"""Where a task is, read at one instant: the guard behind promise 1. And all that a namespace holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from perdure.queues import Gateway, Namespace, Partition
+from perdure.queues.keys import GROUP
+
+from tests.support.every_node import whereabouts
+
+READY, PENDING, DUE, DEAD = "ready", "pending", "due", "dead"
+
+
+async def places(gateway: Gateway, partition: Partition, task_id: str) -> list[str]:
+    """Every place that holds the task; a task has exactly one, unless its record was purged or has expired."""
+    return (await all_places(gateway, partition, [task_id]))[task_id]
+
+
+_LOOK = """
+local held = redis.pcall('XPENDING', KEYS[1], ARGV[1], '-', '+', 10000)
+if held.err then
+  held = {} -- no group yet: nothing was ever read
+end
+local found = {redis.call('XRANGE', KEYS[1], '-', '+'), held, redis.call('XRANGE', KEYS[2], '-', '+')}
+for i = 4, #KEYS do
+  found[#found + 1] = {redis.call('ZSCORE', KEYS[3], ARGV[i - 2]),
+    redis.call('HMGET', KEYS[i], 'state', 'entry', 'dead')}
+end
+return found
+"""
+
+
+async def all_places(gateway: Gateway, partition: Partition, task_ids: list[str]) -> dict[str, list[str]]:
+    """The places of several tasks at one instant. Fails where a record tells another story than the streams."""
+    streams = [partition.ready, partition.dead, partition.due]
+    records = [partition.record(task_id) for task_id in task_ids]
+    ready, pending, dead, *rest = await gateway.command(
+        "EVAL", _LOOK, 3 + len(records), *streams, *records, GROUP, *task_ids
+    )
+    held = {one[0] for one in pending}
+    messages = [(entry, _message_id(pairs)) for entry, pairs in ready]
+    letters = [(entry, _fields(pairs)[b"id"].decode()) for entry, pairs in dead]
+    found: dict[str, list[str]] = {}
+    for task_id, score, record in ((task_id, *one) for task_id, one in zip(task_ids, rest, strict=True)):
+        at = [(PENDING if entry in held else READY, entry) for entry, one in messages if one == task_id]
+        at += [(DEAD, entry) for entry, one in letters if one == task_id]
+        names = [name for name, _ in at]
+        state = record[0].decode() if record[0] else None
+        if score is not None:
+            names.append(DUE)
+        if state in ("succeeded", "cancelled"):
+            names.append(state)
+        _check_record(task_id, names, at, state, record)
+        found[task_id] = names
+    return found
+
+
+def _check_record(task_id: str, names: list[str], at: list[tuple[str, bytes]], state: str | None, record: Any) -> None:
+    told = {READY: "queued", PENDING: "queued", DUE: "scheduled"}
+    for name in names:
+        assert state == told.get(name, name), f"{task_id} is {name}, its record says {state}"
+    for name, entry in at:
+        assert record[2 if name == DEAD else 1] == entry, f"{task_id}: the record names another entry ({name})"
+    if state in ("queued", "scheduled", "dead"):
+        assert names, f"{task_id} is {state}, and nowhere"
+
+
+def _message_id(pairs: list[bytes]) -> str | None:
+    try:
+        return str(orjson.loads(_fields(pairs)[b"env"])["id"])
+    except (LookupError, TypeError, orjson.JSONDecodeError):
+        return None
+
+
+def _fields(pairs: list[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(pairs[::2], pairs[1::2], strict=True))
+
+
+async def keys(gateway: Gateway, namespace: Namespace) -> list[bytes]:
+    """Every key of the namespace."""
+    found: list[bytes] = []
+    for pattern in (f"{{{namespace.name}:*", f"{{{namespace.name}}}:*"):
+        for node_of in whereabouts(gateway):
+            cursor = b"0"
+            while True:
+                cursor, page = await gateway.command("SCAN", cursor, "MATCH", pattern, "COUNT", 1000, node_of=node_of)
+                found += page
+                if int(cursor) == 0:
+                    break
+    return sorted(set(found))
+
+
+async def dump(gateway: Gateway, namespace: Namespace) -> dict[bytes, Any]:
+    """All that the namespace holds, groups and pending lists included: what an act that is refused must not change.
+
+    Left out is what passes by itself: how long an entry has been idle, how long a key still lives (not that it has a
+    time to live). Consumers without anything pending are left out too: asking for messages makes one.
+    """
+    return {key: await _content(gateway, key) for key in await keys(gateway, namespace)}
+
+
+async def _content(gateway: Gateway, key: bytes) -> Any:
+    kind = await gateway.command("TYPE", key)
+    lives = await gateway.command("PTTL", key) == -1
+    match kind.decode() if isinstance(kind, bytes) else kind:
+        case "hash":
+            flat = await gateway.command("HGETALL", key)
+            return lives, _fields(flat)
+        case "zset":
+            return lives, await gateway.command("ZRANGE", key, 0, -1, "WITHSCORES")
+        case "stream":
+            return lives, await gateway.command("XRANGE", key, "-", "+"), await _groups(gateway, key)
+        case _:
+            return lives, await gateway.command("GET", key)
+
+
+async def _groups(gateway: Gateway, key: bytes) -> list[Any]:
+    groups = []
+    for flat in await gateway.command("XINFO", "GROUPS", key):
+        group = dict(zip(flat[::2], flat[1::2], strict=True))
+        entries = await gateway.command("XPENDING", key, group[b"name"], "-", "+", 10_000)
+        held = [(entry, owner, count) for entry, owner, _, count in entries]
+        groups.append((group[b"name"], group[b"last-delivered-id"], held))
+    return groups
+
+
+async def lifetimes(gateway: Gateway, partition: Partition, task_id: str) -> dict[str, int]:
+    """PTTL in milliseconds of each key that the task has: -1 for one that lives for ever."""
+    parts = {
+        "record": partition.record(task_id),
+        "steps": partition.steps(task_id),
+        "log": partition.log(task_id),
+    }
+    found = {name: await gateway.command("PTTL", key) for name, key in parts.items()}
+    return {name: ttl for name, ttl in found.items() if ttl != -2}

@@ -1,0 +1,307 @@
+"""Users of Redis with few rights, one for each role: what is granted is enough for all it does, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import redis
+from perdure import App, Context, Producer, Retry, Settings, State, TaskCancelled, TaskFailed, TaskHandle, Worker
+from perdure.queues import Refused
+
+from tests.conftest import SERVERS
+from tests.support.acl import documented_rights
+from tests.support.command_line import Answer, Running, call
+from tests.support.nodes import Node, free_ports
+from tests.support.servers import find_program
+from tests.support.stored_data import FIRST, with_keys
+from tests.support.workers import BOUND, history, letter, soon, until, working
+from tests.topology.test_managed_servers import refused
+
+pytestmark = pytest.mark.integration
+
+ROLES = ("producer", "worker", "operator")
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def node(request: pytest.FixtureRequest) -> Iterator[Node]:
+    """A server on a port of its own: users belong to a server, not to a namespace."""
+    program = find_program(request.param)
+    assert program is not None
+    (port,) = free_ports(1)
+    node = Node(program, port, ["--port", str(port), "--bind", "127.0.0.1", "--save", ""], {})
+    try:
+        node.start()
+        yield node
+    finally:
+        node.stop()
+
+
+@pytest.fixture
+def users(node: Node, namespace_name: str) -> Iterator[dict[str, Settings]]:
+    """The roles' users, for this test's namespace; by role, the settings of a process that has its user."""
+    for role in ROLES:
+        node.command("ACL", "SETUSER", role, "reset", "on", f">of-{role}", *documented_rights(namespace_name, role))
+        with suppress(redis.exceptions.ResponseError):  # Redis 7.0 does not know it
+            node.command("ACL", "SETUSER", role, "+client|setinfo")
+    node.command("ACL", "LOG", "RESET")
+    yield {
+        role: with_keys(
+            Settings(
+                redis_url=f"redis://{role}:of-{role}@127.0.0.1:{node.port}/0",
+                namespace=namespace_name,
+                lease=1.0,
+                grace=5.0,
+            ),
+            FIRST,
+        )
+        for role in ROLES
+    }
+    for role in ROLES:
+        node.command("ACL", "DELUSER", role)
+
+
+def build(settings: Settings) -> App:
+    app = App("roles", settings=settings)
+
+    @app.task
+    async def works(ctx: Context, number: int) -> int:
+        return await ctx.step("one", lambda: number + 1, risky=True)
+
+    @app.task(queue="other", retry=Retry(max_attempts=2, base=0.0))
+    async def fails(ctx: Context, mended: bool = False) -> str:
+        if not mended:
+            raise ValueError("not yet")
+        inner = await works.enqueue(1)
+        return str(await inner.result())
+
+    @app.task(queue="other")
+    async def holds(ctx: Context) -> None:
+        await asyncio.sleep(BOUND)
+
+    @app.task(queue="other")
+    async def reads(ctx: Context, late: str) -> list[str]:
+        (first,) = await ctx.inbox(wait=3600)
+        await ctx.send(late, first.content)
+        answer = await ctx.ask("operator", "Go on?")
+        return [first.content, answer.content if answer else ""]
+
+    return app
+
+
+async def waits_for(handle: TaskHandle[Any], what: str) -> bool:
+    return (await handle.record()).waits == what
+
+
+async def test_each_role_lives_its_whole_life_as_its_user(
+    node: Node, users: dict[str, Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def operate(*args: str) -> Answer:
+        answer = await asyncio.to_thread(call, *args)
+        assert answer.code == 0, answer.err
+        return answer
+
+    monkeypatch.setenv("PERDURE_REDIS_URL", users["operator"].redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", users["operator"].namespace)
+    monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", FIRST)
+    async with build(users["producer"]) as app:
+        tasks = app.tasks
+        many = await tasks["works"].enqueue_many({"number": number} for number in range(20))
+        delayed = await tasks["works"].options(delay=0.05, key="k", task_id="own").enqueue(20)
+        again = await tasks["works"].options(delay=0.05, key="k", task_id="own").enqueue(20)
+        late = await tasks["works"].options(delay=3600).enqueue(0)
+        failing, holding = await tasks["fails"].enqueue(), await tasks["holds"].enqueue()
+        reading = await tasks["reads"].enqueue(late.id)
+        waiting = asyncio.create_task(many[0].result())
+        async with working(build(users["worker"])) as worker:
+            assert [await soon(handle.result()) for handle in [*many, delayed, again]] == [*range(1, 22), 21]
+            assert await soon(waiting) == 1
+            assert "step_completed" in [event.type for event in await history(many[0])]
+            assert (await soon(letter_of(app, failing))).reason == "attempts_exhausted"
+            # what an operator does
+            assert {one["queue"] for one in (await operate("queue", "list", "--json")).json} == {"default", "other"}
+            assert "perdure_queue_dead_letters" in (await operate("queue", "metrics")).out
+            assert len((await operate("task", "list", "--json")).json) == 25
+            assert (await operate("task", "show", failing.id, "--json")).json["error"]["message"] == "not yet"
+            assert "attempt_failed" in (await operate("task", "events", failing.id)).out
+            assert (await operate("task", "events", "--stats", "--json")).json["types"]["attempt_failed"] == 1
+            assert (await operate("task", "replay", failing.id, "--json")).json["state"]["goal"] == ""
+            (forked,) = (await operate("task", "fork", many[0].id)).ids
+            assert (await operate("task", "result", forked, "--timeout", "30")).out.strip() == "1"
+            assert (await operate("task", "result", many[0].id)).out.strip() == "1"
+            assert [one["id"] for one in (await operate("worker", "list", "--json")).json["workers"]] == [worker.id]
+            await operate("worker", "health", worker.id)
+            assert len((await operate("dlq", "list", "--json")).json) == 1
+            assert "not yet" in (await operate("dlq", "show", failing.id)).out
+            assert orjson.loads((await operate("dlq", "export")).out)["id"] == failing.id
+            await operate("dlq", "replay", failing.id, "--edit-args", '{"mended": true}')
+            assert await soon(failing.result()) == "2"
+            await until(partial(waits_for, reading, "message"), "it waits for a message")
+            await reading.send("hello")
+            await until(partial(waits_for, reading, "approval"), "it waits for an answer")
+            assert [one["content"] for one in (await operate("task", "inbox", late.id, "--json")).lines] == ["hello"]
+            await operate("task", "inbox", late.id, "--drop", "1")
+            assert await late.unread() == []
+            await operate("task", "send", reading.id, "yes", "--from", "operator")
+            assert await soon(reading.result()) == ["hello", "yes"]
+            await operate("task", "cancel", holding.id)
+            with pytest.raises(TaskCancelled):
+                await soon(holding.result())
+            await operate("task", "cancel", late.id)
+            assert await late.status() is State.CANCELLED
+            gone = await tasks["fails"].enqueue()
+            with pytest.raises(TaskFailed):
+                await soon(gone.result())
+            await operate("dlq", "purge", gone.id)
+            await operate("queue", "partitions", "default", "3")
+            spread = await tasks["works"].enqueue_many({"number": number} for number in range(20))
+            assert [await soon(handle.result()) for handle in spread] == [*range(1, 21)]
+            (by_hand,) = (await operate("enqueue", "works", "--args", '{"number": 5}')).ids
+            assert (await operate("task", "result", by_hand, "--timeout", "30")).out.strip() == "6"
+            assert (await operate("task", "watch", by_hand)).code == 0
+    assert refused(node) == []
+
+
+SUPERVISED = """
+import os, signal, sys
+from pathlib import Path
+from perdure import App, Context
+
+app = App("supervised")
+died = Path(__file__).with_name("died")
+
+
+@app.task
+async def dies_once(ctx: Context, word: str) -> str:
+    await ctx.step("one", lambda: word)
+    if not died.exists():
+        died.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return word
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("node", SERVERS[:1], indirect=True)
+async def test_a_supervisor_needs_no_more_than_its_workers(
+    node: Node, users: dict[str, Settings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "supervised.py").write_text(SUPERVISED)
+    monkeypatch.setenv("PERDURE_REDIS_URL", users["worker"].redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", users["worker"].namespace)
+    monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", FIRST)
+    with Running("worker", "run", "supervised.py:app", "--processes", "1", cwd=tmp_path) as supervisor:
+        async with App("sends", settings=users["producer"]) as app:
+            handle = await app.producer.enqueue("dies_once", {"word": "alive"})
+            assert await soon(handle.result()) == "alive"
+            assert "crashed" in [event.type for event in await history(handle)]
+        monkeypatch.setenv("PERDURE_REDIS_URL", users["operator"].redis_url)
+        found = await asyncio.to_thread(call, "worker", "list", "--json")
+        assert len(found.json["supervisors"]) == 1
+        assert (await asyncio.to_thread(call, "worker", "resume", "--all")).code in (0, 1)
+        supervisor.send(signal.SIGTERM)
+        left = await asyncio.to_thread(supervisor.wait)
+    assert left.code == 0
+    assert refused(node) == []
+
+
+async def letter_of(app: App, handle: Any) -> Any:
+    """A producer has not the rights to read dead letters page by page, but it needs none to read one."""
+    return await letter(app, handle)
+
+
+def client(users: dict[str, Settings], role: str) -> redis.Redis:
+    return redis.Redis.from_url(users[role].redis_url, protocol=2)
+
+
+ADMINISTRATIVE: list[tuple[str | int, ...]] = [
+    ("CONFIG", "GET", "*"),
+    ("CONFIG", "SET", "maxmemory", 1),
+    ("FLUSHALL",),
+    ("FLUSHDB",),
+    ("KEYS", "*"),
+    ("SHUTDOWN", "NOSAVE"),
+    ("ACL", "LIST"),
+    ("CLIENT", "LIST"),
+    ("CLIENT", "KILL", "TYPE", "normal"),
+    ("SCRIPT", "FLUSH"),
+    ("SAVE",),
+    ("REPLICAOF", "NO", "ONE"),
+    ("MONITOR",),
+    ("RESTORE", "x", 0, "x"),
+    ("MIGRATE", "127.0.0.1", 1, "x", 0, 1),
+]
+TAKING: list[tuple[str | int, ...]] = [
+    ("XREADGROUP", "GROUP", "workers", "me", "STREAMS", "READY", ">"),
+    ("XAUTOCLAIM", "READY", "workers", "me", 0, "0-0"),
+    ("XCLAIM", "READY", "workers", "me", 0, "1-1"),
+]
+DELETING: list[tuple[str | int, ...]] = [
+    ("DEL", "READY"),
+    ("UNLINK", "READY"),
+    ("XDEL", "READY", "1-1"),
+    ("XACK", "READY", "workers", "1-1"),
+    ("XTRIM", "READY", "MAXLEN", 0),
+    ("XGROUP", "DESTROY", "READY", "workers"),
+    ("PEXPIRE", "READY", 1),
+    ("RENAME", "READY", "DEAD"),
+]
+
+
+@pytest.mark.parametrize(
+    ("role", "commands"),
+    [
+        *((role, ADMINISTRATIVE) for role in ROLES),
+        ("producer", TAKING + DELETING),
+        ("producer", [("XRANGE", "READY", "-", "+"), ("SCAN", 0), ("ZREM", "DUE", "x")][1:]),
+        ("operator", TAKING),
+        ("worker", [("SCAN", 0), ("RENAME", "READY", "DEAD")]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_no_role_may_do_what_is_not_its_own(
+    users: dict[str, Settings], namespace_name: str, role: str, commands: list[tuple[str | int, ...]]
+) -> None:
+    ready = f"{{{namespace_name}:default:0}}:ready"
+    with client(users, role) as connection:
+        for command in commands:
+            words = [ready if word == "READY" else word for word in command]
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                connection.execute_command(*words)
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_no_role_reaches_another_namespace(users: dict[str, Settings], node: Node, role: str) -> None:
+    node.command("HSET", "{elsewhere:default:0}:task:x", "result", "1")
+    node.command("HSET", "session:of-somebody", "a", "1")
+    with client(users, role) as connection:
+        for key in ("{elsewhere:default:0}:task:x", "session:of-somebody"):
+            for command in (("HGETALL", key), ("HSET", key, "a", "2")):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    connection.execute_command(*command)
+            with pytest.raises(redis.exceptions.ResponseError):
+                connection.execute_command("EVAL", "return redis.call('HGETALL', ARGV[1])", 0, key)
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            connection.execute_command("SUBSCRIBE", "{elsewhere:default:0}:task:x")
+    async with Producer(users[role].redis_url, namespace="elsewhere") as producer:
+        with pytest.raises(Refused, match=r"(?i)permission|can.t run"):
+            await producer.enqueue("task")
+    node.command("DEL", "{elsewhere:default:0}:task:x", "session:of-somebody")
+
+
+async def test_a_producer_that_works_or_cancels_is_told_that_it_may_not(users: dict[str, Settings]) -> None:
+    async with build(users["producer"]) as app:
+        handle = await app.tasks["works"].enqueue(1)
+        with pytest.raises(Refused, match=r"(?i)permission|can.t run"):
+            await handle.cancel()
+        assert await handle.status() is State.QUEUED
+        with pytest.raises(Refused, match=r"(?i)permission|can.t run"):
+            async with Worker(app):
+                pass

@@ -1,0 +1,74 @@
+"""One agent that uses everything by which an agent goes on, killed once at each such place: docs/continuity.md."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from perdure import App, Settings, TaskHandle
+from perdure.worker.durable.task_artifacts import artifact_store
+from perdure.worker.journal import check_state
+from perdure.worker.memory import Keeper
+
+from tests.support.paths import PROGRAMS
+from tests.support.processes import Crew, hire
+from tests.support.workers import BOUND, history
+
+pytestmark = [pytest.mark.integration, pytest.mark.processes]
+
+PROGRAM = PROGRAMS / "continuing.py"
+
+PLACES = "checkpoint events memory artifact handoff boot coherence compaction notification end finish"
+DEATHS = set(PLACES.split())
+
+
+async def lived(app: App, crew: Crew, folder: Path, name: str) -> tuple[TaskHandle[Any], dict[str, Any], list[str]]:
+    """One life of the agent: the task, its result, and what was paid for."""
+    crew.environment = {"BILL": str(folder / f"{name}.bill"), "PERDURE_DATA_DIR": str(folder / name)}
+    if name == "troubled":
+        (folder / "deaths").mkdir()
+        crew.environment["DEATHS"] = str(folder / "deaths")
+    handle: TaskHandle[Any] = await app.producer.enqueue("continuing", {"goal": "to go on"}, task_id=name)
+    await handle.send("are you there?", sender="somebody")
+    waiting = asyncio.ensure_future(handle.result(timeout=BOUND * 4))
+    while not waiting.done():
+        replica = crew.start()
+        ended = asyncio.ensure_future(replica.ended())
+        await asyncio.wait([waiting, ended], return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            replica.stop()
+        await ended
+    return handle, await waiting, (folder / f"{name}.bill").read_text().splitlines()
+
+
+async def test_killed_once_at_each_place_it_ends_as_if_nothing_had_happened(settings: Settings, tmp_path: Path) -> None:
+    app = App("continuing", settings=settings)
+    async with app:
+        with hire(settings.model_copy(update={"lease": 0.4, "grace": 0.2}), tmp_path, PROGRAM) as crew:
+            _, expected, bill = await lived(app, crew, tmp_path, "quiet")
+            handle, found, paid = await lived(app, crew, tmp_path, "troubled")
+        assert {grave.name for grave in (tmp_path / "deaths").iterdir()} == DEATHS
+        assert found == expected
+        assert paid == bill, "nothing was paid for twice"
+        assert found["count"] == 10
+        assert found["results"]["boot"] == ["are you there?"]
+        assert found["decisions"] == ["to go on"]
+        record = await handle.record()
+        assert (record.attempts, record.crashes) == (1, len(DEATHS) - 1), "a handoff is no crash"
+        events = await history(handle)
+        told = [event.data["after"] for event in events if event.type == "resumed"]
+        assert sorted(told) == ["crash"] * (len(DEATHS) - 1) + ["hand_off"], "each return is told"
+        assert [event.type for event in events].count("incoherent") == 1, "a finding is told once"
+        assert [event.type for event in events].count("compacted") == 1
+        await check_state(app.producer.gateway, handle.partition, handle.id)
+        own = settings.model_copy(update={"data_dir": tmp_path / "troubled"})
+        store = await artifact_store(app.producer.gateway, own)
+        assert [kept.hash async for kept in store.objects()] == [found["results"]["artifact"]]
+    memories = Keeper(own)
+    try:
+        known = [memory.text for memory in await (await memories.get()).list()]
+    finally:
+        await memories.close()
+    assert sorted(known) == ["agents go on where they stood", "the stove is hot"], "and nothing is known twice"

@@ -1,0 +1,118 @@
+"""One task that kills whatever process runs it, among others that do no harm."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from perdure import Producer, Settings, State, TaskFailed
+from perdure.deadletter import Reason
+from perdure.queues import list_workers
+
+from tests.support.paths import PROGRAMS
+from tests.support.processes import Crew
+from tests.support.workers import BOUND, soon
+
+pytestmark = [pytest.mark.integration, pytest.mark.processes]
+
+PROGRAM = PROGRAMS / "poisonous.py"
+TASKS = 16
+POISON = 7
+
+
+@pytest.fixture
+async def producer(settings: Settings) -> AsyncIterator[Producer]:
+    async with Producer(address=settings.address, namespace=settings.namespace) as producer:
+        yield producer
+
+
+@pytest.fixture
+def crew(settings: Settings, tmp_path: Path) -> Crew:
+    """The journal alone: the processes are the supervisor's."""
+    crew = Crew(settings, tmp_path / "journal")
+    crew.journal.touch()
+    return crew
+
+
+@pytest.fixture
+def supervisor(settings: Settings, crew: Crew, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Of one ordinary worker, with a lease so long that nothing here is claimed for having lost it."""
+    environment = os.environ | {
+        "JOURNAL": str(crew.journal),
+        "GATES": str(tmp_path),
+        "PERDURE_REDIS_URL": settings.redis_url,
+        "PERDURE_NAMESPACE": settings.namespace,
+        "PERDURE_LEASE": "600",
+    }
+    command = [sys.executable, "-m", "perdure.worker.cli", "worker", "run", f"{PROGRAM}:app", "--processes", "1"]
+    process = subprocess.Popen([*command, "--concurrency", str(TASKS), "--isolated", "2"], env=environment)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(BOUND) == 0
+
+
+async def test_only_the_poison_dies_of_itself(
+    supervisor: subprocess.Popen[bytes], crew: Crew, producer: Producer, tmp_path: Path
+) -> None:
+    handles = await producer.enqueue_many(
+        "job", [{"number": number, "poison": number == POISON} for number in range(TASKS)]
+    )
+    await crew.line("begin", number=TASKS)
+    (worker,) = {line.pid for line in crew.lines("begin")}
+    (tmp_path / "poison").touch()
+    (tmp_path / "innocent").touch()
+    for number, handle in enumerate(handles):
+        if number != POISON:
+            assert await soon(handle.result()) == number
+    with pytest.raises(TaskFailed) as caught:
+        await soon(handles[POISON].result())
+    assert caught.value.reason == Reason.CRASH_LOOP
+    record = await handles[POISON].record()
+    assert record.error is not None
+    assert str(record.error["message"]).endswith("the last one: SIGKILL in step 'second' after step 'first'")
+    assert (record.crashes, record.attempts) == (2, 0)  # both alone; in company nobody knew
+
+    for number, handle in enumerate(handles):
+        found = await handle.record()
+        if number != POISON:
+            assert (found.state, found.crashes, found.attempts) == (State.SUCCEEDED, 0, 1)
+        ran = Counter(line.what for line in crew.lines(key=str(number)))
+        assert ran["first"] == 1  # it was recorded, and is never run again
+        assert ran["begin"] == (3 if number == POISON else ran["begin"])
+        assert ran["begin"] <= 3
+    alone: dict[int, str] = {}
+    for line in crew.lines():
+        if line.pid == worker or line.what == "first":
+            continue
+        if line.what == "begin":
+            assert line.pid not in alone, f"{line} beside {alone[line.pid]}"
+            alone[line.pid] = line.key
+        else:
+            assert alone.pop(line.pid) == line.key
+    assert set(alone.values()) == {str(POISON)}
+    assert len(alone) == 2
+
+
+async def test_what_a_killed_worker_did_goes_on_at_once(
+    supervisor: subprocess.Popen[bytes], crew: Crew, producer: Producer, tmp_path: Path
+) -> None:
+    """The lease is ten minutes: what runs again within this test does not wait for it."""
+    handle = await producer.enqueue("job", {"number": 1, "poison": False})
+    begun = await crew.line("begin", "1")
+    os.kill(begun.pid, signal.SIGKILL)
+    again = await crew.line("begin", "1", number=2)
+    assert again.pid != begun.pid
+    (tmp_path / "innocent").touch()
+    assert await soon(handle.result()) == 1
+    assert (await handle.record()).crashes == 1
+    assert begun.pid not in {worker.pid for worker in await list_workers(producer.gateway, producer.namespace)}
+    types = [event.type async for event in handle.events(follow=False)]
+    assert types == ["step_completed", "crashed", "resumed", "step_completed"]

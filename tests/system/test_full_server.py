@@ -1,0 +1,284 @@
+"""A server whose memory is full: outcomes get through, what is new waits or is refused, and nothing is lost or blamed.
+
+Redis refuses a command that may need memory only as the first write of a script, so scripts that end something begin
+with a write that needs none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis
+from perdure import App, Context, Retry, ServerFull, Settings, State, TaskCancelled, TaskFailed, TaskHandle, Worker
+from perdure.deadletter import Replay, find_letter, replay
+from perdure.queues import Delivery, Gateway, Namespace, Partition, Producer, default_address
+from perdure.queues.partitions.assignment import share_queue
+
+from tests.conformance.test_settlement import WHERE
+from tests.conftest import SERVERS
+from tests.support.command_line import call
+from tests.support.consumers import make_due, read_one, worker
+from tests.support.delivery_calls import SETTLING, WRITING
+from tests.support.servers import RedisServer, find_program
+from tests.support.task_places import DEAD, READY, places
+from tests.support.workers import soon, take_and_die, until, working
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """A server of these tests' own."""
+    program = find_program(request.param)
+    assert program is not None
+    server = RedisServer(program).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def gateway(server: RedisServer) -> AsyncIterator[Gateway]:
+    gateway = Gateway(default_address(server.url), patience=0.0)
+    await gateway.open()
+    yield gateway
+    await full(gateway, False)
+    await gateway.command("FLUSHALL")
+    await gateway.close()
+
+
+@pytest.fixture
+async def producer(gateway: Gateway, namespace_name: str) -> AsyncIterator[Producer]:
+    async with Producer(namespace=namespace_name, gateway=gateway) as producer:
+        yield producer
+
+
+@pytest.fixture
+async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -> Delivery:
+    """Task x, read by worker a."""
+    await producer.enqueue("t", {"n": 1}, task_id="x")
+    return await read_one(await worker(gateway, partition))
+
+
+@pytest.fixture
+async def app(server: RedisServer, gateway: Gateway, namespace_name: str) -> AsyncIterator[App]:
+    settings = Settings(redis_url=server.url, namespace=namespace_name, lease=0.6, grace=5.0)
+    async with App("full", settings=settings) as app:
+        yield app
+
+
+async def full(gateway: Gateway, yes: bool = True) -> None:
+    """More memory is used than may be, or it is not."""
+    await gateway.command("CONFIG", "SET", "maxmemory", 1 if yes else 0)
+
+
+@pytest.mark.parametrize("act", SETTLING)
+async def test_whatever_ends_a_delivery_is_let_through(
+    gateway: Gateway, partition: Partition, delivery: Delivery, act: str
+) -> None:
+    await full(gateway)
+    await SETTLING[act](gateway, delivery, "x")
+    await full(gateway, False)
+    assert await places(gateway, partition, "x") == [WHERE[act]]
+
+
+@pytest.mark.parametrize("act", WRITING)
+async def test_what_a_run_writes_is_refused_and_leaves_nothing(
+    gateway: Gateway, partition: Partition, delivery: Delivery, act: str
+) -> None:
+    await full(gateway)
+    with pytest.raises(ServerFull):
+        await WRITING[act](gateway, delivery, "x")
+    assert await gateway.command("EXISTS", partition.steps("x")) == 0
+    await full(gateway, False)
+    await WRITING[act](gateway, delivery, "x")
+
+
+async def test_a_dead_letter_stays_one_until_there_is_room(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    await SETTLING["bury"](gateway, delivery, "x")
+    letter = await find_letter(gateway, [partition], "x")
+    assert letter is not None
+    await full(gateway)
+    with pytest.raises(ServerFull):
+        await replay(gateway, letter, Replay())
+    assert await places(gateway, partition, "x") == [DEAD]
+    await full(gateway, False)
+    assert await replay(gateway, letter, Replay())
+    assert await places(gateway, partition, "x") == [READY]
+
+
+async def test_a_producer_is_told_what_is_full_and_what_to_do(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue("t", task_id="known")
+    await full(gateway)
+    for refused in (
+        producer.send_message("known", "hello"),
+        producer.enqueue("t", task_id="one"),
+        producer.enqueue("t", task_id="later", delay=60),
+        producer.enqueue_many("t", [{"n": 1}, {"n": 2}]),
+    ):
+        with pytest.raises(ServerFull, match=r"maxmemory.*raise its maxmemory, or make room"):
+            await refused
+    assert await gateway.command("XLEN", partition.ready) == 1
+    assert await gateway.command("EXISTS", partition.due, partition.record("one")) == 0
+    assert await gateway.command("HKEYS", partition.record("known")) == [b"state", b"entry"]
+    await full(gateway, False)
+    assert await (await producer.enqueue("t", task_id="one")).status() is State.QUEUED
+
+
+def test_so_is_whoever_enqueues_on_the_command_line(server: RedisServer, namespace_name: str) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory", 1)
+        try:
+            answer = call("enqueue", "t", "--redis-url", server.url, "--namespace", namespace_name)
+        finally:
+            client.config_set("maxmemory", 0)
+    assert (answer.code, answer.out) == (1, "")
+    assert "maxmemory" in answer.err
+    assert "start the server" not in answer.err
+    assert answer.err.count("\n") == 1
+
+
+async def test_a_task_can_be_cancelled_in_every_state(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    queued = await producer.enqueue("t", task_id="queued")
+    scheduled = await producer.enqueue("t", task_id="scheduled", delay=60)
+    crew = await worker(gateway, partition)
+    running = await producer.enqueue("t", task_id="running", queue="other")
+    await read_one(await worker(gateway, running.partition))
+    await full(gateway)
+    assert await queued.cancel() is State.CANCELLED
+    assert await scheduled.cancel() is State.CANCELLED
+    assert await running.cancel() is State.RUNNING
+    assert await running.cancel() is State.RUNNING
+    assert await gateway.command("HGET", running.partition.record("running"), "cancel") == b"1"
+    await crew.leave()
+
+
+async def test_what_is_due_is_moved_and_a_worker_can_leave_and_share(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+) -> None:
+    crew = await worker(gateway, partition)
+    handle = await producer.enqueue("t", delay=60)
+    await make_due(gateway, partition, handle.id)
+    await full(gateway)
+    assert await share_queue(gateway, namespace, "default", "a", 15.0) == {"a"}
+    async with App("promotes", settings=Settings(redis_url=gateway.address.url, namespace=namespace.name)) as app:
+
+        @app.task(name="t")
+        async def t(ctx: Context) -> str:
+            return "done"
+
+        async with working(app):
+            assert await soon(handle.result()) == "done"
+    await crew.leave()
+
+
+async def test_workers_that_start_on_a_full_server_drain_it(app: App, gateway: Gateway) -> None:
+    """Also what waits for its time, what a dead worker held, and beside a task that cannot record its step."""
+    recording, go_on = asyncio.Event(), asyncio.Event()
+
+    async def record() -> str:
+        recording.set()
+        await go_on.wait()
+        return "x" * 1000
+
+    @app.task
+    async def steps(ctx: Context) -> int:
+        return len(await ctx.step("record", record))
+
+    @app.task(retry=Retry(max_attempts=2, base=0.01, max_crashes=5))
+    async def simple(ctx: Context, number: int) -> int:
+        if number % 3 == 1 and ctx.attempt == 1:
+            raise ValueError("once more")
+        if number % 3 == 2:
+            raise ValueError("never")
+        return number
+
+    waiting = await steps.enqueue()
+    async with working(app):
+        await soon(recording.wait())
+        left = await simple.enqueue(0)
+        await soon(left.result())
+        handles: list[TaskHandle[int]] = await simple.options(delay=0.2).enqueue_many({"number": n} for n in range(6))
+        await full(gateway)
+        go_on.set()
+        # those that are due run through though one waits with its step
+        await soon(asyncio.gather(*(handle.result() for handle in handles), return_exceptions=True))
+        assert await waiting.status() is State.RUNNING
+        await full(gateway, False)
+        assert await soon(waiting.result()) == 1000
+        record_of = await waiting.record()
+        assert (record_of.attempts, record_of.crashes) == (1, 0)
+
+    handles = await simple.enqueue_many({"number": n} for n in range(6))
+    await take_and_die(app)
+    await full(gateway)
+    async with working(app):
+        for number, handle in enumerate(handles):
+            if number % 3 == 2:
+                with pytest.raises(TaskFailed):
+                    await soon(handle.result())
+            else:
+                assert await soon(handle.result()) == number
+    await full(gateway, False)
+    assert await gateway.command("XLEN", handles[0].partition.ready) == 0
+
+
+async def test_leases_are_renewed_and_a_step_waits_until_there_is_room(app: App, gateway: Gateway) -> None:
+    in_step, go_on = asyncio.Event(), asyncio.Event()
+
+    async def work() -> str:
+        in_step.set()
+        await go_on.wait()
+        return "x" * 1000
+
+    @app.task
+    async def task(ctx: Context) -> int:
+        return len(await ctx.step("work", work))
+
+    async with Worker(app) as worker:
+        running = asyncio.create_task(worker.run())
+        handle = await task.enqueue()
+        await in_step.wait()
+        await full(gateway)
+        go_on.set()
+        await asyncio.sleep(3 * app.settings.lease)  # long enough for a lease to be lost, were it not renewed
+        assert not running.done()
+        await full(gateway, False)
+        assert await handle.result(timeout=30) == 1000
+        record = await handle.record()
+        assert (record.state, record.attempts, record.crashes) == (State.SUCCEEDED, 1, 0)
+        worker.stop()
+        await running
+
+
+async def test_a_task_that_waits_with_its_step_can_be_cancelled(app: App, gateway: Gateway) -> None:
+    in_step, go_on = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        in_step.set()
+        await go_on.wait()
+
+    @app.task
+    async def task(ctx: Context) -> None:
+        await ctx.step("work", work)
+
+    async with working(app):
+        handle = await task.enqueue()
+        await soon(in_step.wait())
+        await full(gateway)
+        go_on.set()
+
+        async def refused() -> bool:
+            return b"errorstat_" in await gateway.command("INFO", "errorstats")
+
+        await until(refused, "the record was refused")
+        await handle.cancel()
+        with pytest.raises(TaskCancelled):
+            await soon(handle.result())

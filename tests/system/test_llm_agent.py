@@ -1,0 +1,238 @@
+"""examples/llm_agent.py against a server that speaks the protocol: the stream is read with care, and a question is
+answered whatever is killed on the way, with no answer and no tool paid for twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import ModuleType
+
+import anyio
+import anyio.to_thread
+import pytest
+from perdure import Producer, Settings
+
+from tests.support.local_model import LocalModel, Messages, Reply
+from tests.support.paths import PROGRAMS, ROOT
+from tests.support.processes import hire
+from tests.support.workers import BOUND, soon
+
+PROGRAM = PROGRAMS / "llm_replica.py"
+EXAMPLE = ROOT / "examples" / "llm_agent.py"
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("llm_agent_example", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalModel]:
+    """Its script is the test's to set."""
+    async with LocalModel(lambda messages: Reply("Yes.")).serving() as server:
+        monkeypatch.setenv("PERDURE_LLM_URL", server.url)
+        monkeypatch.setenv("PERDURE_LLM_MODEL", "local")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield server
+
+
+# the endpoint
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+async def test_a_streamed_answer_is_put_together(
+    example: ModuleType, server: LocalModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERDURE_LLM_KEY", "key-of-a-test")
+    calls = [("read_file", '{"path": "é.txt"}'), ("list_files", "{}")]
+    server.script = lambda messages: Reply("Let me see whether …", calls)
+    answer = await anyio.to_thread.run_sync(example.complete, HELLO, example.TOOLS.values())
+    assert answer.message.content == "Let me see whether …"
+    assert [(call.name, call.arguments) for call in answer.message.tool_calls] == [
+        ("read_file", {"path": "é.txt"}),
+        ("list_files", {}),
+    ]
+    assert (answer.tokens_in, answer.tokens_out) == (100, 7)
+    assert server.headers[0]["authorization"] == "Bearer key-of-a-test"
+    assert server.bodies[0]["stream_options"] == {"include_usage": True}
+    described = server.bodies[0]["tools"][1]["function"]
+    assert described["name"] == "read_file"
+    assert described["parameters"]["required"] == ["path"]
+
+
+async def test_an_answer_in_one_piece_is_read_too(example: ModuleType, server: LocalModel) -> None:
+    server.script = lambda messages: Reply("Yes.", [("list_files", "{}")], whole=True)
+    answer = await anyio.to_thread.run_sync(example.complete, HELLO)
+    assert answer.message.content == "Yes."
+    assert answer.message.tool_calls[0].name == "list_files"
+
+
+@pytest.mark.parametrize(
+    ("reply", "error", "told"),
+    [
+        (Reply("A long answer", cut=3), "Unavailable", "cut off"),
+        (Reply(""), "Unavailable", "said nothing"),
+        (Reply("busy", status=503), "Unavailable", "503 .*busy"),
+        (Reply("slow down", status=429), "Unavailable", "429"),
+        (Reply("no such model", status=404), "Refused", "404 .*no such model"),
+        (Reply("who are you", status=401), "Refused", "401"),
+    ],
+)
+async def test_what_is_worth_another_try_and_what_is_not(
+    example: ModuleType, server: LocalModel, reply: Reply, error: str, told: str
+) -> None:
+    server.script = lambda messages: reply
+    with pytest.raises(getattr(example, error), match=told):
+        await anyio.to_thread.run_sync(example.complete, HELLO)
+
+
+def test_an_endpoint_that_is_not_there(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(example.Refused, match=r"PERDURE_LLM_URL=http.* PERDURE_LLM_MODEL="):
+        example.complete(HELLO)
+    monkeypatch.setenv("PERDURE_LLM_URL", "http://127.0.0.1:9/v1")  # discard: nobody listens
+    monkeypatch.setenv("PERDURE_LLM_MODEL", "local")
+    with pytest.raises(example.Unavailable, match=r"127\.0\.0\.1:9"):
+        example.complete(HELLO)
+
+
+def test_events_are_read_by_their_rules(example: ModuleType) -> None:
+    lines = b": ping\r\n\r\nevent: x\ndata: one\ndata:two\n\n\n\ndata: three\r\n\r\ndata: has no end\n"
+    assert list(example.server_sent(lines.splitlines(keepends=True))) == ["one\ntwo", "three"]
+
+
+def test_calls_without_index_and_errors_in_the_stream(example: ModuleType) -> None:
+    delta = {"tool_calls": [{"id": name, "function": {"name": name, "arguments": "{}"}} for name in ("a", "b")]}
+    stream = [json.dumps({"choices": [{"delta": delta, "finish_reason": "tool_calls"}]})]
+    assert [call.id for call in example.collected(stream).message.tool_calls] == ["a", "b"]
+    with pytest.raises(example.Unavailable, match="overloaded"):
+        example.collected(['{"error": {"message": "overloaded"}}'])
+
+
+def test_tools_stay_in_their_folder(example: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "in" / "a.txt").write_text("Leases pass.\n")
+    folder = str(tmp_path / "in")
+    assert example.answering(example.read_file)(folder, "../secret") == "error: '../secret' is outside the folder"
+    assert example.answering(example.read_file)(folder, "none").startswith("error: ")
+    assert example.search_files(folder, "leases") == "a.txt:1: Leases pass."
+    assert example.list_files(folder, "*.txt") == "a.txt"
+
+
+# the whole of it, killed
+
+READS = 15
+
+
+def says(words: str) -> Callable[[Messages], bool]:
+    """A request whose last message has these words."""
+    return lambda messages: words in (messages[-1]["content"] or "")
+
+
+def chain(messages: Messages) -> Reply:
+    """A model that follows the files from one to the next, notes one, and answers at the end."""
+    last = messages[-1]["content"]
+    if "Summarize the work above" in last:
+        return Reply("The files are a chain; the first says alpha.")
+    if "omega" in last:
+        first = "alpha" if any("alpha" in (one["content"] or "") for one in messages) else "forgotten"
+        return Reply(f"From {first} to omega.")
+    if "an odd one" in last:
+        return Reply(calls=[("read_file", '{"path": '), ("none", "{}"), ("read_file", '{"path": "07.txt"}')])
+    if found := re.findall(r"next: (\S+)", last):
+        note = [("write_note", '{"text": "the second"}')] if found[-1] == "03.txt" else []
+        return Reply("On.", [*note, ("read_file", json.dumps({"path": found[-1]}))])
+    return Reply(calls=[("read_file", '{"path": "01.txt"}')])
+
+
+@pytest.mark.integration
+@pytest.mark.processes
+async def test_killed_while_asking_in_a_tool_and_in_mid_stream(
+    server: LocalModel, settings: Settings, tmp_path: Path
+) -> None:
+    """Three kills: before the first byte of an answer, between a call and its result, in the middle of a stream (after
+    the oldest turns were summarized). The answer is that of a run that nobody killed.
+    """
+    server.script = chain
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for number in range(1, READS + 1):
+        words = {1: "alpha", 6: "an odd one", READS: "omega"}.get(number, "")
+        goes_on = f"next: {number + 1:02}.txt" if number < READS else ""
+        (folder / f"{number:02}.txt").write_text(f"{words} {'filler ' * 180}\n{words} {goes_on}\n")
+    held = (folder / "09.txt").read_text()
+    (folder / "09.txt").unlink()
+    os.mkfifo(folder / "09.txt")
+    before_a_byte = server.hold(says("next: 05.txt"))
+    in_the_stream = server.hold(says(f"next: {READS:02}.txt"), after=4)
+    environment = {
+        "PERDURE_LLM_URL": server.url,
+        "PERDURE_LLM_MODEL": "local",
+        "PERDURE_LLM_WINDOW": "4000",
+        "NO_PROXY": "127.0.0.1",
+    }
+    short = settings.model_copy(update={"lease": 0.5})
+    with hire(short, tmp_path, PROGRAM, environment) as crew:
+        async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
+            handle = await producer.enqueue("ask", {"question": "From what to what?", "folder": str(folder)})
+            # One after the other: no slow replica loses its lease to another one that lives.
+            first = crew.start()
+            await soon(before_a_byte.reached.wait())
+            first.kill()
+            second = crew.start()
+            pipe = await opened_by_a_reader(folder / "09.txt")
+            (folder / "09.txt").unlink()  # the next one reads a file; this one goes on to wait
+            (folder / "09.txt").write_text(held)
+            second.kill()
+            os.close(pipe)
+            third = crew.start()
+            await soon(in_the_stream.reached.wait())
+            third.kill()
+            crew.start()
+            assert await handle.result(timeout=BOUND) == "From alpha to omega."
+            events = [event async for event in handle.events(follow=False)]
+        tools = Counter(line.key for line in crew.lines("end"))
+        begun = Counter(line.key for line in crew.lines("begin"))
+    assert server.problems == []
+    answered = Counter(json.dumps(messages) for messages in server.answered)
+    assert set(answered.values()) == {1}, "an answer was paid for twice"
+    assert len(server.asked) == len(server.answered) + 2  # those that were cut off were asked again
+    assert set(tools.values()) == {1}, "a tool acted twice"
+    assert sum(begun.values()) == sum(tools.values()) + 1  # the one that was cut off began again
+    told = Counter(event.type for event in events)
+    assert told["tool_called"] == len(tools) == READS + 1
+    assert told["compacted"] == sum(says("Summarize the work above")(messages) for messages in server.asked) >= 1
+    assert told["repaired"] == 0
+    numbers = [event.number for event in events if event.number is not None]
+    assert numbers == list(range(1, len(numbers) + 1))
+    compacted = next(event for event in events if event.type == "compacted")
+    said = [event.number for event in events if event.type == "message_added"]
+    assert compacted.data["first"] == said[0]
+    assert compacted.data["last"] == said[compacted.data["messages"] - 1]
+    assert len(list((folder / "notes").iterdir())) == 1
+
+
+async def opened_by_a_reader(pipe: Path) -> int:
+    """Wait until somebody reads from a named pipe, who gets nothing until the end that this returns is closed."""
+    with anyio.fail_after(BOUND):
+        while True:
+            try:
+                return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError as error:
+                assert error.errno == errno.ENXIO
+                await anyio.sleep(0.01)

@@ -1,0 +1,291 @@
+"""Real workers under a real supervisor: kill -9 of either, a reload under load, what cannot start, a burst."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psutil
+import pytest
+from perdure import Producer, TaskHandle
+from perdure.queues import list_supervisors
+from perdure.worker.settings import Settings
+
+from tests.support.command_line import COMMAND, Answer, process
+from tests.support.paths import PROGRAMS
+from tests.support.processes import Crew
+from tests.support.workers import BOUND, until
+
+pytestmark = [pytest.mark.integration, pytest.mark.processes]
+
+PROGRAM = PROGRAMS / "supervised.py"
+
+
+class Supervisors:
+    """Supervisors of one test. None of their processes outlives it."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.crew = Crew(settings, folder / "journal")
+        self.crew.journal.touch()
+        self._environment = os.environ | {
+            "JOURNAL": str(self.crew.journal),
+            "PERDURE_REDIS_URL": settings.redis_url,
+            "PERDURE_NAMESPACE": settings.namespace,
+            "PERDURE_LEASE": "60",  # nothing in these tests goes on because a lease has passed
+            "PERDURE_RESTART_DELAYS": "0.1",
+        }
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._seen: set[psutil.Process] = set()
+
+    def start(self, processes: int = 2, *, grace: float = 5.0) -> psutil.Process:
+        """Start a supervisor, without waiting for it."""
+        environment = self._environment | {"PERDURE_GRACE": str(grace)}
+        command = [*COMMAND, "worker", "run", f"{PROGRAM}:app", "--processes", str(processes), "--concurrency", "8"]
+        self._started.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
+        return psutil.Process(self._started[-1].pid)
+
+    def children(self, supervisor: psutil.Process) -> set[psutil.Process]:
+        found = set(supervisor.children())
+        self._seen |= found
+        return found
+
+    async def ended(self) -> int:
+        """The exit code of the supervisor that was started last."""
+        with anyio.fail_after(BOUND):
+            while self._started[-1].poll() is None:  # noqa: ASYNC110 - nobody but its parent is told
+                await anyio.sleep(0.01)
+        return self._started[-1].returncode
+
+    def close(self) -> None:
+        for supervisor in self._started:
+            if supervisor.poll() is None:
+                self.children(psutil.Process(supervisor.pid))
+                supervisor.kill()
+            supervisor.wait(BOUND)
+        for one in self._seen:
+            if one.is_running():
+                one.kill()
+
+
+@pytest.fixture
+def supervisors(settings: Settings, tmp_path: Path) -> Iterator[Supervisors]:
+    supervisors = Supervisors(settings, tmp_path)
+    yield supervisors
+    supervisors.close()
+
+
+@pytest.fixture
+async def producer(settings: Settings) -> AsyncIterator[Producer]:
+    async with Producer(address=settings.address, namespace=settings.namespace) as producer:
+        yield producer
+
+
+async def all_work(producer: Producer, workers: int) -> None:
+    """Wait until a supervisor tells of so many ordinary children that work, and of nobody who starts or stops."""
+
+    async def right() -> bool:
+        found = await list_supervisors(producer.gateway, producer.namespace)
+        told = [(child.role, child.state) for info in found for child in info.children]
+        return told.count(("worker", "working")) == workers and {state for _, state in told} == {"working", "idle"}
+
+    await until(right, f"{workers} workers that work")
+
+
+async def gone(one: psutil.Process) -> None:
+    async def is_gone() -> bool:
+        return not one.is_running() or one.status() == psutil.STATUS_ZOMBIE
+
+    await until(is_gone, f"the end of {one}")
+
+
+async def told(handle: TaskHandle[Any], *types: str) -> list[str]:
+    return [event.type async for event in handle.events(follow=False) if event.type in types]
+
+
+async def test_what_a_killed_worker_held_goes_on_at_once_and_elsewhere(
+    supervisors: Supervisors, producer: Producer, tmp_path: Path
+) -> None:
+    supervisor = supervisors.start()
+    gate = tmp_path / "gate"
+    handle = await producer.enqueue("gated", {"name": str(gate), "starts": True})
+    second = f"{handle.id}:second"
+    journal = supervisors.crew
+    victim = (await journal.line("begin", second)).pid
+    started, _, pipes = (await journal.line("started")).key.partition(":")
+    supervisors.children(supervisor)
+    os.kill(victim, signal.SIGKILL)
+    again = await journal.line("begin", second, number=2)
+    assert again.pid != victim
+    assert len(journal.lines("begin", f"{handle.id}:first")) == 1
+    assert pipes == "0"  # what a task starts has no part in the line to the supervisor
+    await until(lambda: _is_no_process(int(started)), "the end of what the dead worker had started")
+    gate.touch()
+    assert await handle.result(timeout=BOUND) == again.pid
+    assert await told(handle, "crashed", "cleared") == ["crashed"]
+
+    await all_work(producer, 2)
+    [info] = await list_supervisors(producer.gateway, producer.namespace)
+    assert info.crashes == 1
+    importers = {line.pid for line in journal.lines("imported")}
+    assert importers == {victim, *(child.pid for child in supervisors.children(supervisor))}
+    supervisor.terminate()
+    assert await supervisors.ended() == 0
+
+
+async def _is_no_process(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+async def test_children_end_with_their_supervisor_and_hand_over_at_no_cost(
+    supervisors: Supervisors, producer: Producer, tmp_path: Path
+) -> None:
+    supervisor = supervisors.start(processes=1)
+    gate = tmp_path / "gate"
+    handle = await producer.enqueue("gated", {"name": str(gate)})
+    await supervisors.crew.line("begin", f"{handle.id}:second")
+    await supervisors.crew.line("imported", number=2)
+    children = supervisors.children(supervisor)
+    supervisor.kill()
+    gate.touch()  # the step comes to its end, within the grace
+    for child in children:
+        await gone(child)
+    record = await handle.record()
+    assert (record.state, record.attempts, record.crashes) in (("queued", 0, 0), ("succeeded", 1, 0))
+    await handle.cancel()
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["the step ends", "the step does not end"])
+async def test_a_child_whose_supervisor_is_gone_has_its_grace(
+    supervisors: Supervisors, producer: Producer, tmp_path: Path, ends: bool
+) -> None:
+    """A step that ends within the grace is recorded, one that does not is cancelled; another worker takes the rest."""
+    supervisor = supervisors.start(processes=1, grace=BOUND if ends else 1.0)
+    journal = supervisors.crew
+    gate = tmp_path / "gate"
+    handle = await producer.enqueue("gated", {"name": str(gate), "more": True})
+    busy = psutil.Process((await journal.line("begin", f"{handle.id}:second")).pid)
+    await journal.line("imported", number=2)
+    [idle] = supervisors.children(supervisor) - {busy}
+    supervisor.kill()
+    await gone(idle)  # it has nothing to end
+    if ends:
+        assert busy.is_running()
+        gate.touch()
+    await gone(busy)
+    record = await handle.record()
+    assert (record.state, record.attempts, record.crashes) == ("queued", 0, 0)
+    assert await told(handle, "step_completed", "handed_off") == ["step_completed"] * (1 + ends) + ["handed_off"]
+    assert not journal.lines("begin", f"{handle.id}:third")
+    await handle.cancel()
+
+
+async def test_a_reload_under_load_loses_nothing_and_costs_nothing(
+    supervisors: Supervisors, producer: Producer
+) -> None:
+    supervisor = supervisors.start()
+    journal = supervisors.crew
+    await all_work(producer, 2)
+    old = {line.pid for line in journal.lines("imported")}
+    handles = [await producer.enqueue("walk", {"steps": 3, "pause": 0.05}) for _ in range(16)]
+    await journal.line("begin", number=10)
+    supervisor.send_signal(signal.SIGHUP)
+    ended = 0
+    while len({line.pid for line in journal.lines("begin")} - old) < 2:  # the load lasts until both new ones bear it
+        await handles[ended].result(timeout=BOUND)
+        ended += 1
+        handles.append(await producer.enqueue("walk", {"steps": 3, "pause": 0.05}))
+    for handle in handles[ended:]:
+        await handle.result(timeout=BOUND)
+    for pid in old:
+        await until(lambda pid=pid: _is_no_process(pid), "the end of the old workers")  # type: ignore[misc]
+    await all_work(producer, 2)
+    assert not old & {child.pid for child in supervisors.children(supervisor)}
+    records = [await handle.record() for handle in handles]
+    assert {(record.attempts, record.crashes) for record in records} == {(1, 0)}
+    begun = [line.key for line in journal.lines("begin")]
+    assert len(begun) == len(set(begun)) == 3 * len(handles)
+    [info] = await list_supervisors(producer.gateway, producer.namespace)
+    assert info.crashes == 0
+    supervisor.terminate()
+    assert await supervisors.ended() == 0
+
+
+def run(settings: Settings, *args: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
+    journal = tmp_path / "journal"
+    journal.touch()
+    monkeypatch.setenv("JOURNAL", str(journal))
+    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+    return process("worker", "run", *args, cwd=tmp_path)
+
+
+async def test_a_burst_of_several_processes_ends_when_all_is_done(
+    settings: Settings, producer: Producer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles = [await producer.enqueue("walk", {"steps": 2, "pause": 0.0}) for _ in range(20)]
+    options = (f"{PROGRAM}:app", "--burst", "--processes", "2", "--name", "mine")
+    answer = await anyio.to_thread.run_sync(lambda: run(settings, *options, tmp_path=tmp_path, monkeypatch=monkeypatch))
+    assert answer.code == 0, answer.err
+    assert "supervisor mine-" in answer.err
+    assert {(await handle.record()).state for handle in handles} == {"succeeded"}
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("nothing:app", "--processes", "3"), 2, "no module 'nothing'"),
+        ((f"{PROGRAM}:app", "--processes", "3", "--lease", "0.1"), 2, "lease: Input should be greater"),
+    ],
+)
+def test_what_cannot_start_says_so_once(
+    settings: Settings,
+    args: tuple[str, ...],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answer = run(settings, *args, tmp_path=tmp_path, monkeypatch=monkeypatch)
+    assert (answer.code, answer.out, answer.err.count("\n")) == (code, "", 1), answer.err
+    assert said in answer.err
+
+
+def test_a_worker_whose_loop_is_stuck_ends_though_its_supervisor_is_gone() -> None:
+    program = """
+import asyncio, os, sys, time
+from types import SimpleNamespace
+from perdure.worker.cli import reins
+from perdure.worker.runtime.link import Link
+
+reins._LEAVING = 0.1
+
+async def work():
+    worker = SimpleNamespace(settings=SimpleNamespace(grace=0.1), stop=lambda: print("never"))
+    reins.Reins(Link("worker", int(sys.argv[1]), int(sys.argv[2]))).take(worker)
+    print("stuck", flush=True)
+    time.sleep(1000)
+
+asyncio.run(work())
+"""
+    theirs, ours = os.pipe()
+    answers, says = os.pipe()
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(theirs), str(says)],
+        pass_fds=(theirs, says),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "stuck\n"
+        for descriptor in (theirs, ours, answers, says):
+            os.close(descriptor)
+        out, err = worker.communicate(timeout=BOUND)
+    assert (worker.returncode, out) == (1, "")
+    assert "the supervisor is gone" in err

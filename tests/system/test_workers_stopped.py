@@ -1,0 +1,140 @@
+"""SIGTERM: a worker leaves in order, and another process goes on at once, long before any lease has passed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from perdure import Producer, Settings
+from perdure.queues import list_workers, pairs
+from perdure.queues.keys import GROUP
+
+from tests.support.processes import Crew, give, hire, recorded
+from tests.support.workers import BOUND, until
+
+pytestmark = [pytest.mark.integration, pytest.mark.processes]
+
+LEASE = 60.0
+AT_ONCE = LEASE / 6
+"""Seconds. The next sweep of an idle worker is 22 s away or more, and the lease is 60 s."""
+
+
+@pytest.fixture
+def crew(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
+    monkeypatch.setenv("RARE_SWEEPS", "1")
+    with hire(settings.model_copy(update={"lease": LEASE, "grace": BOUND}), tmp_path) as crew:
+        yield crew
+
+
+@pytest.fixture
+async def producer(settings: Settings) -> AsyncIterator[Producer]:
+    async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
+        yield producer
+
+
+async def idle(producer: Producer) -> None:
+    """Wait until a worker waits in its read."""
+
+    async def blocked() -> bool:
+        clients: bytes = await producer.gateway.command("CLIENT", "LIST")
+        return any(b" flags=b" in line and b" cmd=xreadgroup " in line for line in clients.splitlines())
+
+    await until(blocked, "a worker waits in its read")
+
+
+async def names(producer: Producer) -> set[str]:
+    found = await producer.gateway.command("XINFO", "CONSUMERS", producer.namespace.partition("default").ready, GROUP)
+    return {pairs(one)[b"name"].decode() for one in found}
+
+
+async def test_the_step_ends_and_another_worker_takes_the_rest_at_once(crew: Crew, producer: Producer) -> None:
+    first = await crew.start(concurrency=1).ready()
+    handle = await producer.enqueue("gate", {"name": "g"})
+    await crew.line("saved", f"{handle.id}:second", pid=first.pid)
+    second = await crew.start().ready()
+    await idle(producer)
+    first.stop()
+    await crew.line("stopping", pid=first.pid)
+    await give(producer, "g", "opened")
+    async with asyncio.timeout(AT_ONCE):
+        found = await handle.result()
+    assert found == {
+        "steps": ["first", "opened after nothing", "third"],
+        "pid": second.pid,
+        "attempt": 1,
+        "crashes": 0,
+    }
+    assert await first.ended() == 0
+    assert [line.pid for line in crew.lines("begin", f"{handle.id}:second")] == [first.pid]
+    assert [line.pid for line in crew.lines("end", f"{handle.id}:second")] == [first.pid]
+    assert [line.pid for line in crew.lines("begin", f"{handle.id}:third")] == [second.pid]
+    assert first.worker_id not in await names(producer)
+    assert [worker.id for worker in await list_workers(producer.gateway, producer.namespace)] == [second.worker_id]
+
+
+@pytest.mark.parametrize(("grace", "signals"), [(0.2, 1), (3600.0, 2)], ids=["the grace has passed", "a second signal"])
+async def test_a_step_that_does_not_end_is_cancelled_and_runs_elsewhere_at_once(
+    crew: Crew, producer: Producer, grace: float, signals: int
+) -> None:
+    first = await crew.start(concurrency=1, grace=grace).ready()
+    handle = await producer.enqueue("gate", {"name": "g"})
+    key = f"{handle.id}:second"
+    await crew.line("saved", key, pid=first.pid)
+    second = await crew.start().ready()
+    await idle(producer)
+    for number in range(1, signals + 1):
+        first.stop()
+        await crew.line("stopping", pid=first.pid, number=number)
+    began = time.monotonic()
+    await crew.line("saved", key, pid=second.pid)
+    assert time.monotonic() - began < AT_ONCE
+    assert await first.ended() == 0
+    await give(producer, "g", "opened")
+    async with asyncio.timeout(AT_ONCE):
+        found = await handle.result()
+    assert found == {
+        "steps": ["first", "opened after progress", "third"],
+        "pid": second.pid,
+        "attempt": 1,
+        "crashes": 0,
+    }
+    assert [line.pid for line in crew.lines("left", handle.id)] == [first.pid]
+    assert [line.pid for line in crew.lines("end", key)] == [second.pid]
+    assert await recorded(producer, handle) == {"first", "second", "third"}
+    assert first.worker_id not in await names(producer)
+
+
+async def test_a_rolling_deploy_loses_nothing_and_costs_nothing(crew: Crew, producer: Producer) -> None:
+    """Of six replicas four are stopped, one after another, each while it runs tasks."""
+    tasks, steps = 12, 30
+    alive = {replica.pid: replica for replica in [crew.start(concurrency=6) for _ in range(6)]}
+    for replica in alive.values():
+        await replica.ready()
+    handles = [
+        await producer.enqueue("pipeline", {"value": number, "steps": steps, "pause": 0.05}) for number in range(tasks)
+    ]
+    await crew.line("begin", number=tasks)
+    async with asyncio.timeout(BOUND):
+        for _ in range(4):
+            busy = next(line.pid for line in reversed(crew.lines("begin")) if line.pid in alive)
+            alive[busy].stop()
+            assert await alive.pop(busy).ended() == 0
+        results = [await handle.result() for handle in handles]
+    assert results == [chain(number, steps) for number in range(tasks)]
+    moved = 0
+    for handle in handles:
+        record = await handle.record()
+        assert (record.attempts, record.crashes) == (1, 0)
+        began = [line for line in crew.lines("begin") if line.key.startswith(handle.id)]
+        assert len(began) == len({line.key for line in began}) == steps  # no step was cut off, and none ran twice
+        moved += len({line.pid for line in began}) - 1
+    assert moved >= 4
+
+
+def chain(value: int, steps: int) -> int:
+    for _ in range(steps):
+        value = value * 3 + 1
+    return value

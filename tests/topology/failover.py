@@ -1,0 +1,255 @@
+"""Servers that are lost or moved under load: three scenes, and the figures of each.
+
+`make failover` plays them at length and prints the figures. The short versions are in test_failover.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+from anyio.to_thread import run_sync
+from perdure import Producer, Settings
+from perdure.queues import Namespace, Partition, Replication
+
+from tests.support.clusters import Cluster, cluster_of_its_own, slot_of
+from tests.support.load import Fault, Figures, Journal, Load, redirections
+from tests.support.nodes import Node
+from tests.support.paths import PROGRAMS
+from tests.support.processes import Crew, hire
+from tests.support.sentinels import sentinels_of_its_own
+from tests.support.servers import BUNDLED, SYSTEM, find_program
+
+CARRIER = PROGRAMS / "carrier.py"
+NAMESPACE = Namespace("load")
+LEASE = 8.0
+"""Seconds: more than a failover with these servers takes, and a beat besides."""
+WORKERS = 3
+CAREFUL = ("--min-replicas-to-write", "1", "--min-replicas-max-lag", "1")
+"""A primary that has not heard of a replica for a second refuses writes: it may have been replaced."""
+AT_LENGTH = 5
+"""Rounds in which the scenes are played when nobody waits for them."""
+
+
+def queues_on_every_node(cluster: Cluster, each: int = 2) -> list[str]:
+    """Names of queues, so many for each primary."""
+    found: dict[int, list[str]] = {node.port: [] for node in cluster.serving()}
+    number = 0
+    while any(len(names) < each for names in found.values()):
+        name = f"q{number}"
+        names = found[cluster.owner(slot_of(NAMESPACE.partition(name).ready)).port]
+        if len(names) < each:
+            names.append(name)
+        number += 1
+    return [name for names in zip(*found.values(), strict=True) for name in names]
+
+
+@asynccontextmanager
+async def under_load(
+    url: str, queues: Sequence[str], folder: Path, *, replicas: int = 1, steps: str = "sync"
+) -> AsyncIterator[tuple[Load, Crew]]:
+    """Workers and producers at work while the block runs; afterwards the producers have stopped.
+
+    replicas: how many must have what is enqueued, and steps where they are `replicated`.
+    """
+    settings = Settings(redis_url=url, namespace=NAMESPACE.name, lease=LEASE)
+    told = {"QUEUES": ",".join(queues), "DURABILITY": steps, "PERDURE_REPLICAS": str(replicas)}
+    with hire(settings, folder, CARRIER, told) as crew:
+        for _ in range(WORKERS):
+            crew.start(concurrency=8)
+        for replica in crew.replicas:
+            await replica.ready()
+        replication = Replication(replicas, 0.5)
+        async with Producer(url, namespace=NAMESPACE.name, replication=replication) as producer:
+            load = Load(producer, queues, Journal(crew.journal))
+            running = asyncio.create_task(load.run())
+            try:
+                yield load, crew
+            finally:
+                load.stop()
+                await asyncio.gather(running, return_exceptions=True)
+
+
+async def ended_well(crew: Crew) -> bool:
+    """Whether every worker is still there, and ends when it is asked to."""
+    for replica in crew.replicas:
+        if replica.process.poll() is not None:
+            return False
+        replica.stop()
+    return [await replica.ended() for replica in crew.replicas] == [0] * len(crew.replicas)
+
+
+async def acknowledged(load: Load, more: int) -> None:
+    """Wait until so many more tasks are acknowledged."""
+    wanted = len(load.acknowledged) + more
+    with anyio.fail_after(60):
+        while len(load.acknowledged) < wanted:  # noqa: ASYNC110 - a set tells nobody that it grows
+            await anyio.sleep(0.02)
+
+
+async def resharding(program: Path, folder: Path, rounds: int) -> Figures:
+    """Slots go from primary to primary, and back, key by key, while their queues are used."""
+    with cluster_of_its_own(program) as cluster:
+        queues = queues_on_every_node(cluster)
+
+        async with under_load(cluster.url(), queues, folder) as (load, crew):
+            await acknowledged(load, 50)
+            for _ in range(rounds):
+                for queue in queues:
+                    await _move(cluster, slot_of(NAMESPACE.partition(queue).ready))
+            await acknowledged(load, 50)
+            load.stop()
+            figures = await load.figures(redirections(cluster.nodes))
+            assert await ended_well(crew)
+            return figures
+
+
+async def _move(cluster: Cluster, slot: int) -> None:
+    """Move a slot to the next primary, slowly enough that it is used while it is in two places."""
+    serving = cluster.serving()
+    source = cluster.owner(slot)
+    move = cluster.migrate(slot, serving[(serving.index(source) + 1) % len(serving)])
+    await run_sync(move.begin)
+    for _ in range(10):
+        await run_sync(move.keys, 5)
+        await anyio.sleep(0.01)
+    await run_sync(move.keys)
+    await run_sync(move.finish)
+    await anyio.sleep(0.1)
+
+
+async def _begin_long(load: Load, rounds: int) -> None:
+    """Begin runs that need their leases renewed beyond the fault that comes now; for those who have the time."""
+    if rounds >= AT_LENGTH:
+        await load.begin_long(LEASE * 1.5)
+
+
+async def primary_killed(program: Path, folder: Path, rounds: int, *, full_coverage: bool = True) -> Figures:
+    """A primary of the cluster is killed, its replica takes over, it comes back as a replica; then the next one.
+
+    full_coverage: whether the others refuse to serve until it is replaced, which is how Redis comes.
+    """
+    with cluster_of_its_own(
+        program, options=("--cluster-require-full-coverage", "yes" if full_coverage else "no")
+    ) as cluster:
+        queues = queues_on_every_node(cluster)
+
+        def primary(partition: Partition) -> Node:
+            return cluster.owner(slot_of(partition.ready))
+
+        async with under_load(cluster.url(), queues, folder) as (load, crew):
+            for number in range(rounds):
+                await _begin_long(load, rounds)
+                await acknowledged(load, 200)
+                slot = slot_of(NAMESPACE.partition(queues[number % len(queues)]).ready)
+                owner = cluster.owner(slot)
+                hit = {queue for queue in queues if primary(NAMESPACE.partition(queue)) is owner}
+                begun = time.monotonic()
+                victim = await run_sync(cluster.kill_primary, slot)
+                await run_sync(cluster.failed_over, slot, victim)
+                load.faults.append(Fault(begun, time.monotonic(), frozenset(hit)))
+                await acknowledged(load, 200)
+                await run_sync(cluster.restart, victim)
+            await acknowledged(load, 100)
+            load.stop()
+            figures = await load.figures(redirections(cluster.nodes))
+            assert await ended_well(crew)
+            return figures
+
+
+async def sentinel_primary_killed(program: Path, folder: Path, rounds: int) -> Figures:
+    """The one primary is killed, the sentinels make a replica the primary; then, when it has come back, that one."""
+    with sentinels_of_its_own(program, options=CAREFUL) as sentinels:
+        replicas = sentinels.replicas
+        async with under_load(sentinels.url(), ["q0", "q1"], folder, replicas=replicas, steps="replicated") as (
+            load,
+            crew,
+        ):
+            for _ in range(rounds):
+                await _begin_long(load, rounds)
+                await acknowledged(load, 200)
+                victim = await run_sync(sentinels.kill_primary)
+                await run_sync(sentinels.failed_over, victim)
+                await run_sync(sentinels.restart, victim)
+            await acknowledged(load, 200)
+            load.stop()
+            figures = await load.figures()
+            assert await ended_well(crew)
+            return figures
+
+
+async def sentinel_primary_replaced(
+    program: Path, folder: Path, rounds: int, *, options: Sequence[str] = CAREFUL
+) -> Figures:
+    """A replica is made the primary while the primary lives, and goes on taking writes until it hears of it."""
+    with sentinels_of_its_own(program, options=options) as sentinels:
+        replicas = sentinels.replicas
+        async with under_load(sentinels.url(), ["q0", "q1"], folder, replicas=replicas, steps="replicated") as (
+            load,
+            crew,
+        ):
+            for _ in range(rounds):
+                await _begin_long(load, rounds)
+                await acknowledged(load, 200)
+                former = await run_sync(sentinels.replace_primary)
+                await run_sync(sentinels.failed_over, former)
+                await run_sync(sentinels.demoted, former)
+            await acknowledged(load, 200)
+            load.stop()
+            figures = await load.figures()
+            assert await ended_well(crew)
+            return figures
+
+
+async def sentinel_primary_replaced_carelessly(program: Path, folder: Path, rounds: int) -> Figures:
+    """The same, without `min-replicas-to-write`."""
+    return await sentinel_primary_replaced(program, folder, rounds, options=())
+
+
+async def primary_killed_others_serve(program: Path, folder: Path, rounds: int) -> Figures:
+    """The same, with `cluster-require-full-coverage no`."""
+    return await primary_killed(program, folder, rounds, full_coverage=False)
+
+
+SCENES: dict[str, Callable[[Path, Path, int], Awaitable[Figures]]] = {
+    "cluster, slots moved": resharding,
+    "cluster, primaries killed": primary_killed,
+    "cluster, primaries killed, full coverage not required": primary_killed_others_serve,
+    "sentinels, primaries killed": sentinel_primary_killed,
+    "sentinels, primaries replaced": sentinel_primary_replaced,
+    "the same without min-replicas-to-write": sentinel_primary_replaced_carelessly,
+}
+
+
+async def main() -> int:
+    """Play every scene on the system's server, else the bundled one. Returns how many acknowledged tasks were lost."""
+    program = find_program(os.environ.get("PERDURE_TEST_SERVER", SYSTEM)) or find_program(BUNDLED)
+    assert program is not None, "no redis-server here"
+    columns: dict[str, dict[str, str]] = {}
+    lost = 0
+    for name, scene in SCENES.items():
+        with tempfile.TemporaryDirectory(prefix="perdure-failover-") as folder:
+            figures = await scene(program, Path(folder), AT_LENGTH)
+        columns[name] = dict(figures.rows())
+        lost += figures.lost
+    sys.stdout.write(table(columns))
+    return lost
+
+
+def table(columns: dict[str, dict[str, str]]) -> str:
+    """A table in Markdown: a column per scene, a row per figure."""
+    names = list(dict.fromkeys(row for column in columns.values() for row in column))
+    rows = [["", *columns], ["---", *("---:" for _ in columns)]]
+    rows += [[name, *(column.get(name, "-") for column in columns.values())] for name in names]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(1 if anyio.run(main) else 0)

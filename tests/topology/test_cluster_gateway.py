@@ -1,0 +1,292 @@
+"""The client layer on a real Redis Cluster: commands, scripts, reads, news and beats find their nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from perdure.queues import (
+    Beat,
+    Delivery,
+    Gateway,
+    Leases,
+    Namespace,
+    Partition,
+    Producer,
+    QueueError,
+    TaskCancelled,
+    default_address,
+    list_tasks,
+)
+from perdure.queues.keys import GROUP
+from perdure.queues.transport.cluster import UnknownCommandError
+from perdure.queues.transport.scripts import loaded_scripts
+from redis.asyncio import Redis
+
+from tests.conftest import default_kind
+from tests.support.clusters import Cluster, Migration, cluster_of_its_own, slot_of
+from tests.support.consumers import Held
+from tests.support.key_leaks import check_for_leaks
+from tests.support.nodes import Node
+from tests.support.servers import find_program
+from tests.support.workers import soon
+
+pytestmark = [pytest.mark.cluster, pytest.mark.integration]
+
+
+@pytest.fixture
+async def gateway(shared_cluster: Cluster, namespace_name: str) -> AsyncIterator[Gateway]:
+    gateway = Gateway(default_address(shared_cluster.url()))
+    await gateway.open()
+    yield gateway
+    await gateway.close()
+    clients = [Redis(host="127.0.0.1", port=node.port) for node in shared_cluster.serving()]
+    try:
+        for client in clients:
+            await check_for_leaks(client, namespace_name)
+    finally:
+        for client in clients:
+            await client.aclose()
+
+
+@pytest.fixture
+def move(shared_cluster: Cluster, partition: Partition) -> Iterator[Migration]:
+    """The partition's slot, about to move to another node; afterwards it is where it was."""
+    slot = slot_of(partition.ready)
+    source = shared_cluster.owner(slot)
+    move = shared_cluster.migrate(slot, others(shared_cluster, slot)[0])
+    yield move
+    if shared_cluster.owner(slot) is source:  # wherever the test has left it, bring it to its end
+        move.keys()
+        move.finish()
+    shared_cluster.move_slot(slot, source)
+
+
+def others(cluster: Cluster, slot: int) -> list[Node]:
+    return [node for node in cluster.serving() if node is not cluster.owner(slot)]
+
+
+async def test_commands_of_all_slots_are_carried_out_together(gateway: Gateway, namespace: Namespace) -> None:
+    assert gateway.clustered
+    records = [namespace.partition(f"queue{number}").record("id") for number in range(20)]
+    await gateway.pipeline([("SET", key, key, "EX", 60) for key in records])
+    assert await gateway.pipeline([("GET", key) for key in records]) == [key.encode() for key in records]
+
+
+async def test_every_primary_knows_the_scripts(gateway: Gateway, shared_cluster: Cluster) -> None:
+    await gateway.load_scripts()
+    names = [script.sha for script in loaded_scripts()]
+    for node in shared_cluster.serving():
+        assert node.command("SCRIPT", "EXISTS", *names) == [1] * len(names)
+
+
+async def test_what_has_no_key_goes_where_it_is_sent(
+    gateway: Gateway, shared_cluster: Cluster, partition: Partition
+) -> None:
+    info = await gateway.command("INFO", "server", node_of=partition.ready)
+    assert f"tcp_port:{shared_cluster.owner(slot_of(partition.ready)).port}".encode() in info
+    assert len(await gateway.command("TIME")) == 2
+    with pytest.raises(UnknownCommandError, match="node_of"):
+        await gateway.command("SCAN", "0")
+    with pytest.raises(ValueError, match="key of what it will read"):
+        gateway.reader()
+
+
+async def test_tasks_are_listed_and_waited_for(gateway: Gateway, namespace: Namespace) -> None:
+    async with Producer(namespace=namespace.name, gateway=gateway) as producer:
+        handles = [await producer.enqueue("t", queue=f"queue{number}") for number in range(6)]
+        assert {record.id async for record in list_tasks(gateway, namespace)} == {handle.id for handle in handles}
+        waiters = [asyncio.create_task(handle.result()) for handle in handles]
+        await asyncio.gather(*(handle.cancel() for handle in handles))
+        assert {type(end) for end in await soon(asyncio.gather(*waiters, return_exceptions=True))} == {TaskCancelled}
+
+
+async def test_a_slot_that_has_moved_is_followed(gateway: Gateway, partition: Partition, move: Migration) -> None:
+    key = partition.record("id")
+    await gateway.command("SET", key, 1, "EX", 60)
+    move.begin()
+    move.keys()
+    move.finish()
+    assert await gateway.command("INCR", key, repeatable=False) == 2
+
+
+async def test_a_key_that_has_gone_ahead_is_asked_for_where_it_is(
+    gateway: Gateway, partition: Partition, move: Migration
+) -> None:
+    gone, here = partition.record("gone"), partition.record("here")
+    await gateway.pipeline([("SET", gone, 1, "EX", 60), ("SET", here, 1, "EX", 60)])
+    move.begin()
+    move.move(gone)
+    sent = [gateway.command("INCR", key, repeatable=False) for key in (gone, here) * 20]
+    assert sorted(await asyncio.gather(*sent)) == sorted([*range(2, 22)] * 2)
+    assert await gateway.command("GET", gone) == await gateway.command("GET", here) == b"21"
+
+
+async def test_a_script_whose_keys_are_torn_apart_waits_for_them(
+    gateway: Gateway, namespace: Namespace, partition: Partition, move: Migration
+) -> None:
+    async with Producer(namespace=namespace.name, gateway=gateway) as producer:
+        first = await producer.enqueue("t")
+        move.begin()
+        move.move(partition.ready)
+        before = refusals(move)
+        enqueuing = asyncio.create_task(producer.enqueue("t"))
+        while refusals(move) == before:  # noqa: ASYNC110 - servers tell nobody of it
+            await asyncio.sleep(0.01)
+        assert not enqueuing.done()
+        move.keys()
+        move.finish()
+        second = await soon(enqueuing)
+        assert await gateway.command("XLEN", partition.ready) == 2
+        assert [await first.cancel(), await second.cancel()] == ["cancelled", "cancelled"]
+
+
+def refusals(move: Migration) -> list[str]:
+    """How many commands of several keys the two nodes have sent away."""
+    return [node.info("errorstats").get("errorstat_TRYAGAIN", "") for node in (move.source, move.target)]
+
+
+@pytest.fixture
+async def group(gateway: Gateway, partition: Partition) -> None:
+    for stream in (partition.ready, partition.nudge):
+        await gateway.command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
+
+
+def reading(partition: Partition, block: int = 5000) -> tuple[str | int, ...]:
+    streams = (partition.nudge, partition.ready)
+    return ("XREADGROUP", "GROUP", GROUP, "w", "COUNT", 1, "BLOCK", block, "STREAMS", *streams, ">", ">")
+
+
+@pytest.mark.usefixtures("group")
+async def test_a_read_that_waits_follows_its_slot(gateway: Gateway, partition: Partition, move: Migration) -> None:
+    reader = gateway.reader(partition.ready)
+    waits = asyncio.create_task(reader.read(*reading(partition)))
+    await blocked(move.source)
+    move.begin()
+    move.keys()
+    move.finish()
+    entry = await gateway.command("XADD", partition.ready, "*", "field", "value")
+    reply = await soon(waits) or await soon(reader.read(*reading(partition)))
+    assert reply == [[partition.ready.encode(), [[entry, [b"field", b"value"]]]]]
+    await reader.close()
+    await gateway.command("DEL", partition.ready, partition.nudge)
+
+
+async def blocked(node: Node) -> None:
+    while node.info("clients")["blocked_clients"] == "0":  # noqa: ASYNC110 - servers tell nobody of it
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.usefixtures("group")
+async def test_a_read_is_interrupted_whether_it_waits_yet_or_not(gateway: Gateway, partition: Partition) -> None:
+    reader = gateway.reader(partition.ready)
+    for _ in range(20):
+        read = asyncio.create_task(reader.read(*reading(partition, block=0)))
+        await asyncio.sleep(0)
+        await reader.interrupt()
+        assert await soon(read) is None
+    await reader.close()
+    await gateway.command("DEL", partition.ready, partition.nudge)
+
+
+@pytest.mark.usefixtures("group")
+async def test_a_beat_follows_a_slot(
+    gateway: Gateway, namespace: Namespace, partition: Partition, move: Migration
+) -> None:
+    beat = Beating(gateway, partition)
+    entry = await gateway.command("XADD", partition.ready, "*", "field", "value")
+    beat.hold(await taken(gateway, partition, entry))
+    async with beat:
+        await renewed(gateway, partition)
+        move.begin()
+        move.keys()
+        move.finish()
+        await renewed(gateway, partition)
+    assert beat.lost == []
+    await gateway.command("DEL", partition.ready, partition.nudge)
+
+
+async def taken(gateway: Gateway, partition: Partition, entry: bytes) -> Delivery:
+    await gateway.command("XREADGROUP", "GROUP", GROUP, "w", "STREAMS", partition.ready, ">", repeatable=False)
+    return Delivery(partition, entry, "w", 1, {})
+
+
+class Beating:
+    """A beat every 0.2 s for deliveries of worker `w`; what it says is kept."""
+
+    def __init__(self, gateway: Gateway, *partitions: Partition) -> None:
+        self.leases = Leases()
+        self.lost: list[Delivery] = []
+        self.troubles: list[QueueError | None] = []
+        self._beat = Beat(gateway.address, None, "w", self.leases, 0.6, self.troubles.append)
+
+    def hold(self, delivery: Delivery) -> None:
+        self.leases.hold(Held(delivery, "id", lost=lambda: self.lost.append(delivery)))
+
+    async def __aenter__(self) -> Beating:
+        self._beat.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self._beat.stop)
+
+
+async def renewed(gateway: Gateway, partition: Partition) -> None:
+    """Until the idle time of the partition's one pending entry has been set back."""
+    before = 0
+    while True:
+        ((_, _, idle, _),) = await gateway.command("XPENDING", partition.ready, GROUP, "-", "+", 1)
+        if idle < before:
+            return
+        before = idle
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def program() -> Path:
+    found = find_program(default_kind())
+    if found is None:
+        pytest.skip(f"no {default_kind()} server here")
+    return found
+
+
+async def test_a_lost_node_is_replaced_and_meanwhile_keeps_nobody_else_waiting(
+    program: Path, namespace: Namespace
+) -> None:
+    with cluster_of_its_own(program) as cluster:
+        gateway = Gateway(default_address(cluster.url()), patience=60.0)
+        await gateway.open()
+        try:
+            lost = namespace.partition("default")
+            other = next(
+                one
+                for one in map(namespace.partition, "abcdefghijklmnop")
+                if cluster.owner(slot_of(one.ready)) is not cluster.owner(slot_of(lost.ready))
+            )
+            beat = Beating(gateway)
+            for one in (lost, other):
+                await gateway.command("XGROUP", "CREATE", one.ready, GROUP, "0", "MKSTREAM")
+                entry = await gateway.command("XADD", one.ready, "*", "field", "value")
+                beat.hold(await taken(gateway, one, entry))
+            async with beat, Producer(namespace=namespace.name, gateway=gateway) as producer:
+                handle = await producer.enqueue("t", queue="default")
+                assert await gateway.command("WAIT", 1, 5000, node_of=lost.ready) >= 1
+                waiter = asyncio.create_task(handle.result())
+                victim = cluster.kill_primary(slot_of(lost.ready))
+                await soon(renewed(gateway, other))
+                cancelled = await gateway.command(
+                    "HGET", lost.record(handle.id), "state"
+                )  # once somebody has taken over
+                assert cancelled == b"queued"
+                assert cluster.owner(slot_of(lost.ready)) is not victim
+                await soon(renewed(gateway, lost))
+                await handle.cancel()
+                with pytest.raises(TaskCancelled):
+                    await soon(waiter)
+            assert beat.lost == []
+            assert beat.troubles[0] is not None
+            assert beat.troubles[-1] is None
+        finally:
+            await gateway.close()

@@ -1,0 +1,122 @@
+"""A primary that was made a replica refuses to write: nothing was done, and the next connection looks anew."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from perdure.queues import Gateway, Unavailable, default_address
+from perdure.queues.keys import GROUP
+from perdure.queues.transport.scripts import Script
+
+from tests.conftest import default_kind
+from tests.support.servers import RedisServer, find_program
+from tests.support.workers import soon, until
+
+pytestmark = pytest.mark.integration
+
+SOURCE = "redis.call('SET', KEYS[1], ARGV[1]) return 1"
+WRITES = Script("writes", SOURCE, "6ba5a9e8f1c0b2cd7bd4a1a1b4b2f7a9b1a5f4d0")
+"""The digest is another script's, so the text is sent."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    program = find_program(default_kind())
+    if program is None:
+        pytest.skip(f"no {default_kind()} server here")
+    server = RedisServer(program).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+async def gateway(server: RedisServer) -> AsyncIterator[Gateway]:
+    gateway = Gateway(default_address(server.url), patience=0.0)
+    await gateway.open()
+    yield gateway
+    await promote(gateway)
+    await gateway.command("FLUSHALL")
+    await gateway.close()
+
+
+async def demote(gateway: Gateway) -> None:
+    await gateway.command("REPLICAOF", "127.0.0.1", "1")
+
+
+async def promote(gateway: Gateway) -> None:
+    await gateway.command("REPLICAOF", "NO", "ONE")
+
+
+async def test_commands_go_out_on_another_connection_afterwards(gateway: Gateway) -> None:
+    before = await gateway.command("CLIENT", "ID")
+    assert await gateway.command("CLIENT", "ID") == before
+    await demote(gateway)
+    with pytest.raises(Unavailable):
+        await gateway.command("SET", "key", "value")
+    assert await gateway.command("CLIENT", "ID") != before
+
+
+async def test_so_do_scripts(gateway: Gateway) -> None:
+    """Redis 6.2 tells of it within an error of the script."""
+    before = await gateway.command("CLIENT", "ID")
+    await demote(gateway)
+    with pytest.raises(Unavailable):
+        await gateway.run(WRITES, ["key"], ["value"])
+    assert await gateway.command("CLIENT", "ID") != before
+
+
+async def test_what_may_not_be_repeated_is_asked_again_since_nothing_was_done(gateway: Gateway) -> None:
+    await gateway.command("CONFIG", "RESETSTAT")
+    await demote(gateway)
+    gateway.patience = 60.0
+    writing = asyncio.create_task(gateway.command("INCR", "counter", repeatable=False))
+
+    async def refused() -> bool:
+        return b"errorstat_READONLY" in await gateway.command("INFO", "errorstats")
+
+    await until(refused, "the write was refused")
+    assert not writing.done()
+    await promote(gateway)
+    assert await writing == 1
+
+
+async def test_a_reader_takes_another_connection(gateway: Gateway, server: RedisServer) -> None:
+    await gateway.command("XGROUP", "CREATE", "stream", GROUP, "0", "MKSTREAM")
+    read = ("XREADGROUP", "GROUP", GROUP, "w", "COUNT", 1, "STREAMS", "stream", ">")
+    reader = gateway.reader()
+    assert await reader.read(*read) is None
+    await demote(gateway)
+    with pytest.raises(Unavailable):
+        await reader.read(*read)
+
+    async def gone() -> bool:
+        return b"cmd=xreadgroup" not in await gateway.command("CLIENT", "LIST")
+
+    await until(gone, "the reader has left the replica")
+    await promote(gateway)
+    entry = await gateway.command("XADD", "stream", "*", "field", "value")
+    assert await reader.read(*read) == [[b"stream", [[entry, [b"field", b"value"]]]]]
+    await reader.close()
+
+
+async def test_a_read_on_a_frozen_server_can_be_ended_too(server: RedisServer, gateway: Gateway) -> None:
+    await gateway.command("XGROUP", "CREATE", "stream", GROUP, "0", "MKSTREAM")
+    reader = gateway.reader()
+    read = asyncio.create_task(reader.read("XREADGROUP", "GROUP", GROUP, "w", "BLOCK", 0, "STREAMS", "stream", ">"))
+
+    async def waits() -> bool:
+        return b"blocked_clients:1" in await gateway.command("INFO", "clients")
+
+    await until(waits, "the read waits")
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        await soon(reader.interrupt())
+        with pytest.raises(Unavailable, match="closed"):
+            await soon(read)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    await reader.close()

@@ -1,0 +1,155 @@
+"""A primary that is replaced while it lives: who is told by a sentinel leaves it, whatever it says itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from perdure import App, Context, Settings
+from perdure.queues.transport.address import Node
+from perdure.queues.transport.sentinel import Replaced
+
+from tests.conftest import default_kind
+from tests.support.nodes import Node as Server
+from tests.support.sentinels import Sentinels, sentinels_of_its_own
+from tests.support.servers import find_program
+from tests.support.workers import soon, until, working
+
+FORMER, NEW = Node("10.0.0.1", 6379), Node("10.0.0.2", 6380)
+
+
+@dataclass(eq=False)
+class Connection:
+    host: str
+    port: int
+
+
+class Silent(Replaced):
+    """What is said comes from the test."""
+
+    def _listen(self) -> None:
+        """There is no sentinel."""
+
+
+@pytest.fixture
+def replaced() -> Replaced:
+    return Silent("jobs", [])
+
+
+def said(service: str = "jobs", former: Node = FORMER, new: Node = NEW) -> str:
+    return f"{service} {former.host} {former.port} {new.host} {new.port}"
+
+
+def test_connections_to_the_former_primary_are_cut_and_no_others(replaced: Replaced) -> None:
+    cut: list[str] = []
+    connections = [Connection(*FORMER), Connection(*NEW), Connection(*FORMER)]
+    for number, connection in enumerate(connections):
+        replaced.follow(connection, lambda number=number: cut.append(str(number)))  # type: ignore[misc]
+    replaced._take(said())
+    assert cut == ["0", "2"]
+
+
+def test_a_connection_that_was_made_anew_is_where_it_is_now(replaced: Replaced) -> None:
+    cut: list[str] = []
+    connection = Connection(*FORMER)
+    replaced.follow(connection, lambda: cut.append("first"))
+    connection.host, connection.port = NEW
+    replaced.follow(connection, lambda: cut.append("second"))
+    replaced._take(said())
+    assert cut == []
+    replaced._take(said(former=NEW, new=FORMER))
+    assert cut == ["second"]
+
+
+def test_one_that_cannot_be_cut_keeps_no_other_from_it(replaced: Replaced) -> None:
+    cut: list[str] = []
+    connections = [Connection(*FORMER), Connection(*FORMER)]
+
+    def closed() -> None:
+        raise RuntimeError("the event loop is closed")
+
+    replaced.follow(connections[0], closed)
+    replaced.follow(connections[1], lambda: cut.append("second"))
+    replaced._take(said())
+    assert cut == ["second"]
+
+
+def test_the_former_primary_is_not_believed_to_be_the_primary(replaced: Replaced) -> None:
+    replaced._take(said())
+    assert replaced.was(FORMER)
+    assert not replaced.was(NEW)
+    replaced._take(said(former=NEW, new=FORMER))  # and back again
+    assert replaced.was(NEW)
+    assert not replaced.was(FORMER)
+
+
+@pytest.mark.parametrize("text", [said("others"), "jobs 10.0.0.1", ""])
+def test_what_concerns_others_is_not_heard(replaced: Replaced, text: str) -> None:
+    cut: list[str] = []
+    connection = Connection(*FORMER)
+    replaced.follow(connection, lambda: cut.append("cut"))
+    replaced._take(text)
+    assert cut == []
+    assert not replaced.was(FORMER)
+
+
+@pytest.fixture
+def sentinels() -> Iterator[Sentinels]:
+    program = find_program(default_kind())
+    if program is None:
+        pytest.skip(f"no {default_kind()} server here")
+    with sentinels_of_its_own(program) as sentinels:
+        yield sentinels
+
+
+@pytest.mark.cluster
+@pytest.mark.integration
+async def test_everybody_leaves_a_primary_that_nobody_told(sentinels: Sentinels, namespace_name: str) -> None:
+    """The sentinels may not tell it, so that it stays a primary in its own eyes, and takes writes for ever."""
+    former = sentinels.primary
+    former.command("ACL", "SETUSER", "default", "-replicaof", "-slaveof", "-config")
+    async with App("leaving", settings=Settings(redis_url=sentinels.url(), namespace=namespace_name)) as app:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        @app.task
+        async def waits(ctx: Context) -> str:
+            begun.set()
+            await go_on.wait()
+            return "done"
+
+        async with working(app):
+            running = await waits.enqueue()
+            await soon(begun.wait())
+            waiting = asyncio.create_task(running.result())
+            await until(lambda: _listens(former), "somebody waits for news")
+            assert former.command("WAIT", 2, 20_000) == 2
+            sentinels.replace_primary()
+            heir = sentinels.failed_over(former)
+            await until(lambda: _left(former), "every connection has left the former primary")
+            later = await waits.enqueue()
+            go_on.set()
+            assert await soon(waiting) == await soon(later.result()) == "done"
+            for handle in (running, later):
+                assert heir.command("HGET", handle.partition.record(handle.id), "state") == b"succeeded"
+    assert former.info("replication")["role"] == "master"
+
+
+async def _listens(node: Server) -> bool:
+    return any(client["sub"] == "1" for client in _clients(node))
+
+
+async def _left(node: Server) -> bool:
+    return not _clients(node)
+
+
+def _clients(node: Server) -> list[dict[str, str]]:
+    """The connections of Perdure: not those of sentinels, replicas and the test itself."""
+    lines = node.command("CLIENT", "LIST").decode().splitlines()
+    clients = [dict(part.partition("=")[::2] for part in line.split(" ")) for line in lines]
+    return [
+        client
+        for client in clients
+        if not client["name"].startswith("sentinel") and "S" not in client["flags"] and "client" not in client["cmd"]
+    ]

@@ -1,0 +1,127 @@
+"""The client layer under real Sentinels: every connection finds the primary of the day."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from perdure.queues import (
+    Beat,
+    Delivery,
+    Gateway,
+    Leases,
+    Namespace,
+    Partition,
+    Producer,
+    QueueError,
+    TaskCancelled,
+    default_address,
+)
+from perdure.queues.keys import GROUP
+
+from tests.conftest import default_kind
+from tests.support.consumers import Held
+from tests.support.sentinels import SERVICE, Sentinels, sentinels_of_its_own
+from tests.support.servers import find_program
+from tests.support.workers import soon, until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.integration]
+
+
+@pytest.fixture(scope="module")
+def sentinels() -> Iterator[Sentinels]:
+    program = find_program(default_kind())
+    if program is None:
+        pytest.skip(f"no {default_kind()} server here")
+    with sentinels_of_its_own(program) as sentinels:
+        yield sentinels
+
+
+@pytest.fixture
+async def gateway(sentinels: Sentinels) -> AsyncIterator[Gateway]:
+    gateway = Gateway(default_address(sentinels.url()), patience=60.0)
+    await gateway.open()
+    yield gateway
+    await gateway.close()
+
+
+async def test_commands_go_to_the_primary(gateway: Gateway, sentinels: Sentinels) -> None:
+    info = await gateway.command("INFO", "server")
+    assert f"tcp_port:{sentinels.primary.port}".encode() in info
+    assert not gateway.clustered
+
+
+async def test_a_sentinel_that_names_a_replica_is_not_believed(sentinels: Sentinels) -> None:
+    """One that was cut off from the others and has not heard of a failover."""
+    replica = next(node for node in sentinels.servers if node is not sentinels.primary)
+    asked = 0
+    open_ones: list[asyncio.StreamWriter] = []
+
+    async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        open_ones.append(writer)
+        while data := await reader.read(4096):
+            if b"SENTINEL" in data:
+                asked += 1
+                writer.write(f"*2\r\n$9\r\n127.0.0.1\r\n${len(str(replica.port))}\r\n{replica.port}\r\n".encode())
+            else:
+                writer.write(b"+OK\r\n" * data.count(b"*"))
+
+    liar = await asyncio.start_server(lie, "127.0.0.1", 0)
+    port = liar.sockets[0].getsockname()[1]
+    honest = sentinels.watchers[0].port
+    gateway = Gateway(default_address(f"redis+sentinel://127.0.0.1:{port},127.0.0.1:{honest}/{SERVICE}"), patience=30.0)
+    await gateway.open()
+    try:
+        info = await gateway.command("INFO", "server")
+        assert f"tcp_port:{sentinels.primary.port}".encode() in info
+        assert asked == 1
+    finally:
+        await gateway.close()
+        liar.close()
+        for writer in open_ones:
+            writer.close()
+            await writer.wait_closed()
+
+
+async def test_everything_finds_the_new_primary(
+    gateway: Gateway, sentinels: Sentinels, namespace: Namespace, partition: Partition
+) -> None:
+    """Commands, a read that waits, a waiter's subscription and the beat."""
+    await gateway.command("XGROUP", "CREATE", partition.ready, GROUP, "0", "MKSTREAM")
+    entry = await gateway.command("XADD", partition.ready, "*", "field", "value")
+    reader = gateway.reader(partition.ready)
+    read = ("XREADGROUP", "GROUP", GROUP, "w", "COUNT", 1, "BLOCK", 5000, "STREAMS", partition.ready, ">")
+    ((_, ((taken, _),)),) = await reader.read(*read)
+    assert taken == entry
+    leases, lost, troubles = Leases(), list[str](), list[QueueError | None]()
+    delivery = Delivery(partition, entry, "w", 1, {})
+    leases.hold(Held(delivery, "id", lost=lambda: lost.append("lost")))
+    beat = Beat(gateway.address, None, "w", leases, 0.6, troubles.append)
+    async with Producer(namespace=namespace.name, gateway=gateway) as producer:
+        handle = await producer.enqueue("t", queue="another")
+        await gateway.command("WAIT", 2, 5000)
+        waiter = asyncio.create_task(handle.result())
+        waits = asyncio.create_task(reader.read(*read))
+        victim = sentinels.kill_primary()
+        beat.start()
+        try:
+            await until(lambda: told(troubles), "the beat met the lost server, and then found the new one")
+        finally:
+            await asyncio.to_thread(beat.stop)
+        with pytest.raises(QueueError):
+            await soon(waits)
+        assert await handle.status() == "queued"
+        assert sentinels.primary is not victim
+        second = await gateway.command("XADD", partition.ready, "*", "field", "value")
+        ((_, ((taken, _),)),) = await soon(reader.read(*read))
+        assert (taken, lost) == (second, [])
+        await handle.cancel()
+        with pytest.raises(TaskCancelled):
+            await soon(waiter)
+    await reader.close()
+
+
+async def told(troubles: list[QueueError | None]) -> bool:
+    return len(troubles) > 1 and troubles[-1] is None

@@ -1,0 +1,23 @@
+"""What the tests' own sentinels promise to the tests that use them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.sentinels import sentinels_of_its_own
+from tests.support.servers import BUNDLED, find_program
+
+pytestmark = [pytest.mark.cluster, pytest.mark.integration]
+
+
+def test_sentinels_name_another_primary_when_theirs_is_killed() -> None:
+    program = find_program(BUNDLED)
+    assert program is not None
+    with sentinels_of_its_own(program) as sentinels:
+        sentinels.primary.command("SET", "key", "value")
+        assert sentinels.primary.command("WAIT", 2, 20_000) == 2
+        victim = sentinels.kill_primary()
+        heir = sentinels.failed_over(victim)
+        assert heir is not victim
+        assert heir.command("GET", "key") == b"value"
+    assert not any(node.alive for node in [*sentinels.servers, *sentinels.watchers])

@@ -1,0 +1,133 @@
+"""An address that says one kind of server and meets another: the error names the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from perdure.queues import Address, Gateway, Refused, Unavailable, default_address
+from perdure.queues.transport.clients import check_server
+
+from tests.conftest import default_kind
+from tests.support.clusters import Cluster
+from tests.support.nodes import Node, free_ports
+from tests.support.sentinels import SERVICE, Sentinels, sentinels_of_its_own
+from tests.support.servers import find_program
+
+pytestmark = pytest.mark.integration
+
+
+async def reach(url: str) -> None:
+    gateway = Gateway(default_address(url), patience=0.0)
+    try:
+        await gateway.open()
+    finally:
+        await gateway.close()
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    found = find_program(default_kind())
+    if found is None:
+        pytest.skip(f"no {default_kind()} server here")
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(program: Path) -> Iterator[int]:
+    """The port of one server."""
+    (port,) = free_ports(1)
+    node = Node(program, port, ["--bind", "127.0.0.1", "--port", str(port), "--save", ""], {})
+    node.start()
+    yield port
+    node.stop()
+
+
+@pytest.fixture(scope="module")
+def lone_node(program: Path) -> Iterator[int]:
+    """The port of a cluster's node that has met nobody yet, and serves no slot."""
+    (port,) = free_ports(1, bus=True)
+    node = Node(program, port, ["--bind", "127.0.0.1", "--port", str(port), "--cluster-enabled", "yes"], {})
+    node.start()
+    yield port
+    node.stop()
+
+
+async def test_one_server_is_no_cluster(server: int) -> None:
+    with pytest.raises(Refused, match=r"one server and not a Redis Cluster: write redis://"):
+        await reach(f"redis+cluster://127.0.0.1:{server}")
+
+
+async def test_a_node_of_a_cluster_is_not_one_server(lone_node: int) -> None:
+    with pytest.raises(Refused, match=r"a node of a Redis Cluster: write redis\+cluster://"):
+        await reach(f"redis://127.0.0.1:{lone_node}")
+
+
+async def test_one_server_is_no_sentinel(server: int) -> None:
+    with pytest.raises(Refused, match=rf"127\.0\.0\.1:{server} is not a sentinel .*: write redis://"):
+        await reach(f"redis+sentinel://127.0.0.1:{server}/{SERVICE}")
+
+
+async def test_nobody_who_answers_may_be_there_later() -> None:
+    with pytest.raises(Unavailable, match="cannot reach any node of"):
+        await reach("redis+cluster://127.0.0.1:1,127.0.0.1:2")
+    with pytest.raises(Unavailable, match=r"no sentinel knows where 'jobs' is; 127\.0\.0\.1:1: .*127\.0\.0\.1:2"):
+        await reach("redis+sentinel://127.0.0.1:1,127.0.0.1:2/jobs")
+
+
+async def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "authority.pem"
+    for scheme, rest in (("rediss", ""), ("rediss+cluster", ""), ("rediss+sentinel", "/jobs")):
+        with pytest.raises(ValueError, match=r"ssl_ca_certs names .*authority.pem, and there is no such file"):
+            await reach(f"{scheme}://127.0.0.1:1{rest}?ssl_ca_certs={missing}")
+
+
+@pytest.fixture(scope="module")
+def sentinels(program: Path) -> Iterator[Sentinels]:
+    with sentinels_of_its_own(program, replicas=0, sentinels=1) as sentinels:
+        yield sentinels
+
+
+async def test_a_sentinel_is_not_a_server(sentinels: Sentinels) -> None:
+    port = sentinels.watchers[0].port
+    with pytest.raises(Refused, match=r"is a sentinel: write redis\+sentinel://host:port/service"):
+        await reach(f"redis://127.0.0.1:{port}")
+    with pytest.raises(Refused, match=r"is a sentinel: write redis\+sentinel://host:port/service"):
+        await reach(f"redis+cluster://127.0.0.1:{port}")
+
+
+async def test_a_service_that_nobody_watches_is_named(sentinels: Sentinels) -> None:
+    with pytest.raises(Refused, match="the sentinels know no service 'another'"):
+        await reach(f"redis+sentinel://127.0.0.1:{sentinels.watchers[0].port}/another")
+
+
+async def test_one_sentinel_that_answers_is_enough(sentinels: Sentinels) -> None:
+    await reach(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinels.watchers[0].port}/{SERVICE}")
+
+
+@pytest.mark.cluster
+async def test_any_node_of_a_cluster_will_do(shared_cluster: Cluster) -> None:
+    for node in shared_cluster.nodes:
+        await reach(f"redis+cluster://127.0.0.1:1,127.0.0.1:{node.port}")
+    with pytest.raises(Refused, match=r"write redis\+cluster://"):
+        await reach(f"redis://127.0.0.1:{shared_cluster.nodes[0].port}")
+
+
+@pytest.mark.parametrize(
+    ("url", "info", "why"),
+    [
+        ("redis://h", "redis_version:6.0.9\r\nredis_mode:standalone", "is Redis 6.0.9: Perdure needs 6.2 or newer"),
+        ("redis+cluster://h", "redis_version:5.0.0\r\nredis_mode:cluster", "Redis 5.0.0"),
+        ("redis://h", "nothing:known", r"is Redis \?"),
+        ("rediss://h", "redis_version:7.2.4\r\nserver_mode:cluster", r"write rediss\+cluster://host:port"),
+    ],
+)
+def test_what_a_server_says_of_itself_decides(url: str, info: str, why: str) -> None:
+    with pytest.raises(Refused, match=why):
+        check_server(Address(url), info.encode())
+
+
+@pytest.mark.parametrize(("url", "mode"), [("redis://h", "standalone"), ("redis+cluster://h", "cluster")])
+def test_a_server_of_its_kind_is_taken(url: str, mode: str) -> None:
+    check_server(Address(url), f"redis_version:6.2.0\r\nredis_mode:{mode}\r\n".encode())

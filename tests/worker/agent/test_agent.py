@@ -1,0 +1,418 @@
+"""Agents: the loop over their state, from goal to result, and from wherever a former run had come to."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Annotated, Any, ClassVar
+
+import pytest
+from loguru import logger
+from perdure import (
+    Agent,
+    AgentState,
+    App,
+    Context,
+    Ephemeral,
+    InvalidArguments,
+    PlanStep,
+    Retry,
+    Settings,
+    TaskHandle,
+    Worker,
+)
+from perdure.deadletter import Reason, Replay, replay
+from perdure.queues import Gateway, Script, pairs
+from perdure.worker.journal import empty_state, parse_event, reduce
+from pydantic import Field, SecretStr, field_serializer
+
+from tests.support.workers import history, letter, recorded_steps, redis_command, soon, work_off
+
+pytestmark = pytest.mark.integration
+
+AGAIN = Retry(max_attempts=5, base=0.0)
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    async with App("agents", settings=settings.model_copy(update={"check_state": True, "lease": 30.0})) as app:
+        yield app
+
+
+class Counting(AgentState):
+    """words: what to count. total: so far. scratch: is never stored."""
+
+    words: list[str] = Field(default_factory=list)
+    total: int = 0
+    scratch: Annotated[list[str] | None, Ephemeral] = None
+
+
+class Counter(Agent[Counting]):
+    """Counts the letters of words, one word a step."""
+
+    acts: ClassVar[list[str]] = []
+    fails: ClassVar[dict[str, int]] = {}
+
+    async def plan(self, ctx: Context, state: Counting) -> list[PlanStep]:
+        return [PlanStep(key=word, title=f"count {word}") for word in state.words]
+
+    async def act(self, ctx: Context, state: Counting, step: PlanStep) -> int:
+        self.acts.append(step.key)
+        found = await ctx.step("length", len, step.key)
+        await ctx.discover(f"{step.key} has {found} letters", source="len")
+        state.total += found
+        if self.fails.get(step.key, 0) >= step.attempts:
+            raise ConnectionError(f"cut off in {step.key}")
+        return found
+
+    async def finish(self, ctx: Context, state: Counting) -> dict[str, Any]:
+        return {"total": state.total, "discoveries": len(state.discoveries), "results": state.results}
+
+
+@pytest.fixture
+def counter() -> type[Counter]:
+    class Fresh(Counter):
+        acts: ClassVar[list[str]] = []
+        fails: ClassVar[dict[str, int]] = {}
+
+    return Fresh
+
+
+async def test_an_agent_plans_acts_and_finishes(app: App, counter: type[Counter]) -> None:
+    count = app.agent(name="count", retry=AGAIN)(counter)
+    handle = await count.enqueue("count", words=["one", "three"])
+    await work_off(app)
+    assert await soon(handle.result()) == {"total": 8, "discoveries": 2, "results": {"one": 3, "three": 5}}
+    told = [(event.type, event.step) for event in await history(handle) if event.number is not None]
+    assert told == [
+        ("started", None),
+        ("planned", None),
+        ("step_started", "one"),
+        ("discovered", "one"),
+        ("step_completed", "one"),
+        ("step_started", "three"),
+        ("discovered", "three"),
+        ("step_completed", "three"),
+        ("finished", None),
+    ]
+    assert set(await recorded_steps(app, handle)) == {"d:#plan", "d:#finish"}
+
+
+async def test_what_failed_goes_on_where_it_was_and_nothing_is_applied_twice(app: App, counter: type[Counter]) -> None:
+    counter.fails["three"] = 2
+    count = app.agent(name="count", retry=AGAIN)(counter)
+    handle = await count.enqueue("count", words=["one", "three", "five"])
+    await work_off(app)
+    assert await soon(handle.result()) == {
+        "total": 12,
+        "discoveries": 3,
+        "results": {"one": 3, "three": 5, "five": 4},
+    }
+    assert counter.acts == ["one", "three", "three", "three", "five"]
+    failed = [event for event in await history(handle) if event.type == "step_failed"]
+    assert [(event.step, event.data["error"]) for event in failed] == [("three", "ConnectionError")] * 2
+
+
+async def test_an_agent_is_called_from_elsewhere_by_name_with_its_goal_and_inputs(
+    app: App, counter: type[Counter], settings: Settings
+) -> None:
+    app.agent(name="count")(counter)
+    handle = await app.producer.enqueue("count", {"goal": "count", "words": ["four"]})
+    await work_off(app)
+    assert (await soon(handle.result()))["total"] == 4
+    with pytest.raises(InvalidArguments, match="unexpected keyword argument 'word'"):
+        await app.agent(name="other")(counter).enqueue("count", word="four")
+
+
+async def test_a_stopping_worker_stops_between_steps_and_the_next_goes_on(app: App) -> None:
+    acts: list[str] = []
+
+    class Stopped(Counter):
+        async def act(self, ctx: Context, state: Counting, step: PlanStep) -> int:
+            acts.append(step.key)
+            if step.key == "one":
+                running[0].stop()
+            return len(step.key)
+
+    running: list[Worker] = []
+    count = app.agent(name="count")(Stopped)
+    handle = await count.enqueue("count", words=["one", "two"])
+    async with Worker(app) as worker:
+        running.append(worker)
+        await soon(worker.run())
+    assert acts == ["one"]
+    assert (await handle.record()).attempts == 0
+    await work_off(app)
+    assert (await soon(handle.result()))["results"] == {"one": 3, "two": 3}
+    assert acts == ["one", "two"]
+
+
+# what is stored, and what is not
+
+
+class Login(AgentState):
+    password: Annotated[SecretStr, Ephemeral] = SecretStr("")
+    opened: Annotated[Any, Ephemeral] = None
+    note: str = ""
+
+
+async def test_ephemeral_fields_are_never_stored_and_inputs_among_them_are_there_again(app: App) -> None:
+    seen: list[tuple[str, object, str]] = []
+
+    class Spy(Agent[Login]):
+        async def plan(self, ctx: Context, state: Login) -> list[PlanStep]:
+            state.opened = object()
+            return [PlanStep(key="look", title="look")]
+
+        async def act(self, ctx: Context, state: Login, step: PlanStep) -> None:
+            seen.append((state.password.get_secret_value(), state.opened, state.note))
+            state.note = f"logged in with {state.password.get_secret_value()}"
+            if step.attempts == 1:
+                raise ConnectionError
+
+        async def finish(self, ctx: Context, state: Login) -> str:
+            return state.note
+
+    spy = app.agent(name="spy", retry=AGAIN)(Spy)
+    handle = await spy.enqueue("look", password="hunter22")
+    await work_off(app)
+    assert await soon(handle.result()) == "logged in with hunter22"
+    assert [(password, note) for password, _, note in seen] == [("hunter22", "")] * 2
+    assert seen[0][1] is not None
+    assert seen[1][1] is None
+    stored = await recorded_steps(app, handle)
+    assert not any(b"hunter22" in value and name != "d:#finish" for name, value in stored.items())
+    assert not any("hunter22" in str(event.data) for event in await history(handle))
+
+
+class Keyring(AgentState):
+    passwords: Annotated[list[SecretStr], Ephemeral] = Field(default_factory=list)
+
+
+async def test_more_secrets_than_can_be_kept_out_of_the_state_are_refused(app: App) -> None:
+    kind = type("Locksmith", (Counter,), {"state_type": Keyring})
+    handle = await app.agent(kind, name="locksmith").enqueue(
+        "open", passwords=[f"hunter{one:03}" for one in range(300)]
+    )
+    await work_off(app)
+    found = await letter(app, handle)
+    assert (found.reason, found.error) == (Reason.NOT_RETRYABLE, "perdure.worker.errors.StateError")
+
+
+class Pages(AgentState):
+    pages: dict[str, str] = Field(default_factory=dict)
+
+
+def reader(**settings: Any) -> type[Agent[Pages]]:
+    """An agent that reads pages of the sizes that its goal names, and fails once after each."""
+
+    class Reader(Agent[Pages]):
+        async def plan(self, ctx: Context, state: Pages) -> list[PlanStep]:
+            return [PlanStep(key=f"{at}-{size}", title="read") for at, size in enumerate(state.goal.split())]
+
+        async def act(self, ctx: Context, state: Pages, step: PlanStep) -> None:
+            at, size = step.key.split("-")
+            state.pages[at] = at * int(size)
+
+        async def finish(self, ctx: Context, state: Pages) -> dict[str, int]:
+            return {at: len(page) for at, page in state.pages.items()}
+
+    for name, value in settings.items():
+        setattr(Reader, name, value)
+    return Reader
+
+
+async def test_large_values_are_stored_once_beside_the_snapshots(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    run = Gateway.run
+
+    async def watched(gateway: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        if script.name == "record":
+            written.extend(str(key) for kind, key in zip(args[4::4], args[5::4], strict=True) if kind == "saved")
+        return await run(gateway, script, keys, args)
+
+    monkeypatch.setattr(Gateway, "run", watched)
+    read = app.agent(name="read")(reader(snapshot_every=1))
+    handle = await read.enqueue("20000 30000 10")
+    await work_off(app)
+    assert await soon(handle.result()) == {"0": 20_000, "1": 30_000, "2": 10}
+    stored = await recorded_steps(app, handle)
+    blobs = sorted(len(value) for name, value in stored.items() if name.startswith("s:#blob:"))
+    assert blobs == [20_002, 30_002]
+    assert len(stored["s:#state"]) < 2000
+    assert len([key for key in written if key.startswith("#blob:")]) == 2
+    assert len([key for key in written if key == "#state"]) > 6
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    lines: list[str] = []
+    handler = logger.add(lines.append, format="{message}")
+    yield lines
+    logger.remove(handler)
+
+
+async def test_a_state_that_grows_is_warned_of_and_over_the_limit_it_is_a_dead_letter(
+    settings: Settings, log: list[str]
+) -> None:
+    async with App("small", settings=settings.model_copy(update={"payload_limit": 300_000})) as app:
+        read = app.agent(name="read")(reader())
+        handle = await read.enqueue("70000 10000 10000 80000 200000")
+        await work_off(app)
+        found = await letter(app, handle)
+    assert found.error == "perdure.worker.errors.StateTooLarge"
+    assert "its largest fields: pages (370," in found.message
+    warnings = [line for line in log if line.startswith("the state of agent")]
+    assert len(warnings) == 2, "once above 64 KB, and once above twice that"
+
+
+async def test_what_cannot_be_stored_is_a_dead_letter_that_says_so(app: App) -> None:
+    class Broken(Counter):
+        async def act(self, ctx: Context, state: Counting, step: PlanStep) -> int:
+            state.total = "many"  # type: ignore[assignment]
+            return 1
+
+    handle = await app.agent(name="count", retry=AGAIN)(Broken).enqueue("count", words=["one"])
+    await work_off(app)
+    found = await letter(app, handle)
+    assert (found.reason, found.error) == (Reason.NOT_RETRYABLE, "perdure.worker.errors.StateUnstorable")
+    assert "total" in found.message
+
+
+# a deploy in between
+
+
+class Halfway(Counter):
+    """Gets through its first step, and fails in the second."""
+
+    snapshot_every: ClassVar[int] = 1
+
+    async def act(self, ctx: Context, state: Counting, step: PlanStep) -> int:
+        if step.key == "two":
+            raise ConnectionError
+        state.total += 1
+        return 1
+
+
+async def after_a_deploy(
+    app: App, settings: Settings, later: type[Agent[Any]], snapshot: Callable[[bytes], bytes] = lambda stored: stored
+) -> TaskHandle[Any]:
+    """A task that failed halfway, and is replayed by a later version, with its snapshot changed."""
+    once = Retry(max_attempts=1)
+    handle = await app.agent(name="count", retry=once)(Halfway).enqueue("count", words=["one", "two"])
+    await work_off(app)
+    found = await letter(app, handle)
+    stored = await recorded_steps(app, handle)
+    await redis_command(app, "HSET", handle.partition.steps(handle.id), "s:#state", snapshot(stored["s:#state"]))
+    async with App("later", settings=settings) as newer:
+        newer.agent(name="count", retry=once)(later)
+        await replay(newer.producer.gateway, found, Replay())
+        await work_off(newer)
+    return handle
+
+
+class Extended(Counting):
+    unit: str = "letters"
+
+
+class Later(Agent[Extended]):
+    async def plan(self, ctx: Context, state: Extended) -> list[PlanStep]:
+        raise AssertionError("there is a plan")
+
+    async def act(self, ctx: Context, state: Extended, step: PlanStep) -> int:
+        state.total += 1
+        return 2
+
+    async def finish(self, ctx: Context, state: Extended) -> dict[str, Any]:
+        return {"total": state.total, "unit": state.unit, "results": state.results}
+
+
+async def test_a_field_that_came_later_has_its_default(app: App, settings: Settings) -> None:
+    handle = await after_a_deploy(app, settings, Later)
+    assert await soon(handle.result()) == {"total": 2, "unit": "letters", "results": {"one": 1, "two": 2}}
+
+
+async def test_a_field_that_this_version_does_not_know_stays_as_it_is(app: App, settings: Settings) -> None:
+    handle = await after_a_deploy(app, settings, Later, lambda data: data.replace(b'"total":1', b'"total":1,"of":[7]'))
+    assert await soon(handle.result()) == {"total": 2, "unit": "letters", "results": {"one": 1, "two": 2}}
+    state = empty_state()
+    for event in await history(handle):
+        if event.number is not None:
+            assert not any(change["path"] == "/of" for change in (event.data or {}).get("changes", ()))
+            state = reduce(state, parse_event(event), event.number)
+    assert state["total"] == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "message"),
+    [
+        (b'"total":1', b'"total":"one"', "StateMismatch", "total: Input should be a valid integer"),
+        (b'{"v":1', b'{"v":7', "BadSnapshot", "version 7"),
+        (b'{"v":1', b'{"v":1,', "BadSnapshot", "not JSON"),
+        (b'"agent":"count"', b'"agent":"other"', "BadSnapshot", "it is that of agent 'other'"),
+        (b'"total":1', b'"total":{"$ref":"sha256:00"}', "BadSnapshot", "'#blob:00' is missing"),
+    ],
+)
+async def test_a_state_that_cannot_be_used_is_a_dead_letter_that_names_it_and_stays(
+    app: App, settings: Settings, old: bytes, new: bytes, error: str, message: str
+) -> None:
+    handle = await after_a_deploy(app, settings, Later, lambda data: data.replace(old, new))
+    found = await letter(app, handle)
+    assert (found.reason, found.error) == (Reason.NOT_RETRYABLE, f"perdure.worker.errors.{error}")
+    assert message in found.message
+    assert handle.id in found.message
+    assert new in (await recorded_steps(app, handle))["s:#state"]
+
+
+@pytest.mark.parametrize(
+    ("later", "message"), [(None, "event 4 is not in its log"), (b'{"v":9}', "it has version 9"), (b"{", "not JSON")]
+)
+async def test_an_event_after_the_snapshot_that_cannot_be_read_is_a_dead_letter_that_names_it(
+    app: App, settings: Settings, later: bytes | None, message: str
+) -> None:
+    """Event 4 tells what the first step came to."""
+
+    class Rarely(Halfway):
+        snapshot_every: ClassVar[int] = 50
+
+    handle = await app.agent(name="count", retry=Retry(max_attempts=1))(Rarely).enqueue("count", words=["one", "two"])
+    await work_off(app)
+    found = await letter(app, handle)
+    key = handle.partition.log(handle.id)
+    entries = {
+        pairs(fields).get(b"n"): pairs(fields) for _, fields in await redis_command(app, "XRANGE", key, "-", "+")
+    }
+    await redis_command(app, "DEL", key)
+    for number, fields in entries.items():
+        if number == b"4" and later is None:
+            continue
+        if number == b"4" and later is not None:
+            fields[b"data"] = later
+        await redis_command(app, "XADD", key, "*", *(one for pair in fields.items() for one in pair))
+    await replay(app.producer.gateway, found, Replay())
+    await work_off(app)
+    found = await letter(app, handle)
+    assert (found.reason, found.error) == (Reason.NOT_RETRYABLE, "perdure.worker.errors.BadSnapshot")
+    assert message in found.message
+    assert handle.id in found.message
+
+
+async def test_a_state_that_is_not_what_its_log_comes_to_is_told_of_where_that_is_asked_for(
+    settings: Settings, app: App
+) -> None:
+    class Fickle(Counting):
+        @field_serializer("total")
+        def change(self, total: int) -> int:
+            self.total += 1
+            return total
+
+    handles = {}
+    async with App("unchecked", settings=settings) as unchecked:
+        for one in (app, unchecked):
+            kind = type("Fickle_", (Counter,), {"state_type": Fickle, "acts": []})
+            handle = await one.agent(kind, name=one.name, queue=one.name).enqueue("count", words=["one"])
+            await work_off(one)
+            handles[one.name] = handle
+        assert await soon(handles["unchecked"].result())
+    found = await letter(app, handles["agents"])
+    assert found.error == "perdure.worker.errors.StateDrift"
+    assert "since event 1: /total" in found.message

@@ -1,0 +1,418 @@
+"""Coherence: whether an agent still knows what it is doing, and what follows where it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, ClassVar
+
+import anyio
+import pytest
+from perdure import Agent, AgentState, App, Coherence, Context, PlanStep, Retry, Settings, Snooze, State, TaskHandle
+from perdure.queues import Entry
+from perdure.worker.agent.coherence import STANDING, Standing, View, Watch, find
+from perdure.worker.agent.coherence.checks import Call
+from perdure.worker.durable.checkpoint_writer import Recorder
+from perdure.worker.journal import events
+
+from tests.support.command_line import Answer, call
+from tests.support.workers import history, letter, recorded_steps, soon, until, work_off, working
+
+STATE: dict[str, Any] = {"goal": "g", "plan": [], "results": {}, "current": None, "waiting_for": None}
+ONCE = Retry(max_attempts=1)
+
+
+def steps(**status: str) -> list[dict[str, Any]]:
+    return [{"key": key, "status": one} for key, one in status.items()]
+
+
+def wrong(state: dict[str, Any] | None = None, coherence: Coherence | None = None, **view: Any) -> dict[str, str]:
+    """What is found, by check."""
+    found = find(View({**STATE, **(state or {})}, **{"goal": "g", **view}), coherence or Coherence())
+    return {one.check: one.detail for one in found}
+
+
+# the checks
+
+
+def test_nothing_is_wrong_with_an_agent_that_knows_what_it_is_doing() -> None:
+    assert wrong() == {}
+    plan = steps(read="done", think="running", write="pending", old="failed", gone="dropped")
+    calls = [Call("search", f'{{"q":{number}}}') for number in range(20)]
+    state = {"plan": plan, "results": {"read": 1}, "current": "think"}
+    assert wrong(state, calls=calls, idle=1799.0, tokens=128_000) == {}
+
+
+def test_another_goal() -> None:
+    assert wrong({"goal": "x" * 500}) == {"goal": f"its goal is '{'x' * 79}..., and 'g' was enqueued"}
+    assert wrong({"goal": ""}) == {"goal": "its goal is '', and 'g' was enqueued"}
+
+
+@pytest.mark.parametrize(
+    ("state", "detail"),
+    [
+        ({"plan": steps(a="done", b="done"), "results": {"b": None}}, "done without a result: 'a'"),
+        ({"plan": steps(a="done"), "results": {"a": 1, "z": 2}}, "a result of no step of the plan: 'z'"),
+        ({"plan": steps(a="running", b="running"), "current": "a"}, "2 steps are running at once: 'a', 'b'"),
+        ({"plan": steps(a="pending"), "current": "b"}, "the current step 'b' is not in the plan"),
+        ({"plan": steps(a="done"), "results": {"a": 1}, "current": "a"}, "the current step 'a' is done"),
+        ({"plan": steps(a="pending") * 2}, "2 steps of the plan are called 'a'"),
+        (
+            {"plan": steps(**dict.fromkeys("abcdefg", "done"))},
+            "done without a result: 'a', 'b', 'c', 'd', 'e' and 2 more",
+        ),
+    ],
+)
+def test_a_plan_that_does_not_fit_its_results(state: dict[str, Any], detail: str) -> None:
+    assert wrong(state) == {"plan": detail}
+
+
+def test_nothing_got_done() -> None:
+    assert wrong({"plan": steps(a="running"), "current": "a"}, idle=1801.0) == {
+        "progress": "nothing got done in step 'a' for more than 30 minutes"
+    }
+    assert "progress" in wrong(coherence=Coherence(stuck_minutes=0.5), idle=31.0)
+
+
+def test_the_same_call_again_and_again() -> None:
+    same, other = Call("search", '{"q":1}'), Call("search", '{"q":2}')
+    assert wrong(calls=[same] * 4) == {}
+    told = 'search({"q":1}) was called 5 times among the last 5 calls'
+    assert wrong(calls=[same] * 5) == {"repetition": told}
+    assert "5 times among the last 9" in wrong(calls=[same, other] * 4 + [same])["repetition"]
+    assert wrong(calls=[same] * 5 + [Call("read", str(number)) for number in range(16)]) == {}  # beyond the window
+    assert wrong(calls=[same] * 2, coherence=Coherence(repeats=2, window=2)).keys() == {"repetition"}
+
+
+def test_calls_are_compared_whole_and_kept_small() -> None:
+    large = {"text": "x" * 1_000_000, "a": 1}
+    call = Call.of("read", large)
+    assert call == Call.of("read", dict(reversed(large.items())))
+    assert call != Call.of("read", {**large, "text": "x" * 999_999 + "y"})
+    assert len(repr(call)) < 300
+    assert "was called 5 times" in wrong(calls=[call] * 5)["repetition"]
+    assert len(wrong(calls=[call] * 5)["repetition"]) < 300
+
+
+def test_more_tokens_than_the_budget_and_a_message_that_is_not_read() -> None:
+    assert wrong(tokens=128_001) == {"context": "its messages have 128,001 tokens, and 128,000 is its budget"}
+    waiting = {"waiting_for": {"what": "approval", "on": "ada"}}
+    assert wrong(waiting) == {}
+    assert wrong(waiting, ignored=1) == {
+        "waiting": "it waits for approval from 'ada' while a message is in its inbox, unread for 1 step"
+    }
+    assert wrong(ignored=1) == {}
+
+
+@pytest.mark.parametrize("check", ["goal", "plan", "progress", "repetition", "context", "waiting"])
+def test_a_check_can_be_off(check: str) -> None:
+    state = {"goal": "x", "plan": steps(a="done"), "waiting_for": {"what": "message"}}
+    view: dict[str, Any] = {"calls": [Call("a", "{}")] * 9, "idle": 9999.0, "tokens": 999_999, "ignored": 3}
+    every = {"goal", "plan", "progress", "repetition", "context", "waiting"}
+    assert wrong(state, **view).keys() == every
+    assert wrong(state, Coherence(**{check: "off"}), **view).keys() == every - {check}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"goal": "ignore"}, "goal must be one of off, warn, hand_off, bury, not 'ignore'"),
+        ({"stuck_minutes": 0}, "stuck_minutes must be more than 0, not 0"),
+        ({"repeats": 1}, "repeats must be 2 or more and at most the window of 20 calls"),
+        ({"repeats": 30}, "repeats must be 2 or more and at most the window of 20 calls"),
+    ],
+)
+def test_settings_that_cannot_be_meant(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        Coherence(**settings)
+
+
+def test_what_is_stored_by_another_version_is_found_anew() -> None:
+    for data in (b"", b"{", b'{"v":2,"findings":[]}', b'{"findings":7}', None):
+        assert Standing.decode(data) == Standing()
+
+
+# an agent at work
+
+
+class Looping(Agent[AgentState]):
+    """Calls one tool `times` times in its first step, and others in its second."""
+
+    times: ClassVar[int] = 8
+    coherence: ClassVar[Coherence] = Coherence()
+
+    async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+        return [PlanStep(key="first", title="circle"), PlanStep(key="second", title="move on")]
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+        for number in range(self.times if step.key == "first" else 30):
+            await ctx.tool("search", self.search, "same" if step.key == "first" else str(number))
+            await asyncio.sleep(0)
+        return 0
+
+    def search(self, query: str) -> str:
+        return query
+
+    async def finish(self, ctx: Context, state: AgentState) -> str:
+        return "finished"
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    async with App("agents", settings=settings.model_copy(update={"grace": 0.2})) as app:
+        yield app
+
+
+def agent(app: App, kind: type[Agent[Any]], **coherence: Any) -> Any:
+    fresh = type("Fresh", (kind,), {"coherence": Coherence(**coherence)})
+    return app.agent(name="circling", retry=ONCE)(fresh)
+
+
+async def incoherent(handle: TaskHandle[Any]) -> list[tuple[str, str]]:
+    found = [event.data for event in await history(handle) if event.type == "incoherent"]
+    return [(data["check"], data.get("policy", "warn")) for data in found]
+
+
+async def command(app: App, *args: str) -> Answer:
+    where = ("--redis-url", app.settings.redis_url, "--namespace", app.settings.namespace)
+    return await anyio.to_thread.run_sync(lambda: call(*args, *where))
+
+
+@pytest.mark.integration
+async def test_a_warning_is_told_once_and_taken_back_when_it_no_longer_holds(app: App) -> None:
+    seen: list[str] = []
+
+    class Shown(Looping):
+        async def replan(self, ctx: Context, state: AgentState) -> None:
+            if not seen:
+                seen.append((await command(app, "task", "show", ctx.task_id)).out)
+
+    handle = await agent(app, Shown).enqueue("search")
+    await work_off(app)
+    assert await soon(handle.result()) == "finished"
+    assert await incoherent(handle) == [("repetition", "warn")]
+    assert "incoherent" in seen[0]
+    assert 'repetition: search({"query":"same"}) was called 5 times among the last' in seen[0]
+    assert f"s:{STANDING}" not in await recorded_steps(app, handle)
+    assert (await command(app, "task", "show", handle.id, "--json")).json["incoherent"] == []
+
+
+@pytest.mark.integration
+async def test_looks_that_find_nothing_new_write_nothing(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    put = Recorder.put
+
+    async def noted(recorder: Recorder, *entries: Entry, **options: Any) -> None:
+        written.extend(entry.kind for entry in entries if entry.step == STANDING)
+        await put(recorder, *entries, **options)
+
+    monkeypatch.setattr(Recorder, "put", noted)
+    await agent(app, Looping, repetition="off").enqueue("search")
+    await work_off(app)
+    assert written == []
+    await app.agent(name="held")(type("Held", (Looping,), {"times": 20})).enqueue("search")
+    await work_off(app)
+    assert written == ["saved", "drop"]
+
+
+@pytest.mark.integration
+async def test_burial_and_a_replay_by_a_person_who_knows(app: App) -> None:
+    looping = agent(app, Looping, repetition="bury")
+    handle = await looping.enqueue("search")
+    await work_off(app)
+    found = await letter(app, handle)
+    assert found.reason == "incoherent"
+    assert found.error == "perdure.worker.errors.Incoherent"
+    assert "agent 'circling' no longer knows what it is doing: repetition: search(" in found.message
+    assert await incoherent(handle) == [("repetition", "bury")]
+    assert (await command(app, "dlq", "replay", handle.id)).code == 0
+    await work_off(app)
+    assert await soon(handle.result()) == "finished"
+    assert await incoherent(handle) == [("repetition", "bury")]
+
+
+@pytest.mark.integration
+async def test_after_a_fresh_start_former_calls_do_not_count(app: App) -> None:
+    class Circling(Looping):
+        coherence: ClassVar[Coherence] = Coherence(repetition="bury")
+
+    handle = await app.agent(name="circling", retry=ONCE)(Circling).enqueue("search")
+    await work_off(app)
+    assert (await letter(app, handle)).reason == "incoherent"
+    Circling.times = 2  # as after a repair of the agent
+    assert (await command(app, "dlq", "replay", handle.id, "--fresh")).code == 0
+    await work_off(app)
+    assert await soon(handle.result()) == "finished"
+
+
+@pytest.mark.integration
+async def test_what_a_person_knows_of_is_known_to_all_later_runs(app: App) -> None:
+    class Elsewhere(Looping):
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            state.goal = "another"
+            if step.key == "second":
+                for number in range(100):  # so that the replay is far back in the log
+                    await ctx.discover(f"fact {number}")
+                if step.attempts == 1:
+                    raise ValueError("not yet")
+
+    kind = type("Fresh", (Elsewhere,), {"coherence": Coherence(goal="bury")})
+    handle = await app.agent(name="circling", retry=Retry(base=0.0))(kind).enqueue("search")
+    await work_off(app)
+    assert (await letter(app, handle)).reason == "incoherent"
+    assert (await command(app, "dlq", "replay", handle.id)).code == 0
+    await work_off(app)
+    assert await soon(handle.result()) == "finished"
+    assert await incoherent(handle) == [("goal", "bury")]
+
+
+@pytest.mark.integration
+async def test_a_hand_off_waits_for_a_message(app: App) -> None:
+    handle = await agent(app, Looping, repetition="hand_off").enqueue("search")
+    async with working(app):
+        await until(lambda: has_state(handle, State.SCHEDULED), "it is parked")
+        await handle.send("go on", sender="ada")
+        assert await soon(handle.result()) == "finished"
+    assert await incoherent(handle) == [("repetition", "hand_off")]
+    assert [event.data["after"] for event in await history(handle) if event.type == "resumed"] == ["wait"]
+
+
+async def has_state(handle: TaskHandle[Any], state: State) -> bool:
+    return await handle.status() is state
+
+
+@pytest.mark.integration
+async def test_a_run_that_dies_before_it_acted_has_told_of_it_and_the_next_acts(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died: list[int] = []
+    bury = Watch._bury
+
+    async def die_first(watch: Watch) -> None:
+        if not died:
+            died.append(1)
+            raise Snooze(0)
+        await bury(watch)
+
+    monkeypatch.setattr(Watch, "_bury", die_first)
+
+    class Elsewhere(Looping):
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            state.goal = "another"
+            return 0
+
+    handle = await agent(app, Elsewhere, goal="bury").enqueue("search")
+    await work_off(app)
+    found = await letter(app, handle)
+    assert found.reason == "incoherent"
+    assert "goal: its goal is 'another', and 'search' was enqueued" in found.message
+    assert await incoherent(handle) == [("goal", "bury")]
+    assert died
+
+
+@pytest.mark.integration
+async def test_calls_of_former_runs_count(app: App) -> None:
+    class Failing(Looping):
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            if step.key == "second":
+                return
+            for _ in range(3 * step.attempts):  # those of the first attempt are in the checkpoint
+                await ctx.tool("search", self.search, "same")
+            if step.attempts == 1:
+                raise ValueError("not yet")
+
+    kind = type("Fresh", (Failing,), {"coherence": Coherence()})
+    handle = await app.agent(name="circling", retry=Retry(base=0.0))(kind).enqueue("search")
+    await work_off(app)
+    assert await soon(handle.result()) == "finished"
+    assert await incoherent(handle) == [("repetition", "warn")]
+
+
+@pytest.mark.integration
+async def test_a_step_in_which_nothing_gets_done_is_ended(app: App) -> None:
+    class Stuck(Looping):
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            await ctx.step("hang", anyio.sleep_forever)
+
+    handle = await agent(app, Stuck, progress="bury", stuck_minutes=0.002).enqueue("search")
+    await work_off(app)
+    found = await letter(app, handle)
+    assert (found.reason, await incoherent(handle)) == ("incoherent", [("progress", "bury")])
+    assert "nothing got done in step 'first' for more than 0.002 minutes" in found.message
+
+
+@pytest.mark.integration
+async def test_no_step_begins_once_it_is_to_end(app: App) -> None:
+    """Though the handler never pauses between two steps: what is enough is enough."""
+    calls: list[str] = []
+
+    class Tireless(Looping):
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            while True:
+                await ctx.tool("search", calls.append, "same")
+
+    app.configure(grace=1000.0)
+    handle = await agent(app, Tireless, repetition="bury").enqueue("search")
+    await work_off(app)
+    assert (await letter(app, handle)).reason == "incoherent"
+    assert 5 <= len(calls) <= 10
+
+
+@pytest.mark.integration
+async def test_a_message_that_it_waits_for_and_does_not_read(app: App) -> None:
+    class Deaf(Looping):
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            if step.key == "first":
+                await ctx.record(events.Waiting(what="message", on="ada"))
+                await handles[0].send("here it is", sender="ada")
+
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key=key, title=key) for key in ("first", "second", "third")]
+
+    handles: list[Any] = [await agent(app, Deaf).enqueue("search")]
+    await work_off(app)
+    assert await soon(handles[0].result()) == "finished"
+    assert await incoherent(handles[0]) == [("waiting", "warn")]
+
+
+@pytest.mark.integration
+async def test_a_conversation_over_its_budget(app: App) -> None:
+    class Talking(Looping):
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            await ctx.say("user", "many words " * 100)
+
+    handle = await agent(app, Talking, context_tokens=100).enqueue("search")
+    await work_off(app)
+    assert await incoherent(handle) == [("context", "warn")]
+
+
+@pytest.mark.integration
+async def test_the_worker_tells_of_runs_that_are_not_coherent(app: App) -> None:
+    go_on = asyncio.Event()
+
+    class Held(Looping):
+        async def finish(self, ctx: Context, state: AgentState) -> str:
+            await go_on.wait()
+            return "finished"
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            state.goal = "another"
+
+    handle = await agent(app, Held).enqueue("search")
+    async with working(app) as worker:
+        await until(lambda: is_confused(worker.health), "the report names it")
+        report = worker.health()
+        assert [(one.id, one.task, one.checks) for one in report.incoherent] == [(handle.id, "circling", ("goal",))]
+        assert (report.coherent, report.live) == (False, True)
+        assert type(report).of(report.summary()) == report
+        go_on.set()
+        assert await soon(handle.result()) == "finished"
+        await until(lambda: is_coherent(worker.health), "the report names nobody")
+
+
+async def is_confused(report: Callable[[], Any]) -> bool:
+    return not report().coherent
+
+
+async def is_coherent(report: Callable[[], Any]) -> bool:
+    return bool(report().coherent)

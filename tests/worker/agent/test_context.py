@@ -1,0 +1,407 @@
+"""A running task's context: what is repaired and compacted on the way is recorded, once, and the log keeps it all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle
+from perdure.queues import TaskEvent, generate_key
+from perdure.worker.agent.context import INTERRUPTED, ContextBuilder, OldTurns, Prompt, to_anthropic, to_openai
+from perdure.worker.errors import StepOutsideTask
+from perdure.worker.journal import Message, StepStatus, ToolCall, WaitingFor
+from pydantic import SecretStr
+
+from tests.support.provider_rules import anthropic_problems, openai_problems
+from tests.support.workers import history, letter, recorded_steps, redis_command, work_off
+
+pytestmark = pytest.mark.integration
+
+AT_ONCE = Retry(max_attempts=3, base=0.0)
+TWICE = Retry(max_attempts=2, base=0.0)
+WORDS = "word " * 80
+"""About a hundred tokens."""
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    async with App("context", settings=settings) as app:
+        yield app
+
+
+async def of_type(handle: TaskHandle[Any], kind: str) -> list[TaskEvent]:
+    return [event for event in await history(handle) if event.type == kind]
+
+
+class Summaries:
+    """A summarizer that says what it is told to, and knows what it was asked."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.asked: list[OldTurns] = []
+        self._answers = list(answers)
+
+    async def __call__(self, old: OldTurns) -> str:
+        self.asked.append(old)
+        answer = self._answers.pop(0) if self._answers else f"summary {len(self.asked)}"
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def talkative(app: App, builder: ContextBuilder, prompts: list[Prompt], *, turns: int = 12, fail_at: int = -1) -> Any:
+    """A task that talks, asking a model after each turn, and fails once at a turn."""
+    failed: list[int] = []
+
+    async def model(prompt: Prompt) -> str:
+        prompts.append(prompt)
+        return WORDS
+
+    @app.task(retry=AT_ONCE)
+    async def talk(ctx: Context) -> list[str]:
+        state = AgentState(goal="Talk")
+        for number in range(turns):
+            state.messages.append(await ctx.say("user", f"turn {number}"))
+            answer = await builder.ask(ctx, state, model)
+            if number == fail_at and not failed:
+                failed.append(number)
+                raise RuntimeError("cut off")
+            state.messages.append(await ctx.say("assistant", answer))
+        return [one.content for one in state.messages]
+
+    return talk
+
+
+def check_ranges(told: list[TaskEvent], said: list[TaskEvent], summaries: Summaries) -> int:
+    """Each summary stands for the turns from the first one on up to the last that it cites; how many those are."""
+    gone = 0
+    for event, old in zip(told, summaries.asked, strict=True):
+        gone += event.data["messages"] - (1 if gone else 0)  # the former summary is one of them
+        assert event.data["first"] == old.first == said[0].number
+        assert event.data["last"] == old.last == said[gone - 1].number
+        assert f"events {old.first} to {old.last}" in event.data["summary"]
+    return gone
+
+
+async def test_the_oldest_turns_are_summarized_once_and_their_numbers_cited(app: App) -> None:
+    """The handler fails after two compactions and is run again from its top: nothing is summarized a second time."""
+    summaries, prompts = Summaries(), list[Prompt]()
+    builder = ContextBuilder(window=1000, identity="Me.", rules=["Be kind."], summarizer=summaries, keep=8)
+    talk = talkative(app, builder, prompts, turns=19, fail_at=18)
+    handle = await talk.enqueue()
+    await work_off(app)
+    said = await handle.result(timeout=0)
+    assert len(summaries.asked) >= 2
+    assert len(prompts) == 19
+    told = await of_type(handle, "compacted")
+    assert len(told) == len(summaries.asked)
+    messages = await of_type(handle, "message_added")
+    assert len(messages) == 38
+    check_ranges(told, messages, summaries)
+    old = summaries.asked[-1]
+    assert old.goal == "Talk"
+    assert old.messages[0].content.startswith("[Summary of events")
+    assert said[0].endswith("summary " + str(len(told)))
+    assert len(said) < 20
+    last = prompts[-1]
+    assert last.messages[0].content.startswith("Me.")
+    assert "Talk" in last.messages[1].content
+    assert last.left_out == {}
+
+
+async def test_a_prompt_built_again_repairs_and_summarizes_nothing_twice(app: App) -> None:
+    """A function that builds its prompts itself, fails, and is run again from its top."""
+    summaries, lengths = Summaries(), list[int]()
+    builder = ContextBuilder(window=1000, summarizer=summaries, keep=4)
+
+    @app.task(retry=AT_ONCE)
+    async def builds(ctx: Context) -> None:
+        state = AgentState(goal="Build")
+        for number in range(12):
+            state.messages.append(await ctx.say("user", f"{number} {WORDS}"))
+        state.messages.append(await ctx.say("assistant", tool_calls=[ToolCall(id="a", name="read")]))
+        prompt = await builder.build(ctx, state)
+        lengths.append(len(state.messages))
+        assert openai_problems(to_openai(prompt)) == []
+        if len(lengths) == 1:
+            raise RuntimeError("cut off")
+
+    handle = await builds.enqueue()
+    await work_off(app)
+    await handle.result(timeout=0)
+    assert lengths == [5, 5]
+    assert len(summaries.asked) == len(await of_type(handle, "compacted")) == 1
+    assert len(await of_type(handle, "repaired")) == 1
+
+
+async def test_where_nothing_is_gained_no_summary_is_paid_for(app: App) -> None:
+    """What is kept fills the window by itself: a summary of the little before it would give no room."""
+    summaries, prompts = Summaries(), list[Prompt]()
+
+    @app.task
+    async def full(ctx: Context) -> None:
+        turns = [Message(role="user", content="short"), *(Message(role="user", content=WORDS) for _ in range(20))]
+        builder = ContextBuilder(window=1000, summarizer=summaries)
+        prompts.append(await builder.build(ctx, AgentState(messages=turns)))
+
+    await full.enqueue()
+    await work_off(app)
+    assert summaries.asked == []
+    assert prompts[0].left_out["turns"] > 0
+
+
+async def test_what_is_open_is_carried_as_structure(app: App) -> None:
+    prompts: list[Prompt] = []
+
+    async def model(prompt: Prompt) -> str:
+        prompts.append(prompt)
+        return "."
+
+    @app.task
+    async def waits(ctx: Context) -> None:
+        state = AgentState(
+            goal="Find the lease",
+            plan=[PlanStep(key="read", title="Read it"), PlanStep(key="look", title="Look", status=StepStatus.DONE)],
+            waiting_for=WaitingFor(what="approval", on="anna", why="it costs"),
+            messages=[Message(role="user", content=WORDS) for _ in range(30)],
+        )
+        builder = ContextBuilder(window=2000, rules=["Never guess."], summarizer=Summaries("short"))
+        await builder.ask(
+            ctx, state, model, in_flight=["child 17"], inbox=[SimpleNamespace(sender="bob", content="hi")]
+        )
+
+    await waits.enqueue()
+    await work_off(app)
+    (prompt,) = prompts
+    text = "\n".join(one.content for one in prompt.messages)
+    for part in ("Never guess.", "Find the lease", "read: Read it", "approval from anna, because it costs", "child 17"):
+        assert part in text.partition("[Summary of events")[0]
+    assert "short" in text
+    assert prompt.messages[-1].content == "[message from bob]\nhi"
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        ("x" * 5000, "takes 1250 tokens and may take 50"),
+        ("  ", "returned nothing"),
+        (17, "returned int, not text"),
+        (RuntimeError("overloaded"), "RuntimeError: overloaded"),
+    ],
+)
+async def test_a_summarizer_that_fails_is_asked_again_and_then_named(app: App, answer: Any, problem: str) -> None:
+    summaries, prompts = Summaries(answer, answer), list[Prompt]()
+    builder = ContextBuilder(window=1000, summarizer=summaries, keep=4, retry=TWICE)
+    talk = talkative(app, builder, prompts)
+    handle = await talk.options(max_attempts=1).enqueue()
+    await work_off(app)
+    dead = await letter(app, handle)
+    assert dead.error.endswith(".CompactionFailed")
+    old = summaries.asked[0]
+    assert f"task {handle.id}: events {old.first} to {old.last} could not be summarized, and stay" in dead.message
+    assert problem in dead.message
+    assert len(summaries.asked) == 2
+    assert await of_type(handle, "compacted") == []
+
+
+async def test_the_second_answer_of_a_summarizer_may_do(app: App) -> None:
+    summaries, prompts = Summaries("x" * 5000, "good"), list[Prompt]()
+    talk = talkative(app, ContextBuilder(window=1000, summarizer=summaries, keep=4, retry=TWICE), prompts)
+    handle = await talk.enqueue()
+    await work_off(app)
+    assert (await of_type(handle, "compacted"))[0].data["summary"].endswith("\ngood")
+
+
+async def test_a_digest_takes_the_place_of_a_summary_where_that_is_wanted(app: App) -> None:
+    def sync(old: OldTurns) -> str:
+        raise RuntimeError("overloaded")
+
+    prompts: list[Prompt] = []
+    builder = ContextBuilder(window=1000, summarizer=sync, keep=4, retry=TWICE, on_failure="digest")
+    handle = await talkative(app, builder, prompts).enqueue()
+    await work_off(app)
+    await handle.result(timeout=0)
+    summary = (await of_type(handle, "compacted"))[0].data["summary"]
+    assert "user: turn " in summary
+    assert builder.counter.count(summary) < 90
+
+
+async def test_memories_are_asked_for_by_the_goal(app: App) -> None:
+    asked: list[tuple[str, int]] = []
+
+    async def recall(goal: str, limit: int) -> list[Any]:
+        asked.append((goal, limit))
+        return ["plain", SimpleNamespace(text="with text"), SimpleNamespace(memory=SimpleNamespace(text="found"))]
+
+    prompts: list[Prompt] = []
+    await talkative(app, ContextBuilder(window=10_000, memory=recall, memories=7), prompts, turns=1).enqueue()
+    await work_off(app)
+    assert asked == [("Talk", 7)]
+    assert prompts[0].messages[0].content == "# What is remembered\n\n- plain\n- with text\n- found"
+
+
+async def test_the_task_s_own_memories_and_how_it_stands_after_an_interruption(app: App) -> None:
+    prompts: list[Prompt] = []
+
+    async def model(prompt: Prompt) -> str:
+        prompts.append(prompt)
+        return "."
+
+    @app.task(retry=AT_ONCE)
+    async def remembers(ctx: Context) -> None:
+        await ctx.memory.add("A lease passes after fifteen seconds.")
+        await ctx.decide("look at leases first")
+        if ctx.attempt == 1:
+            raise RuntimeError("cut off")
+        await ContextBuilder(window=10_000, memory=True).ask(ctx, AgentState(goal="When does a lease pass?"), model)
+
+    await remembers.enqueue()
+    await work_off(app)
+    memory, task = prompts[0].messages
+    assert memory.content == "# What is remembered\n\n- A lease passes after fifteen seconds."
+    assert "## How it stands\nthe former run failed" in task.content
+    assert "look at leases first" in task.content
+
+
+async def test_outside_its_task_no_context_is_rebuilt(app: App) -> None:
+    kept, late, ended = list[Context](), list[asyncio.Task[Prompt]](), asyncio.Event()
+
+    async def build_late(ctx: Context) -> Prompt:
+        await ended.wait()
+        return await ContextBuilder(window=1000).build(ctx, AgentState())
+
+    @app.task
+    async def keeps(ctx: Context) -> None:
+        kept.append(ctx)
+        late.append(asyncio.create_task(build_late(ctx)))
+
+    await keeps.enqueue()
+    await work_off(app)
+    with pytest.raises(StepOutsideTask, match="this ctx"):
+        await ContextBuilder(window=1000).build(kept[0], AgentState())
+    ended.set()
+    with pytest.raises(StepOutsideTask, match="this ctx"):
+        await late[0]
+
+
+async def test_where_data_is_sealed_so_are_summaries(settings: Settings) -> None:
+    prompts: list[Prompt] = []
+    sealed = settings.model_copy(update={"encryption_keys": SecretStr(generate_key())})
+    async with App("context", settings=sealed) as app:
+        summaries = Summaries(*["in plain words"] * 2)
+        talk = talkative(app, ContextBuilder(window=1000, summarizer=summaries, keep=8), prompts)
+        handle = await talk.enqueue()
+        await work_off(app)
+        assert "in plain words" in (await handle.result(timeout=0))[0]
+        assert (await of_type(handle, "compacted"))[0].data["summary"].endswith("in plain words")
+        log = await redis_command(app, "XRANGE", handle.partition.log(handle.id), "-", "+")
+        assert "in plain words" not in repr(log) + repr(await recorded_steps(app, handle))
+
+
+# with an agent's state
+
+
+class Solver(Agent[AgentState]):
+    """Asks a model, which calls a tool; the first try is cut off before the tool has a result."""
+
+    prompts: list[Prompt]
+    answers: bool
+    tries: Counter[str]
+    builder = ContextBuilder(window=10_000, identity="Me.")
+
+    async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+        return [PlanStep(key="solve", title="Solve it"), PlanStep(key="check", title="Check it")]
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+        first = await self.builder.ask(ctx, state, self.model)
+        await ctx.say("assistant", first.content, tool_calls=first.tool_calls)
+        for call in first.tool_calls:
+            self.tries[call.id] += 1
+            if self.tries[call.id] == 1:
+                raise RuntimeError("cut off")
+            if self.answers:
+                await ctx.say("tool", "42", tool_call_id=call.id)
+        second = await self.builder.ask(ctx, state, self.model)
+        await ctx.say("assistant", second.content)
+        return second.content
+
+    async def model(self, prompt: Prompt) -> Message:
+        self.prompts.append(prompt)
+        if prompt.messages[-1].role == "tool":
+            return Message(role="assistant", content="So it is.")
+        return Message(role="assistant", tool_calls=(ToolCall(id=f"call-{len(self.prompts)}", name="count"),))
+
+    async def finish(self, ctx: Context, state: AgentState) -> list[dict[str, Any]]:
+        return [one.model_dump(include={"role", "content", "tool_call_id"}) for one in state.messages]
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_an_agent_cut_off_in_a_call_goes_on_with_the_answer_it_has(app: App, answers: bool) -> None:
+    """A call that is answered after all has its answer; one that is not is told to have been interrupted, once."""
+    kind: Any = type("Solver", (Solver,), {"prompts": [], "answers": answers, "tries": Counter()})
+    agent: Any = app.agent(name="solver", retry=AT_ONCE)(kind)
+    handle = await agent.enqueue("Solve it")
+    await work_off(app)
+    messages = await handle.result(timeout=0)
+    assert len(kind.prompts) == 4, "an answer was asked for twice"
+    assert [one["role"] for one in messages] == ["assistant", "tool", "assistant"] * 2
+    assert {one["content"] for one in messages if one["role"] == "tool"} == {"42" if answers else INTERRUPTED}
+    repaired = await of_type(handle, "repaired")
+    assert [event.data["calls"] for event in repaired] == ([] if answers else [["call-1"], ["call-3"]])
+    assert [event.data["changes"][0]["path"] for event in repaired] == (
+        [] if answers else ["/messages/1", "/messages/4"]
+    )
+    assert len(await of_type(handle, "message_added")) == (6 if answers else 4)
+    for prompt in kind.prompts:
+        assert openai_problems(to_openai(prompt)) == []
+        assert anthropic_problems(to_anthropic(prompt)) == []
+    assert "solve: Solve it (done)" in kind.prompts[-1].messages[1].content
+    assert (
+        "check: Check it (now, attempt 2, failed before: RuntimeError: cut off)" in kind.prompts[-1].messages[1].content
+    )
+
+
+class Chatty(Agent[AgentState]):
+    """Its conversation is compacted in the middle of a step, which then fails once."""
+
+    summaries: Summaries
+    prompts: list[Prompt]
+    failed: list[int]
+
+    async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+        return [PlanStep(key="talk", title="Talk")]
+
+    async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> int:
+        builder = ContextBuilder(window=1000, summarizer=self.summaries, keep=8)
+        for number in range(12):
+            await ctx.say("user", f"turn {number}")
+            await ctx.say("assistant", await builder.ask(ctx, state, self.model))
+        if not self.failed:
+            self.failed.append(1)
+            raise RuntimeError("cut off")
+        return len(state.messages)
+
+    async def model(self, prompt: Prompt) -> str:
+        self.prompts.append(prompt)
+        return WORDS
+
+    async def finish(self, ctx: Context, state: AgentState) -> tuple[int, int | None]:
+        return state.results["talk"], state.messages[0].n
+
+
+async def test_an_agent_s_state_is_compacted_by_the_event(settings: Settings) -> None:
+    kind: Any = type("Chatty", (Chatty,), {"summaries": Summaries(), "prompts": [], "failed": []})
+    async with App("context", settings=settings.model_copy(update={"check_state": True})) as app:
+        handle = await app.agent(name="chatty", retry=AT_ONCE)(kind).enqueue("Talk")
+        await work_off(app)
+        length, first = await handle.result(timeout=0)
+        told = await of_type(handle, "compacted")
+        said = await of_type(handle, "message_added")
+    assert len(kind.prompts) == 12
+    assert len(told) == 2
+    assert length == 24 - check_ranges(told, said, kind.summaries) + 1
+    assert first == said[0].number
+    assert {event.data["step"] for event in told} == {"talk"}

@@ -1,0 +1,362 @@
+"""Whatever the conversation looks like, each provider gets one that it takes, and nothing that was said is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from perdure.worker.agent.context import (
+    INTERRUPTED,
+    MALFORMED,
+    Layers,
+    Prompt,
+    assemble,
+    from_anthropic,
+    from_openai,
+    to_anthropic,
+    to_openai,
+)
+from perdure.worker.agent.context.compaction import cut_at
+from perdure.worker.agent.context.conversation import completed, exchanges, repair_of
+from perdure.worker.errors import ContextTooLarge
+from perdure.worker.journal import AgentState, Decision, Message, ToolCall, apply
+
+from tests.support.provider_rules import anthropic_problems, openai_problems
+
+TEXTS = st.sampled_from(["", " ", "\n", "yes", "a b", "ü" * 50]) | st.text(max_size=8)
+IDS = st.sampled_from(["a", "b", "c", "", "a b", "x" * 41]) | st.text(max_size=4)
+NAMES = st.sampled_from(["read", "write", "", "to do", "n" * 80])
+ARGUMENTS = st.dictionaries(
+    st.text(max_size=4), st.none() | st.integers() | st.floats() | st.text(max_size=4), max_size=2
+)
+CALLS = st.lists(st.builds(ToolCall, id=IDS, name=NAMES, arguments=ARGUMENTS), max_size=3).map(tuple)
+MESSAGES = st.lists(
+    st.one_of(
+        st.builds(Message, role=st.just("system"), content=TEXTS),
+        st.builds(Message, role=st.just("user"), content=TEXTS, name=st.none() | st.sampled_from(["anna", "summary"])),
+        st.builds(Message, role=st.just("assistant"), content=TEXTS, tool_calls=CALLS),
+        st.builds(Message, role=st.just("tool"), content=TEXTS, tool_call_id=st.none() | IDS),
+    ),
+    max_size=12,
+)
+"""Any messages at all, most of which no provider would take as they are."""
+
+
+def user(text: str, **fields: Any) -> Message:
+    return Message(role="user", content=text, **fields)
+
+
+def assistant(text: str, *calls: ToolCall) -> Message:
+    return Message(role="assistant", content=text, tool_calls=calls)
+
+
+def call(name: str, **arguments: Any) -> ToolCall:
+    return ToolCall(id=name, name="read", arguments=arguments)
+
+
+def result(name: str, text: str) -> Message:
+    return Message(role="tool", content=text, tool_call_id=name)
+
+
+WHOLE = [
+    Message(role="system", content="You are careful."),
+    user("What do a and b say?"),
+    assistant("Let me see.", call("1", path="a"), call("2", path="b")),
+    result("1", "A"),
+    user("hurry"),
+    result("2", "B"),
+    assistant("Again.", call("3", path="c")),
+    result("3", "C"),
+    assistant("A, B and C."),
+    user("Thanks."),
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(MESSAGES, st.integers(0, 12))
+@example([result("a", "late")], 0)
+@example([assistant("", call("a"), call("a")), result("a", "1"), result("a", "2"), result("a", "3")], 0)
+@example([assistant("", call("a")), assistant("", call("a")), result("a", "1")], 0)
+@example([assistant("", call("a", share=float("nan"), most=float("inf")))], 0)
+def test_any_messages_come_out_valid(messages: list[Message], cacheable: int) -> None:
+    prompt = Prompt(tuple(messages), cacheable)
+    assert openai_problems(to_openai(prompt)) == []
+    assert anthropic_problems(to_anthropic(prompt)) == []
+
+
+@pytest.mark.parametrize("first", range(len(WHOLE)))
+def test_a_conversation_cut_anywhere_comes_out_valid(first: int) -> None:
+    for last in range(first, len(WHOLE) + 1):
+        assert openai_problems(to_openai(WHOLE[first:last])) == []
+        assert anthropic_problems(to_anthropic(WHOLE[first:last])) == []
+
+
+@settings(max_examples=70, deadline=None)
+@given(MESSAGES)
+def test_nothing_that_was_said_is_lost(messages: list[Message]) -> None:
+    openai, anthropic = repr(to_openai(messages)), repr(to_anthropic(messages))
+    for message in messages:
+        if message.content.strip():
+            assert repr(message.content)[1:-1] in openai
+            assert repr(message.content)[1:-1] in anthropic
+
+
+def test_the_shapes_of_a_whole_conversation() -> None:
+    assert to_openai(WHOLE) == [
+        {"role": "system", "content": "You are careful."},
+        {"role": "user", "content": "What do a and b say?"},
+        {
+            "role": "assistant",
+            "content": "Let me see.",
+            "tool_calls": [
+                {"id": "1", "type": "function", "function": {"name": "read", "arguments": '{"path":"a"}'}},
+                {"id": "2", "type": "function", "function": {"name": "read", "arguments": '{"path":"b"}'}},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "A"},
+        {"role": "tool", "tool_call_id": "2", "content": "B"},
+        {"role": "user", "content": "hurry"},
+        {
+            "role": "assistant",
+            "content": "Again.",
+            "tool_calls": [{"id": "3", "type": "function", "function": {"name": "read", "arguments": '{"path":"c"}'}}],
+        },
+        {"role": "tool", "tool_call_id": "3", "content": "C"},
+        {"role": "assistant", "content": "A, B and C."},
+        {"role": "user", "content": "Thanks."},
+    ]
+    anthropic = to_anthropic(Prompt(tuple(WHOLE), cacheable=1))
+    assert anthropic["system"] == [{"type": "text", "text": "You are careful.", "cache_control": {"type": "ephemeral"}}]
+    assert anthropic["messages"][1:3] == [
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "text", "text": "Let me see."},
+                {"type": "tool_use", "id": "1", "name": "read", "input": {"path": "a"}},
+                {"type": "tool_use", "id": "2", "name": "read", "input": {"path": "b"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "1", "content": "A"},
+                {"type": "tool_result", "tool_use_id": "2", "content": "B"},
+                {"type": "text", "text": "hurry"},
+            ],
+        },
+    ]
+
+
+def test_a_call_cut_off_is_said_to_be_interrupted() -> None:
+    dangling = [user("Go"), assistant("", call("1"), call("2")), result("2", "B")]
+    assert to_openai(dangling)[-2:] == [
+        {"role": "tool", "tool_call_id": "1", "content": INTERRUPTED},
+        {"role": "tool", "tool_call_id": "2", "content": "B"},
+    ]
+    first, second = to_anthropic(dangling)["messages"][-1]["content"]
+    assert first == {"type": "tool_result", "tool_use_id": "1", "content": INTERRUPTED, "is_error": True}
+    assert "is_error" not in second
+
+
+def test_only_the_static_beginning_is_marked_for_the_cache() -> None:
+    words = [Message(role="system", content=text) for text in ("who", "rules", "today")]
+    system = to_anthropic(Prompt((*words, user("Go")), cacheable=2))["system"]
+    assert ["cache_control" in block for block in system] == [False, True, False]
+    system = to_anthropic(Prompt((*words, user("Go")), cacheable=0))["system"]
+    assert not any("cache_control" in block for block in system)
+
+
+def test_ids_are_the_same_every_time() -> None:
+    odd = [user("Go"), assistant("", ToolCall(id="a b", name="read"), ToolCall(id="a b", name="read"))]
+    once = to_openai(odd)
+    assert once == to_openai(odd)
+    assert len({one["id"] for one in once[1]["tool_calls"]}) == 2
+
+
+# what a state keeps
+
+
+@settings(max_examples=70, deadline=None)
+@given(MESSAGES)
+@example([assistant("", call("a"), call("a")), result("a", "1"), user("Go on")])
+def test_the_repair_that_is_stored_is_the_repair_that_is_shown(messages: list[Message]) -> None:
+    state = AgentState(messages=messages).model_dump(mode="json")
+    repaired = AgentState.model_validate(apply(state, repair_of(messages)))
+    assert repaired.messages == completed(messages)
+    assert repair_of(repaired.messages) == ()
+    for exchange in exchanges(repaired.messages):
+        ids = [one.id for one in exchange[0].tool_calls] if exchange[0].role == "assistant" else []
+        results = [one.tool_call_id for one in exchange[1:] if one.role == "tool"]
+        assert all(results.count(name) >= ids.count(name) for name in ids)
+
+
+@settings(max_examples=70, deadline=None)
+@given(MESSAGES, st.integers(0, 12))
+def test_a_cut_keeps_the_last_messages_and_no_half_exchange(messages: list[Message], keep: int) -> None:
+    cut = cut_at(messages, keep)
+    assert len(messages) - cut >= min(keep, len(messages))
+    edges = [0]
+    for piece in exchanges(messages):
+        edges.append(edges[-1] + len(piece))
+    assert cut in edges
+    assert edges[-1] == len(messages)
+
+
+# answers
+
+
+def test_an_answer_comes_back_as_it_was_meant() -> None:
+    asked = assistant("Let me see.", call("1", path="a"))
+    sent = to_openai([user("Go"), asked, result("1", "A")])[1]
+    assert from_openai({"choices": [{"message": sent}]}) == asked
+    assert from_openai(sent) == asked
+    assert from_anthropic(to_anthropic([user("Go"), asked, result("1", "A")])["messages"][1]) == asked
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ('{"path": "a"}', {"path": "a"}),
+        ("", {}),
+        (None, {}),
+        ({"path": "a"}, {"path": "a"}),
+        ('{"path": ', {MALFORMED: '{"path": '}),
+        ("[1]", {MALFORMED: "[1]"}),
+    ],
+)
+def test_arguments_are_kept_whatever_the_model_wrote(written: Any, arguments: dict[str, Any]) -> None:
+    answer = {"tool_calls": [{"id": "1", "function": {"name": "read", "arguments": written}}]}
+    assert from_openai(answer).tool_calls[0].arguments == arguments
+
+
+def test_other_forms_of_an_answer_are_read() -> None:
+    assert from_openai({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}).content == "ab"
+    assert from_openai({"content": None, "refusal": "No."}).content == "No."
+    assert from_anthropic({"content": "plain"}).content == "plain"
+    thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    assert from_anthropic({"content": [thought, {"type": "text", "text": "a"}]}).content == "a"
+    with pytest.raises(ValueError, match="without choices"):
+        from_openai({"choices": []})
+
+
+# the budget
+
+
+def total(messages: Sequence[Message]) -> int:
+    return assemble(Layers(AgentState(messages=list(messages))), 10_000_000).total
+
+
+@settings(max_examples=100, deadline=None)
+@given(MESSAGES, st.integers(600, 900))
+def test_a_prompt_keeps_its_budget_and_is_valid(messages: list[Message], window: int) -> None:
+    state = AgentState(goal="Find it", messages=messages)
+    layers = Layers(
+        state, identity="You are careful.", rules=["No harm"], memories=["m" * 40] * 9, inbox=["i" * 40] * 9
+    )
+    prompt = assemble(layers, window)
+    assert prompt.total <= window * 0.85
+    assert prompt.messages[0].role == "system"
+    assert any("Find it" in one.content for one in prompt.messages)
+    assert openai_problems(to_openai(prompt)) == []
+    assert anthropic_problems(to_anthropic(prompt)) == []
+
+
+def test_the_order_of_the_layers() -> None:
+    state = AgentState(goal="Find it", messages=[user("said")])
+    layers = Layers(
+        state, identity="who", rules=["rule"], memories=["known"], resumption="stopped here", inbox=["arrived"]
+    )
+    prompt = assemble(layers, 10_000)
+    words = ["who", "rule", "known", "Find it", "stopped here", "said", "arrived"]
+    text = "\n".join(one.content for one in prompt.messages)
+    assert sorted(words, key=text.index) == words
+    assert list(prompt.tokens) == ["identity", "memory", "task", "turns", "inbox"]
+    assert [one.role for one in prompt.messages].count("system") == prompt.cacheable == 1
+    assert prompt.left_out == {}
+
+
+def test_over_the_budget_the_oldest_turns_go_and_the_lowest_memories() -> None:
+    turns = [user(f"turn {number} " + "x" * 100) for number in range(40)]
+    layers = Layers(
+        AgentState(goal="Find it", messages=turns), memories=[f"memory {at} " + "y" * 80 for at in range(20)]
+    )
+    prompt = assemble(layers, 1000)
+    text = "\n".join(one.content for one in prompt.messages)
+    assert "turn 39" in text
+    assert "turn 0 " not in text
+    assert f"{prompt.left_out['turns']} earlier messages are not shown" in text
+    assert "memory 0 " in text
+    assert "memory 19" not in text
+    assert prompt.wanted > 1000 > prompt.total
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(100, 2000), st.integers(0, 60), st.integers(0, 60))
+def test_the_task_keeps_its_budget_and_the_latest(window: int, decisions: int, lines: int) -> None:
+    state = AgentState(
+        goal="Find it", decisions=[Decision(n=number, choice=f"choice {number}") for number in range(decisions)]
+    )
+    prompt = assemble(Layers(state, resumption="\n".join(f"line {number}" for number in range(lines))), window)
+    text = prompt.messages[0].content
+    assert prompt.tokens["task"] <= max(window * 0.15, 12) + 8
+    shown = [number for number in range(decisions) if f"- choice {number}\n" in text + "\n"]
+    assert shown == list(range(prompt.left_out.get("decisions", 0), decisions))
+    first = [number for number in range(lines) if f"line {number}\n" in text + "\n"]
+    assert first == list(range(lines - prompt.left_out.get("resumption", 0)))
+
+
+def test_a_result_that_is_too_large_is_cut_and_its_call_stays() -> None:
+    turns = [user("Go"), assistant("", call("1")), result("1", "start " + "z" * 100_000)]
+    prompt = assemble(Layers(AgentState(messages=turns)), 1000)
+    assert prompt.total <= 850
+    last = prompt.messages[-1]
+    assert last.tool_call_id == "1"
+    assert last.content.startswith("start ")
+    assert "more characters]" in last.content
+
+
+def test_the_summary_stays_where_turns_go() -> None:
+    turns = [user("what was", name="summary"), *(user("x" * 400) for _ in range(20))]
+    prompt = assemble(Layers(AgentState(messages=turns)), 1000)
+    assert prompt.messages[0].content == "what was"
+    assert prompt.left_out["turns"] > 0
+
+
+def test_what_came_meanwhile_is_all_told_of() -> None:
+    """A long message takes its share; of more than there is room for, the model learns how many there are."""
+    prompt = assemble(Layers(AgentState(), inbox=["first", "long " * 1000, "last"]), 2000)
+    assert [one.content[:5] for one in prompt.messages] == ["first", "long ", "last"]
+    assert prompt.messages[1].content.endswith("more characters]")
+    assert prompt.tokens["inbox"] <= 200
+    prompt = assemble(Layers(AgentState(), inbox=[f"message {number}" for number in range(100)]), 2000)
+    assert prompt.messages[0].content == "message 0"
+    assert prompt.messages[-1].content == f"[{prompt.left_out['inbox']} more messages came, which are not shown.]"
+    assert len(prompt.messages) - 1 + prompt.left_out["inbox"] == 100
+    assert prompt.tokens["inbox"] <= 200
+
+
+def test_as_many_messages_as_were_asked_for() -> None:
+    turns = [user(str(number)) for number in range(10)]
+    prompt = assemble(Layers(AgentState(messages=turns)), 10_000, last=3)
+    assert [one.content for one in prompt.messages] == ["[7 earlier messages are not shown.]", "7", "8", "9"]
+
+
+def test_what_must_not_be_left_out_and_does_not_fit_is_an_error_that_names_it() -> None:
+    with pytest.raises(ContextTooLarge, match=r"'identity' .* takes 754 tokens and may take 100: .*Budgets.identity"):
+        assemble(Layers(AgentState(), identity="x" * 3000), 1000)
+    with pytest.raises(ContextTooLarge, match="'task'"):
+        assemble(Layers(AgentState(goal="x" * 5000)), 1000)
+    many = assistant("", *(call(str(number), path="p" * 300) for number in range(20)))
+    with pytest.raises(ContextTooLarge, match="last exchange with tools"):
+        assemble(Layers(AgentState(messages=[many])), 1000)
+
+
+def test_the_tokens_of_messages_are_those_of_their_texts_and_borders() -> None:
+    assert total([user("abcd")]) == 5
+    assert (
+        total([assistant("", ToolCall(id="1", name="read", arguments={"path": "a"})), result("1", "")])
+        == 4 + 4 + 1 + 3 + 4
+    )

@@ -1,0 +1,222 @@
+"""Agents whose worker dies at each of their writes, before it and after it: the same result, and nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, ClassVar, Literal
+
+import pytest
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle, Worker
+from perdure.queues import Gateway, Script
+from perdure.queues.keys import GROUP
+from perdure.worker.journal import check_state
+from pydantic import Field
+
+from tests.support.stored_data import FIRST, with_keys
+from tests.support.workers import BOUND, FRESH, history, recorded_steps, redis_command, soon, work_off
+
+pytestmark = pytest.mark.integration
+
+PATIENT = Retry(max_attempts=3, max_crashes=100, base=0.0)
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    async with App("crashes", settings=settings.model_copy(update={"check_state": True, "lease": 30.0})) as app:
+        yield app
+
+
+class Ledger(AgentState):
+    """total: of what was paid. notes: what was noted on the way."""
+
+    bills: list[int] = Field(default_factory=list)
+    total: int = 0
+    notes: list[str] = Field(default_factory=list)
+    large: str = ""
+
+
+class Payer(Agent[Ledger]):
+    """Pays bills with a tool, and makes one plan more on the way."""
+
+    snapshot_every: ClassVar[int] = 3
+    paid: ClassVar[list[int]] = []
+    thought: ClassVar[list[int]] = []
+    finished: ClassVar[list[int]] = []
+
+    async def plan(self, ctx: Context, state: Ledger) -> list[PlanStep]:
+        due = await ctx.step("due", sorted, state.bills)
+        state.notes.append("planned")
+        return [PlanStep(key=f"pay-{bill}", title=f"pay {bill}", arguments={"bill": bill}) for bill in due]
+
+    async def act(self, ctx: Context, state: Ledger, step: PlanStep) -> dict[str, int]:
+        bill = step.arguments["bill"]
+        state.notes.append(f"began {bill}")
+        await ctx.decide(f"pay {bill}", reasoning="it is due")
+        await ctx.tool("pay", self.pay, bill)
+        await ctx.discover(f"{bill} was due")
+        state.total += bill
+        state.large = str(state.total) * 20_000
+        state.notes.append(f"ended {bill}")
+        return {"paid": bill}
+
+    def pay(self, bill: int) -> int:
+        self.paid.append(bill)
+        return bill
+
+    async def replan(self, ctx: Context, state: Ledger) -> list[PlanStep] | None:
+        if await ctx.step("think", self.think, state.total) != 1:
+            return None
+        state.notes.append("planned again")
+        last = await ctx.step("last", max, state.bills)
+        return [PlanStep(key=f"pay-{bill}", title="as planned", arguments={"bill": bill}) for bill in (last, last + 1)]
+
+    def think(self, total: int) -> int:
+        self.thought.append(total)
+        return total
+
+    async def finish(self, ctx: Context, state: Ledger) -> dict[str, Any]:
+        count = await ctx.step("count", len, state.results)
+        self.finished.append(count)
+        return {"count": count, **state.model_dump(include={"total", "notes", "results", "decisions", "discoveries"})}
+
+
+EXPECTED = {
+    "count": 3,
+    "total": 6,
+    "notes": [
+        "planned",
+        "began 1",
+        "ended 1",
+        "planned again",
+        *(f"{what} {bill}" for bill in (2, 3) for what in ("began", "ended")),
+    ],
+    "results": {f"pay-{bill}": {"paid": bill} for bill in (1, 2, 3)},
+}
+
+
+class Scene:
+    """A worker that dies once: at one of its writes into the checkpoint, just before it, or just after it.
+
+    Dead is what Redis sees of it: from that write on everything it does is refused, for its lease has passed.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, app: App) -> None:
+        self.app = app
+        self.writes = 0
+        self.deadly: int | None = None
+        self.when: Literal["before", "after"] = "before"
+        self.twice = False
+        self.died = asyncio.Event()
+        self._run = Gateway.run
+
+        async def run(gateway: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
+            if script.name != "record":
+                return await self._run(gateway, script, keys, args)
+            self.writes += 1
+            if self.writes != self.deadly:
+                if self.twice:  # the reply to the first is lost
+                    await self._run(gateway, script, keys, args)
+                return await self._run(gateway, script, keys, args)
+            if self.when == "after":
+                await self._run(gateway, script, keys, args)
+            await redis_command(app, "XCLAIM", keys[0], GROUP, "dead", 0, args[2], "IDLE", FRESH, "JUSTID")
+            self.died.set()
+            return await self._run(gateway, script, keys, args)
+
+        monkeypatch.setattr(Gateway, "run", run)
+
+    async def play(self, handle: TaskHandle[Any], deadly: int, when: Literal["before", "after"]) -> bool:
+        """Have the worker die at that write, and another one finish; whether there was such a write."""
+        self.writes, self.deadly, self.when = 0, deadly, when
+        self.died.clear()
+        async with Worker(self.app) as worker:
+            running = asyncio.create_task(worker.run())
+            died = asyncio.create_task(self.died.wait())
+            done = asyncio.create_task(handle.result())
+            await asyncio.wait([died, done], timeout=BOUND, return_when=asyncio.FIRST_COMPLETED)
+            worker.stop()
+            worker.stop()
+            await asyncio.wait_for(running, BOUND)
+        for one in (died, done):
+            one.cancel()
+        await asyncio.gather(died, done, return_exceptions=True)
+        self.deadly = None
+        await work_off(self.app)
+        return self.died.is_set()
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch, app: App) -> Scene:
+    return Scene(monkeypatch, app)
+
+
+def told(result: dict[str, Any]) -> dict[str, Any]:
+    """The result, with decisions and discoveries as text."""
+    assert [one["choice"] for one in result.pop("decisions")] == ["pay 1", "pay 2", "pay 3"]
+    assert [one["fact"] for one in result.pop("discoveries")] == ["1 was due", "2 was due", "3 was due"]
+    return result
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_whichever_write_a_worker_dies_at_the_next_one_ends_with_the_same(
+    app: App, scene: Scene, when: Literal["before", "after"]
+) -> None:
+    payer = app.agent(name="payer", retry=PATIENT)(Payer)
+    deadly = 1
+    while True:
+        Payer.paid.clear()
+        Payer.finished.clear()
+        Payer.thought.clear()
+        handle = await payer.enqueue("pay", key=f"{when}-{deadly}", bills=[2, 1])
+        died = await scene.play(handle, deadly, when)
+        assert told(await soon(handle.result())) == EXPECTED, f"write {deadly}"
+        numbers = [event.number for event in await history(handle) if event.number is not None]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert await check_state(app.producer.gateway, handle.partition, handle.id) is not None
+        assert sorted(set(Payer.paid)) == [1, 2, 3]
+        assert len(Payer.thought) <= 3 + (when == "before"), "what was thought of is recorded"
+        assert len(Payer.finished) <= 1 + (when == "before"), "it is known that it was finished"
+        assert len(Payer.paid) <= 4, "more than the one tool that was cut off was called again"
+        if not died:
+            break
+        deadly += 1
+    assert deadly > 10
+
+
+async def test_writes_whose_replies_are_lost_are_made_once(app: App, scene: Scene) -> None:
+    scene.twice = True
+    Payer.paid.clear()
+    handle = await app.agent(name="payer", retry=PATIENT)(Payer).enqueue("pay", bills=[2, 1])
+    await work_off(app)
+    assert told(await soon(handle.result())) == EXPECTED
+    assert Payer.paid == [1, 2, 3]
+    numbers = [event.number for event in await history(handle) if event.number is not None]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+async def test_when_it_is_done_nothing_is_left_in_the_checkpoint_but_its_last_snapshot(app: App) -> None:
+    handle = await app.agent(name="payer", retry=PATIENT)(Payer).enqueue("pay", bills=[2, 1])
+    await work_off(app)
+    await soon(handle.result())
+    left = await recorded_steps(app, handle)
+    blobs = {name for name in left if name.startswith("s:#blob:")}
+    assert left.keys() - blobs == {"d:#plan", "d:#finish", "s:#state"}
+    assert len(blobs) == 1, "large values that no snapshot refers to any more are dropped"
+
+
+async def test_with_keys_nothing_of_the_state_can_be_read_in_redis_and_what_died_goes_on(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with App("sealed", settings=with_keys(settings, FIRST)) as app:
+        scene = Scene(monkeypatch, app)
+        Payer.paid.clear()
+        handle = await app.agent(Payer, retry=PATIENT).enqueue("pay", bills=[2, 1])
+        assert await scene.play(handle, 9, "after")
+        assert told(await soon(handle.result())) == EXPECTED
+        stored = await recorded_steps(app, handle)
+        log = await redis_command(app, "XRANGE", handle.partition.log(handle.id), "-", "+")
+        assert {"s:#state", "d:#finish"} < stored.keys()
+        for value in (*stored.values(), *(one for _, fields in log for one in fields)):
+            assert b"was due" not in value
+            assert b"3333" not in value

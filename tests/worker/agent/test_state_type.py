@@ -1,0 +1,101 @@
+"""What an event did to the stored form of a field is done to the field, and what the agent did itself stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from perdure import AgentState, PlanStep
+from perdure.worker.agent.state_type import StateForm
+from perdure.worker.journal.state import Decision, WaitingFor
+
+FORM = StateForm("agent", AgentState)
+
+
+def stored(state: AgentState, name: str) -> Any:
+    return state.model_dump(mode="json")[name]
+
+
+def decision(number: int) -> dict[str, Any]:
+    return {"n": number, "choice": f"choice {number}", "reasoning": "", "alternatives": []}
+
+
+@pytest.fixture
+def state() -> AgentState:
+    return AgentState(
+        plan=[PlanStep(key="a", title="first"), PlanStep(key="b", title="second")],
+        decisions=[Decision.model_validate(decision(number)) for number in (1, 2)],
+        results={"x": 1},
+    )
+
+
+def test_what_came_at_the_end_of_a_list_is_added_and_what_is_there_stays_the_same(state: AgentState) -> None:
+    before, held, first = stored(state, "decisions"), state.decisions, state.decisions[0]
+    first.choice = "changed by the agent"
+    assert FORM.follow(state, "decisions", before, [*before, decision(3)])
+    assert state.decisions is held
+    assert [one.choice for one in held] == ["changed by the agent", "choice 2", "choice 3"]
+    assert held[0] is first
+
+
+def test_what_went_at_the_beginning_of_a_list_for_it_goes(state: AgentState) -> None:
+    before = stored(state, "decisions")
+    assert FORM.follow(state, "decisions", before, [before[1], decision(3)])
+    assert [one.n for one in state.decisions] == [2, 3]
+
+
+def test_a_step_that_changed_stays_the_same_object(state: AgentState) -> None:
+    before, step = stored(state, "plan"), state.plan[1]
+    state.plan[1].arguments["of"] = "the agent"
+    state.plan.reverse()
+    assert FORM.follow(state, "plan", before, [before[0], {**before[1], "status": "running", "attempts": 2}])
+    assert (step.status, step.attempts, step.arguments) == ("running", 2, {"of": "the agent"})
+    assert [one.key for one in state.plan] == ["b", "a"]
+
+
+def test_results_are_added_to(state: AgentState) -> None:
+    before = stored(state, "results")
+    state.results["own"] = 7
+    assert FORM.follow(state, "results", before, {**before, "y": None})
+    assert state.results == {"x": 1, "own": 7, "y": None}
+
+
+def test_what_is_neither_list_nor_object_is_put_in_its_place(state: AgentState) -> None:
+    assert FORM.follow(state, "current", None, "a")
+    assert FORM.follow(state, "waiting_for", None, {"what": "message", "on": "", "why": ""})
+    assert (state.current, state.waiting_for) == ("a", WaitingFor(what="message"))
+    assert FORM.follow(state, "waiting_for", {"what": "message", "on": "", "why": ""}, None)
+    assert state.waiting_for is None
+    assert FORM.follow(state, "of a later version", 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [
+        ("decisions", [decision(9), decision(2)]),
+        ("decisions", []),
+        ("decisions", None),
+        ("plan", [{"key": "c", "title": "another"}]),
+        ("plan", [{"key": "c", "title": "another"}, {"key": "b", "title": "second"}]),
+        ("plan", [{"key": "b", "title": "first"}, {"key": "a", "title": "second"}]),
+        ("results", {}),
+        ("results", None),
+    ],
+)
+def test_what_cannot_be_told_is_left_to_whoever_looks_at_all_of_it(state: AgentState, name: str, after: Any) -> None:
+    whole = state.model_copy(deep=True)
+    assert not FORM.follow(state, name, stored(state, name), after)
+    assert state == whole
+
+
+def test_a_step_that_the_agent_has_taken_out_is_not_changed(state: AgentState) -> None:
+    before = stored(state, "plan")
+    del state.plan[1]
+    assert not FORM.follow(state, "plan", before, [before[0], {**before[1], "attempts": 2}])
+
+
+def test_a_list_that_the_agent_has_changed_is_left_alone(state: AgentState) -> None:
+    before = stored(state, "decisions")
+    del state.decisions[0]
+    assert not FORM.follow(state, "decisions", before, [*before, decision(3)])
+    assert [one.n for one in state.decisions] == [2]

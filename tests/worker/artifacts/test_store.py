@@ -1,0 +1,358 @@
+"""Stores of artifacts, on a folder and through fsspec: whole and right, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import os
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import fsspec  # type: ignore[import-untyped]
+import pytest
+from perdure.worker.artifacts import ArtifactStore, check_artifact_name, open_store, orphans
+from perdure.worker.artifacts import local as folder
+from perdure.worker.artifacts import store as opening
+from perdure.worker.errors import (
+    ArtifactDamaged,
+    ArtifactError,
+    ArtifactMissing,
+    ArtifactTooLarge,
+    BadArtifactName,
+    ConfigurationError,
+    StoreUnavailable,
+)
+
+LIMIT = 100_000_000
+LONG_AGO = time.time() - 86_400.0
+
+
+class Place:
+    """A store, and a look at its files."""
+
+    def __init__(self, url: str) -> None:
+        self.store = open_store(url, "perdure-1", limit=LIMIT)
+        self.files, root = fsspec.url_to_fs(url)
+        self.root = f"{root}/perdure-1"
+
+    def names(self) -> list[str]:
+        found = [name.removeprefix(self.root).lstrip("/") for name in self.files.find(self.root)]
+        return sorted(name for name in found if name != "lock")
+
+    def path(self, digest: str) -> str:
+        return f"{self.root}/{digest[:2]}/{digest[2:]}"
+
+    def replace(self, digest: str, data: bytes) -> None:
+        self.files.rm_file(self.path(digest))
+        self.files.pipe_file(self.path(digest), data)
+
+    def age(self, digest: str) -> None:
+        """Make it old."""
+        if self.files.protocol == "memory":
+            file = self.files.store[self.path(digest)]
+            file.modified = file.modified.fromtimestamp(LONG_AGO, file.modified.tzinfo)
+        else:
+            os.utime(self.path(digest), (LONG_AGO, LONG_AGO))
+
+
+@pytest.fixture(params=["folder", "file", "memory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "memory":
+        yield Place(f"memory://{tmp_path.name}")
+        fsspec.filesystem("memory").store.clear()
+        fsspec.filesystem("memory").pseudo_dirs[:] = [""]
+    else:
+        yield Place(f"file://{tmp_path}/kept" if request.param == "file" else f"{tmp_path}/kept")
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+async def stream(*pieces: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces:
+        yield piece
+
+
+async def found_orphans(store: ArtifactStore, *linked: str, **options: Any) -> list[str]:
+    async def links() -> AsyncIterator[str]:
+        for one in linked:
+            yield one
+
+    return [orphan.hash async for orphan in orphans(store, links, grace=3600.0, **options)]
+
+
+async def test_what_was_saved_is_read_back_under_its_hash(place: Place, tmp_path: Path) -> None:
+    stored = await place.store.save("a", b"bytes")
+    await place.store.fetch("a", stored.hash, stored.size, tmp_path / "fetched")
+    assert (stored.hash, stored.size) == (sha(b"bytes"), 5)
+    assert place.names() == [f"{stored.hash[:2]}/{stored.hash[2:]}"]
+    assert await place.store.read("a", stored.hash, stored.size) == b"bytes"
+    assert (tmp_path / "fetched").read_bytes() == b"bytes"
+
+
+async def test_the_same_bytes_are_there_once_and_count_as_new(place: Place) -> None:
+    stored = await place.store.save("a", b"bytes")
+    place.age(stored.hash)
+    assert await found_orphans(place.store) == [stored.hash]
+    await place.store.save("b", b"bytes")
+    assert len(place.names()) == 1
+    assert await found_orphans(place.store) == []
+
+
+async def test_the_collector_looks_again_before_it_deletes(place: Place) -> None:
+    stored = await place.store.save("a", b"bytes")
+    place.age(stored.hash)
+    assert await found_orphans(place.store) == [stored.hash]
+    await place.store.save("a", b"bytes")  # by a run that is about to link them
+    assert not await place.store.remove(stored.hash, 3600.0)
+    place.age(stored.hash)
+    assert await place.store.remove(stored.hash, 3600.0)
+    assert not await place.store.remove(stored.hash, 3600.0)
+    assert place.names() == []
+
+
+async def test_orphans_are_old_and_not_linked_batch_by_batch(place: Place) -> None:
+    stored = [(await place.store.save("a", b"%d" % number)).hash for number in range(7)]
+    for digest in stored[:6]:
+        place.age(digest)
+    place.files.pipe_file(f"{place.root}/notes.txt", b"not ours")
+    assert await found_orphans(place.store, stored[0], stored[3], batch=2) == sorted(
+        [stored[1], stored[2], stored[4], stored[5]]
+    )
+
+
+async def test_a_store_that_was_never_used_has_nothing(place: Place) -> None:
+    assert await found_orphans(place.store) == []
+    assert await place.store.remove_drafts(0.0) == 0
+
+
+async def test_bytes_that_are_not_those_that_were_saved(place: Place, tmp_path: Path) -> None:
+    stored = await place.store.save("a", b"bytes")
+    (tmp_path / "fetched").write_bytes(b"former")
+    for other in (b"byteS", b"byte", b"bytes and more", b""):
+        place.replace(stored.hash, other)
+        with pytest.raises(ArtifactDamaged, match=rf"artifact 'r' of task t is damaged: object {stored.hash}"):
+            await place.store.read("artifact 'r' of task t", stored.hash, stored.size)
+        with pytest.raises(ArtifactDamaged):
+            await place.store.fetch("a", stored.hash, stored.size, tmp_path / "fetched")
+        assert place.files.cat_file(place.path(stored.hash)) == other
+    assert (tmp_path / "fetched").read_bytes() == b"former"
+    assert set(os.listdir(tmp_path)) <= {"fetched", "kept"}  # noqa: PTH208
+
+
+async def test_saving_what_is_there_cut_short_says_so_and_overwrites_nothing(place: Place) -> None:
+    stored = await place.store.save("a", b"bytes")
+    place.replace(stored.hash, b"byt")
+    with pytest.raises(ArtifactDamaged, match="has 3 bytes there, and 5 when it is saved"):
+        await place.store.save("a", b"bytes")
+    assert place.files.cat_file(place.path(stored.hash)) == b"byt"
+    assert len(place.names()) == 1
+
+
+async def test_bytes_that_are_gone(place: Place) -> None:
+    stored = await place.store.save("a", b"bytes")
+    place.files.rm_file(place.path(stored.hash))
+    with pytest.raises(ArtifactMissing, match=rf"a: its bytes \(SHA-256 {stored.hash}\) are not in"):
+        await place.store.read("a", stored.hash, stored.size)
+
+
+async def test_what_breaks_off_leaves_nothing(place: Place) -> None:
+    async def breaks() -> AsyncIterator[bytes]:
+        yield b"some"
+        assert len(place.names()) == 1  # under its temporary name
+        raise RuntimeError("the source broke")
+
+    with pytest.raises(RuntimeError, match="the source broke"):
+        await place.store.save("a", breaks())
+    assert place.names() == []
+
+
+async def test_what_is_cancelled_leaves_nothing(place: Place) -> None:
+    begun = asyncio.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        yield b"some"
+        begun.set()
+        await anyio.sleep_forever()
+
+    saving = asyncio.create_task(place.store.save("a", endless()))
+    await begun.wait()
+    saving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await saving
+    assert place.names() == []
+
+
+async def test_what_a_killed_process_had_begun_is_collected(place: Place) -> None:
+    draft: Any = place.store._shelf.draft()
+    draft.write(b"some")
+    draft._file.close()
+    assert await place.store.remove_drafts(3600.0) == 0
+    assert await place.store.remove_drafts(-1.0) == 1
+    assert place.names() == []
+
+
+async def test_every_source_comes_to_the_same(place: Place, tmp_path: Path) -> None:
+    data = os.urandom(2_500_000)
+    file = tmp_path / "data"
+    file.write_bytes(data)
+    async with await anyio.open_file(file, "rb") as opened:
+        sources = [
+            data,
+            bytearray(data),
+            memoryview(data),
+            file,
+            io.BytesIO(data),
+            stream(data[:7], b"", data[7:]),
+            opened,
+        ]
+        assert {(await place.store.save("a", source)).hash for source in sources} == {sha(data)}  # type: ignore[arg-type]
+    assert (await place.store.save("a", "Größe")).hash == sha("Größe".encode())
+    assert (await place.store.save("a", b"")).hash == sha(b"")
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        (lambda folder: folder / "missing", "cannot be read: .*No such file"),
+        (lambda folder: folder, "cannot be read: .*Is a directory"),
+        (lambda folder: io.StringIO("text"), "came as str, and bytes are wanted: open files with 'rb'"),
+        (lambda folder: 17, "a int cannot be saved: give bytes"),
+    ],
+)
+async def test_what_cannot_be_saved(place: Place, tmp_path: Path, source: Callable[[Path], Any], problem: str) -> None:
+    with pytest.raises(ArtifactError, match=f"artifact 'r' of task t.*{problem}"):
+        await place.store.save("artifact 'r' of task t", source(tmp_path))
+    assert place.names() == []
+
+
+async def test_too_many_bytes_are_refused_as_soon_as_they_are_too_many(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path), "perdure-1", limit=10)
+    asked: list[int] = []
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            asked.append(1)
+            yield b"four"
+
+    heard: list[int] = []
+    with pytest.raises(ArtifactTooLarge, match="a has more than 10 bytes"):
+        await store.save("a", pieces(), lambda: heard.append(1))
+    assert (len(asked), len(heard)) == (3, 2)
+    assert (await store.save("a", b"0123456789")).size == 10
+
+
+async def test_memory_does_not_grow_with_the_size(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path), "perdure-1", limit=LIMIT)
+    piece = os.urandom(1 << 20)
+    tracemalloc.start()
+    try:
+        stored = await store.save("a", stream(*[piece] * 48))
+        async for _ in store.chunks("a", stored.hash, stored.size):
+            pass
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert stored.size == 48 << 20
+    assert peak < 8 << 20
+
+
+async def test_a_folder_keeps_the_file_itself_and_protects_it(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "kept"), "perdure-1", limit=LIMIT)
+    stored = await store.save("a", b"bytes")
+    path = await store.path("a", stored.hash, stored.size)
+    before = path.stat()
+    await store.save("a", b"bytes")
+    assert path.stat().st_ino == before.st_ino
+    assert before.st_mode & 0o777 == 0o400
+    assert path.parent.stat().st_mode & 0o777 == (tmp_path / "kept" / "perdure-1").stat().st_mode & 0o777 == 0o700
+
+
+async def test_only_a_folder_has_files_of_this_machine() -> None:
+    store = open_store("memory://paths", "perdure-1", limit=LIMIT)
+    stored = await store.save("a", b"bytes")
+    with pytest.raises(ArtifactError, match="no file of this machine, it is in memory://paths/perdure-1: fetch it"):
+        await store.path("a", stored.hash, stored.size)
+    fsspec.filesystem("memory").store.clear()
+
+
+async def test_who_saves_and_who_collects_exclude_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever is first: what was saved is there afterwards."""
+    place = Place(str(tmp_path))
+    stored = await place.store.save("a", b"bytes")
+    place.age(stored.hash)
+    unlink = Path.unlink
+    saving: list[asyncio.Future[Any]] = []
+    loop = asyncio.get_running_loop()
+
+    def late(path: Path, missing_ok: bool = False) -> None:
+        if path == Path(place.path(stored.hash)):  # it has been looked at, and is not deleted yet
+            saving.append(asyncio.run_coroutine_threadsafe(place.store.save("a", b"bytes"), loop))  # type: ignore[arg-type]
+            time.sleep(0.1)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", late)
+    assert await place.store.remove(stored.hash, 3600.0)
+    await asyncio.wrap_future(saving[0])
+    assert await place.store.read("a", stored.hash, stored.size) == b"bytes"
+
+
+async def test_a_store_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    store = open_store(str(tmp_path / "file"), "perdure-1", limit=LIMIT)
+    with pytest.raises(StoreUnavailable, match=r"a cannot be written to the store of artifacts at .*file/perdure-1"):
+        await store.save("a", b"bytes")
+    full = Place(str(tmp_path / "kept"))
+
+    def no_room(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder._FileDraft, "write", no_room)
+    with pytest.raises(StoreUnavailable, match=r"No space left on device; see that the place \(PERDURE_ARTIFACTS\)"):
+        await full.store.save("a", b"bytes")
+    assert full.names() == []
+
+
+def test_a_place_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match=r"artifacts cannot be kept at nowhere://bucket \(PERDURE_ARTIFACTS\)"):
+        open_store("nowhere://user:secret@bucket?key=secret", "perdure-1", limit=LIMIT)
+
+    def missing(name: str, package: str | None = None) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(opening, "import_module", missing)
+    with pytest.raises(ConfigurationError, match=r"pip install 'perdure\[artifacts\]'"):
+        open_store("s3://bucket", "perdure-1", limit=LIMIT)
+
+
+@pytest.mark.parametrize("name", ["report.md", "Bericht über Größe", "a" * 200, "..."])
+def test_names_that_artifacts_can_have(name: str) -> None:
+    assert check_artifact_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("", "1 to 200 bytes"),
+        ("ä" * 101, "1 to 200 bytes"),
+        ("../etc/passwd", "has a '/': a name is no path"),
+        ("a\\b", "a name is no path"),
+        ("report#2", "has a '#'"),
+        ("..", "stands for a folder"),
+        (" a", "begins or ends with white space"),
+        ("a\nb", "control character"),
+        ("a\x1b[31m", "control character"),
+        ("a\u202eb", "control character"),
+        ("a\ud800", "control character"),
+        (b"a", "a name is text"),
+    ],
+)
+def test_names_that_no_artifact_can_have(name: Any, problem: str) -> None:
+    with pytest.raises(BadArtifactName, match=problem):
+        check_artifact_name(name)

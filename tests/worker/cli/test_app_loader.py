@@ -1,0 +1,136 @@
+"""APP: what it can be, and what a person is told when it is not."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from perdure.worker.cli.support.app_loader import load_app
+from perdure.worker.cli.support.errors import Misuse
+
+APP = "from perdure import App\napp = App('audit')\n"
+
+
+@pytest.fixture(autouse=True)
+def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A working directory of the test's own, and no module of it left behind."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def write(name: str, text: str) -> Path:
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path.absolute()
+
+
+def refusal(spec: str) -> str:
+    with pytest.raises(Misuse) as refused:
+        load_app(spec)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_module_of_the_working_directory() -> None:
+    write("jobs.py", APP)
+    assert load_app("jobs:app").name == "audit"
+
+
+def test_a_module_in_a_package() -> None:
+    write("pack/__init__.py", "")
+    write("pack/jobs.py", APP)
+    assert load_app("pack.jobs:app").name == "audit"
+
+
+def test_a_file_and_the_modules_of_its_folder() -> None:
+    write("deep/names.py", "NAME = 'from-a-neighbour'\n")
+    write("deep/jobs.py", "from perdure import App\nfrom names import NAME\napp = App(NAME)\n")
+    assert load_app("deep/jobs.py:app").name == "from-a-neighbour"
+
+
+def test_a_file_is_the_same_module_that_its_neighbours_import() -> None:
+    write("tasks_file.py", APP + "import neighbour\n")
+    write("neighbour.py", "import tasks_file\n")
+    app = load_app("tasks_file.py:app")
+    assert sys.modules["neighbour"].tasks_file.app is app
+
+
+@pytest.mark.parametrize("name", ["json.py", "typer.py", "my-jobs.py", "my.jobs.py"])
+def test_a_file_may_have_a_name_that_no_module_can_have(name: str) -> None:
+    write(name, APP)
+    taken = sys.modules.get(name.removesuffix(".py"))
+    assert load_app(f"{name}:app").name == "audit"
+    assert sys.modules.get(name.removesuffix(".py")) is taken
+
+
+@pytest.mark.parametrize("spec", ["jobs", "jobs.py", ":app", "jobs:", ""])
+def test_what_is_no_app_is_told_the_forms(spec: str) -> None:
+    assert "module:attribute or path/to/file.py:attribute" in refusal(spec)
+
+
+def test_a_file_that_is_not_there() -> None:
+    assert "no Python file jobs.py" in refusal("jobs.py:app")
+
+
+def test_a_folder_is_no_file() -> None:
+    assert "no Python file ./" in refusal("./:app")
+
+
+def test_a_module_that_is_not_there() -> None:
+    said = refusal("jobs:app")
+    assert "no module 'jobs'" in said
+    assert str(Path.cwd()) in said
+
+
+def test_a_module_that_is_missing_in_a_package_that_is_there() -> None:
+    write("pack/__init__.py", "")
+    assert "no module 'pack.jobs'" in refusal("pack.jobs:app")
+
+
+@pytest.mark.parametrize("spec", ["jobs:app", "jobs.py:app"])
+@pytest.mark.parametrize(
+    ("text", "said", "line"),
+    [
+        ("def f():\n    raise ValueError('boom')\nf()\n", "ValueError: boom", 2),
+        ("import nothing_of_this_name\n", "ModuleNotFoundError: No module named 'nothing_of_this_name'", 1),
+        ("\n\ndef f(:\n", "SyntaxError: invalid syntax", 3),
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3", 2),
+        ("import json\njson.loads('{')\n", "JSONDecodeError: Expecting property name", 2),
+        (APP + "@app.task\ndef f(ctx): ...\n", "task 'f' must be an 'async def'", 3),
+    ],
+    ids=["raises", "imports", "syntax", "exits", "in the library", "in perdure"],
+)
+def test_a_module_that_does_not_import_is_told_with_its_own_line(spec: str, text: str, said: str, line: int) -> None:
+    path = write("jobs.py", text)
+    told = refusal(spec)
+    assert said in told
+    assert told.endswith(f"({path}:{line})")
+
+
+def test_an_error_in_a_module_that_the_app_imports_is_told_with_that_modules_line() -> None:
+    write("jobs.py", "import helper_of_jobs\n")
+    path = write("helper_of_jobs.py", "x = 1\nx.nothing\n")
+    assert refusal("jobs:app").endswith(f"({path}:2)")
+
+
+def test_an_attribute_that_is_not_there_is_told_which_apps_are() -> None:
+    write("jobs.py", "from perdure import App\nfirst = App('a')\nsecond = App('b')\nthird = 3\n")
+    assert refusal("jobs:app") == "jobs: has no 'app'; its Apps: jobs:first, jobs:second"
+
+
+def test_an_attribute_that_is_no_app() -> None:
+    write("jobs.py", "from perdure import App\nfirst = App('a')\nthird = 3\n")
+    assert refusal("jobs.py:third") == "jobs.py: 'third' is an int, not an App; its Apps: jobs.py:first"
+
+
+def test_a_module_without_any_app() -> None:
+    write("jobs.py", "x = 1\n")
+    assert refusal("jobs:app") == "jobs: has no 'app'; there is no App in it: app = App('name')"

@@ -1,0 +1,144 @@
+"""perdure task artifact and perdure artifacts."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from perdure import App, Context, Settings, Worker
+
+from tests.support.command_line import call, process
+
+pytestmark = pytest.mark.integration
+
+REPORT = hashlib.sha256(b"# Found\n").hexdigest()
+
+
+async def report(ctx: Context) -> None:
+    await ctx.artifacts.save("report.md", "# Found\n")
+    await ctx.artifacts.save("data.bin", bytes(range(128)) * 20)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "artifacts"
+
+
+@pytest.fixture
+def task_id(settings: Settings, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A task that has saved two artifacts."""
+    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+    monkeypatch.setenv("PERDURE_ARTIFACTS", str(folder))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    found = call("enqueue", "report").ids[0]
+
+    async def run() -> None:
+        app = App("test")
+        app.task(report)
+        async with Worker(app) as worker:
+            await worker.run(burst=True)
+
+    anyio.run(run)
+    return found
+
+
+def the_object(folder: Path) -> Path:
+    return next(folder.glob(f"*/{REPORT[:2]}/{REPORT[2:]}"))
+
+
+def test_a_task_shows_what_it_has_saved(task_id: str) -> None:
+    shown = call("task", "show", task_id).out
+    assert f"report.md  8 B  {REPORT}" in shown
+    assert "data.bin  2.6 kB" in shown
+    listed = call("task", "artifact", task_id, "--json").json
+    assert listed == call("task", "show", task_id, "--json").json["artifacts"]
+    assert listed[0] == {"name": "report.md", "size": 8, "media_type": "text/markdown", "hash": REPORT}
+    for command in (("task", "artifact", task_id), ("artifacts", "list")):
+        out = call(*command).out
+        assert REPORT in out
+        assert "text/markdown" in out
+    lines = call("artifacts", "list", "--json").lines
+    assert {(one["task"], one["name"]) for one in lines} == {(task_id, "report.md"), (task_id, "data.bin")}
+    assert "raise --limit" in call("artifacts", "list", "--limit", "1").err
+
+
+def test_an_artifact_is_fetched(task_id: str) -> None:
+    assert call("task", "artifact", task_id, "report.md").out == "report.md\n"
+    assert Path("report.md").read_bytes() == b"# Found\n"
+    assert process("task", "artifact", task_id, "data.bin", "--output", "-").out.startswith("\x00\x01")
+    again = call("task", "artifact", task_id, "report.md")
+    assert (again.code, again.out) == (1, "")
+    assert "there is a file 'report.md' here already" in again.err
+    Path("other").write_text("former", "utf-8")
+    assert call("task", "artifact", task_id, "report.md", "-o", "other").code == 0
+    assert Path("other").read_bytes() == b"# Found\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("nothing",), 1, "has saved no artifact 'nothing'; it has: 'report.md', 'data.bin'"),
+        (("report.md", "-o", "."), 2, "'.' is a folder: name a file in it, such as 'report.md'"),
+        (("report.md", "-o", "no/such/folder"), 1, "cannot be written to 'no/such/folder'"),
+        (("-o", "x"), 2, "--output is for one artifact"),
+        (("report.md", "--json"), 2, "--json is for the list"),
+    ],
+)
+def test_what_cannot_be_meant(task_id: str, args: tuple[str, ...], code: int, said: str) -> None:
+    answer = call("task", "artifact", task_id, *args)
+    assert (answer.code, answer.out) == (code, "")
+    assert said in answer.err
+
+
+def test_damaged_bytes_go_nowhere(task_id: str, folder: Path) -> None:
+    kept = the_object(folder)
+    kept.unlink()
+    kept.write_bytes(b"# Forged")
+    Path("report.md").write_text("former", "utf-8")
+    for target, run in (("report.md", call), ("-", process)):
+        answer = run("task", "artifact", task_id, "report.md", "-o", target)
+        assert (answer.code, answer.out) == (1, "")
+        assert f"artifact 'report.md' of task {task_id} is damaged: object {REPORT}" in answer.err
+    assert Path("report.md").read_text("utf-8") == "former"
+    assert kept.read_bytes() == b"# Forged"
+
+
+def test_gc_of_what_cannot_be_read_deletes_nothing(
+    task_id: str, folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = f"{{{settings.namespace}:default:0}}:task:{task_id}:steps"
+
+    async def break_link() -> None:
+        async with App("test") as app:
+            await app.producer.gateway.command("HSET", steps, "s:#artifact:report.md", b"{")
+
+    anyio.run(break_link)
+    answer = call("artifacts", "gc", "--grace", "0")
+    assert (answer.code, answer.out) == (1, "")
+    assert f"the link of task {task_id} to artifact 'report.md' cannot be read" in answer.err
+    assert the_object(folder).exists()
+    shown = call("task", "show", task_id)  # everything else of the task can be seen
+    assert (shown.code, "succeeded" in shown.out) == (0, True)
+    assert "to artifact 'report.md' cannot be read" in shown.err
+
+
+@pytest.mark.parametrize("grace", ["1 week", "-1", "h", "1e3"])
+def test_a_grace_that_is_no_time(task_id: str, grace: str) -> None:
+    answer = call("artifacts", "gc", "--grace", grace)
+    assert answer.code == 2
+    assert "is no time" in answer.err
+
+
+def test_gc_as_data(task_id: str, folder: Path) -> None:
+    kept = the_object(folder)
+    orphan = kept.parent / ("0" * 62)
+    orphan.write_bytes(b"12345")
+    told: Any = call("artifacts", "gc", "--grace", "0s", "--json").json
+    assert (told["count"], told["size"], told["dry_run"]) == (1, 5, False)
+    assert [one["hash"] for one in told["orphans"]] == [REPORT[:2] + "0" * 62]
+    assert [orphan.exists(), kept.exists()] == [False, True]

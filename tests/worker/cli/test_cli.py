@@ -1,0 +1,262 @@
+"""The command line as a whole: what it costs, what it refuses and how, and that it teaches."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import typer
+from perdure.queues import Unavailable
+from perdure.worker.cli import COMMANDS, commands
+from perdure.worker.cli.lazy import Promise
+from perdure.worker.cli.support.errors import explained
+
+from tests.support.command_line import BOUND, COMMAND, Running, call, process
+from tests.support.servers import BUNDLED, RedisServer, find_program
+
+
+def test_the_top_of_the_command_line_imports_no_part_of_perdure_and_nothing_but_typer() -> None:
+    code = """
+import sys
+from perdure.worker.cli import commands
+heavy = {"redis", "pydantic", "anyio", "loguru", "rich"} & set(sys.modules)
+own = {name for name in sys.modules if name.startswith("perdure.")}
+print(sorted(heavy), sorted(own - {"perdure.worker", "perdure.worker.cli", "perdure.worker.cli.lazy"}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "[] []"
+
+
+def test_help_lists_every_command_with_its_purpose() -> None:
+    answer = call("--help")
+    assert answer.code == 0
+    for promise in COMMANDS:
+        assert str(promise.name) in answer.out
+        assert str(promise.help) in " ".join(answer.out.split())
+
+
+def test_version() -> None:
+    assert call("--version").out.startswith("perdure 0.")
+
+
+def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    command = command.fetch() if isinstance(command, Promise) else command
+    if not hasattr(command, "commands"):
+        yield path, command
+        return
+    for name, below in command.commands.items():
+        if name != "demo":  # its own tests look after it
+            yield from leaves(below, (*path, name))
+
+
+LEAVES = dict(leaves(commands))
+
+
+def test_the_commands_are_these() -> None:
+    assert {" ".join(path) for path in LEAVES} == {
+        "worker run",
+        "worker health",
+        "worker list",
+        "worker resume",
+        "enqueue",
+        *(f"task {name}" for name in ("list", "show", "result", "watch", "cancel", "events")),
+        *(f"task {name}" for name in ("send", "inbox", "artifact", "replay", "fork", "handoff")),
+        *(f"artifacts {name}" for name in ("list", "gc")),
+        *(f"queue {name}" for name in ("list", "metrics", "partitions")),
+        *(f"dlq {name}" for name in ("list", "show", "replay", "purge", "export")),
+        *(f"memory {name}" for name in ("add", "search", "list", "forget", "export", "prune", "reembed")),
+        *(f"keys {name}" for name in ("generate", "list")),
+        *(f"server {name}" for name in ("start", "stop", "status")),
+        "bench",
+    }
+
+
+def test_the_demo_is_registered_by_the_place_of_its_command() -> None:
+    assert next(promise.target for promise in COMMANDS if promise.name == "demo") == ".demo.command:demo"
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_help_of_every_command_has_an_example_of_it(path: tuple[str, ...]) -> None:
+    answer = call(*path, "--help")
+    assert answer.code == 0
+    assert "Example: " in answer.out
+    assert f"perdure {' '.join(path)}" in answer.out.partition("Example: ")[2]
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_every_command_says_where_the_queues_are_in_the_same_options(path: tuple[str, ...]) -> None:
+    options = {option for parameter in LEAVES[path].params for option in parameter.opts}
+    if path[0] == "keys":
+        return  # they are of no server
+    if path[0] == "memory":  # needs no server
+        assert {"--memory", "--data-dir"} <= options
+        return
+    wanted = {"--data-dir"} if path[0] == "server" else {"--redis-url", "--namespace", "--data-dir"}
+    assert wanted <= options
+
+
+def test_every_command_that_prints_data_prints_json() -> None:
+    without = {path for path, command in LEAVES.items() if "--json" not in {o for p in command.params for o in p.opts}}
+    assert without == {
+        ("worker", "run"),
+        ("dlq", "export"),  # is JSON already
+        ("memory", "export"),
+        ("keys", "generate"),  # is one word
+        ("queue", "metrics"),  # is text of Prometheus'
+        ("server", "stop"),
+    }
+
+
+@pytest.mark.parametrize("group", ["worker", "task", "queue", "dlq", "memory", "keys", "server"])
+def test_a_group_without_a_command_shows_its_help_and_ends_with_2(group: str) -> None:
+    answer = call(group)
+    assert (answer.code, answer.err) == (2, "")
+    assert f"perdure {group} [OPTIONS] COMMAND" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("nothing",), "No such command 'nothing'"),
+        (("--nothing",), "No such option: --nothing"),
+        (("tsk", "list"), "Did you mean 'task'?"),
+        (("task", "lst"), "Did you mean 'list'?"),
+        (("task", "show"), "Missing argument 'ID'"),
+        (("task", "list", "--limit", "0"), "'--limit'"),
+        (("worker", "run", "tasks:app", "--concurrency", "0"), "'--concurrency'"),
+        (("task", "list", "--state", "gone"), "'gone' is not one of 'queued', 'scheduled', 'running'"),
+        (("dlq", "list", "--reason", "bad"), "'bad' is not one of 'attempts_exhausted', 'not_retryable'"),
+        (("task", "list", "--queue", "a b"), "queue 'a b' cannot stand in a key"),
+        (("task", "show", "a/b"), "'a/b' is not a task id"),
+        (("task", "result", "x", "--timeout", "soon"), "'soon' is not a number of seconds"),
+        (("queue", "list", "--redis-url", "localhost"), "'localhost' is not a URL; known are redis://"),
+        (("queue", "list", "--redis-url", "http://x"), "unknown scheme 'http'"),
+        (("queue", "list", "--redis-url", "redis://x/a"), "the database must be a number"),
+        (("queue", "list", "--namespace", "a b"), "namespace 'a b' cannot stand in a key"),
+        (("queue", "list", "--redis-url", "redis://x", "--data-dir", "d"), "give one of them"),
+    ],
+    ids=" ".join,
+)
+def test_misuse_is_one_line_on_stderr_and_ends_with_2(args: tuple[str, ...], said: str) -> None:
+    answer = call(*args)
+    assert (answer.code, answer.out) == (2, "")
+    assert said in answer.err
+    assert answer.err.startswith("perdure: ")
+    assert answer.err.count("\n") == 1
+
+
+def test_an_error_is_one_line_on_the_stderr_of_a_process_and_its_code_is_the_exit_code() -> None:
+    answer = process("queue", "list", "--redis-url", "localhost")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("perdure: 'localhost' is not a URL")
+    assert answer.err.count("\n") == 1
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_server_that_is_away_is_refused_with_the_remedy() -> None:
+    port = free_port()
+    answer = call("queue", "list", "--redis-url", f"redis://:secret@127.0.0.1:{port}/0")
+    assert (answer.code, answer.out) == (1, "")
+    assert f"perdure: cannot reach Redis at redis://:***@127.0.0.1:{port}/0" in answer.err
+    assert "--redis-url" in answer.err
+    assert "secret" not in answer.err
+    assert answer.err.count("\n") == 1
+
+
+@pytest.mark.integration
+def test_a_wrong_password_is_refused_and_never_shown() -> None:
+    program = find_program(BUNDLED)
+    if program is None:
+        pytest.skip("no bundled redis-server here")
+    port = free_port()
+    server = RedisServer(program, options=("--port", str(port), "--requirepass", "right", "--save", ""))
+    server.start(password="right")
+    try:
+        answer = call("queue", "list", "--redis-url", f"redis://user:mistaken@127.0.0.1:{port}")
+    finally:
+        server.stop()
+    assert (answer.code, answer.out) == (1, "")
+    assert f"redis://user:***@127.0.0.1:{port} refused the credentials" in answer.err
+    assert "check the user and the password" in answer.err
+    assert "mistaken" not in answer.err
+    assert answer.err.count("\n") == 1
+
+
+@pytest.mark.integration
+@pytest.mark.processes
+def test_ctrl_c_ends_a_command_with_130_and_no_traceback(redis_url: str, namespace_name: str, tmp_path: Path) -> None:
+    place = ("--redis-url", redis_url, "--namespace", namespace_name)
+    task_id = call("enqueue", "wait", *place).ids[0]
+    with Running("task", "events", task_id, "--follow", *place, cwd=tmp_path) as following:
+        _until_subscribed(redis_url)  # there is no event to wait for: nobody runs the task
+        following.send(signal.SIGINT)
+        answer = following.wait()
+    call("task", "cancel", task_id, *place)
+    assert (answer.code, answer.err) == (130, "")
+
+
+def _until_subscribed(url: str) -> None:
+    probe = """
+import sys, time, redis
+client = redis.Redis.from_url(sys.argv[1])
+while not client.pubsub_channels():
+    time.sleep(0.02)
+"""
+    subprocess.run([sys.executable, "-c", probe, url], check=True, timeout=BOUND)
+
+
+def test_a_bug_of_perdures_own_keeps_its_traceback() -> None:
+    with patch("perdure.worker.cli.server.status", side_effect=ZeroDivisionError), pytest.raises(ZeroDivisionError):
+        call("server", "status")
+
+
+def test_a_group_of_errors_from_a_worker_is_shown_as_the_one_error_in_it() -> None:
+    group = ExceptionGroup("unhandled", [ExceptionGroup("inner", [Unavailable("gone.")])])
+    with pytest.raises(typer.Exit) as ending, explained():
+        raise group
+    assert ending.value.exit_code == 1
+
+
+def test_several_errors_at_once_are_no_mistake_of_the_users() -> None:
+    with pytest.raises(ExceptionGroup), explained():
+        raise ExceptionGroup("unhandled", [Unavailable("gone"), ZeroDivisionError()])
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("perdure ", {"worker", "enqueue", "task", "dlq"}),
+        ("perdure task ", {"show", "watch"}),
+        ("perdure dlq r", {"replay"}),
+    ],
+)
+def test_a_shell_is_offered_commands_at_every_level(
+    words: str, wanted: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_PERDURE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split(" ")) - 1))
+    assert wanted <= set(call().ids)
+
+
+def test_the_completion_script_calls_perdure() -> None:
+    done = subprocess.run(
+        ["bash", "-c", '"$@"; exit', "bash", *COMMAND, "--show-completion"],  # typer asks for the shell that calls it
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+        check=False,
+    )
+    assert "_PERDURE_COMPLETE=complete_bash" in done.stdout

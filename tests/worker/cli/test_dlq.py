@@ -1,0 +1,386 @@
+"""`perdure dlq`: dead letters seen, replayed, purged, exported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import redis
+from perdure import App, Context, Retry, Settings, Worker
+from perdure.deadletter import Replay, replay, replay_all
+from perdure.worker.cli import dlq
+
+from tests.support.command_line import COMMAND, Answer, call, process
+
+pytestmark = pytest.mark.integration
+
+
+async def fail(ctx: Context, n: int = 0) -> int:
+    await ctx.step("kept", lambda: 1)
+    raise ValueError(f"no {n}")
+
+
+async def other(ctx: Context) -> None:
+    raise KeyError("x")
+
+
+async def mended(ctx: Context, n: int = 0) -> int:
+    return await ctx.step("kept", lambda: 100) + n
+
+
+class Crew:
+    """Runs what is queued until nothing is; `mend` gives the task `fail` a handler that works."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._handler = fail
+
+    def mend(self) -> None:
+        self._handler = mended
+
+    def work(self) -> None:
+        anyio.run(self.run)
+
+    async def run(self) -> None:
+        app = App("test", settings=self._settings)
+        app.task(name="fail", retry=Retry(max_attempts=1))(self._handler)
+        app.task(retry=Retry(never=(KeyError,)), queue="second")(other)
+        async with Worker(app) as worker:
+            await worker.run(burst=True)
+
+
+@pytest.fixture(autouse=True)
+def crew(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Crew:
+    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+    return Crew(settings)
+
+
+def bury(crew: Crew, count: int, task: str = "fail", queue: str = "default") -> list[str]:
+    """Dead letters, in the order of their death."""
+    lines = "".join(json.dumps({"args": {}}) + "\n" for _ in range(count))
+    ids = call("enqueue", task, "--queue", queue, "--file", "-", stdin=lines.encode()).ids
+    crew.work()
+    return [letter["id"] for letter in dead() if letter["id"] in ids][::-1]
+
+
+def dead(*args: str) -> list[Any]:
+    found: list[Any] = call("dlq", "list", "--json", *args).json
+    return found
+
+
+def state(task_id: str) -> str:
+    return str(call("task", "show", task_id, "--json").json["state"])
+
+
+def test_list_shows_the_newest_first(crew: Crew) -> None:
+    ids = bury(crew, 3)
+    assert len(ids) == 3
+    table = call("dlq", "list").out.splitlines()
+    assert [line.split()[0] for line in table[-3:]] == ids[::-1]
+    assert "attempts_exhausted" in table[-1]
+    assert "ValueError: no 0" in table[-1]
+
+
+def test_list_narrows_by_queue_reason_and_task(crew: Crew) -> None:
+    [first], [second] = bury(crew, 1), bury(crew, 1, "other", "second")
+
+    def ids(*args: str) -> list[str]:
+        return [letter["id"] for letter in dead(*args)]
+
+    assert ids("--queue", "second") == ids("--reason", "not_retryable") == ids("--task", "other") == [second]
+    assert ids("--queue", "default") == [first]
+    assert ids("--task", "other", "--reason", "timeout") == []
+
+
+def test_list_says_when_there_are_more_than_the_limit(crew: Crew) -> None:
+    bury(crew, 3)
+    answer = call("dlq", "list", "--limit", "2", "--json")
+    assert len(answer.json) == 2
+    assert "there are more than 2" in answer.err
+
+
+def test_show_has_everything(crew: Crew) -> None:
+    [task_id] = bury(crew, 1)
+    shown = call("dlq", "show", task_id).out
+    for text in (task_id, "fail", "default", "attempts_exhausted", "ValueError: no 0", "1, crashes: 0", "test-"):
+        assert text in shown
+    assert "steps kept  kept" in shown
+    assert "Traceback (most recent call last)" in shown
+    found = call("dlq", "show", task_id, "--json").json
+    assert (found["id"], found["steps"], found["error"]) == (task_id, ["kept"], "ValueError")
+    assert "raise ValueError" in found["traceback"]
+
+
+def test_show_of_an_unreadable_message_has_its_raw_fields(crew: Crew, redis_url: str, namespace_name: str) -> None:
+    bury(crew, 1)
+    redis.Redis.from_url(redis_url).xadd(f"{{{namespace_name}:default:0}}:ready", {"env": "broken", "x": b"\xff"})
+    crew.work()
+    [letter] = dead("--reason", "unreadable")
+    assert letter["raw"] == {"env": "broken", "x": "base64:/w=="}
+    assert "raw env" in call("dlq", "show", letter["id"]).out
+
+
+def test_what_a_terminal_would_act_upon_is_shown_as_text(crew: Crew, redis_url: str, namespace_name: str) -> None:
+    """In names of fields and in values, for people and for programs, for whom it stays the same."""
+    hostile: dict[Any, Any] = {"\x1b[2J": "a\x9b2J\u202eb\x7f"}
+    redis.Redis.from_url(redis_url).xadd(f"{{{namespace_name}:default:0}}:ready", hostile)
+    crew.work()
+    [letter] = dead()
+    assert letter["raw"] == hostile
+    for command in (("list", "--json"), ("show", letter["id"]), ("show", letter["id"], "--json"), ("export",)):
+        shown = call("dlq", *command).out
+        assert shown.isascii() or not set(shown) & set("\x1b\x9b\u202e\x7f")
+        assert "u202e" in shown
+
+
+def test_arguments_nested_deeper_than_json_is_written_are_shown_as_text(
+    crew: Crew, redis_url: str, namespace_name: str
+) -> None:
+    deep = "[" * 600 + "]" * 600
+    message: dict[Any, Any] = {"env": '{"v":1,"id":"deep","task":"fail"}', "args": deep}
+    redis.Redis.from_url(redis_url).xadd(f"{{{namespace_name}:default:0}}:ready", message)
+    crew.work()
+    assert dead()[0]["args"] == deep
+    assert call("dlq", "export").lines[0]["args"] == deep
+    assert call("task", "show", "deep", "--json").json["args"] == deep
+
+
+@pytest.mark.parametrize("command", [("show", "nothing"), ("replay", "nothing"), ("purge", "nothing")], ids=" ".join)
+def test_a_dead_letter_that_is_not_there(command: tuple[str, ...]) -> None:
+    answer = call("dlq", *command)
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.startswith("perdure: no dead letter nothing in namespace")
+    assert answer.err.count("\n") == 1
+
+
+def test_replay_puts_a_task_back_with_its_checkpoint(crew: Crew) -> None:
+    [task_id] = bury(crew, 1)
+    assert call("dlq", "replay", task_id) == Answer(0, f"{task_id}\n", "perdure: replayed: 1\n")
+    assert (dead(), state(task_id)) == ([], "queued")
+    crew.mend()
+    crew.work()
+    assert call("task", "result", task_id).out == "1\n"  # the recorded step, not a new one
+
+
+def test_fresh_replays_without_the_checkpoint(crew: Crew) -> None:
+    [task_id] = bury(crew, 1)
+    call("dlq", "replay", task_id, "--fresh")
+    crew.mend()
+    crew.work()
+    assert call("task", "result", task_id).out == "100\n"
+
+
+def test_edited_arguments_take_the_place_of_the_old_ones(crew: Crew) -> None:
+    [task_id] = bury(crew, 1)
+    call("dlq", "replay", task_id, "--edit-args", '{"n": 5}')
+    crew.mend()
+    crew.work()
+    assert call("task", "result", task_id).out == "6\n"
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '"a"', "NaN"])
+def test_edited_arguments_that_are_no_json_object_are_refused(crew: Crew, text: str) -> None:
+    [task_id] = bury(crew, 1)
+    answer = call("dlq", "replay", task_id, "--edit-args", text)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("perdure: --edit-args: ")
+    assert state(task_id) == "dead"
+
+
+def test_edited_arguments_have_the_size_limit_of_all_arguments(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    [task_id] = bury(crew, 1)
+    monkeypatch.setenv("PERDURE_PAYLOAD_LIMIT", "1024")
+    answer = call("dlq", "replay", task_id, "--edit-args", json.dumps({"n": "x" * 2000}))
+    assert (answer.code, state(task_id)) == (1, "dead")
+    assert "over the limit" in answer.err
+
+
+def test_all_are_replayed_the_oldest_first(crew: Crew) -> None:
+    ids = bury(crew, 4)
+    answer = call("dlq", "replay", "--all")
+    assert answer.ids == ids
+    assert answer.err == "perdure: replayed: 4\n"
+    assert dead() == []
+
+
+def test_all_of_a_reason_a_task_or_a_queue(crew: Crew) -> None:
+    [first], [second] = bury(crew, 1), bury(crew, 1, "other", "second")
+    for narrow in (("--reason", "not_retryable"), ("--task", "other"), ("--queue", "second")):
+        assert call("dlq", "replay", "--all", "--dry-run", *narrow).ids == [second]
+    assert call("dlq", "replay", "--all", "--reason", "not_retryable").ids == [second]
+    assert [letter["id"] for letter in dead()] == [first]
+
+
+def test_what_dies_again_meanwhile_is_not_replayed_again(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = bury(crew, 2)
+
+    async def replay_and_work(gateway: Any, letters: Any, how: Any) -> Any:
+        async for result in replay_all(gateway, letters, how):
+            await crew.run()
+            yield result
+
+    monkeypatch.setattr("perdure.deadletter.letters._PAGE", 1)
+    monkeypatch.setattr(dlq, "replay_all", replay_and_work)
+    assert call("dlq", "replay", "--all").ids == ids
+    assert {letter["id"] for letter in dead()} == set(ids)
+
+
+def test_a_dry_run_says_what_would_be_replayed_and_changes_nothing(crew: Crew) -> None:
+    ids = bury(crew, 2)
+    answer = call("dlq", "replay", "--all", "--dry-run", "--fresh")
+    assert answer == Answer(
+        0,
+        "".join(f"{task_id}\n" for task_id in ids),
+        "perdure: would be replayed: 2 (2 attempts_exhausted); nothing was changed\n",
+    )
+    assert len(dead()) == 2
+    assert call("dlq", "replay", ids[0], "--dry-run").ids == [ids[0]]
+
+
+def test_of_several_ids_none_is_replayed_where_one_is_wrong(crew: Crew) -> None:
+    ids = bury(crew, 2)
+    answer = call("dlq", "replay", ids[0], "wrong", ids[1])
+    assert (answer.code, answer.out) == (1, "")
+    assert "no dead letter wrong in" in answer.err
+    assert "nothing was done" in answer.err
+    assert len(dead()) == 2
+
+
+def test_an_id_given_twice_is_replayed_once(crew: Crew) -> None:
+    [task_id] = bury(crew, 1)
+    assert call("dlq", "replay", task_id, task_id) == Answer(0, f"{task_id}\n", "perdure: replayed: 1\n")
+
+
+def test_what_another_has_replayed_meanwhile_is_said_and_ends_with_1(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = bury(crew, 2)
+
+    async def race(gateway: Any, letters: Any, how: Replay) -> Any:
+        async for letter in letters:
+            if letter.id == ids[0]:
+                await replay(gateway, letter, how)
+            yield letter, await replay(gateway, letter, how)
+
+    monkeypatch.setattr(dlq, "replay_all", race)
+    answer = call("dlq", "replay", *ids)
+    assert (answer.code, answer.ids) == (1, [ids[1]])
+    assert f"1 were gone already, replayed or purged by others: {ids[0]}" in answer.err
+
+
+@pytest.mark.parametrize(("rate", "wanted"), [("5", 5.0), ("5/s", 5.0), ("0.5 /s", 0.5)])
+def test_the_rate_is_so_many_per_second(crew: Crew, monkeypatch: pytest.MonkeyPatch, rate: str, wanted: float) -> None:
+    [task_id] = bury(crew, 1)
+
+    rates: list[float] = []
+
+    async def note(gateway: Any, letters: Any, how: Any) -> Any:
+        rates.append(how.rate)
+        async for letter in letters:
+            yield letter, True
+
+    monkeypatch.setattr(dlq, "replay_all", note)
+    assert call("dlq", "replay", task_id, "--rate", rate).code == 0
+    assert rates == [wanted]
+
+
+@pytest.mark.parametrize("rate", ["0", "-1", "5/m", "fast", "nan", ""])
+def test_what_is_no_rate_is_refused(rate: str) -> None:
+    answer = call("dlq", "replay", "--all", "--rate", rate)
+    assert answer.code == 2
+    assert f"{rate!r} is not a rate" in answer.err
+
+
+@pytest.mark.parametrize("command", ["replay", "purge"])
+def test_which_letters_are_meant_must_be_said_in_one_way(command: str) -> None:
+    for args, said in (
+        ((), "say which: ids, or --all"),
+        (("--reason", "timeout"), "say which: ids, or --all"),
+        (("some-id", "--all"), "not both"),
+        (("some-id", "--task", "x"), "not both"),
+    ):
+        answer = call("dlq", command, *args)
+        assert (answer.code, answer.out) == (2, "")
+        assert said in answer.err
+
+
+def test_purge_deletes_letter_record_and_checkpoint(crew: Crew) -> None:
+    ids = bury(crew, 2)
+    assert call("dlq", "purge", ids[0]) == Answer(0, f"{ids[0]}\n", "perdure: purged: 1\n")
+    assert [letter["id"] for letter in dead()] == [ids[1]]
+    assert call("task", "show", ids[0]).code == 1
+
+
+def test_purge_of_all_asks_first_and_where_nobody_is_there_to_answer_is_refused(crew: Crew) -> None:
+    bury(crew, 2)
+    answer = call("dlq", "purge", "--all")
+    assert (answer.code, answer.out) == (2, "")
+    assert "say --yes" in answer.err
+    assert len(dead()) == 2
+
+
+@pytest.mark.parametrize(("said", "code", "left"), [(b"y\n", 0, 0), (b"n\n", 1, 2), (b"\n", 1, 2), (b"", 1, 2)])
+def test_purge_of_all_does_what_the_person_answers(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, said: bytes, code: int, left: int
+) -> None:
+    bury(crew, 2)
+    monkeypatch.setattr("perdure.worker.cli.dlq._is_terminal", lambda: True)
+    answer = call("dlq", "purge", "--all", stdin=said)
+    assert "Delete all 2 dead letters" in answer.err
+    assert (answer.code, len(dead()), len(answer.ids)) == (code, left, 2 - left)
+
+
+def test_purge_of_all_with_yes_asks_nobody(crew: Crew) -> None:
+    ids = bury(crew, 2)
+    assert call("dlq", "purge", "--all", "--yes") == Answer(0, "".join(f"{i}\n" for i in ids), "perdure: purged: 2\n")
+
+
+def test_purge_of_some_of_all(crew: Crew) -> None:
+    [first], [second] = bury(crew, 1), bury(crew, 1, "other", "second")
+    assert call("dlq", "purge", "--all", "--yes", "--task", "other").ids == [second]
+    assert [letter["id"] for letter in dead()] == [first]
+
+
+def test_outcomes_as_json_lines(crew: Crew) -> None:
+    [task_id] = bury(crew, 1)
+    wanted = {"id": task_id, "outcome": "would be replayed", "reason": "attempts_exhausted", "task": "fail"}
+    assert call("dlq", "replay", "--all", "--dry-run", "--json").lines == [wanted]
+    assert call("dlq", "replay", "--all", "--json").lines == [wanted | {"outcome": "replayed"}]
+
+
+def test_export_writes_json_lines_the_oldest_first(crew: Crew, tmp_path: Path) -> None:
+    ids = bury(crew, 2)
+    answer = call("dlq", "export")
+    assert [letter["id"] for letter in answer.lines] == ids
+    assert answer.err == "perdure: dead letters exported: 2\n"
+    path = tmp_path / "letters.jsonl"
+    assert call("dlq", "export", "-o", str(path)).out == ""
+    assert [json.loads(line) for line in path.read_text().splitlines()] == answer.lines
+    assert len(dead()) == 2
+
+
+def test_export_to_where_nothing_can_be_written(tmp_path: Path) -> None:
+    answer = call("dlq", "export", "-o", str(tmp_path / "none" / "x"))
+    assert answer.code == 1
+    assert answer.err.startswith("perdure: cannot write ")
+    assert answer.err.count("\n") == 1
+
+
+def test_an_export_whose_reader_leaves_ends_quietly(crew: Crew) -> None:
+    bury(crew, 1)
+    with subprocess.Popen([*COMMAND, "dlq", "export"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as exporting:
+        assert exporting.stdout is not None
+        assert exporting.stderr is not None
+        exporting.stdout.close()
+        said = exporting.stderr.read().decode()
+    assert "Traceback" not in said
+
+
+def test_nothing_to_replay_is_no_failure(crew: Crew) -> None:
+    assert process("dlq", "replay", "--all") == Answer(0, "", "perdure: replayed: 0\n")
+    assert "no such dead letters" in call("dlq", "list").err

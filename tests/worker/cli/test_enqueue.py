@@ -1,0 +1,269 @@
+"""`perdure enqueue`: one task, files of them, and that nothing is sent where something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.support.command_line import Answer, call
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def place(redis_url: str, namespace_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_REDIS_URL", redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", namespace_name)
+
+
+def show(task_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = call("task", "show", task_id, "--json").json
+    return found
+
+
+def queues() -> list[Any]:
+    found: list[Any] = call("queue", "list", "--json").json
+    return found
+
+
+def from_lines(*lines: Any, args: tuple[str, ...] = ("audit",)) -> Answer:
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    return call("enqueue", *args, "--file", "-", stdin=text.encode())
+
+
+def test_the_id_is_on_stdout_and_the_talk_on_stderr() -> None:
+    answer = call("enqueue", "audit", "--args", '{"root": "src"}')
+    assert answer.code == 0
+    assert len(answer.ids) == 1
+    assert answer.err.startswith("perdure: audit is on queue default of unix://")
+    found = show(answer.ids[0])
+    assert (found["task"], found["args"], found["queue"], found["state"]) == (
+        "audit",
+        {"root": "src"},
+        "default",
+        "queued",
+    )
+
+
+def test_a_task_without_arguments() -> None:
+    assert show(call("enqueue", "audit").ids[0])["args"] == {}
+
+
+def test_options_of_one_task() -> None:
+    answer = call("enqueue", "audit", "--queue", "slow", "--delay", "60", "--id", "my-own")
+    assert answer.ids == ["my-own"]
+    found = show("my-own")
+    assert (found["queue"], found["state"]) == ("slow", "scheduled")
+    assert found["due_at"] - found["enqueued_at"] == 60_000
+
+
+def ready_messages(url: str, namespace: str) -> list[dict[bytes, bytes]]:
+    """The messages on the default queue, oldest first."""
+    with redis.Redis.from_url(url) as client:
+        entries: Any = client.xrange(f"{{{namespace}:default:0}}:ready")
+    return [fields for _, fields in entries]
+
+
+def test_timeout_attempts_and_retention_travel_with_the_task(redis_url: str, namespace_name: str) -> None:
+    call("enqueue", "audit", "--timeout", "5", "--max-attempts", "2", "--result-ttl", "60")
+    [fields] = ready_messages(redis_url, namespace_name)
+    assert json.loads(fields[b"env"])["options"] == {"timeout": 5.0, "max_attempts": 2, "result_ttl": 60.0}
+
+
+def test_an_id_that_is_known_is_left_alone() -> None:
+    call("enqueue", "audit", "--id", "once", "--args", '{"n": 1}')
+    assert call("enqueue", "audit", "--id", "once", "--args", '{"n": 2}').ids == ["once"]
+    assert show("once")["args"] == {"n": 1}
+    assert queues()[0]["depth"] == 1
+
+
+def test_json_for_programs() -> None:
+    answer = call("enqueue", "audit", "--id", "a", "--json")
+    assert answer.json == {"id": "a", "queue": "default"}
+    assert answer.err == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ('{"a": 1,', "--args: not JSON: EOF while parsing a value at line 1 column 8"),
+        ("[1]", 'a JSON object is wanted, such as {"root": "src"}, not an array'),
+        ('"a"', "not a string"),
+        ("null", "not null"),
+        ('{"a": NaN}', "--args: not JSON: expected value at line 1 column 7"),
+        ("{'a': 1}", "--args: not JSON: key must be a string at line 1 column 2"),
+    ],
+)
+def test_arguments_that_are_no_json_object_are_refused_with_the_place(args: str, said: str) -> None:
+    answer = call("enqueue", "audit", "--args", args)
+    assert (answer.code, answer.out) == (2, "")
+    assert said in answer.err
+    assert queues() == []
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), "name a task"),
+        (("",), "task: String should have at least 1 character"),
+        (("audit", "--timeout", "0"), "timeout: Input should be greater than 0"),
+        (("audit", "--delay", "-1"), "'-1' is not a number of seconds"),
+        (("audit", "--delay", "nan"), "'nan' is not a number of seconds"),
+        (("audit", "--id", "a b"), "'a b' is not a task id"),
+        (("audit", "--queue", "a:b"), "queue 'a:b' cannot stand in a key"),
+        (("audit", "--file", "-", "--id", "a"), "--args and --id are for one task"),
+        (("audit", "--file", "-", "--args", "{}"), "--args and --id are for one task"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_misuse_sends_nothing(args: tuple[str, ...], said: str) -> None:
+    answer = call("enqueue", *args)
+    assert (answer.code, answer.out) == (2, "")
+    assert said in answer.err
+    assert queues() == []
+
+
+def test_arguments_over_the_size_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_PAYLOAD_LIMIT", "1024")
+    answer = call("enqueue", "audit", "--args", json.dumps({"text": "x" * 1024}))
+    assert answer.code == 2
+    assert "over the limit of 1,024 bytes" in answer.err
+
+
+def test_numbers_of_any_size_arrive_as_they_were_sent(redis_url: str, namespace_name: str) -> None:
+    large = 123456789012345678901234567890
+    call("enqueue", "audit", "--args", json.dumps({"n": large}))
+    [fields] = ready_messages(redis_url, namespace_name)
+    assert json.loads(fields[b"args"]) == {"n": large}
+
+
+def test_a_file_of_tasks(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    lines = [
+        {"args": {"n": 1}},
+        {"args": {"n": 2}, "queue": "other", "id": "two", "headers": {"trace": "x"}},
+        {"args": {"n": 3}, "task": "another", "delay": 60},
+    ]
+    path.write_text("\n\n".join(map(json.dumps, lines)) + "\n")
+    answer = call("enqueue", "audit", "--file", str(path))
+    assert answer.code == 0
+    assert answer.err.endswith(": 3\n")
+    first, second, third = map(show, answer.ids)
+    assert (first["task"], first["args"], first["queue"], first["state"]) == ("audit", {"n": 1}, "default", "queued")
+    assert (second["id"], second["queue"], second["headers"]) == ("two", "other", {"trace": "x"})
+    assert (third["task"], third["state"]) == ("another", "scheduled")
+
+
+def test_what_a_line_does_not_say_the_command_line_says() -> None:
+    answer = from_lines(
+        {"args": {}}, {"args": {}, "queue": "own", "delay": 0}, args=("audit", "--queue", "q", "--delay", "9")
+    )
+    first, second = map(show, answer.ids)
+    assert (first["queue"], first["state"]) == ("q", "scheduled")
+    assert (second["queue"], second["state"]) == ("own", "queued")
+
+
+def test_ids_come_in_the_order_of_the_lines_however_the_queues_alternate() -> None:
+    lines: list[dict[str, Any]] = [
+        {"args": {}, "id": f"t{n}", "queue": "even" if n % 2 == 0 else "odd"} for n in range(20)
+    ]
+    assert from_lines(*lines).ids == [line["id"] for line in lines]
+    assert {stats["queue"]: stats["depth"] for stats in queues()} == {"even": 10, "odd": 10}
+
+
+def test_a_large_file_is_sent_in_full_and_in_order(redis_url: str, namespace_name: str) -> None:
+    answer = from_lines(*({"args": {"n": n}} for n in range(2500)))
+    assert len(set(answer.ids)) == 2500
+    messages = ready_messages(redis_url, namespace_name)
+    assert [json.loads(fields[b"args"])["n"] for fields in messages] == list(range(2500))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"args": {}', "line 2: not JSON: EOF while parsing an object at column 11"),
+        ("[]", "line 2: a JSON object is wanted"),
+        ({}, "line 2: args: Field required"),
+        ({"args": []}, "line 2: args: Input should be a valid dictionary"),
+        ({"args": {}, "quue": "x"}, "line 2: quue: Extra inputs are not permitted"),
+        ({"args": {}, "queue": "a b"}, "line 2: queue: queue 'a b' cannot stand in a key"),
+        ({"args": {}, "delay": -1}, "line 2: delay: Input should be greater than or equal to 0"),
+        ({"args": {}, "delay": "1"}, "line 2: delay: Input should be a valid number"),
+        ('{"args": {}, "delay": 1e999}', "line 2: delay: Input should be a finite number"),
+        ({"args": {}, "id": "a b"}, "line 2: 'a b' cannot be a task's id: use 1 to 128 letters"),
+        ({"args": {}, "id": ""}, "line 2: '' cannot be a task's id"),
+        ({"args": {}, "id": "first"}, "line 2: id 'first' is also that of line 1"),
+        ({"args": {}, "headers": {"n": 1}}, "line 2: headers.n: Input should be a valid string"),
+        ({"args": {}, "task": ""}, "line 2: task: String should have at least 1 character"),
+        ({"args": {"text": "x" * 2000}}, "line 2: the task's envelope and arguments is 2,"),
+    ],
+    ids=str,
+)
+def test_one_bad_line_and_nothing_is_sent(line: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_PAYLOAD_LIMIT", "1024")
+    answer = from_lines({"args": {}, "id": "first"}, line, {"args": {}})
+    assert (answer.code, answer.out) == (2, "")
+    assert "nothing was sent, 1 of 3 lines cannot be read" in answer.err
+    assert said in answer.err
+    assert queues() == []
+
+
+def test_a_line_without_a_task_where_the_command_line_names_none() -> None:
+    answer = from_lines({"args": {}, "task": "audit"}, {"args": {}}, args=())
+    assert answer.code == 2
+    assert "line 2: it names no task, and neither does the command line" in answer.err
+
+
+def test_line_numbers_count_empty_lines() -> None:
+    assert "line 4: not JSON" in from_lines({"args": {}}, "", "", "{").err
+
+
+def test_of_many_bad_lines_the_first_are_named_and_the_rest_counted() -> None:
+    answer = from_lines(*["{"] * 25)
+    assert answer.err.count("\n  line ") == 10
+    assert "and 15 more lines" in answer.err
+
+
+def test_bytes_that_are_no_text_are_refused() -> None:
+    answer = call("enqueue", "audit", "--file", "-", stdin=b'{"args": {"a": "\xff"}}\n')
+    assert answer.code == 2
+    assert "line 1: not JSON: invalid unicode" in answer.err
+
+
+def test_a_file_that_is_not_there_is_refused() -> None:
+    answer = call("enqueue", "audit", "--file", "nothing.jsonl")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err == "perdure: cannot read nothing.jsonl: No such file or directory\n"
+
+
+def test_a_file_of_json_answers_line_by_line() -> None:
+    answer = call(
+        "enqueue", "audit", "--file", "-", "--json", stdin=b'{"args": {}, "id": "a"}\n{"args": {}, "id": "b"}'
+    )
+    assert answer.lines == [{"id": "a", "queue": "default"}, {"id": "b", "queue": "default"}]
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if stderr were a terminal, and everything took its time."""
+    monkeypatch.setattr("perdure.worker.cli.support.output._SHOWN_AFTER", -1.0)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERM", os.environ.get("TERM") or "xterm")
+
+
+@pytest.mark.usefixtures("terminal")
+def test_what_takes_long_shows_a_bar_on_stderr_and_ids_on_stdout() -> None:
+    answer = from_lines({"args": {}, "id": "a"}, {"args": {}, "id": "b"})
+    assert answer.ids == ["a", "b"]
+    assert "enqueuing" in answer.err
+
+
+def test_what_is_quick_shows_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "enqueuing" not in from_lines({"args": {}}).err

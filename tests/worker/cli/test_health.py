@@ -1,0 +1,246 @@
+"""`perdure worker health` and `--health-port`: whether a worker process is well, as a probe asks it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import redis
+from perdure.queues import Gateway
+
+from tests.support.command_line import BOUND, Answer, Running, call, process
+
+pytestmark = [pytest.mark.integration, pytest.mark.processes]
+
+TASKS = """
+import asyncio, time
+from pathlib import Path
+from perdure import App, Context
+
+app = App("audit")
+
+@app.task
+async def quick(ctx: Context) -> None: ...
+
+@app.task
+async def blocks(ctx: Context) -> None:
+    print("began", flush=True)
+    while not Path("go on").exists():
+        time.sleep(0.01)
+
+@app.task(timeout=0.1)
+async def stubborn(ctx: Context) -> None:
+    while True:
+        try:
+            print("began", flush=True)
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(redis_url: str, namespace_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an application, which is the working directory; signs of life come each 0.5 s."""
+    (tmp_path / "tasks.py").write_text(TASKS)
+    monkeypatch.chdir(tmp_path)
+    for name, value in {
+        "NAMESPACE": namespace_name,
+        "REDIS_URL": redis_url,
+        "HEARTBEAT": "0.5",
+        "STALL_WARNING": "0.4",
+        "STALL_LIMIT": "0.6",
+        "LEASE": "1",
+    }.items():
+        monkeypatch.setenv(f"PERDURE_{name}", value)
+    return tmp_path
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + BOUND
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.02)
+    return found
+
+
+def until_health(code: int, *args: str, says: str = "") -> Answer:
+    """Ask for health until it is so."""
+
+    def so() -> Answer | None:
+        answer = call("worker", "health", *args)
+        return answer if answer.code == code and says in answer.out + answer.err else None
+
+    found: Answer = until(so, f"worker health ends with {code} and says {says!r}")
+    return found
+
+
+def announced() -> list[dict[str, Any]]:
+    found: Any = call("worker", "list", "--json").json
+    workers: list[dict[str, Any]] = found["workers"]
+    return workers
+
+
+def ask(port: int, path: str) -> tuple[int, Any]:
+    """What the probe answers; 0 where nobody does yet."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=BOUND) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, json.load(refused)
+    except OSError:
+        return 0, None
+
+
+def test_a_worker_that_is_well_is_found_in_every_way(folder: Path, unused_tcp_port: int) -> None:
+    port = unused_tcp_port
+    with Running("worker", "run", "tasks:app", "--name", "mine", "--health-port", str(port), cwd=folder) as worker:
+        answer = until_health(0)
+        for level in ("alive", "connected", "consuming", "progress"):
+            assert level in answer.out
+        [info] = announced()
+        pid = worker.process.pid
+        for choice in ([info["id"]], ["--pid", str(pid)], ["--name", "mine"]):
+            [report] = call("worker", "health", *choice, "--json").json
+            assert (report["worker"], report["live"], report["ready"]) == (info["id"], True, True)
+        assert call("worker", "health", "--name", "other").code == 1
+        assert call("worker", "health", "--pid", str(pid), "--name", "mine").code == 2
+        assert "ready" in call("worker", "list").out
+        assert [ask(port, path)[0] for path in ("/livez", "/readyz")] == [200, 200]
+        assert ask(port, "/readyz")[1]["worker"] == info["id"]
+        worker.send(signal.SIGTERM)
+        assert worker.wait().code == 0
+    answer = call("worker", "health")
+    assert answer.code == 1
+    assert "not alive: no worker on host" in answer.err
+
+
+def test_a_frozen_worker_is_presumed_dead_after_two_intervals_until_it_wakes_up(folder: Path) -> None:
+    with Running("worker", "run", "tasks:app", cwd=folder) as worker:
+        until_health(0)
+        worker.send(signal.SIGSTOP)
+        answer = until_health(1)
+        assert "is not alive: it was last heard of" in answer.err
+        assert "every 0.5 s" in answer.err
+        assert "presumed dead" in call("worker", "list").out
+        assert announced()[0]["presumed_dead"]
+        worker.send(signal.SIGCONT)
+        until_health(0)
+
+
+def test_a_worker_whose_loop_is_blocked_fails_its_probes(folder: Path, unused_tcp_port: int) -> None:
+    port = unused_tcp_port
+    with Running("worker", "run", "tasks:app", "--health-port", str(port), cwd=folder) as worker:
+        until(lambda: ask(port, "/readyz")[0] == 200, "it is ready")
+        call("enqueue", "blocks")
+        assert worker.line() == "began"
+        until(lambda: ask(port, "/livez")[0] == 503, "the probe fails")
+        levels = {level["name"]: level for level in ask(port, "/livez")[1]["levels"]}
+        assert levels["alive"]["said"].startswith("the event loop has not answered for")
+        until_health(1, says="not alive")
+        (folder / "go on").touch()
+        until(lambda: ask(port, "/readyz")[0] == 200, "it is ready again")
+        until_health(0)
+
+
+def test_a_worker_with_a_handler_that_does_not_end_fails_progress_and_ends_all_the_same(folder: Path) -> None:
+    with Running("worker", "run", "tasks:app", cwd=folder) as worker:
+        [task_id] = call("enqueue", "stubborn", "--max-attempts", "1").ids
+        assert worker.line() == "began"
+        answer = until_health(1, says="making progress")
+        assert "a handler of task 'stubborn' does not end; restart this worker" in answer.err
+        assert call("task", "show", task_id, "--json").json["state"] == "dead"
+        worker.send(signal.SIGTERM)
+        ended = worker.wait()
+    assert ended.code == 0
+    assert "leaving handlers that swallow their cancellation: 1" in ended.err
+
+
+def test_one_that_was_killed_does_not_count_against_the_next_on_its_host(folder: Path) -> None:
+    with Running("worker", "run", "tasks:app", cwd=folder) as killed:
+        until_health(0)
+        killed.send(signal.SIGKILL)
+        killed.wait()
+    until(lambda: announced()[0]["presumed_dead"], "it is presumed dead")
+    assert "not alive: no worker" in call("worker", "health").err
+    with Running("worker", "run", "tasks:app", cwd=folder):
+        until_health(0)
+
+
+def test_all_workers_of_the_host_have_to_be_well(folder: Path) -> None:
+    (folder / "other").mkdir()
+    with (
+        Running("worker", "run", "tasks:app", "--name", "first", cwd=folder),
+        Running("worker", "run", "../tasks.py:app", "--name", "second", cwd=folder / "other") as second,
+    ):
+        until(lambda: len(announced()) == 2 and call("worker", "health").code == 0, "both are well")
+        second.send(signal.SIGSTOP)
+        answer = until_health(1)
+        assert answer.err.count("is not alive") == 1
+        assert call("worker", "health", "--name", "first").code == 0
+        assert call("worker", "health", "--name", "second").code == 1
+        second.send(signal.SIGCONT)
+
+
+def test_a_worker_of_an_older_version_is_well_as_far_as_is_known(redis_url: str, namespace_name: str) -> None:
+    """It announces a text, and says nothing of its health."""
+    key = f"{{{namespace_name}}}:worker"
+    with redis.Redis.from_url(redis_url) as client:
+        now = int(client.time()[0]) * 1000
+        told = {"id": "old", "app": "x", "host": socket.gethostname(), "pid": os.getpid(), "version": "0.0.9"}
+        told |= {"queues": ["default"], "concurrency": 1, "in_flight": 0, "started": now, "seen": now}
+        client.set(f"{key}:old", orjson.dumps(told), px=15_000)
+        client.zadd(f"{key}s", {"old": now})
+        client.expire(f"{key}s", 60)
+        answer = call("worker", "health", "old")
+        assert (answer.code, "of version 0.0.9, and tells no more" in answer.out) == (0, True)
+        assert "?" in call("worker", "list").out
+        client.set(f"{key}:old", orjson.dumps(told | {"seen": now - 11_000}), px=15_000)
+        assert call("worker", "health", "old").code == 1
+
+
+def test_a_redis_that_is_away_is_what_is_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call("worker", "health", "nobody").err.startswith("perdure: no worker 'nobody' was heard of lately")
+    monkeypatch.setattr(Gateway, "__setattr__", _impatient)  # it need not insist
+    answer = call("worker", "health", "--redis-url", "redis://127.0.0.1:1")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.startswith("perdure: not connected: cannot reach Redis at redis://127.0.0.1:1")
+
+
+def _impatient(gateway: Gateway, name: str, value: Any) -> None:
+    object.__setattr__(gateway, name, 0.0 if name == "patience" else value)
+
+
+def test_a_probe_that_cannot_be_served_is_refused_in_one_line(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for processes in ((), ("--processes", "1")):
+            answer = process("worker", "run", "tasks:app", "--health-port", str(port), *processes)
+            assert answer.code == 1
+            assert f"--health-port: cannot listen on 127.0.0.1:{port}" in answer.err
+            assert "Traceback" not in answer.err
+    answer = process("worker", "run", "tasks:app", "--health-host", "0.0.0.0")
+    assert (answer.code, "give --health-port too" in answer.err) == (2, True)
+
+
+def test_a_supervisor_answers_for_all_its_workers(folder: Path, unused_tcp_port: int) -> None:
+    port = unused_tcp_port
+    options = ("--processes", "2", "--health-port", str(port))
+    with Running("worker", "run", "tasks:app", *options, cwd=folder) as supervisor:
+        until(lambda: ask(port, "/readyz")[0] == 200 and len(ask(port, "/readyz")[1]["workers"]) > 2, "all are ready")
+        body = ask(port, "/livez")[1]
+        assert len({report["worker"] for report in body["workers"]}) == 3  # and one that waits for suspects
+        until_health(0)
+        supervisor.send(signal.SIGTERM)
+        assert supervisor.wait().code == 0

@@ -1,0 +1,73 @@
+"""`perdure queue`: numbers by partition, and spreading a queue."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.command_line import call
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def place(redis_url: str, namespace_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_REDIS_URL", redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", namespace_name)
+
+
+def test_a_queue_is_spread_and_shown() -> None:
+    assert call("enqueue", "audit").code == 0
+    answer = call("queue", "partitions", "default", "4")
+    assert answer.code == 0
+    assert "queue default is spread over 4 partitions from now on: 1 to 4" in answer.err
+    assert len(answer.out.splitlines()) == 2 + 5
+    for number in range(8):
+        assert call("enqueue", "audit", "--id", f"x{number}").code == 0
+    found = call("queue", "partitions", "default", "--json").json
+    assert found["queue"] == "default"
+    assert found["generations"] == [{"first": 0, "count": 1}, {"first": 1, "count": 4}]
+    assert [one["index"] for one in found["partitions"]] == [0, 1, 2, 3, 4]
+    assert found["partitions"][0]["depth"] == 1
+    assert sum(one["depth"] for one in found["partitions"]) == 9
+    (stats,) = call("queue", "list", "--json").json
+    assert stats["depth"] == 9
+    assert [one["depth"] for one in stats["partitions"]] == [one["depth"] for one in found["partitions"]]
+    shown = call("task", "show", "x1", "--json").json
+    assert shown["partition"] in (1, 2, 3, 4)
+
+
+def test_as_many_as_there_are_changes_nothing() -> None:
+    assert "queue default is new: nobody has used it yet" in call("queue", "partitions", "default", "3").err
+    again = call("queue", "partitions", "default", "3")
+    assert again.code == 0
+    assert "queue default has 3 partitions already: nothing was changed" in again.err
+    assert call("queue", "partitions", "default", "--json").json["generations"] == [{"first": 0, "count": 3}]
+
+
+@pytest.mark.parametrize(("count", "rule"), [("0", "to 1"), ("1025", "to 1024"), ("many", "integer")])
+def test_a_count_that_cannot_be_is_misuse(count: str, rule: str) -> None:
+    answer = call("queue", "partitions", "default", count)
+    assert answer.code == 2
+    assert "'[N]'" in answer.err
+    assert rule in answer.err
+
+
+def test_a_queue_that_nobody_used_is_named() -> None:
+    call("enqueue", "audit", "--queue", "mail")
+    answer = call("queue", "partitions", "male")
+    assert (answer.code, answer.out) == (1, "")
+    assert "no queue 'male'" in answer.err
+    assert "mail" in answer.err
+
+
+def test_tasks_of_one_key_are_together() -> None:
+    call("queue", "partitions", "default", "8")
+    lines = b"".join(b'{"args": {}, "key": "k%d"}\n' % (number % 2) for number in range(20))
+    assert call("enqueue", "audit", "--file", "-", stdin=lines).code == 0
+    for _ in range(3):
+        assert call("enqueue", "audit", "--key", "k0").code == 0
+    found = call("queue", "partitions", "default", "--json").json
+    assert sorted(one["depth"] for one in found["partitions"])[-2:] == [10, 13]
+    assert call("enqueue", "audit", "--key", "all", "--file", "-", stdin=b'{"args": {}}\n{"args": {}}').code == 0
+    found = call("queue", "partitions", "default", "--json").json
+    assert sum(one["depth"] for one in found["partitions"]) == 25

@@ -1,0 +1,138 @@
+"""`perdure queue metrics` and `queue list`: what scrapers and autoscalers are given."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from perdure.worker.cli import queue as queue_module
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.command_line import Running, call
+from tests.support.servers import BUNDLED, RedisServer, find_program
+
+pytestmark = [pytest.mark.integration]
+
+
+@pytest.fixture(autouse=True)
+def place(redis_url: str, namespace_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_REDIS_URL", redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", namespace_name)
+
+
+@pytest.fixture
+def queues(place: None) -> Iterator[None]:
+    """Three tasks wait on one queue, and one is due later on another."""
+    for number in range(3):
+        call("enqueue", "t", "--args", f'{{"n": {number}}}')
+    call("enqueue", "t", "--queue", "mail", "--delay", "60")
+    yield
+    for task_id in [task["id"] for task in call("task", "list", "--json").json]:
+        call("task", "cancel", task_id)
+
+
+def gauges(text: str) -> dict[tuple[str, str | None], float]:
+    """Value by metric and queue; all of the same namespace."""
+    return {
+        (sample.name, sample.labels.get("queue")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_metrics_are_prometheus_text_with_base_units_in_the_names(queues: None, namespace_name: str) -> None:
+    answer = call("queue", "metrics")
+    assert answer.code == 0, answer.err
+    found = gauges(answer.out)
+    assert found[("perdure_up", None)] == 1
+    assert found[("perdure_queue_depth", "default")] == 3
+    assert found[("perdure_queue_in_flight", "default")] == 0
+    assert 0 <= found[("perdure_queue_oldest_age_seconds", "default")] < 60
+    assert found[("perdure_queue_settled_tasks_per_second", "default")] == 0
+    assert found[("perdure_queue_due", "mail")] == 1
+    assert found[("perdure_queue_drain_time_seconds", "mail")] == 0
+    assert ("perdure_queue_drain_time_seconds", "default") not in found  # nobody can know it
+    assert f'perdure_queue_depth{{namespace="{namespace_name}",queue="default"}} 3.0' in answer.out
+    assert {family.type for family in text_string_to_metric_families(answer.out)} == {"gauge"}
+
+
+def test_the_list_says_the_same_to_people_and_to_programs(queues: None) -> None:
+    default, mail = call("queue", "list", "--json").json
+    assert (default["depth"], default["rate"], default["drain_time"]) == (3, 0.0, None)
+    assert (mail["due"], mail["drain_time"]) == (1, 0.0)
+    table = call("queue", "list").out
+    assert "settled" in table
+    assert "drained in" in table
+    assert "0.0/s" in table
+
+
+def scrape(url: str) -> dict[tuple[str, str | None], float]:
+    with urllib.request.urlopen(url, timeout=20) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain")
+        return gauges(answer.read().decode())
+
+
+@pytest.mark.processes
+def test_each_scrape_looks_anew_and_sigterm_ends_it(queues: None, tmp_path: Path) -> None:
+    with Running("queue", "metrics", "--port", "0", cwd=tmp_path) as serving:
+        url = serving.line()
+        assert url.startswith("http://127.0.0.1:")
+        assert scrape(url)[("perdure_queue_depth", "default")] == 3
+        call("enqueue", "t")
+        assert scrape(url)[("perdure_queue_depth", "default")] == 4
+        serving.send(signal.SIGTERM)
+        answer = serving.wait()
+    assert (answer.code, answer.err) == (0, "")
+
+
+@pytest.mark.processes
+def test_a_scrape_without_redis_says_so_and_the_next_one_may_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = find_program(BUNDLED)
+    assert program is not None
+    server = RedisServer(program).start()
+    try:
+        monkeypatch.setenv("PERDURE_REDIS_URL", server.url)
+        with Running("queue", "metrics", "--port", "0", cwd=tmp_path) as serving:
+            url = serving.line()
+            assert scrape(url)[("perdure_up", None)] == 1
+            server.kill()
+            assert scrape(url) == {("perdure_up", None): 0}
+            server.start()
+            assert scrape(url)[("perdure_up", None)] == 1
+    finally:
+        server.stop()
+
+
+def test_a_port_that_is_taken_is_told_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        answer = call("queue", "metrics", "--port", str(port))
+    assert answer.code == 1
+    assert answer.err.startswith(f"perdure: cannot listen on 127.0.0.1, port {port}: ")
+    assert answer.err.count("\n") == 1
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find_nothing(name: str, *_: Any) -> Any:
+        return None if name == "prometheus_client" else importlib.util.find_spec(name)
+
+    monkeypatch.setattr(queue_module, "find_spec", find_nothing)
+    answer = call("queue", "metrics")
+    assert answer.code == 1
+    assert "pip install 'perdure[metrics]'" in answer.err
+
+
+def test_listing_queues_does_not_import_the_extra() -> None:
+    code = "import sys; import perdure.worker.cli.queue; print('prometheus_client' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,304 @@
+"""`perdure task` and `perdure queue`: tasks and queues seen from outside."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import anyio
+import pytest
+from perdure import App, Context, Retry, Settings, Worker
+
+from tests.support.command_line import Answer, call, process
+
+pytestmark = pytest.mark.integration
+
+
+async def add(ctx: Context, a: int, b: int) -> int:
+    return await ctx.step("sum", lambda: a + b)
+
+
+async def fail(ctx: Context) -> None:
+    await ctx.step("before", lambda: 1)
+    raise ValueError("no \x1b[31mgood")
+
+
+async def echo(ctx: Context, value: Any) -> Any:
+    return value
+
+
+@pytest.fixture
+def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs what is queued, until nothing is."""
+    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+
+    async def run() -> None:
+        app = App("test", settings=settings)
+        for handler in (add, echo):
+            app.task(handler)
+        app.task(retry=Retry(max_attempts=1))(fail)
+        async with Worker(app) as worker:
+            await worker.run(burst=True)
+
+    return lambda: anyio.run(run)
+
+
+@pytest.fixture(autouse=True)
+def place(work: Any) -> None:
+    """Every test has its place in the environment."""
+
+
+def enqueue(*args: str) -> str:
+    return call("enqueue", *args).ids[0]
+
+
+def test_show_tells_all_that_is_known(work: Any) -> None:
+    task_id = enqueue("add", "--args", '{"a": 1, "b": 2}')
+    waiting = call("task", "show", task_id).out
+    work()
+    done = call("task", "show", task_id).out
+    assert "queued" in waiting
+    for text in (task_id, "add", "succeeded", '{"a":1,"b":2}', "1, crashes: 0, replays: 0", "result"):
+        assert text in done
+    found = call("task", "show", task_id, "--json").json
+    assert (found["state"], found["result"], found["args"]) == ("succeeded", 3, {"a": 1, "b": 2})
+
+
+def test_show_of_a_dead_task_has_its_error_and_traceback(work: Any) -> None:
+    task_id = enqueue("fail")
+    work()
+    shown = call("task", "show", task_id).out
+    assert "ValueError: no \\x1b[31mgood" in shown
+    assert "Traceback (most recent call last)" in shown
+    assert "\x1b[31mgood" not in shown
+
+
+@pytest.mark.parametrize("command", ["show", "result", "watch", "cancel", "events"])
+def test_a_task_that_is_not_there(command: str) -> None:
+    answer = call("task", command, "nothing")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.startswith("perdure: no task nothing in any queue of namespace")
+    assert answer.err.count("\n") == 1
+
+
+def test_result_is_json_on_stdout(work: Any) -> None:
+    task_id = enqueue("add", "--args", '{"a": 1, "b": 2}')
+    work()
+    assert call("task", "result", task_id) == Answer(0, "3\n", "")
+
+
+def test_a_result_is_printed_as_it_is_stored(work: Any) -> None:
+    task_id = enqueue("echo", "--args", '{"value": {"b": 123456789012345678901234567890, "a": "\\u00e4"}}')
+    work()
+    assert call("task", "result", task_id).out == '{"b":123456789012345678901234567890,"a":"ä"}\n'
+
+
+def test_a_result_that_is_there_needs_no_time(work: Any) -> None:
+    task_id = enqueue("add", "--args", '{"a": 1, "b": 2}')
+    work()
+    assert call("task", "result", task_id, "--timeout", "0").out == "3\n"
+
+
+def test_result_waits_for_the_outcome(work: Any) -> None:
+    task_id = enqueue("add", "--args", '{"a": 1, "b": 2}')
+    answers: list[Answer] = []
+    waiting = threading.Thread(target=lambda: answers.append(process("task", "result", task_id, "--timeout", "20")))
+    waiting.start()
+    work()
+    waiting.join()
+    assert answers == [Answer(0, "3\n", "")]
+
+
+def test_result_of_a_dead_task_is_its_error_on_stderr(work: Any) -> None:
+    task_id = enqueue("fail")
+    work()
+    answer = call("task", "result", task_id)
+    assert (answer.code, answer.out) == (1, "")
+    assert f"task {task_id} is a dead letter (attempts_exhausted): ValueError: no \\x1b[31mgood" in answer.err
+    assert "perdure dlq replay" in answer.err
+    assert answer.err.count("\n") == 1
+
+
+def test_result_that_does_not_come_in_time() -> None:
+    task_id = enqueue("add")
+    answer = call("task", "result", task_id, "--timeout", "0.05")
+    assert answer == Answer(1, "", f"perdure: task {task_id} has no outcome after 50 ms: it is queued\n")
+
+
+def test_result_of_a_cancelled_task() -> None:
+    task_id = enqueue("add")
+    call("task", "cancel", task_id)
+    answer = call("task", "result", task_id)
+    assert answer == Answer(1, "", f"perdure: task {task_id} was cancelled\n")
+
+
+def test_the_outcome_as_json_whatever_it_is(work: Any) -> None:
+    dead, done, waits = enqueue("fail"), enqueue("add", "--args", '{"a": 1, "b": 2}'), enqueue("add", "--delay", "99")
+    work()
+    answer = call("task", "result", dead, "--json")
+    assert (answer.code, answer.json["state"], answer.json["reason"]) == (1, "dead", "attempts_exhausted")
+    assert answer.json["error"]["error"] == "ValueError"
+    assert call("task", "result", done, "--json").json == {
+        "id": done,
+        "state": "succeeded",
+        "result": 3,
+        "reason": None,
+        "error": None,
+    }
+    answer = call("task", "result", waits, "--json", "--timeout", "0.01")
+    assert (answer.code, answer.json["state"]) == (1, "scheduled")
+
+
+def test_cancel_prints_the_id_and_says_what_became_of_it() -> None:
+    task_id = enqueue("add")
+    assert call("task", "cancel", task_id) == Answer(0, f"{task_id}\n", f"perdure: task {task_id} is cancelled\n")
+    assert call("task", "show", task_id, "--json").json["state"] == "cancelled"
+
+
+def test_cancel_of_a_task_that_is_done_is_refused(work: Any) -> None:
+    task_id = enqueue("add", "--args", '{"a": 1, "b": 2}')
+    work()
+    answer = call("task", "cancel", task_id)
+    assert answer == Answer(1, "", f"perdure: task {task_id} cannot be cancelled: it is succeeded\n")
+
+
+def test_cancel_as_json() -> None:
+    task_id = enqueue("add")
+    assert call("task", "cancel", task_id, "--json").json == {"id": task_id, "state": "cancelled"}
+
+
+def test_events_are_told_the_oldest_first(work: Any) -> None:
+    task_id = enqueue("fail")
+    work()
+    told = call("task", "events", task_id).out.splitlines()
+    assert ["step_completed before" in told[0], "buried error=ValueError" in told[1]] == [True, True]
+    assert "traceback" not in told[1].lower()
+    assert [event["type"] for event in call("task", "events", task_id, "--json").lines] == ["step_completed", "buried"]
+
+
+def test_events_without_follow_end_while_the_task_waits() -> None:
+    assert call("task", "events", enqueue("add")) == Answer(0, "", "")
+
+
+def test_watch_tells_the_events_and_the_outcome(work: Any) -> None:
+    good, bad = enqueue("add", "--args", '{"a": 1, "b": 2}'), enqueue("fail")
+    work()
+    watched = call("task", "watch", good)
+    assert (watched.code, watched.err) == (0, "")
+    events = watched.out.splitlines()
+    assert "step_completed sum" in events[0]
+    assert events[1] == "succeeded after 1 attempts and 0 crashes"
+    watched = call("task", "watch", bad)
+    assert (watched.code, watched.err) == (1, f"perdure: task {bad} did not succeed: it is dead\n")
+    assert "dead after 1 attempts and 0 crashes, attempts_exhausted: ValueError: no \\x1b[31mgood" in watched.out
+
+
+def test_watch_goes_on_until_the_outcome(work: Any) -> None:
+    task_id = enqueue("add", "--args", '{"a": 1, "b": 2}')
+    answers: list[Answer] = []
+    watching = threading.Thread(target=lambda: answers.append(process("task", "watch", task_id, "--json")))
+    watching.start()
+    work()
+    watching.join()
+    [answer] = answers
+    assert answer.code == 0
+    assert [line.get("type", line.get("state")) for line in answer.lines] == ["step_completed", "succeeded"]
+    assert answer.lines[-1]["result"] == 3
+
+
+def test_watch_on_a_terminal_shows_where_the_task_stands(work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    task_id = enqueue("add", "--args", '{"a": 1, "b": 2}')
+    work()
+    watched = call("task", "watch", task_id)
+    assert watched.code == 0
+    assert f"add {task_id}" in watched.out
+    assert "step_completed sum" in watched.out
+
+
+def test_list_shows_tasks_of_every_state_the_newest_first(work: Any) -> None:
+    dead = enqueue("fail")
+    work()
+    waiting = enqueue("add")
+    later = enqueue("add", "--delay", "60", "--queue", "other")
+    found = call("task", "list", "--json").json
+    assert [task["id"] for task in found] == [later, waiting, dead]
+    table = call("task", "list").out
+    for text in (dead, waiting, later, "attempts_exhausted", "scheduled", "queued", "other"):
+        assert text in table
+
+
+def test_list_narrows_by_queue_state_and_name(work: Any) -> None:
+    dead = enqueue("fail")
+    work()
+    waiting = enqueue("add")
+    later = enqueue("add", "--delay", "60", "--queue", "other")
+
+    def listed(*args: str) -> set[str]:
+        return {task["id"] for task in call("task", "list", "--json", *args).json}
+
+    assert listed("--queue", "other") == {later}
+    assert listed("--state", "dead") == {dead}
+    assert listed("--state", "dead", "--state", "queued") == {dead, waiting}
+    assert listed("--task", "add") == {waiting, later}
+    assert listed("--task", "add", "--state", "dead") == set()
+
+
+def test_list_says_when_there_are_more_than_the_limit() -> None:
+    for _ in range(3):
+        enqueue("add")
+    answer = call("task", "list", "--limit", "2", "--json")
+    assert len(answer.json) == 2
+    assert "there are more than 2" in answer.err
+    assert call("task", "list", "--limit", "3").err == ""
+
+
+def test_nothing_to_list_is_said_on_stderr() -> None:
+    answer = call("task", "list")
+    assert (answer.code, answer.out) == (0, "")
+    assert "no such tasks" in answer.err
+    assert call("task", "list", "--json").json == []
+
+
+def test_a_queue_that_nobody_used_is_refused_with_those_that_are() -> None:
+    enqueue("add", "--queue", "real")
+    answer = call("task", "list", "--queue", "raal")
+    assert answer.code == 1
+    assert "no queue 'raal'" in answer.err
+    assert "there are: real" in answer.err
+
+
+def test_a_table_is_not_cut_where_no_terminal_is() -> None:
+    task_id = enqueue("n" * 200)
+    assert "n" * 200 in call("task", "list").out
+    assert "n" * 200 in call("task", "show", task_id).out
+
+
+def test_queues_in_numbers(work: Any) -> None:
+    enqueue("fail")
+    work()
+    enqueue("add")
+    enqueue("add", "--delay", "60")
+    [stats] = call("queue", "list", "--json").json
+    assert (stats["queue"], stats["depth"], stats["in_flight"], stats["due"], stats["dead"]) == ("default", 1, 0, 1, 1)
+    assert stats["oldest_age"] >= 0
+    row = call("queue", "list").out.splitlines()[-1].split()
+    assert row[:6] == ["default", "1", "1", "0", "1", "1"]
+
+
+def test_no_queues_is_said_on_stderr() -> None:
+    answer = call("queue", "list")
+    assert (answer.code, answer.out) == (0, "")
+    assert "no queues" in answer.err
+
+
+def test_the_output_of_json_commands_is_nothing_but_json() -> None:
+    enqueue("add")
+    commands: dict[str, type] = {"task": list, "queue": list, "worker": dict, "dlq": list}
+    for command, kind in commands.items():
+        answer = call(command, "list", "--json")
+        assert isinstance(answer.json, kind)
+        assert (answer.code, answer.err) == (0, "")

@@ -1,0 +1,223 @@
+"""`perdure task events`: one log or many, filtered, followed, counted; whatever stands in them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import anyio
+import orjson
+import pytest
+from perdure import App, Context, Retry, Settings, Worker
+from perdure.queues import TaskEvent
+from perdure.worker.cli.support.events_text import describe_event
+from perdure.worker.journal import ToolCall
+
+from tests.support.command_line import Answer, call, process
+from tests.support.workers import redis_command
+
+pytestmark = pytest.mark.integration
+
+
+def rate(text: str) -> int:
+    return len(text)
+
+
+async def look(ctx: Context, question: str) -> str:
+    """Tells one thing of each kind."""
+    await ctx.say("user", f"{question}?\x1b[2J\nnow")
+    await ctx.say("assistant", "let me see", tool_calls=[ToolCall(id="c1", name="find")])
+    found: str = await ctx.tool("find", lambda words: words.upper(), question, reasoning="to know", call="c1")
+    await ctx.tool("rate", rate, found)
+    await ctx.discover(found, source="the archive")
+    await ctx.decide("stop", reasoning="enough", alternatives=["go on", "ask"])
+    await ctx.step("last", lambda: None)
+    return found
+
+
+async def stumble(ctx: Context) -> None:
+    await ctx.step("first", lambda: 1)
+    await ctx.tool("find", lambda: 1 // 0)
+
+
+TYPES = ["message_added", "message_added", "tool_called", "tool_called", "discovered", "decided", "step_completed"]
+
+
+@pytest.fixture
+def run(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Enqueues tasks of these names and runs them; returns their ids."""
+    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+
+    async def work(*names: str) -> list[str]:
+        async with App("test", settings=settings) as app:
+            app.task(look)
+            app.task(retry=Retry(max_attempts=1))(stumble)
+            args = {"look": {"question": "why"}, "stumble": {}}
+            ids = [(await app.producer.enqueue(name, args[name])).id for name in names]
+            async with Worker(app) as worker:
+                await worker.run(burst=True)
+            return ids
+
+    return lambda *names: anyio.run(work, *names)
+
+
+def types(answer: Answer) -> list[str]:
+    assert answer.code == 0, answer.err
+    return [line["type"] for line in answer.lines]
+
+
+def add(settings: Settings, task_id: str, *entries: dict[str, str]) -> None:
+    """Put entries into a task's log, past everything that would write them well."""
+
+    async def write() -> None:
+        async with App("test", settings=settings) as app:
+            log = app.producer.namespace.partition("default").log(task_id)
+            for entry in entries:
+                await redis_command(app, "XADD", log, "*", *[part for pair in entry.items() for part in pair])
+
+    anyio.run(write)
+
+
+def test_events_read_as_sentences_without_control_characters(run: Any) -> None:
+    (task_id,) = run("look")
+    lines = call("task", "events", task_id).out.splitlines()
+    told = [line.split("  ", 1)[1] for line in lines]
+    assert told == [
+        "#1 message_added user: why?\\x1b[2J now",
+        "#2 message_added assistant: let me see (asks for find)",
+        "#3 tool_called find(words=why) -> WHY, because to know",
+        "#4 tool_called rate(text=WHY) -> 3",
+        "#5 discovered WHY [the archive]",
+        "#6 decided stop, because enough; left open: go on, ask",
+        "step_completed last attempt=1",
+    ]
+
+
+def test_what_happened_within_a_step_says_so() -> None:
+    called = TaskEvent("5-0", 5, "tool_called", "read/find#2", {"tool": "find", "result": 1}, 4)
+    decided = TaskEvent("5-1", 5, "decided", "read", {"choice": "stop"}, 5)
+    told = [describe_event(event).split("  ", 1)[1] for event in (called, decided)]
+    assert told == ["#4 tool_called in read: find() -> 1", "#5 decided in read: stop"]
+
+
+def test_filters_of_one_log(run: Any) -> None:
+    (task_id,) = run("look")
+
+    def found(*options: str) -> list[str]:
+        return types(call("task", "events", task_id, "--json", *options))
+
+    assert found() == TYPES
+    assert found("--type", "decided", "--type", "discovered") == ["discovered", "decided"]
+    assert found("--tool", "rate") == ["tool_called"]
+    assert found("--step", "last") == ["step_completed"]
+    assert found("--limit", "2") == TYPES[:2]
+    assert found("--last", "2") == TYPES[-2:]
+    assert found("--last", "1", "--type", "message_added") == ["message_added"]
+    assert found("--since", "1h") == TYPES
+    assert found("--since", "2100-01-01") == []
+    assert found("--last", "2", "--follow") == TYPES[-2:]
+
+
+def test_what_cannot_be_meant_is_refused(run: Any) -> None:
+    for options in (
+        ("x", "--last", "1", "--limit", "1"),
+        ("x", "--stats", "--follow"),
+        ("x", "--queue", "default"),
+        ("--follow",),
+        ("--since", "yesterday"),
+    ):
+        answer = call("task", "events", *options)
+        assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1), options
+    assert "no task nothing in any queue" in call("task", "events", "nothing").err
+    assert "no queue 'nowhere'" in call("task", "events", "--queue", "nowhere").err
+
+
+def test_events_of_all_tasks_and_of_some(run: Any) -> None:
+    good, bad, other = run("look", "stumble", "look")
+    every = call("task", "events", "--json").lines
+    assert {line["task_id"] for line in every} == {good, bad, other}
+    assert [line["type"] for line in every if line["task_id"] == bad] == ["step_completed", "step_failed", "buried"]
+    for options, ids in (
+        (("--state", "dead"), {bad}),
+        (("--task", "look"), {good, other}),
+        (("--queue", "default", "--type", "buried"), {bad}),
+    ):
+        assert {line["task_id"] for line in call("task", "events", "--json", *options).lines} == ids
+    latest = call("task", "events", "--json", "--last", "3").lines
+    assert [line["id"] for line in latest] == sorted((line["id"] for line in every), key=place)[-3:]
+    assert bad in call("task", "events", "--type", "buried").out
+    assert len(call("task", "events", "--json", "--limit", "4").lines) == 4
+
+
+def place(entry: str) -> tuple[int, ...]:
+    return tuple(map(int, entry.split("-")))
+
+
+def test_statistics_tell_tools_failures_and_decisions(run: Any) -> None:
+    good, bad = run("look", "stumble")
+    found = call("task", "events", "--stats", "--json").json
+    assert (found["tasks"], found["events"], found["types"]["message_added"]) == (2, 10, 2)
+    assert found["tools"] == [
+        {"tool": "find", "calls": 2, "failures": 1},
+        {"tool": "rate", "calls": 1, "failures": 0},
+    ]
+    assert (found["failed_last"]["type"], found["failed_last"]["task_id"]) == ("buried", bad)
+    assert (found["failed_step"]["step"], found["failed_step"]["data"]["error"]) == ("find", "ZeroDivisionError")
+    assert [one["data"]["choice"] for one in found["decisions"]] == ["stop"]
+    shown = call("task", "events", good, "--stats").out
+    assert ["find", "1", "0"] in [line.split() for line in shown.splitlines()]
+    assert "decided stop" in shown
+    assert "failed" not in shown.splitlines()[0]
+    assert "step_failed in step find" in call("task", "events", bad, "--stats").out
+
+
+def test_what_is_broken_hides_nothing_else(run: Any, settings: Settings) -> None:
+    (task_id,) = run("look")
+    deep = "[" * 300 + "]" * 300
+    add(
+        settings,
+        task_id,
+        {"type": "decided", "n": "9", "data": "{"},
+        {"type": "decided", "n": "9" * 5000, "data": "{}"},
+        {"type": "later", "data": deep},
+        {"type": "bare"},
+        {"type": "\x1b[2J", "step": "a\nb", "data": "[1]"},
+        {"type": "decided", "n": "10", "data": orjson.dumps({"choice": "end"}).decode()},
+        {"type": "decided", "n": "11", "data": orjson.dumps({"v": 9, "choice": "other"}).decode()},
+    )
+    answer = call("task", "events", task_id)
+    told = [line.split("  ", 1)[1] for line in answer.out.splitlines()[len(TYPES) :]]
+    assert told[0].startswith("#9 decided (cannot be read: not JSON: ")
+    assert told[1].startswith("decided (cannot be read: its number is ")
+    assert told[2].startswith("later (cannot be read: not JSON: ")
+    assert told[3].startswith("bare (cannot be read: no event type is called 'bare': it is of a later version)")
+    assert told[4].startswith("\\x1b[2J a b (cannot be read: its data is no JSON object")
+    assert told[5] == "#10 decided end"
+    assert told[6].startswith("#11 decided (cannot be read: it has version 9, ")
+    assert told[6].endswith(" choice=other")
+    lines = call("task", "events", task_id, "--json").lines
+    assert len(lines) == len(TYPES) + 7
+    assert ["problem" in line for line in lines[-2:]] == [False, True]
+    assert "cannot be read  6" in call("task", "events", task_id, "--stats").out
+
+
+def test_a_log_longer_than_a_page_is_told_whole(run: Any, settings: Settings) -> None:
+    (task_id,) = run("look")
+    add(settings, task_id, *({"type": "extra", "data": f'{{"n":{n}}}'} for n in range(450)))
+    found = call("task", "events", task_id, "--json").lines
+    assert [line["data"]["n"] for line in found[len(TYPES) :]] == list(range(450))
+    last = call("task", "events", task_id, "--json", "--last", "430", "--type", "extra").lines
+    assert [line["data"]["n"] for line in last] == list(range(20, 450))
+    assert len(call("task", "events", task_id, "--json", "--follow").lines) == len(TYPES) + 450
+
+
+def test_follow_goes_on_until_the_outcome(run: Any) -> None:
+    task_id = call("enqueue", "look", "--args", '{"question": "how"}').ids[0]
+    answers: list[Answer] = []
+    command = ("task", "events", task_id, "--follow", "--type", "decided", "--json")
+    following = threading.Thread(target=lambda: answers.append(process(*command)))
+    following.start()
+    run()
+    following.join()
+    assert types(answers[0]) == ["decided"]

@@ -1,0 +1,94 @@
+"""`perdure task handoff`: where a task stands."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import anyio
+import pytest
+from perdure import App, Context, Retry, Settings, Worker
+
+from tests.support.command_line import call
+
+pytestmark = pytest.mark.integration
+
+
+async def fails(ctx: Context) -> None:
+    await ctx.decide("begin with src", reasoning="it is small")
+    for number in range(30):
+        await ctx.discover(f"fact {number} " + "of some length " * 20)
+    await ctx.step("list", len, "x")
+    raise ValueError("no good")
+
+
+async def hands_on(ctx: Context) -> str:
+    if ctx.resumption is None:
+        await ctx.decide("leave it to the next")
+        await ctx.hand_off("hands_on", message="mind the gap")
+    return "done by the next"
+
+
+@pytest.fixture(autouse=True)
+def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs what is queued, until nothing is."""
+    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+
+    async def run() -> None:
+        app = App("test", settings=settings)
+        app.task(retry=Retry(max_attempts=1))(fails)
+        app.task(hands_on)
+        async with Worker(app) as worker:
+            await worker.run(burst=True)
+
+    return lambda: anyio.run(run)
+
+
+def enqueue(task: str) -> str:
+    return call("enqueue", task).ids[0]
+
+
+def test_it_is_markdown_within_the_budget_or_json(work: Any) -> None:
+    task_id = enqueue("fails")
+    work()
+    text = call("task", "handoff", task_id).out
+    assert text.startswith(f"# Handoff of fails {task_id}")
+    assert "Given up" in text
+    assert "- begin with src: it is small" in text
+    assert len(text) <= 6000
+    assert "fact 29" in text
+    assert "Left out for length:" in text
+    assert len(call("task", "handoff", task_id, "--budget", "200").out) <= 800
+    found = call("task", "handoff", task_id, "--json").json
+    assert (found["v"], found["session"], found["why"], found["last_completed"]) == (1, task_id, "burial", "list")
+
+
+def test_of_a_task_that_nobody_has_run_it_says_so_and_of_none_it_fails() -> None:
+    task_id = enqueue("fails")
+    assert "As it stood" in call("task", "handoff", task_id).out
+    unknown = call("task", "handoff", "nothing")
+    assert (unknown.code, unknown.out) == (1, "")
+    assert "no task nothing" in unknown.err
+    assert call("task", "cancel", task_id).code == 0
+
+
+def test_of_one_that_has_ended_it_says_when_that_was(work: Any) -> None:
+    task_id = enqueue("hands_on")
+    work()
+    found = call("task", "handoff", f"{task_id}.h1", "--json").json
+    assert found["why"] == "finished"
+    assert found["at"] == call("task", "show", f"{task_id}.h1", "--json").json["finished_at"]
+
+
+def test_one_that_was_handed_on_says_to_whom_and_has_the_others_result(work: Any) -> None:
+    task_id = enqueue("hands_on")
+    work()
+    following = f"{task_id}.h1"
+    assert re.search(rf"handed to +{following}", call("task", "show", task_id).out)
+    assert call("task", "show", task_id, "--json").json["handed_to"] == following
+    assert call("task", "result", task_id).out == '"done by the next"\n'
+    assert call("task", "result", task_id, "--json").json["id"] == following
+    assert f"Goes on as task {following}" in call("task", "handoff", task_id).out
+    assert "- mind the gap" in call("task", "handoff", following, "--received").out
+    assert call("task", "handoff", task_id, "--received").code == 1

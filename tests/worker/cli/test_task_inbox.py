@@ -1,0 +1,107 @@
+"""`perdure task send` and `perdure task inbox`: people write to tasks, and see what waits to be read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+from perdure import App, Context, Settings
+
+from tests.support.command_line import call
+from tests.support.workers import work_off
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs what is queued until nothing is; the task waits for a word of ada's, then for a message."""
+    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+
+    async def run() -> None:
+        app = App("test", settings=settings)
+
+        @app.task
+        async def ships(ctx: Context) -> list[Any]:
+            answer = await ctx.ask("ada", "Ship it?")
+            messages = await ctx.inbox(wait=3600)
+            return [answer and answer.content, [one.content for one in messages]]
+
+        async with app:
+            await work_off(app)
+
+    return lambda: anyio.run(run)
+
+
+def test_a_person_sees_what_a_task_waits_for_and_answers(work: Any) -> None:
+    task_id = call("enqueue", "ships").ids[0]
+    work()
+    shown = call("task", "show", task_id)
+    assert "for an approval of ada since 20" in shown.out
+    assert "ago): Ship it?" in shown.out
+    assert "\ndue" not in shown.out, "it waits for as long as it takes"
+    assert call("task", "show", task_id, "--json").json["waits"] == "approval"
+    assert "waits for approval" in call("task", "list").out
+    sent = call("task", "send", task_id, "yes", "--from", "ada")
+    assert (sent.code, sent.ids) == (0, [task_id])
+    assert sent.err == (
+        f"perdure: message 1 from 'ada' is in the inbox of task {task_id}; no worker takes tasks of queue 'default' "
+        "now: it is read when one does\n"
+    )
+    assert "1 not read" in call("task", "show", task_id).out
+    work()
+    assert "for a message since 20" in call("task", "show", task_id).out
+    told = call("task", "send", task_id, "--data", '{"n": 1}', "--from", "bob", "--id", "own", "--json").json
+    assert told == {"id": task_id, "number": 2, "state": "scheduled"}
+    assert call("task", "send", task_id, "--data", '{"n": 1}', "--id", "own", "--json").json["number"] == 2
+    work()
+    assert call("task", "result", task_id).out == '["yes",[{"n":1}]]\n'
+    told = call("task", "events", task_id).out
+    assert "waiting for approval of ada: Ship it?" in told
+    assert "received message 1 from ada: yes" in told
+    assert 'received message 2 from bob: {"n":1}' in told
+    refused = call("task", "send", task_id, "too late")
+    assert (refused.code, refused.out) == (1, "")
+    assert refused.err == f"perdure: task {task_id} reads no messages any more: it is succeeded\n"
+
+
+@pytest.mark.usefixtures("work")
+def test_the_inbox_of_a_task() -> None:
+    task_id = call("enqueue", "ships", "--delay", "60").ids[0]
+    empty = call("task", "inbox", task_id)
+    assert (empty.out, empty.err) == ("", f"perdure: no messages wait in the inbox of task {task_id}\n")
+    call("task", "send", task_id, "-", "--from", "x", stdin=b"first\n")
+    call("task", "send", task_id, "--data", "[2]", "--from", "y")
+    found = call("task", "inbox", task_id, "--json").lines
+    assert [(one["number"], one["sender"], one["content"]) for one in found] == [(1, "x", "first"), (2, "y", [2])]
+    table = call("task", "inbox", task_id).out.splitlines()
+    assert table[0].split() == ["number", "sent", "from", "content"]
+    assert [line.split()[-2:] for line in table[2:]] == [["x", "first"], ["y", "[2]"]]
+    assert call("task", "inbox", task_id, "--drop", "1").code == 0
+    again = call("task", "inbox", task_id, "--drop", "1")
+    assert (again.code, again.err.startswith("perdure: no message 1 in the inbox")) == (1, True)
+
+
+@pytest.mark.usefixtures("work")
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ((), "give either a TEXT or --data JSON"),
+        (("yes", "--data", "1"), "give either a TEXT or --data JSON"),
+        (("--data", "{"), "--data: not JSON"),
+    ],
+)
+def test_what_cannot_be_sent(args: tuple[str, ...], said: str) -> None:
+    answer = call("task", "send", "nothing", *args)
+    assert (answer.code, answer.out) == (2, "")
+    assert said in answer.err
+
+
+@pytest.mark.usefixtures("work")
+def test_a_task_that_is_not_there() -> None:
+    for args in (("send", "nothing", "hello"), ("inbox", "nothing")):
+        answer = call("task", *args)
+        assert (answer.code, answer.out) == (1, "")
+        assert answer.err.startswith("perdure: no task nothing in any queue of namespace")

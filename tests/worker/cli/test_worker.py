@@ -1,0 +1,358 @@
+"""`perdure worker`: what a worker takes from the command line, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import pytest
+from perdure.queues import Producer, count_crash, spread
+
+from tests.support.command_line import BOUND, IGNORING_SIGINT, Answer, Running, call, process
+
+pytestmark = [pytest.mark.integration, pytest.mark.processes]
+
+TASKS = """
+import asyncio, sys, time
+from pathlib import Path
+from perdure import App, Context
+
+app = App("audit", redis_url="redis://nowhere.invalid")
+
+def wait_for(name):
+    print("began", flush=True)
+    while not Path(name).exists():
+        time.sleep(0.01)
+    return name
+
+@app.task
+async def add(ctx: Context, a: int, b: int) -> int:
+    return a + b
+
+@app.task
+async def step(ctx: Context) -> str:
+    await ctx.step("wait", wait_for, "go on")
+    return await ctx.step("never", wait_for, "nothing")
+
+@app.task
+async def forever(ctx: Context) -> None:
+    await ctx.step("stuck", wait_for, "nothing")
+
+@app.task
+async def executor(ctx: Context) -> None:
+    await asyncio.to_thread(wait_for, "nothing")
+
+@app.task
+async def blocks(ctx: Context) -> None:
+    wait_for("nothing")
+
+@app.task(queue="second")
+async def second(ctx: Context) -> str:
+    return "second"
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(redis_url: str, namespace_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an application, which is the working directory."""
+    (tmp_path / "tasks.py").write_text(TASKS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PERDURE_NAMESPACE", namespace_name)
+    return tmp_path
+
+
+@pytest.fixture
+def url(redis_url: str) -> tuple[str, str]:
+    return ("--redis-url", redis_url)
+
+
+def task_state(url: tuple[str, str], task_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = call("task", "show", task_id, "--json", *url).json
+    return found
+
+
+def cancel(url: tuple[str, str], *ids: str) -> None:
+    """What a test leaves undone would be taken for a leak."""
+    for task_id in ids:
+        call("task", "cancel", task_id, *url)
+
+
+def events(url: tuple[str, str], task_id: str) -> list[str]:
+    return [event["type"] for event in call("task", "events", task_id, "--json", *url).lines]
+
+
+@pytest.mark.parametrize("options", [(), ("--partitions", "all"), ("--partitions", "share")])
+def test_a_worker_reads_all_partitions_or_shares_them(url: tuple[str, str], options: tuple[str, ...]) -> None:
+    assert call("queue", "partitions", "default", "3", *url).code == 0
+    keys = [next(key for key in map(str, range(100)) if spread(key) % 3 == index) for index in range(3)]
+    ids = [call("enqueue", "add", "--args", '{"a": 1, "b": 2}', "--key", key, *url).ids[0] for key in keys]
+    assert process("worker", "run", "tasks:app", "--burst", *options, *url).code == 0
+    assert {task_state(url, task_id)["state"] for task_id in ids} == {"succeeded"}
+    assert [task_state(url, task_id)["partition"] for task_id in ids] == [0, 1, 2]
+
+
+def test_how_partitions_are_read_is_one_of_two(url: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert process("worker", "run", "tasks:app", "--partitions", "some", *url).code == 2
+    monkeypatch.setenv("PERDURE_PARTITIONS", "some")
+    refused = process("worker", "run", "tasks:app", *url)
+    assert refused.code != 0
+    assert "PERDURE_PARTITIONS" in refused.err
+    assert "Traceback" not in refused.err
+
+
+def test_burst_runs_what_is_queued_and_ends(url: tuple[str, str], redis_url: str, namespace_name: str) -> None:
+    ids = call("enqueue", "add", "--file", "-", *url, stdin=b'{"args": {"a": 1, "b": 2}}\n' * 3).ids
+    answer = process("worker", "run", "tasks:app", "--burst", *url)
+    assert (answer.code, answer.out) == (0, "")
+    assert [call("task", "result", task_id, *url).out for task_id in ids] == ["3\n"] * 3
+    start, end = answer.err.splitlines()
+    worker_id = start.partition("worker ")[2].partition(" ")[0]
+    assert worker_id.startswith("audit-")
+    assert f"works on default, second of namespace {namespace_name} at {redis_url}, 16 at once" in start
+    assert f"worker {worker_id} stopped: 3 ran" in end
+
+
+def test_the_command_line_is_put_over_the_app(url: tuple[str, str], folder: Path) -> None:
+    ids = [call("enqueue", "add", "--args", '{"a": 1, "b": 2}', *url).ids[0]]
+    ids += call("enqueue", "second", "--queue", "second", *url).ids
+    options = ("--queues", "second,second", "--concurrency", "2", "--name", "mine", "--lease", "5", "--grace", "0")
+    answer = process("worker", "run", "tasks.py:app", "--burst", *options, *url)
+    assert "worker mine-" in answer.err
+    assert "works on second of" in answer.err
+    assert "2 at once" in answer.err
+    assert [task_state(url, task_id)["state"] for task_id in ids] == ["queued", "succeeded"]
+    cancel(url, *ids)
+
+
+def test_a_queue_that_no_task_is_on_is_warned_of(url: tuple[str, str]) -> None:
+    answer = process("worker", "run", "tasks:app", "--burst", "--queues", "defualt", *url)
+    assert answer.code == 0
+    assert "no task of app 'audit' is on defualt" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("nothing:app",), 2, "no module 'nothing'"),
+        (("tasks:app", "--queues", "a,,b"), 2, "--queues: queue '' cannot stand in a key"),
+        (("tasks:app", "--lease", "0.1"), 2, "lease: Input should be greater than or equal to 0.3"),
+        (("tasks:app", "--redis-url", "redis://127.0.0.1:1"), 1, "cannot reach Redis at redis://127.0.0.1:1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_a_worker_that_cannot_start_says_so_in_one_line(args: tuple[str, ...], code: int, said: str) -> None:
+    answer = process("worker", "run", *args)
+    assert (answer.code, answer.out) == (code, "")
+    assert said in answer.err
+    assert answer.err.startswith("perdure: ")
+    assert answer.err.count("\n") == 1
+
+
+def test_the_log_is_json_where_the_environment_says_so(url: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_LOG_JSON", "1")
+    assert process("worker", "run", "tasks:app", "--burst", *url).err.startswith('{"text"')
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_step_end_and_hands_the_task_off(url: tuple[str, str], folder: Path, number: int) -> None:
+    [task_id] = call("enqueue", "step", *url).ids
+    with Running("worker", "run", "tasks:app", *url, cwd=folder) as worker:
+        assert worker.line() == "began"
+        worker.send(number)
+        (folder / "go on").touch()
+        answer = worker.wait()
+    assert (answer.code, answer.out) == (0, "")
+    assert f"{signal.Signals(number).name}: stopping" in answer.err
+    found = task_state(url, task_id)
+    assert (found["state"], found["attempts"], found["crashes"]) == ("queued", 0, 0)
+    assert events(url, task_id) == ["step_completed", "handed_off"]
+    assert "Traceback" not in answer.err
+    cancel(url, task_id)
+
+
+def test_a_second_signal_hands_off_at_once_and_stuck_threads_do_not_keep_the_process(
+    url: tuple[str, str], folder: Path
+) -> None:
+    [task_id] = call("enqueue", "forever", *url).ids
+    with Running("worker", "run", "tasks:app", "--grace", "600", *url, cwd=folder) as worker:
+        assert worker.line() == "began"
+        worker.send(signal.SIGTERM)
+        _until_logged(folder, "SIGTERM: stopping")
+        worker.send(signal.SIGTERM)
+        answer = worker.wait()
+    assert answer.code == 0
+    assert "SIGTERM again: stopping at once" in answer.err
+    assert "leaving threads that run code which cannot be stopped: " in answer.err
+    assert (task_state(url, task_id)["state"], events(url, task_id)) == ("queued", ["handed_off"])
+    cancel(url, task_id)
+
+
+def test_a_thread_of_asyncios_own_does_not_keep_the_process_either(url: tuple[str, str], folder: Path) -> None:
+    [task_id] = call("enqueue", "executor", *url).ids
+    with Running("worker", "run", "tasks:app", "--grace", "0", *url, cwd=folder) as worker:
+        assert worker.line() == "began"
+        worker.send(signal.SIGTERM)
+        answer = worker.wait()
+    assert answer.code == 0
+    assert "stopped: 1 ran" in answer.err
+    assert "leaving threads that run code which cannot be stopped: " in answer.err
+    cancel(url, task_id)
+
+
+def test_a_third_signal_ends_the_process_though_a_handler_blocks_the_loop(url: tuple[str, str], folder: Path) -> None:
+    [task_id] = call("enqueue", "blocks", *url).ids
+    with Running("worker", "run", "tasks:app", "--lease", "1", *url, cwd=folder) as worker:
+        assert worker.line() == "began"
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            worker.send(number)
+            _until_handled(worker.process.pid, number)
+        answer = worker.wait()
+    assert answer.code == 128 + signal.SIGTERM
+    assert "Traceback" not in answer.err
+    assert task_state(url, task_id)["state"] == "running"
+    cancel(url, task_id)
+    _recover(url)
+
+
+def _until_logged(folder: Path, text: str) -> None:
+    code = "import sys, time\nwhile sys.argv[2] not in open(sys.argv[1]).read(): time.sleep(0.01)"
+    subprocess.run([sys.executable, "-c", code, str(folder / "stderr"), text], check=True, timeout=BOUND)
+
+
+def _until_handled(pid: int, number: int) -> None:
+    """Until the kernel has delivered the signal: two of one kind that wait are one."""
+    code = """
+import sys, time
+pid, bit = sys.argv[1], 1 << (int(sys.argv[2]) - 1)
+def pending():
+    try:
+        lines = open(f"/proc/{pid}/status").read().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd")))
+while pending() & bit:
+    time.sleep(0.005)
+time.sleep(0.05)
+"""
+    subprocess.run([sys.executable, "-c", code, str(pid), str(int(number))], check=True, timeout=BOUND)
+
+
+def _recover(url: tuple[str, str]) -> None:
+    """Let another worker take what the ended one left, which somebody has cancelled."""
+    assert process("worker", "run", "tasks:app", "--lease", "1", "--burst", *url).code == 0
+
+
+def test_a_signal_finds_a_worker_of_ones_own_program_too(url: tuple[str, str], folder: Path) -> None:
+    program = """
+import asyncio, os, signal, sys
+from perdure.worker.runtime.signals import stop_on_signals
+
+async def main():
+    stopped = asyncio.Event()
+    async with stop_on_signals(stopped.set):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stopped.wait()
+    print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=BOUND, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\n")
+
+
+@pytest.mark.parametrize("prefix", [(), IGNORING_SIGINT], ids=["in the foreground", "in the background"])
+def test_ctrl_c_while_the_app_is_imported_ends_with_130(
+    url: tuple[str, str], folder: Path, prefix: tuple[str, ...]
+) -> None:
+    (folder / "slow_import.py").write_text("import time\nprint('began', flush=True)\ntime.sleep(60)\n")
+    with Running("worker", "run", "slow_import:app", *url, cwd=folder, prefix=prefix) as worker:
+        assert worker.line() == "began"
+        worker.send(signal.SIGINT)
+        answer = worker.wait()
+    assert (answer.code, answer.err) == (130, "")
+
+
+def test_list_shows_who_works(url: tuple[str, str], folder: Path) -> None:
+    [task_id] = call("enqueue", "step", *url).ids
+    with Running("worker", "run", "tasks:app", "--name", "mine", "--concurrency", "3", *url, cwd=folder) as worker:
+        assert worker.line() == "began"
+        [found] = call("worker", "list", "--json", *url).json["workers"]
+        table = call("worker", "list", *url).out
+        (folder / "go on").touch()
+        worker.send(signal.SIGTERM)
+        assert worker.wait().code == 0
+    assert found["id"].startswith("mine-")
+    assert (found["app"], found["queues"], found["concurrency"]) == ("audit", ["default", "second"], 3)
+    assert found["pid"] == worker.process.pid
+    for text in (found["id"], "default, second", str(found["pid"])):
+        assert text in table
+    answer = call("worker", "list", *url)
+    assert (answer.code, answer.out) == (0, "")
+    assert "no workers" in answer.err
+    cancel(url, task_id)
+
+
+@pytest.mark.parametrize("option", [("--alert", "mail"), ("--isolated", "3")])
+def test_what_only_a_supervisor_has_needs_processes(option: tuple[str, str]) -> None:
+    answer = call("worker", "run", "tasks:app", *option)
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert f"{option[0]} is a supervisor's: give --processes too" in answer.err
+
+
+async def test_paused_supervisors_are_listed_and_resumed(
+    url: tuple[str, str], redis_url: str, namespace_name: str
+) -> None:
+    async with Producer(redis_url, namespace=namespace_name) as producer:
+        for name in ("one", "two", "three"):
+            await count_crash(
+                producer.gateway, producer.namespace, name, "w", why=f"{name} fell", threshold=0, window=60
+            )
+    listed = await in_thread("worker", "list", *url)
+    assert "two fell" in listed.out
+    assert "supervisor two is paused; when the cause is gone: perdure worker resume two" in listed.err
+    supervisors = (await in_thread("worker", "list", "--json", *url)).json["supervisors"]
+    assert {(info["name"], info["why"], info["crashes"]) for info in supervisors} >= {("one", "one fell", 1)}
+    assert (await in_thread("worker", "resume", "one", *url)).ids == ["one"]
+    again = await in_thread("worker", "resume", "one", *url)
+    assert (again.code, again.out) == (1, "")
+    assert "no supervisor 'one' is paused" in again.err
+    assert set((await in_thread("worker", "resume", "--all", "--json", *url)).json) == {"two", "three"}
+    assert (await in_thread("worker", "resume", "--all", *url)).code == 0
+    assert (await in_thread("worker", "list", "--json", *url)).json == {"workers": [], "supervisors": []}
+    for misuse in ((), ("one", "--all")):
+        assert (await in_thread("worker", "resume", *misuse, *url)).code == 2
+
+
+async def in_thread(*args: str) -> Answer:
+    """A command has an event loop of its own."""
+    return await anyio.to_thread.run_sync(call, *args)
+
+
+def test_exit_functions_may_take_longer_than_threads_that_are_stuck(folder: Path) -> None:
+    program = """
+import atexit, time
+from perdure.worker.cli import parting
+parting.PATIENCE = 0.05
+atexit.register(lambda: (time.sleep(0.3), print("flushed", flush=True)))
+parting.end_despite_threads(3)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=BOUND, check=False)
+    assert (done.returncode, done.stdout) == (0, "flushed\n")
+
+
+def test_the_exit_code_holds_though_a_thread_is_stuck() -> None:
+    program = """
+import threading
+from perdure.worker.cli import parting
+parting.PATIENCE = 0.05
+threading.Thread(target=threading.Event().wait, name="of the user").start()
+print("said", end="")
+parting.end_despite_threads(3)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=BOUND, check=False)
+    assert (done.returncode, done.stdout) == (3, "said")
+    assert done.stderr.endswith("cannot be stopped: of the user\n")

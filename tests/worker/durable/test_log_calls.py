@@ -1,0 +1,169 @@
+"""What handlers tell of their work: written with what it tells of, once, and without secrets."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import orjson
+import pytest
+from perdure import App, Context, PayloadTooLarge, Retry, Settings, Snooze
+from perdure.deadletter import Replay, replay
+from perdure.worker.journal import Unreadable, parse_event
+from perdure.worker.journal import events as e
+from pydantic import SecretStr
+
+from tests.support.stored_data import everything
+from tests.support.workers import history, letter, recorded_steps, soon, work_off
+
+pytestmark = pytest.mark.integration
+
+NASTY = ('pa"ss\\wo\trd é', "tool", "choice", "987654321")
+"""Secrets that JSON escapes, that are names of fields, and digits that stand in a number."""
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    async with App("telling", settings=settings) as app:
+        yield app
+
+
+async def test_no_secret_is_in_any_event_and_every_event_can_be_read(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=1))
+    async def tell(ctx: Context, secrets: list[SecretStr]) -> None:
+        first, *others = [secret.get_secret_value() for secret in secrets]
+        for secret in (first, *others):
+            await ctx.decide(f"use {secret}", reasoning=orjson.dumps({"a": secret}).decode(), alternatives=[secret])
+            await ctx.say("tool", secret, tool_call_id="c")
+            await ctx.discover(secret, source=repr(secret))
+        await ctx.tool("tool", lambda **given: {"long": first * 2000} | given, choice=first, number=987654321)
+        with suppress(ValueError):
+            await ctx.tool("fail", int, f"choice {first}")
+
+    handle = await tell.enqueue([SecretStr(secret) for secret in NASTY])
+    await work_off(app)
+    await soon(handle.result())
+    stored = await redis_log(app, handle)
+    for secret in (NASTY[0], orjson.dumps(NASTY[0]).decode()[1:-1], repr(NASTY[0])[1:-1], NASTY[3]):
+        assert secret not in stored
+    events = [parse_event(event) for event in await history(handle)]
+    assert not [str(event) for event in events if isinstance(event, Unreadable)]
+    assert [event.type for event in events][-2:] == ["tool_called", "step_failed"]
+
+
+async def test_a_secret_is_not_cut_in_two_where_a_result_is_too_long_for_the_log(app: App) -> None:
+    @app.task
+    async def tell(ctx: Context, secret: SecretStr) -> None:
+        for before in range(16_384 - 8, 16_384):
+            await ctx.tool(f"t{before}", lambda length: "x" * length + secret.get_secret_value() + "y" * 100, before)
+
+    handle = await tell.enqueue(SecretStr("abcdefgh"))
+    await work_off(app)
+    await soon(handle.result())
+    shown = [event.data["result"] for event in await history(handle) if event.type == "tool_called"]
+    assert len(shown) == 8
+    assert {letter for result in shown for letter in result} <= set('"xy*')
+
+
+async def redis_log(app: App, handle: Any) -> str:
+    entries = await app.producer.gateway.command("XRANGE", handle.partition.log(handle.id), "-", "+")
+    return "\n".join(part.decode() for _, fields in entries for part in fields)
+
+
+async def test_a_step_that_raises_is_told_try_by_try_and_before_the_outcome(app: App) -> None:
+    tries: list[int] = []
+
+    async def flaky() -> int:
+        tries.append(1)
+        raise ConnectionError("no reply")
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def job(ctx: Context) -> None:
+        await ctx.step("call", flaky, retry=Retry(max_attempts=2, base=0.0))
+
+    handle = await job.enqueue()
+    await work_off(app)
+    told = [(event.type, event.step, event.number) for event in await history(handle)]
+    assert told == [("step_failed", "call", 1), ("step_failed", "call", 2), ("buried", None, None)]
+    data = (await history(handle))[1].data
+    assert data == {"step": "call", "attempt": 2, "error": "ConnectionError", "message": "no reply"}
+
+
+async def test_a_step_that_asks_for_another_time_has_not_failed(app: App) -> None:
+    asked: list[int] = []
+
+    async def not_now() -> None:
+        asked.append(1)
+        if len(asked) == 1:
+            raise Snooze(after=0)
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        await ctx.step("wait", not_now)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert [event.type for event in await history(handle)] == ["snoozed", "step_completed"]
+
+
+async def test_a_risky_step_is_told_in_the_act_that_stores_its_intent(app: App) -> None:
+    seen: list[Any] = []
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        async def act() -> None:
+            handle = await app.producer.find(ctx.task_id)
+            assert handle is not None
+            seen.append((list(await recorded_steps(app, handle)), [event.type for event in await history(handle)]))
+
+        await ctx.step("pay", act, risky=True)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await soon(handle.result())
+    assert seen == [(["i:pay"], ["step_started"])]
+    assert [event.type for event in await history(handle)] == ["step_started", "step_completed"]
+
+
+async def test_a_plain_step_writes_nothing_more_than_it_did(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> int:
+        return await ctx.step("one", lambda: 1)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await soon(handle.result()) == 1
+    assert await redis_log(app, handle) == 'type\nstep_completed\nstep\none\ndata\n{"attempt":1}'
+    assert b"events" not in (await everything(app)).split(b"\n")
+
+
+async def test_an_event_over_the_limit_is_refused_and_takes_no_number(settings: Settings) -> None:
+    async with App("small", settings=settings.model_copy(update={"payload_limit": 1000})) as app:
+
+        @app.task
+        async def job(ctx: Context) -> None:
+            with pytest.raises(PayloadTooLarge, match=f"event 'decided' of task {ctx.task_id} is "):
+                await ctx.decide("x" * 1000)
+            await ctx.decide("y")
+
+        handle = await job.enqueue()
+        await work_off(app)
+        await soon(handle.result())
+        assert [(event.number, event.data["choice"]) for event in await history(handle)] == [(1, "y")]
+
+
+async def test_what_scripts_write_is_typed_as_well(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def fails(ctx: Context) -> None:
+        await ctx.step("one", lambda: 1)
+        raise ValueError("no")
+
+    handle = await fails.enqueue()
+    await work_off(app)
+    assert await replay(app.producer.gateway, await letter(app, handle), Replay(fresh=True))
+    events = [parse_event(event) for event in await history(handle) if event.number is None]
+    told = [e.StepCompleted, e.AttemptFailed, e.Buried, e.Replayed]
+    assert [type(event) for event in events] == told
+    assert (events[1].error, events[2].message, events[3].fresh) == ("ValueError", "no", True)  # type: ignore[attr-defined]
+    await handle.cancel()

@@ -1,0 +1,460 @@
+"""Messages as handlers read and send them: recorded once, and waited for without a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import orjson
+import pytest
+from perdure import Agent, AgentState, App, Context, PlanStep, Producer, Retry, State, TaskFailed, TaskHandle
+from perdure.queues import InboxFull, forward_messages, inbox
+from perdure.worker.durable.checkpoint_writer import Recorder
+from perdure.worker.errors import StepOutsideTask
+from perdure.worker.runtime import stopped_run
+from perdure.worker.settings import Settings
+
+from tests.support.stored_data import FIRST, with_keys
+from tests.support.workers import history, pending, recorded_steps, redis_command, soon, until, work_off, working
+
+pytestmark = pytest.mark.integration
+
+AT_ONCE = Retry(max_attempts=3, base=0.0)
+
+
+def contents(messages: Any) -> list[Any]:
+    return [one.content for one in messages]
+
+
+async def types(handle: TaskHandle[Any]) -> list[str]:
+    """What happened, besides that a run went on."""
+    return [event.type for event in await history(handle) if event.type != "resumed"]
+
+
+async def parked(handle: TaskHandle[Any]) -> None:
+    async def waits() -> bool:
+        return (await handle.record()).waits is not None
+
+    await until(waits, "the task waits")
+
+
+async def test_what_a_run_has_read_the_next_one_reads_again(settings: Settings) -> None:
+    """Also that there was nothing to read: whatever came in since, the second run goes the way of the first."""
+    app = App("mail", settings=settings)
+    runs: list[list[list[Any]]] = []
+
+    @app.task(retry=AT_ONCE)
+    async def reads(ctx: Context) -> list[list[Any]]:
+        runs.append([])
+        runs[-1].append(contents(await ctx.inbox(limit=2)))
+        runs[-1].append(contents(await ctx.inbox()))
+        runs[-1].append(contents(await ctx.inbox()))
+        if len(runs) == 1:
+            await handle.send("since")
+            raise ValueError("once more")
+        runs[-1].append(contents(await ctx.inbox()))
+        return runs[-1]
+
+    async with app:
+        handle = await reads.enqueue()
+        for number in range(3):
+            await handle.send(number, sender="ada")
+        await work_off(app)
+        assert await soon(handle.result()) == [[0, 1], [2], [], ["since"]]
+        assert runs == [[[0, 1], [2], []], [[0, 1], [2], [], ["since"]]]
+        received = [event for event in await history(handle) if event.type == "received"]
+        assert [one.data["number"] for one in received] == [1, 2, 3, 4]
+        assert received[0].data == {"number": 1, "sender": "ada", "content": 0}
+        assert (await handle.record()).unused == 0
+
+
+async def test_a_task_that_waits_takes_no_slot_and_a_message_wakes_it(settings: Settings) -> None:
+    app = App("mail", settings=settings)
+
+    @app.task
+    async def waits(ctx: Context) -> list[Any]:
+        first = await ctx.inbox(wait=3600, why="the figures")
+        second = await ctx.inbox(wait=math.inf, sender="ada")
+        return contents(first + second)
+
+    @app.task
+    async def other(ctx: Context) -> str:
+        return "done"
+
+    async with app, working(app, concurrency=1):
+        handle = await waits.enqueue()
+        await parked(handle)
+        assert await pending(app) == []
+        assert await soon((await other.enqueue()).result()) == "done"
+        assert (await handle.send(1, sender="bob")).state is State.SCHEDULED
+        await until(lambda: _events(handle, "waiting", 2), "it waits again")
+        await parked(handle)
+        await handle.send("not hers", sender="bob")
+        await until(lambda: _unused_and_parked(handle), "it waits on")
+        await handle.send(2, sender="ada")
+        assert await soon(handle.result()) == [1, 2]
+        assert contents(await handle.unread()) == ["not hers"]
+        record = await handle.record()
+        assert (record.attempts, record.crashes, record.error) == (1, 0, None)
+        told = [(event.type, event.data) for event in await history(handle) if event.type in ("waiting", "received")]
+        assert told == [
+            ("waiting", {"what": "message", "why": "the figures"}),
+            ("received", {"number": 1, "sender": "bob", "content": 1}),
+            ("waiting", {"what": "message", "on": "ada"}),
+            ("received", {"number": 3, "sender": "ada", "content": 2}),
+        ]
+
+
+async def _events(handle: TaskHandle[Any], kind: str, number: int) -> bool:
+    return (await types(handle)).count(kind) == number
+
+
+async def _unused_and_parked(handle: TaskHandle[Any]) -> bool:
+    record = await handle.record()
+    return record.unused == 1 and record.waits is not None
+
+
+async def test_a_wait_ends_when_its_time_has_passed_and_is_not_begun_anew(settings: Settings) -> None:
+    app = App("mail", settings=settings)
+
+    @app.task
+    async def waits(ctx: Context, seconds: float) -> list[Any]:
+        found = await ctx.inbox(wait=seconds, sender="ada")
+        return [contents(found), contents(await ctx.inbox(wait=0))]
+
+    async with app:
+        short, long, given_up = await waits.enqueue(0.01), await waits.enqueue(3600), await waits.enqueue(3600)
+        async with working(app):
+            assert await soon(short.result()) == [[], []]
+            await parked(long)
+            begun = await redis_command(app, "HGET", long.partition.steps(long.id), "s:#inbox")
+            passed = orjson.dumps(orjson.loads(begun) | {"until": 1})
+            await redis_command(app, "HSET", long.partition.steps(long.id), "s:#inbox", passed)
+            await long.send("wakes it, and is not what it waits for", sender="bob")
+            assert await soon(long.result()) == [[], ["wakes it, and is not what it waits for"]]
+            await parked(given_up)
+        assert await given_up.cancel() is State.CANCELLED
+        assert (await given_up.record()).waits is None
+        assert await types(short) == ["waiting", "waited"]
+        assert await types(long) == ["waiting", "waited", "received"]
+
+
+async def test_a_burst_leaves_those_that_wait(settings: Settings) -> None:
+    app = App("mail", settings=settings)
+
+    @app.task
+    async def waits(ctx: Context) -> list[Any]:
+        return contents(await ctx.inbox(wait=3600))
+
+    async with app:
+        handle = await waits.enqueue()
+        await work_off(app)
+        await handle.send("now")
+        await work_off(app)
+        assert await handle.status() in (State.SUCCEEDED, State.SCHEDULED)
+        async with working(app):
+            assert await soon(handle.result()) == ["now"]
+
+
+async def test_tasks_talk_to_one_another(settings: Settings) -> None:
+    app = App("mail", settings=settings)
+
+    @app.task
+    async def asks(ctx: Context, other: str) -> int:
+        total = 0
+        for number in range(3):
+            await ctx.send(other, number)
+            (answer,) = await ctx.inbox(wait=3600)
+            assert answer.sender == other
+            total += answer.content
+        await ctx.send(other, None)
+        return total
+
+    @app.task(queue="else")
+    async def answers(ctx: Context) -> int:
+        count = 0
+        while True:
+            for message in await ctx.inbox(wait=3600):
+                if message.content is None:
+                    return count
+                await ctx.send(message.sender, message.content * 10)
+                count += 1
+
+    async with app:
+        answering = await answers.enqueue()
+        asking = await asks.enqueue(answering.id)
+        async with working(app, concurrency=1):
+            assert await soon(asking.result()) == 30
+            assert await soon(answering.result()) == 3
+        sent = [event for event in await history(asking) if event.type == "message_sent"]
+        assert [(one.data["to"], one.data["number"]) for one in sent] == [(answering.id, n) for n in (1, 2, 3, 4)]
+
+
+async def test_a_message_is_sent_once_though_the_sender_failed_before_it_knew(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = App("mail", settings=settings)
+    put, failed = Recorder.put, list[str]()
+
+    async def put_later(self: Recorder, *entries: Any, **options: Any) -> None:
+        if any(entry.step == "#send" for entry in entries) and not failed:
+            failed.append("once")
+            raise RuntimeError("before it was recorded")
+        await put(self, *entries, **options)
+
+    monkeypatch.setattr(Recorder, "put", put_later)
+
+    @app.task(retry=AT_ONCE)
+    async def sends(ctx: Context, to: str) -> list[int]:
+        return [(await ctx.send(to, "first")).number, (await ctx.send(to, "second", sender="me")).number]
+
+    @app.task
+    async def never(ctx: Context) -> None: ...
+
+    async with app:
+        to = await never.options(delay=3600).enqueue()
+        handle = await sends.enqueue(to.id)
+        await work_off(app)
+        assert await soon(handle.result()) == [1, 2]
+        found = await to.unread()
+        assert [(one.sender, one.content) for one in found] == [(handle.id, "first"), ("me", "second")]
+        assert found[0].id == f"{handle.id}:#send"
+        assert failed
+
+
+async def test_asking_is_waiting_for_an_answer_to_this_question(settings: Settings) -> None:
+    app = App("mail", settings=settings)
+
+    @app.task
+    async def ships(ctx: Context) -> list[Any]:
+        answer = await ctx.ask("ada", "Ship it?", wait=3600)
+        late = await ctx.ask("ada", "Really?", wait=0.01)
+        return [answer and answer.content, late, contents(await ctx.inbox())]
+
+    async with app:
+        handle = await ships.enqueue()
+        await handle.send("hello", sender="ada")
+        async with working(app):
+            await parked(handle)
+            assert (await handle.record()).waits == "approval"
+            await handle.send("no idea", sender="bob")
+            await handle.send("yes", sender="ada")
+            assert await soon(handle.result()) == ["yes", None, ["hello", "no idea"]]
+        waiting = next(event for event in await history(handle) if event.type == "waiting")
+        assert waiting.data == {"what": "approval", "on": "ada", "why": "Ship it?"}
+
+
+async def test_two_that_read_at_once_share_the_messages(settings: Settings) -> None:
+    app = App("mail", settings=settings)
+
+    @app.task
+    async def reads(ctx: Context) -> list[Any]:
+        found = await asyncio.gather(ctx.inbox(), ctx.inbox(), ctx.inbox(limit=1))
+        return sorted(content for one in found for content in contents(one))
+
+    async with app:
+        handle = await reads.enqueue()
+        for number in range(40):
+            await handle.send(number)
+        async with working(app):
+            assert await soon(handle.result()) == [*range(40)]
+
+
+async def test_only_the_handler_itself_waits(settings: Settings) -> None:
+    """Its steps that are under way are recorded before it gives its slot away."""
+    app = App("mail", settings=settings)
+    begun, go_on, ran = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def slow() -> str:
+        ran.append("slow")
+        begun.set()
+        await go_on.wait()
+        return "slow"
+
+    @app.task
+    async def beside(ctx: Context) -> list[Any]:
+        with pytest.raises(StepOutsideTask, match="parks the whole task"):
+            await asyncio.create_task(ctx.inbox(wait=1))
+        step = asyncio.create_task(ctx.step("slow", slow))
+        if not ran:
+            await begun.wait()
+        found = await ctx.inbox(wait=3600)
+        return [await step, contents(found)]
+
+    async with app, working(app):
+        handle = await beside.enqueue()
+        await until(lambda: _events(handle, "waiting", 1), "it is about to be parked")
+        for _ in range(20):
+            assert (await handle.record()).waits is None
+        go_on.set()
+        await parked(handle)
+        await handle.send("now")
+        assert await soon(handle.result()) == ["slow", ["now"]]
+        assert ran == ["slow"]
+
+
+async def test_a_read_takes_no_more_than_a_record_may_hold(settings: Settings) -> None:
+    app = App("mail", settings=settings.model_copy(update={"payload_limit": 10_000}))
+
+    @app.task
+    async def reads(ctx: Context) -> list[int]:
+        return [len(await ctx.inbox()) for _ in range(4)]
+
+    async with app:
+        handle = await reads.enqueue()
+        for _ in range(5):
+            await handle.send("x" * 4000)
+        await work_off(app)
+        assert await soon(handle.result()) == [2, 2, 1, 0]
+        handle = await reads.options(max_attempts=1).enqueue()
+        await handle.send("x" * (10_000 - 256 - len('{"id":"12","sender":"","content":""}')), message_id="12")
+        async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
+            await producer.send_message(handle.id, "x" * 10_000)
+        await work_off(app)
+        with pytest.raises(
+            TaskFailed, match=r"message 2 .* 10,\d+ bytes, and this worker takes 10,000 \(payload_limit\)"
+        ):
+            await handle.result()
+
+
+async def test_a_broken_message_is_named_and_can_be_taken_out(settings: Settings) -> None:
+    app = App("mail", settings=settings)
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def reads(ctx: Context) -> list[Any]:
+        return contents(await ctx.inbox()) + contents(await ctx.inbox())
+
+    async with app:
+        handle = await reads.enqueue()
+        for number in (1, 2, 3):
+            await handle.send(number)
+        await redis_command(app, "HSET", handle.partition.record(handle.id), "m:2", "1 ?")
+        await work_off(app)
+        problem = (
+            f"message 2 in the inbox of task {handle.id} cannot be read: .* perdure task inbox {handle.id} --drop 2"
+        )
+        with pytest.raises(TaskFailed, match=problem):
+            await handle.result()
+        assert [one.number for one in await handle.unread()] == [2, 3]
+
+
+async def test_what_is_sent_to_a_full_inbox_is_sent_again_later(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox, "MOST_MESSAGES", 1)
+    app = App("mail", settings=settings)
+
+    @app.task
+    async def sends(ctx: Context, to: str) -> None:
+        await ctx.send(to, "one")
+        try:
+            await ctx.send(to, "two")
+        except InboxFull as full:
+            await ctx.step("told", str, str(full))
+            raise
+
+    @app.task
+    async def never(ctx: Context) -> None: ...
+
+    async with app, working(app):
+        to = await never.options(delay=3600).enqueue()
+        handle = await sends.enqueue(to.id)
+        await until(lambda: _events(handle, "attempt_failed", 1), "the inbox is full")
+        error = (await handle.record()).error
+        assert error is not None
+        assert error["error"].endswith("InboxFull")
+
+
+async def test_messages_and_waits_are_sealed(settings: Settings) -> None:
+    app = App("mail", settings=with_keys(settings, FIRST))
+
+    @app.task
+    async def reads(ctx: Context) -> list[Any]:
+        (first,) = await ctx.inbox(wait=3600, limit=1, why="private")
+        return [first.content, (await ctx.inbox())[0].content]
+
+    async with app:
+        handle = await reads.enqueue()
+        async with working(app):
+            await parked(handle)
+            await handle.send("private")
+            await handle.send("private too")
+            stored = await redis_command(app, "HVALS", handle.partition.record(handle.id))
+            assert not any(b"private" in value for value in stored)
+            assert await soon(handle.result()) == ["private", "private too"]
+        for key in ("record", "steps"):
+            values = await redis_command(app, "HVALS", getattr(handle.partition, key)(handle.id))
+            assert not any(b"private" in value for value in values)
+
+
+async def test_messages_go_along_with_a_task_that_hands_on(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those it has not read, and those that come while it hands on, and after."""
+    app = App("mail", settings=settings)
+    forward = forward_messages
+
+    async def forward_and_send(*args: Any) -> Any:
+        left = await forward(*args)
+        await handle.send("meanwhile")
+        return left
+
+    monkeypatch.setattr(stopped_run, "forward_messages", forward_and_send)
+
+    @app.task(queue="else")
+    async def second(ctx: Context) -> list[Any]:
+        found: list[Any] = []
+        while "late" not in found:
+            found += contents(await ctx.inbox(wait=3600))
+        return found
+
+    @app.task
+    async def first(ctx: Context) -> list[Any]:
+        assert contents(await ctx.inbox(limit=1)) == ["read"]
+        await ctx.hand_off(second, arguments={})
+
+    async with app:
+        handle = await first.enqueue()
+        for content in ("read", "unread", "unread too"):
+            await handle.send(content, sender="ada")
+        async with working(app):
+            await until(lambda: _handed_on(handle), "the second one goes on")
+            assert (await handle.send("late")).task_id == f"{handle.id}.h1"
+            assert await soon(handle.result()) == ["unread", "unread too", "meanwhile", "late"]
+            assert await handle.unread() == []
+
+
+async def _handed_on(handle: TaskHandle[Any]) -> bool:
+    return (await handle.record()).state is State.SUCCEEDED
+
+
+async def test_an_agent_waits_and_its_state_says_for_what(settings: Settings) -> None:
+    """It is written to by its goal, wakes in the step where it stood, and the state's words of the wait are gone."""
+    app = App("mail", settings=settings)
+    seen: list[Any] = []
+
+    class Writer(Agent[AgentState]):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key="review", title="Have it reviewed"), PlanStep(key="print", title="Print it")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
+            if step.key == "print":
+                return "printed"
+            seen.append(await ctx.step("ask", lambda: len(seen)))
+            (review,) = await ctx.inbox(wait=3600, sender="reviewer", why="the review")
+            seen.append(state.waiting_for)
+            return review.content
+
+        async def finish(self, ctx: Context, state: AgentState) -> Any:
+            return [state.results["review"], state.results["print"]]
+
+    writer = app.agent(Writer)
+    async with app, working(app):
+        handle = await writer.enqueue("a novel")
+        assert handle.id == writer.task_id("a novel")
+        await parked(handle)
+        waiting = next(event for event in await history(handle) if event.type == "waiting")
+        assert waiting.data == {"what": "message", "on": "reviewer", "why": "the review"}
+        await app.producer.send_message(writer.task_id("a novel"), "too long", sender="reviewer")
+        assert await soon(handle.result()) == ["too long", "printed"]
+        assert seen == [0, 0, None]
+        assert not [name for name in await recorded_steps(app, handle) if "#inbox" in name], "dropped with its step"

@@ -1,0 +1,977 @@
+"""Steps: recorded once, returned from the record ever after, in their own type."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum, StrEnum
+from pathlib import Path
+from typing import Any, Literal
+from uuid import UUID
+
+import anyio
+import anyio.from_thread
+import pytest
+from perdure import App, Context, PayloadTooLarge, Retry, Settings, StepMismatch, StepTimeout, current_step
+from perdure.deadletter import Reason
+from perdure.worker.durable import StepOptions, codec_of
+from perdure.worker.errors import StepOutsideTask, UnserialisableResult
+from pydantic import BaseModel
+
+from tests.support.workers import history, letter, recorded_steps, soon, work_off, working
+
+pytestmark = pytest.mark.integration
+
+AGAIN = Retry(max_attempts=2, base=0.0)
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    async with App("steps", settings=settings) as app:
+        yield app
+
+
+async def run_twice(app: App, body: Callable[[Context], Awaitable[Any]]) -> tuple[Any, Any]:
+    """What the same handler sees in its first run, which fails at its end, and in the run that resumes it."""
+    seen: list[Any] = []
+
+    @app.task(retry=AGAIN)
+    async def twice(ctx: Context) -> None:
+        seen.append(await body(ctx))
+        if ctx.attempt == 1:
+            raise ConnectionError("cut off")
+
+    handle = await twice.enqueue()
+    await work_off(app)
+    await soon(handle.result())
+    first, second = seen
+    return first, second
+
+
+# recorded once
+
+
+async def test_a_recorded_step_is_never_run_again(app: App) -> None:
+    calls: list[str] = []
+
+    async def read(name: str) -> str:
+        calls.append(name)
+        return name.upper()
+
+    async def body(ctx: Context) -> tuple[str, str, bool]:
+        return await ctx.step("a", read, "a"), await ctx.step("b", read, "b"), ctx.resumed
+
+    first, second = await run_twice(app, body)
+    assert first == ("A", "B", False)
+    assert second == ("A", "B", True)
+    assert calls == ["a", "b"]
+
+
+async def test_a_step_that_failed_is_run_again_and_those_before_it_are_not(app: App) -> None:
+    calls: list[str] = []
+
+    async def flaky(ctx: Context) -> str:
+        calls.append("flaky")
+        if ctx.attempt == 1:
+            raise ConnectionError
+        return "ok"
+
+    @app.task(retry=AGAIN)
+    async def job(ctx: Context) -> str:
+        await ctx.step("sound", calls.append, "sound")
+        return await ctx.step("flaky", flaky, ctx)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await soon(handle.result()) == "ok"
+    assert calls == ["sound", "flaky", "flaky"]
+    assert sorted(await recorded_steps(app, handle)) == ["d:flaky", "d:sound"]
+
+
+async def test_none_is_a_result_like_any_other(app: App) -> None:
+    calls: list[int] = []
+
+    async def body(ctx: Context) -> object:
+        return await ctx.step("nothing", calls.append, 1)
+
+    assert await run_twice(app, body) == (None, None)
+    assert calls == [1]
+
+
+async def test_a_name_used_again_is_numbered_in_the_order_of_the_calls(app: App) -> None:
+    calls: list[int] = []
+
+    async def double(number: int) -> int:
+        calls.append(number)
+        return number * 2
+
+    @app.task(retry=AGAIN)
+    async def job(ctx: Context) -> list[int]:
+        found = [await ctx.step("double", double, number) for number in (5, 6, 7)]
+        if ctx.attempt == 1:
+            raise ConnectionError
+        return found
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await soon(handle.result()) == [10, 12, 14]
+    assert calls == [5, 6, 7]
+    steps = [event.step for event in await history(handle) if event.type == "step_completed"]
+    assert steps == ["double", "double#2", "double#3"]
+
+
+@pytest.mark.parametrize("name", ["", "a#2", "x" * 201, 7])
+async def test_a_name_must_leave_room_for_its_number(app: App, name: Any) -> None:
+    refusals: list[str] = []
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        try:
+            await ctx.step(name, lambda: 1)
+        except ValueError as error:
+            refusals.append(str(error))
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await soon(handle.result())
+    assert refusals
+    assert "1 to 200 characters without '#'" in refusals[0]
+
+
+# steps side by side
+
+
+async def test_steps_may_run_side_by_side_in_gather(app: App) -> None:
+    calls: list[int] = []
+    together = asyncio.Barrier(3)
+
+    async def meet(number: int) -> int:
+        calls.append(number)
+        await together.wait()  # passes only when all three run at once
+        return number
+
+    async def body(ctx: Context) -> list[int]:
+        return list(await asyncio.gather(*(ctx.step("meet", meet, number) for number in (1, 2, 3))))
+
+    assert await run_twice(app, body) == ([1, 2, 3], [1, 2, 3])
+    assert calls == [1, 2, 3]
+
+
+async def test_steps_may_run_side_by_side_in_a_task_group(app: App) -> None:
+    calls: list[str] = []
+    together = asyncio.Barrier(2)
+
+    async def meet(name: str) -> str:
+        calls.append(name)
+        await together.wait()
+        return name
+
+    async def body(ctx: Context) -> list[str]:
+        async with asyncio.TaskGroup() as group:
+            left = group.create_task(ctx.step("left", meet, "left"))
+            right = group.create_task(ctx.step("right", meet, "right"))
+        return [left.result(), right.result()]
+
+    assert await run_twice(app, body) == (["left", "right"], ["left", "right"])
+    assert calls == ["left", "right"]
+
+
+async def test_of_steps_side_by_side_the_finished_ones_are_kept(app: App) -> None:
+    calls: list[str] = []
+    kept = asyncio.Event()
+
+    async def quick() -> str:
+        calls.append("quick")
+        return "quick"
+
+    async def cut_off(first: bool) -> str:
+        calls.append("slow")
+        if first:
+            await kept.wait()
+            raise ConnectionError
+        return "slow"
+
+    @app.task(retry=AGAIN)
+    async def job(ctx: Context) -> list[str]:
+        async def first_branch() -> str:
+            value = await ctx.step("quick", quick)
+            kept.set()
+            return value
+
+        slow = functools.partial(cut_off, ctx.attempt == 1)
+        return list(await asyncio.gather(first_branch(), ctx.step("slow", slow)))
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await soon(handle.result()) == ["quick", "slow"]
+    assert calls == ["quick", "slow", "slow"]
+
+
+# types
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Level(StrEnum):
+    HIGH = "high"
+
+
+class Point(BaseModel):
+    x: int
+    at: datetime
+
+
+@dataclass
+class Size:
+    width: int
+    tags: set[str]
+
+
+NOON = datetime(2026, 1, 2, 12, 30, 15, 250_000, tzinfo=UTC)
+
+
+def a_model() -> Point:
+    return Point(x=1, at=NOON)
+
+
+def models() -> list[Point]:
+    return [Point(x=1, at=NOON), Point(x=2, at=NOON)]
+
+
+def a_dataclass() -> Size:
+    return Size(3, {"b", "a"})
+
+
+def a_tuple() -> tuple[int, str]:
+    return (1, "one")
+
+
+def a_long_tuple() -> tuple[float, ...]:
+    return (0.1, 1e300, -0.0)
+
+
+def a_moment() -> datetime:
+    return NOON
+
+
+def a_day() -> date:
+    return NOON.date()
+
+
+def a_duration() -> timedelta:
+    return timedelta(seconds=1.5)
+
+
+def an_enum() -> Colour:
+    return Colour.RED
+
+
+def a_str_enum() -> Level:
+    return Level.HIGH
+
+
+def a_set() -> set[int]:
+    return {3, 1, 2}
+
+
+def numbered() -> dict[int, Point]:
+    return {7: a_model()}
+
+
+def exact() -> Decimal:
+    return Decimal("1.10")
+
+
+def a_uuid() -> UUID:
+    return UUID(int=7)
+
+
+def a_path() -> Path:
+    return Path("a/b")
+
+
+def some_bytes() -> bytes:
+    return b"plain"
+
+
+def maybe() -> Point | None:
+    return None
+
+
+def endless() -> float:
+    return float("inf")
+
+
+def chosen() -> Literal["left", "right"]:
+    return "left"
+
+
+TYPED = [
+    a_model,
+    models,
+    a_dataclass,
+    a_tuple,
+    a_long_tuple,
+    a_moment,
+    a_day,
+    a_duration,
+    an_enum,
+    a_str_enum,
+    a_set,
+    numbered,
+    exact,
+    a_uuid,
+    a_path,
+    some_bytes,
+    maybe,
+    endless,
+    chosen,
+]
+
+
+@pytest.mark.parametrize("fn", TYPED, ids=lambda fn: fn.__name__)
+def test_a_typed_result_comes_back_in_its_type(fn: Callable[[], Any]) -> None:
+    codec = codec_of(fn)
+    data, first = codec.encode("step", fn())
+    again = codec.decode(data)
+    assert first == again == fn()
+    assert type(first) is type(again) is type(fn())
+
+
+async def test_typed_results_are_the_same_in_the_first_run_and_in_a_resumed_one(app: App) -> None:
+    async def body(ctx: Context) -> list[Any]:
+        return [await ctx.step(fn.__name__, fn) for fn in TYPED]
+
+    first, second = await run_twice(app, body)
+    assert first == second == [fn() for fn in TYPED]
+    assert [type(value) for value in first] == [type(value) for value in second]
+
+
+def a_list_for_a_tuple() -> tuple[int, ...]:
+    return [1, 2]  # type: ignore[return-value]
+
+
+def a_dict_for_a_model() -> Point:
+    return {"x": "7", "at": NOON}  # type: ignore[return-value]
+
+
+async def test_what_is_not_quite_of_the_declared_type_is_brought_into_it_in_every_run(app: App) -> None:
+    async def body(ctx: Context) -> list[Any]:
+        return [await ctx.step("tuple", a_list_for_a_tuple), await ctx.step("model", a_dict_for_a_model)]
+
+    first, second = await run_twice(app, body)
+    assert first == second == [(1, 2), Point(x=7, at=NOON)]
+
+
+def says_nothing(value: Any):  # type: ignore[no-untyped-def]
+    return value
+
+
+def says_any(value: Any) -> Any:
+    return value
+
+
+UNTYPED: list[tuple[Any, Any]] = [
+    ((1, 2), [1, 2]),
+    ({1: "one"}, {"1": "one"}),
+    (NOON, "2026-01-02T12:30:15.250000Z"),
+    (Point(x=1, at=NOON), {"x": 1, "at": "2026-01-02T12:30:15.250000Z"}),
+    (Colour.RED, "red"),
+    (Level.HIGH, "high"),
+    ({"deep": ({2},)}, {"deep": [[2]]}),
+    ("text", "text"),
+    (True, True),
+    (None, None),
+    (1.5, 1.5),
+    (0.1 + 0.2, 0.1 + 0.2),
+    (2**80, 2**80),
+    ([-(2**64)], [-(2**64)]),
+    (float("inf"), "Infinity"),
+    ({"score": float("-inf")}, {"score": "-Infinity"}),
+]
+
+
+@pytest.mark.parametrize("fn", [says_nothing, says_any])
+async def test_an_undeclared_result_is_plain_data_in_every_run(app: App, fn: Callable[[Any], Any]) -> None:
+    async def body(ctx: Context) -> list[Any]:
+        return [await ctx.step("value", fn, given) for given, _ in UNTYPED]
+
+    first, second = await run_twice(app, body)
+    assert first == second == [plain for _, plain in UNTYPED]
+    assert [type(value) for value in first] == [type(value) for value in second]
+
+
+def unresolvable() -> Missing:  # type: ignore[name-defined]  # noqa: F821
+    return (1, 2)
+
+
+def test_an_annotation_that_cannot_be_resolved_means_plain_data() -> None:
+    data, first = codec_of(unresolvable).encode("step", unresolvable())
+    assert first == codec_of(unresolvable).decode(data) == [1, 2]
+
+
+def test_functions_of_one_factory_have_each_its_own_type() -> None:
+    """Their code is the same, and what they declare is not."""
+
+    def loads(kind: type[Any]) -> Callable[[], Any]:
+        def load() -> Any:
+            return kind()
+
+        load.__annotations__["return"] = kind
+        return load
+
+    for kind in (set, list, set):
+        assert type(codec_of(loads(kind)).decode(b"[1]")) is kind
+
+
+class Service:
+    async def __call__(self, number: int) -> tuple[int, int]:
+        return number, number
+
+    def method(self, number: int) -> tuple[int, int]:
+        return number, number
+
+    @staticmethod
+    async def static(number: int) -> tuple[int, int]:
+        return number, number
+
+
+async def test_any_callable_may_be_a_step(app: App) -> None:
+    service = Service()
+
+    async def body(ctx: Context) -> list[Any]:
+        return [
+            await ctx.step("partial", functools.partial(service.method, 1)),
+            await ctx.step("method", service.method, 2),
+            await ctx.step("static", Service.static, number=3),
+            await ctx.step("object", service, 4),
+            await ctx.step("lambda", lambda: 5),
+            await ctx.step("lambda that awaits", lambda: service(6)),
+            await ctx.step("builtin", len, "seven"),
+        ]
+
+    first, second = await run_twice(app, body)
+    assert first == second
+    assert first[:3] == [(1, 1), (2, 2), (3, 3)]
+    assert first[4:5] + first[6:] == [5, 5]
+
+
+def wrong_type() -> int:
+    return "seven"  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("fn", "says"),
+    [(object, "Unable to serialize"), (wrong_type, "valid integer"), (lambda: "\ud800", "surrogates")],
+    ids=["no JSON", "another type", "no text"],
+)
+async def test_a_result_that_cannot_be_stored_buries_the_task(app: App, fn: Callable[[], Any], says: str) -> None:
+    @app.task(retry=AGAIN)
+    async def job(ctx: Context) -> None:
+        await ctx.step("make", fn)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    found = await letter(app, handle)
+    assert found.reason is Reason.UNSERIALISABLE_RESULT
+    assert found.attempts == 1
+    assert found.error.endswith("UnserialisableResult")
+    assert "step 'make'" in found.message
+    assert says in found.message
+
+
+# arguments
+
+
+async def test_other_arguments_for_a_recorded_step_are_an_error_that_names_both(app: App) -> None:
+    @app.task(retry=AGAIN)
+    async def job(ctx: Context) -> None:
+        await ctx.step("read", says_any, {"page": ctx.attempt})
+        raise ConnectionError
+
+    handle = await job.enqueue()
+    await work_off(app)
+    found = await letter(app, handle)
+    assert found.reason is Reason.NOT_RETRYABLE
+    assert found.error.endswith(StepMismatch.__name__)
+    assert "step 'read'" in found.message
+    assert '{"page":1}' in found.message
+    assert '{"page":2}' in found.message
+
+
+async def test_a_handler_may_catch_the_mismatch_and_sees_both_arguments(app: App) -> None:
+    @app.task(retry=AGAIN)
+    async def job(ctx: Context) -> list[str]:
+        try:
+            await ctx.step("read", says_any, ctx.attempt)
+        except StepMismatch as error:
+            return [error.step, error.recorded, error.asked]
+        raise ConnectionError
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await soon(handle.result()) == ["read", "1", "2"]
+
+
+async def test_on_mismatch_rerun_runs_the_step_again_and_records_that(app: App) -> None:
+    calls: list[int] = []
+
+    def read(page: int) -> int:
+        calls.append(page)
+        return page
+
+    @app.task(retry=Retry(max_attempts=3, base=0.0))
+    async def job(ctx: Context) -> int:
+        page = await ctx.step("read", read, min(ctx.attempt, 2), on_mismatch="rerun")
+        if ctx.attempt < 3:
+            raise ConnectionError
+        return page
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await soon(handle.result()) == 2
+    assert calls == [1, 2]
+
+
+async def test_the_order_of_sets_and_mappings_is_no_mismatch(app: App) -> None:
+    calls: list[Any] = []
+
+    def read(*args: Any, **kwargs: Any) -> int:
+        calls.append(args)
+        return 1
+
+    first = ({"a": 1, "b": [{"c": 2, "d": 3}]}, {0, 8}, Size(1, {"x", "y"}))
+    second = ({"b": [{"d": 3, "c": 2}], "a": 1}, {8, 0}, Size(1, {"y", "x"}))
+    assert list(first[1]) != list(second[1])  # the same set, in another order
+
+    async def body(ctx: Context) -> int:
+        args, names = (first, ("k", "l")) if ctx.attempt == 1 else (second, ("l", "k"))
+        named: dict[str, Any] = dict.fromkeys(names, 1)
+        return await ctx.step("read", read, *args, **named)
+
+    assert await run_twice(app, body) == (1, 1)
+    assert len(calls) == 1
+
+
+FINGERPRINT = """
+from dataclasses import dataclass
+from pydantic import BaseModel
+from perdure.worker.durable.codec import fingerprint
+
+@dataclass
+class Size:
+    tags: set[str]
+
+class Page(BaseModel):
+    tags: frozenset[str]
+
+tags = {"alpha", "beta", "gamma", "delta", "epsilon"}
+print(fingerprint((tags, [tags], {"tags": tags}, Size(tags), Page(tags=tags), object()), {"tags": tags}))
+"""
+
+
+def test_arguments_look_the_same_in_every_process() -> None:
+    """Python puts a set of strings into another order in each process: no ground for a mismatch after a crash."""
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", FINGERPRINT],
+            env=os.environ | {"PYTHONHASHSEED": str(seed)},
+            check=True,
+            capture_output=True,
+            timeout=60,
+        ).stdout
+        for seed in (1, 2)
+    }
+    assert len(seen) == 1
+
+
+async def test_an_argument_without_a_json_form_counts_by_its_type(app: App) -> None:
+    class Client:
+        pass
+
+    calls: list[object] = []
+
+    async def body(ctx: Context) -> object:
+        return await ctx.step("call", calls.append, Client())
+
+    assert await run_twice(app, body) == (None, None)
+    assert len(calls) == 1
+
+
+# where it runs
+
+REQUEST: ContextVar[str] = ContextVar("request", default="none")
+
+
+async def test_a_sync_function_runs_in_a_thread_and_an_async_one_in_the_loop(app: App) -> None:
+    threads: dict[str, int] = {}
+
+    def blocking() -> None:
+        threads["sync"] = threading.get_ident()
+
+    async def awaiting() -> None:
+        threads["async"] = threading.get_ident()
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        await ctx.step("sync", blocking)
+        await ctx.step("async", awaiting)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await soon(handle.result())
+    assert threads["async"] == threading.get_ident()
+    assert threads["sync"] != threading.get_ident()
+
+
+async def test_context_variables_reach_steps_of_both_kinds(app: App) -> None:
+    async def in_the_loop() -> str:
+        return REQUEST.get()
+
+    @app.task
+    async def job(ctx: Context) -> list[str]:
+        REQUEST.set(ctx.task_id)
+        return [await ctx.step("thread", REQUEST.get), await ctx.step("loop", in_the_loop)]
+
+    handles = [await job.enqueue() for _ in range(3)]
+    await work_off(app)
+    for handle in handles:
+        assert await soon(handle.result()) == [handle.id, handle.id]
+
+
+# timeout and retry of a step
+
+
+async def sleeps() -> None:
+    await anyio.sleep_forever()
+
+
+async def test_a_step_that_takes_too_long_is_cancelled(app: App) -> None:
+    errors: list[StepTimeout] = []
+
+    @app.task
+    async def job(ctx: Context) -> str:
+        try:
+            await ctx.step("sleep", sleeps, timeout=0.05)
+        except StepTimeout as error:
+            errors.append(error)
+        return "went on"
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await soon(handle.result()) == "went on"
+    assert [(error.step, error.seconds) for error in errors] == [("sleep", 0.05)]
+    assert await recorded_steps(app, handle) == {}
+
+
+async def test_a_sync_step_that_takes_too_long_is_left_behind(app: App) -> None:
+    release = threading.Event()
+
+    @app.task
+    async def job(ctx: Context) -> str:
+        try:
+            await ctx.step("wait", release.wait, timeout=0.05)
+        except StepTimeout:
+            return "went on"
+        finally:
+            release.set()
+        return "waited"
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await soon(handle.result()) == "went on"
+
+
+async def test_a_step_is_tried_again_within_the_run(app: App) -> None:
+    tries: list[int] = []
+
+    async def flaky() -> int:
+        tries.append(current_step().attempt)
+        if len(tries) < 3:
+            raise ConnectionError
+        return len(tries)
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def job(ctx: Context) -> int:
+        return await ctx.step("flaky", flaky, retry=Retry(max_attempts=3, base=0.0))
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await soon(handle.result()) == 3
+    assert tries == [1, 2, 3]
+    told = [(event.type, event.step, event.data.get("attempt", 1)) for event in await history(handle)]
+    assert told == [("step_failed", "flaky", 1), ("step_failed", "flaky", 2), ("step_completed", "flaky", 3)]
+    assert (await handle.record()).attempts == 1
+
+
+async def test_a_timeout_is_per_try_and_a_try_that_timed_out_may_be_tried_again(app: App) -> None:
+    tries: list[int] = []
+
+    async def slow_at_first() -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            await anyio.sleep_forever()
+        return "ok"
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def job(ctx: Context) -> str:
+        return await ctx.step(
+            "slow", slow_at_first, timeout=0.05, retry=Retry(max_attempts=2, base=0.0, on=(TimeoutError,))
+        )
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await soon(handle.result()) == "ok"
+
+
+@pytest.mark.parametrize(
+    "retry",
+    [Retry(max_attempts=5, base=0.0, never=(ValueError,)), Retry(max_attempts=5, base=0.0, on=(OSError,))],
+)
+async def test_an_error_not_worth_another_try_ends_the_step_at_once(app: App, retry: Retry) -> None:
+    tries: list[int] = []
+
+    async def wrong() -> None:
+        tries.append(1)
+        raise ValueError("wrong")
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def job(ctx: Context) -> None:
+        await ctx.step("wrong", wrong, retry=retry)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert (await letter(app, handle)).message == "wrong"
+    assert tries == [1]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"verify": len}, "risky=True"),
+        ({"timeout": 0}, "more than 0"),
+        ({"durability": "later"}, "durability"),
+        ({"in_doubt": "maybe"}, "in_doubt"),
+        ({"on_mismatch": "ignore"}, "on_mismatch"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        StepOptions(**options)
+
+
+# the step itself, seen from within
+
+
+async def test_the_idempotency_key_is_the_same_in_every_run(app: App) -> None:
+    keys: list[str] = []
+
+    async def act(first: bool) -> None:
+        keys.append(current_step().idempotency_key)
+        if first:
+            raise ConnectionError
+
+    @app.task(retry=AGAIN)
+    async def job(ctx: Context) -> None:
+        await ctx.step("act", functools.partial(act, False))
+        await ctx.step("act", functools.partial(act, ctx.attempt == 1))
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await soon(handle.result())
+    assert keys == [f"{handle.id}:act", f"{handle.id}:act#2", f"{handle.id}:act#2"]
+
+
+async def test_what_a_step_saved_is_there_when_it_is_run_again(app: App) -> None:
+    seen: list[Any] = []
+
+    async def walk(first: bool) -> str:
+        step = current_step()
+        seen.append(step.saved)
+        await step.save({"page": 1})
+        await step.save({"page": 2})
+        seen.append(step.saved)
+        if first:
+            raise ConnectionError
+        return "end"
+
+    @app.task(retry=AGAIN)
+    async def job(ctx: Context) -> str:
+        return await ctx.step("walk", functools.partial(walk, ctx.attempt == 1))
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await soon(handle.result()) == "end"
+    assert seen == [None, {"page": 2}, {"page": 2}, {"page": 2}]
+    assert list(await recorded_steps(app, handle)) == ["d:walk"]  # the result takes the place of the progress
+
+
+async def test_a_step_in_a_thread_may_save_too(app: App) -> None:
+    def walk() -> Any:
+        step = current_step()
+        if step.saved is None:
+            anyio.from_thread.run(step.save, [1, 2])
+            raise ConnectionError
+        return step.saved
+
+    @app.task(retry=AGAIN)
+    async def job(ctx: Context) -> list[int]:
+        found: list[int] = await ctx.step("walk", walk)
+        return found
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await soon(handle.result()) == [1, 2]
+
+
+async def test_what_is_saved_has_the_size_limit_of_a_record(app: App, settings: Settings) -> None:
+    errors: list[PayloadTooLarge] = []
+
+    async def hoard() -> None:
+        try:
+            await current_step().save("x" * settings.payload_limit)
+        except PayloadTooLarge as error:
+            errors.append(error)
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        await ctx.step("hoard", hoard)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await soon(handle.result())
+    assert [(error.size, error.limit) for error in errors] == [(settings.payload_limit + 2, settings.payload_limit)]
+
+
+async def test_what_is_saved_must_be_json(app: App) -> None:
+    async def keep() -> None:
+        await current_step().save(object())
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        await ctx.step("keep", keep)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert (await letter(app, handle)).error.endswith(UnserialisableResult.__name__)
+
+
+# steps where no step can be
+
+
+async def refusal(call: Awaitable[Any]) -> str:
+    with pytest.raises(StepOutsideTask) as caught:
+        await call
+    return str(caught.value)
+
+
+async def test_a_leaked_ctx_is_of_no_use_outside_the_task(app: App) -> None:
+    leaked: list[Context] = []
+    running, goes_on = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        leaked.append(ctx)
+        running.set()
+        await goes_on.wait()
+
+    async with working(app):
+        handle = await job.enqueue()
+        await soon(running.wait())
+        assert "outside a running task" in await refusal(leaked[0].step("while it runs", len, "x"))
+        goes_on.set()
+        await soon(handle.result())
+        assert "outside a running task" in await refusal(leaked[0].step("after it ended", len, "x"))
+    assert await recorded_steps(app, handle) == {}
+
+
+async def test_a_task_the_handler_left_running_cannot_step_after_the_end(app: App) -> None:
+    ended = asyncio.Event()
+    left: list[asyncio.Task[str]] = []
+
+    async def straggler(ctx: Context) -> str:
+        await ended.wait()
+        return await refusal(ctx.step("late", len, "x"))
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        left.append(asyncio.create_task(straggler(ctx)))
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await soon(handle.result())
+    ended.set()
+    assert "while it runs" in await soon(left[0])
+
+
+async def test_the_ctx_of_another_task_is_refused(app: App) -> None:
+    leaked: list[Context] = []
+    lent, borrowed = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def lender(ctx: Context) -> None:
+        leaked.append(ctx)
+        lent.set()
+        await borrowed.wait()
+
+    @app.task
+    async def borrower(ctx: Context) -> str:
+        try:
+            return await refusal(leaked[0].step("borrowed", len, "x"))
+        finally:
+            borrowed.set()
+
+    async with working(app):
+        lending = await lender.enqueue()
+        await soon(lent.wait())
+        borrowing = await borrower.enqueue()
+        text = await soon(borrowing.result())
+        await soon(lending.result())
+    assert lending.id in text
+    assert borrowing.id in text
+    assert await recorded_steps(app, lending) == {}
+
+
+async def test_a_step_within_a_step_is_refused(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> list[str]:
+        async def outer() -> str:
+            return await refusal(ctx.step("inner", len, "x"))
+
+        def outer_in_a_thread() -> str:
+            return anyio.from_thread.run(refusal, ctx.step("inner", len, "x"))
+
+        return [await ctx.step("outer", outer), await ctx.step("threaded", outer_in_a_thread)]
+
+    handle = await job.enqueue()
+    await work_off(app)
+    texts = await soon(handle.result())
+    assert "inside step 'outer'" in texts[0]
+    assert "inside step 'threaded'" in texts[1]
+
+
+async def test_current_step_is_for_steps(app: App) -> None:
+    with pytest.raises(StepOutsideTask, match="no step is running"):
+        current_step()
+
+    @app.task
+    async def job(ctx: Context) -> str:
+        key = await ctx.step("in a step", lambda: current_step().key)
+        with pytest.raises(StepOutsideTask):
+            current_step()
+        return key
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await soon(handle.result()) == "in a step"

@@ -1,0 +1,314 @@
+"""ctx.memory: what a handler remembers is remembered once, however often its steps are run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from perdure import Agent, AgentState, App, Context, NewMemory, PlanStep, Retry, Settings, TaskFailed
+from perdure.queues import Producer
+from perdure.worker.durable import Remembering
+from perdure.worker.errors import StepOutsideTask
+from perdure.worker.log import logger
+from perdure.worker.memory import Found, HybridStore, Keeper, Memory, MemoryStoreUnavailable, SqliteBackend
+from pydantic import Secret
+
+from tests.support.processes import Crew, give, hire
+from tests.support.workers import soon, work_off, working
+
+pytestmark = pytest.mark.integration
+
+AGAIN = Retry(max_attempts=2, base=0.0)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "memory.sqlite3"
+
+
+@pytest.fixture
+async def app(settings: Settings, place: Path) -> AsyncIterator[App]:
+    settings = settings.model_copy(update={"memory": str(place)})
+    async with App("remembering", settings=settings) as app:
+        yield app
+
+
+async def remembered(place: Path) -> list[Memory]:
+    async with HybridStore(SqliteBackend(place)) as store:
+        return [one async for one in store.export()]
+
+
+def is_there(place: Path) -> bool:
+    return place.exists()
+
+
+def break_open(place: Path) -> None:
+    place.write_text("Dear diary " * 100)
+
+
+def remove(place: Path) -> None:
+    place.unlink()
+
+
+def texts(memories: list[Memory]) -> list[str]:
+    return [one.text for one in memories]
+
+
+async def test_a_step_that_is_run_again_remembers_nothing_twice_even_in_other_words(app: App, place: Path) -> None:
+    seen: list[list[str]] = []
+
+    @app.task(retry=AGAIN)
+    async def student(ctx: Context) -> None:
+        async def learn() -> None:
+            seen.append([(await ctx.memory.add(f"{word} in attempt {ctx.attempt}")).text for word in ("one", "two")])
+            if ctx.attempt == 1:
+                raise ConnectionError("cut off before the step was recorded")
+
+        await ctx.step("learn", learn)
+
+    handle = await student.enqueue()
+    await work_off(app)
+    await soon(handle.result())
+    first, second = await remembered(place)
+    assert texts([first, second]) == ["one in attempt 1", "two in attempt 1"]
+    assert seen == [texts([first, second])] * 2
+    life = f"{handle.id}@{(await handle.record()).enqueued_at}"
+    assert (first.key, second.key) == (f"{life}:learn", f"{life}:learn:2")
+    assert first.owner == "student"
+    assert first.accesses == 0
+
+
+async def test_tries_of_one_step_have_the_same_keys(app: App, place: Path) -> None:
+    tries: list[int] = []
+
+    @app.task
+    async def student(ctx: Context) -> None:
+        async def learn() -> None:
+            tries.append(1)
+            await ctx.memory.add(f"in try {len(tries)}")
+            if len(tries) < 3:
+                raise ConnectionError
+
+        await ctx.step("learn", learn, retry=Retry(max_attempts=3, base=0.0))
+
+    await student.enqueue()
+    await work_off(app)
+    assert len(tries) == 3
+    assert texts(await remembered(place)) == ["in try 1"]
+
+
+async def test_outside_of_steps_each_call_is_a_step_and_comes_back_from_the_record(app: App, place: Path) -> None:
+    seen: list[tuple[Memory, list[Found], int]] = []
+
+    @app.task(retry=AGAIN)
+    async def student(ctx: Context) -> None:
+        memory = await ctx.memory.add("The sky is blue", tags=["colour"], importance=0.8)
+        found = await ctx.memory.search("blue sky", tags={"colour"}, touch=True)
+        touched = await ctx.memory.touch(memory)
+        seen.append((memory, found, touched))
+        if ctx.attempt == 1:
+            raise ConnectionError("cut off")
+        assert await ctx.memory.forget(memory) == 1
+
+    handle = await student.enqueue()
+    await work_off(app)
+    await soon(handle.result())
+    first, second = seen
+    assert first == second
+    assert first[1][0].memory.text == "The sky is blue"
+    assert first[2] == 1
+    assert await remembered(place) == []
+
+
+async def test_a_handler_sees_its_own_and_everyone_if_it_asks(app: App, place: Path) -> None:
+    async with HybridStore(SqliteBackend(place)) as store:
+        [await store.add(NewMemory(text=f"red {one}"), owner=one) for one in ("student", "teacher")]
+
+    @app.task
+    async def student(ctx: Context) -> list[list[str]]:
+        own = await ctx.memory.search("red")
+        every = await ctx.memory.search("red", everyone=True, type=["fact", "other"])
+        assert await ctx.memory.forget(*(one.memory for one in every)) == 1
+        return [[one.memory.owner for one in own], sorted(one.memory.owner for one in every)]
+
+    handle = await student.enqueue()
+    await work_off(app)
+    assert await soon(handle.result()) == [["student"], ["student", "teacher"]]
+    assert [one.owner for one in await remembered(place)] == ["teacher"]
+
+
+async def test_secrets_of_the_task_are_not_remembered(app: App, place: Path) -> None:
+    @app.task
+    async def student(ctx: Context, token: Annotated[Secret[str], "given"]) -> None:
+        word = token.get_secret_value()
+        await ctx.memory.add(f"It is {word}", metadata={"deep": [word]}, source=f"https://x/{word}")
+
+    handle = await student.enqueue(Secret("open sesame"))
+    await work_off(app)
+    await soon(handle.result())
+    [memory] = await remembered(place)
+    assert "sesame" not in memory.model_dump_json()
+
+
+async def test_the_store_is_opened_when_it_is_first_used_and_closed_with_the_worker(app: App, place: Path) -> None:
+    @app.task
+    async def student(ctx: Context, uses: bool) -> bool:
+        if uses:
+            await ctx.memory.add("x")
+        return is_there(place)
+
+    async with working(app) as worker:
+        assert await soon((await student.enqueue(False)).result()) is False
+        assert await soon((await student.enqueue(True)).result()) is True
+        store = await worker._executor.memory.get()
+    with pytest.raises(RuntimeError, match="is not open"):
+        await store.list()
+
+
+async def test_memories_that_search_by_meaning_does_not_see_are_told_of(place: Path) -> None:
+    async with HybridStore(SqliteBackend(place)) as store:
+        await store.add(NewMemory(text="added without an embedder"))
+    told: list[str] = []
+    sink = logger.add(lambda line: told.append(str(line)), level="WARNING")
+    keeper = Keeper(Settings(memory=str(place), embedder="perdure.worker.memory:HashingEmbedder"))
+    try:
+        store = await keeper.get()
+        assert [line for line in told if "perdure memory reembed" in line]
+        assert [count async for count in store.reembed()] == [1]
+        assert not await store.lacks_vectors()
+    finally:
+        logger.remove(sink)
+        await keeper.close()
+
+
+async def test_a_store_that_is_away_fails_the_attempt_and_not_the_worker(app: App, place: Path) -> None:
+    break_open(place)
+
+    @app.task(retry=AGAIN)
+    async def student(ctx: Context) -> str:
+        if ctx.attempt == 2:
+            remove(place)
+        return (await ctx.memory.add("x")).text
+
+    handle = await student.enqueue()
+    await work_off(app)
+    assert await soon(handle.result()) == "x"
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def verbose(ctx: Context) -> None:
+        await ctx.memory.add("x" * 40_000)
+
+    failed = await verbose.enqueue()
+    await work_off(app)
+    with pytest.raises(TaskFailed, match="text: String should have at most 32768"):
+        await soon(failed.result())
+
+
+async def test_nothing_is_remembered_outside_the_handler(app: App) -> None:
+    kept: list[Remembering] = []
+
+    @app.task
+    async def student(ctx: Context) -> None:
+        kept.append(ctx.memory)
+
+    handle = await student.enqueue()
+    await work_off(app)
+    await soon(handle.result())
+    with pytest.raises(StepOutsideTask):
+        await kept[0].add("x")
+    with pytest.raises(MemoryStoreUnavailable, match="the worker has ended"):
+        await kept[0].store()
+
+
+class Finding(AgentState):
+    pass
+
+
+async def test_what_an_agent_found_is_kept_once_before_its_outcome(app: App, place: Path) -> None:
+    runs: list[int] = []
+
+    @app.agent(name="scholar", retry=AGAIN)
+    class Scholar(Agent[Finding]):
+        async def plan(self, ctx: Context, state: Finding) -> list[PlanStep]:
+            return [PlanStep(key="read", title="read")]
+
+        async def act(self, ctx: Context, state: Finding, step: PlanStep) -> int:
+            await ctx.memory.add("from within a step")
+            return 1
+
+        async def finish(self, ctx: Context, state: Finding) -> str:
+            return "done"
+
+        async def remember(self, ctx: Context, state: Finding) -> list[NewMemory | str]:
+            runs.append(ctx.attempt)
+            found: list[NewMemory | str] = [f"a text in attempt {ctx.attempt}"]
+            if ctx.attempt == 1:
+                return [*found, 7]  # type: ignore[list-item]  # the first is remembered, then it fails
+            return [*found, NewMemory(text=f"a lesson about {state.goal}", type="lesson", importance=1.0)]
+
+    handle: Any = await Scholar.enqueue("the goal")  # type: ignore[attr-defined]
+    await work_off(app)
+    assert await soon(handle.result()) == "done"
+    assert runs == [1, 2]
+    memories = await remembered(place)
+    assert texts(memories) == ["from within a step", "a text in attempt 1", "a lesson about the goal"]
+    assert {one.owner for one in memories} == {"scholar"}
+    life = f"{handle.id}@{(await handle.record()).enqueued_at}"
+    keys = [f"{life}:{key}" for key in ("read/memory.add", "remember", "remember:2")]
+    assert [one.key for one in memories] == keys
+
+
+async def test_a_goal_that_is_begun_anew_remembers_what_it_finds_then(app: App, place: Path) -> None:
+    found: list[str] = []
+
+    @app.agent(name="scholar", retry=AGAIN)
+    class Scholar(Agent[Finding]):
+        async def plan(self, ctx: Context, state: Finding) -> list[PlanStep]:
+            found.append(f"news of day {len(found) + 1}")
+            return [PlanStep(key="read", title="read")]
+
+        async def act(self, ctx: Context, state: Finding, step: PlanStep) -> int:
+            await ctx.memory.add(f"a note on the {found[-1]}")
+            return 1
+
+        async def finish(self, ctx: Context, state: Finding) -> str:
+            return "done"
+
+        async def remember(self, ctx: Context, state: Finding) -> list[str]:
+            return [found[-1]]
+
+    for _ in range(2):
+        handle: Any = await Scholar.enqueue("the news", anew=True)  # type: ignore[attr-defined]
+        await work_off(app)
+        assert await soon(handle.result()) == "done"
+    days = ["news of day 1", "news of day 2"]
+    assert sorted(texts(await remembered(place))) == sorted([*days, *(f"a note on the {day}" for day in days)])
+
+
+@pytest.fixture
+def crew(settings: Settings, tmp_path: Path, place: Path) -> Iterator[Crew]:
+    with hire(settings, tmp_path, environment={"PERDURE_MEMORY": str(place)}) as crew:
+        yield crew
+
+
+@pytest.mark.processes
+async def test_killed_after_it_remembered_and_before_the_step_was_recorded(
+    crew: Crew, settings: Settings, place: Path
+) -> None:
+    async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
+        first = await crew.start().ready()
+        handle = await producer.enqueue("student", {"gate": "go"})
+        await crew.line("learned", f"{handle.id}:learn")
+        first.kill()
+        second = await crew.start().ready()
+        await crew.line("learned", f"{handle.id}:learn", pid=second.pid)
+        await give(producer, "go")
+        found = await soon(handle.result())
+        second.stop()
+        await second.ended()
+    assert sorted(found) == [f"{n}: as process {first.pid} says it" for n in range(3)]
+    memories = await remembered(place)
+    assert sorted(texts(memories)) == sorted(found)
+    assert [one.accesses for one in memories] == [0, 0, 0]

@@ -1,0 +1,222 @@
+"""Handoffs: what a run leaves when it stops, how small it is, and what it says."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from perdure.queues import TaskEvent
+from perdure.worker.errors import BadHandoff
+from perdure.worker.journal import Handoff, build_handoff, empty_state, fitted, fitted_text, state_after
+from perdure.worker.journal.handoff.budget import estimated_tokens
+from perdure.worker.journal.handoff.document import Dependencies, DoubtfulStep, Found, Made, Open, ToolUse, Waiting
+from perdure.worker.journal.snapshot import StoredState
+
+TEXT = st.text(max_size=300)
+NAME = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1, max_size=40)
+OPEN = st.builds(Open, key=NAME, title=TEXT, attempts=st.integers(0, 9), error=st.none() | TEXT)
+HANDOFFS = st.builds(
+    Handoff,
+    task=st.text(min_size=1, max_size=256),
+    agent=st.none() | NAME,
+    session=NAME,
+    why=st.sampled_from(["shutdown", "crash", "budget", "burial"]),
+    detail=TEXT,
+    at=st.none() | st.integers(0, 2**41),
+    goal=TEXT,
+    message=TEXT,
+    summary=TEXT,
+    last_completed=st.none() | NAME,
+    in_progress=st.lists(OPEN, max_size=6).map(tuple),
+    pending=st.lists(OPEN, max_size=12).map(tuple),
+    decisions=st.lists(
+        st.builds(Made, choice=TEXT, reasoning=TEXT, alternatives=st.lists(TEXT, max_size=3).map(tuple)), max_size=12
+    ).map(tuple),
+    discoveries=st.lists(st.builds(Found, fact=TEXT, source=TEXT), max_size=12).map(tuple),
+    attention=st.lists(TEXT, max_size=8).map(tuple),
+    later=st.lists(TEXT, max_size=8).map(tuple),
+    waiting_on=st.lists(st.builds(Waiting, what=TEXT, on=TEXT, why=TEXT), max_size=3).map(tuple),
+    artifacts=st.lists(TEXT, max_size=8).map(tuple),
+    dependencies=st.builds(
+        Dependencies,
+        tools=st.lists(st.builds(ToolUse, tool=NAME), max_size=8).map(tuple),
+        in_doubt=st.lists(st.builds(DoubtfulStep, key=NAME, idempotency_key=NAME), max_size=4).map(tuple),
+        unread=st.integers(0, 9),
+    ),
+)
+SECTIONS = ("In progress", "Decided and why", "Needs attention next", "Can wait", "Waiting on whom")
+
+
+def words(text: str) -> int:
+    """A tokenizer of another kind."""
+    return len(text.split())
+
+
+def as_json(handoff: Handoff) -> str:
+    return handoff.to_json().decode()
+
+
+@settings(deadline=None, max_examples=30)
+@given(HANDOFFS, st.integers(0, 900), st.sampled_from([estimated_tokens, words, len]))
+def test_the_readers_form_never_has_more_tokens_than_the_budget(handoff: Handoff, budget: int, count: object) -> None:
+    assert callable(count)
+    assert count(fitted_text(handoff, budget, count=count)) <= budget
+
+
+@settings(deadline=None, max_examples=25)
+@given(HANDOFFS, st.integers(600, 2500))
+def test_the_machines_form_fits_too_and_comes_back_as_it_was(handoff: Handoff, budget: int) -> None:
+    small = fitted(handoff, budget, form=as_json)
+    assert estimated_tokens(as_json(small)) <= budget
+    assert Handoff.from_json("x", small.to_json()) == small
+    assert (small.session, small.why, small.at) == (handoff.session, handoff.why, handoff.at)
+
+
+@settings(deadline=None, max_examples=30)
+@given(HANDOFFS, st.integers(0, 900))
+def test_what_fits_is_whole_and_what_was_left_out_is_said(handoff: Handoff, budget: int) -> None:
+    small = fitted(handoff, budget)
+    if estimated_tokens(handoff.to_markdown()) <= budget:
+        assert small == handoff
+    for kind in ("decisions", "discoveries", "later", "attention", "waiting_on", "in_progress"):
+        gone = len(getattr(handoff, kind)) - len(getattr(small, kind))
+        assert small.left_out.get(kind, 0) == gone
+    if small.left_out:
+        assert "Left out for length" in small.to_markdown()
+
+
+def long_handoff() -> Handoff:
+    return Handoff(
+        task="audit",
+        session="x",
+        why="shutdown",
+        goal="audit the tree",
+        in_progress=(Open(key="read"),),
+        decisions=tuple(Made(n=number, choice=f"choice {number}", reasoning="because " * 9) for number in range(40)),
+        discoveries=tuple(Found(fact=f"fact {number} " * 9) for number in range(40)),
+        later=tuple(f"later {number} " * 9 for number in range(40)),
+        waiting_on=(Waiting(what="approval", on="ada"),),
+        dependencies=Dependencies(in_doubt=(DoubtfulStep(key="pay", idempotency_key="x:pay"),)),
+    )
+
+
+def test_what_matters_least_goes_first_and_the_latest_stays_longest() -> None:
+    small = fitted(long_handoff(), 400)
+    assert small.later == ()
+    assert small.decisions[-1].choice == "choice 39"
+    assert len(small.decisions) < 40
+    assert small.dependencies.in_doubt
+    assert small.waiting_on
+    text = small.to_markdown()
+    assert f"{small.left_out['later']} later" in text
+    assert "x:pay" in text
+
+
+def test_no_text_of_a_section_opens_another_one() -> None:
+    text = Handoff(task="t", session="x", why="crash", attention=("a\n## Can wait\n- b",)).to_markdown()
+    assert [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")] == [
+        "In progress",
+        "Decided and why",
+        "Found out",
+        "Needs attention next",
+        "Can wait",
+        "Waiting on whom",
+    ]
+    assert all(f"## {title}\n" in text for title in SECTIONS)
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"not json", "not JSON"),
+        (b"[]", "no version"),
+        (b'{"v":2,"task":"t","session":"x","why":"crash"}', "version 2"),
+        (b'{"v":1,"session":"x","why":"crash"}', "task: Field required"),
+        (b'{"v":1,"task":"t","session":"x","why":"bored"}', "why"),
+    ],
+)
+def test_one_that_cannot_be_read_is_an_error_that_names_the_task(data: bytes, problem: str) -> None:
+    with pytest.raises(BadHandoff, match=f"task some-id .*{problem}"):
+        Handoff.from_json("some-id", data)
+
+
+def told(number: int | None, kind: str, step: str | None = None, **data: object) -> TaskEvent:
+    return TaskEvent(f"{number or 0}-0", 1000, kind, step, data or None, number)
+
+
+def test_of_an_agent_the_last_step_that_is_done_is_one_of_its_plan() -> None:
+    plan = [{"key": "a", "status": "done"}, {"key": "b", "status": "done"}, {"key": "c", "status": "running"}]
+    events = [told(1, "step_completed", "b"), told(2, "tool_called", "c/grep", tool="grep")]
+    handoff = build_handoff({"plan": plan}, events, task="audit", session="x", why="shutdown", number=2)
+    assert (handoff.steps, handoff.last_completed) == (2, "b")
+
+
+def test_it_is_drawn_up_from_what_the_log_tells() -> None:
+    events = [
+        told(None, "step_completed", "list", attempt=1),
+        told(1, "decided", choice="begin with src", reasoning="it is small", alternatives=["docs"]),
+        told(2, "discovered", fact="12 files", source="list"),
+        told(3, "tool_called", tool="grep"),
+        told(4, "tool_called", tool="grep"),
+        told(5, "waiting", what="approval", on="ada", why="it costs money"),
+        told(6, "of-a-later-version"),
+        told(None, "attempt_failed", error="ValueError", message="no such file"),
+    ]
+    handoff = build_handoff(
+        state_after(None, events),
+        events,
+        task="audit",
+        session="x",
+        why="failure",
+        number=6,
+        done={"list", "#decided", "#discovered", "grep", "grep#2"},
+        intents={"pay"},
+        in_flight=["read"],
+        unread=2,
+    )
+    assert handoff.steps == 3
+    assert handoff.last_completed == "grep"
+    assert [step.key for step in handoff.in_progress] == ["read"]
+    assert handoff.decisions == (Made(n=1, choice="begin with src", reasoning="it is small", alternatives=("docs",)),)
+    assert handoff.discoveries == (Found(n=2, fact="12 files", source="list"),)
+    assert handoff.waiting_on == (Waiting(what="approval", on="ada", why="it costs money"),)
+    assert handoff.dependencies == Dependencies(
+        tools=(ToolUse(tool="grep", calls=2),),
+        in_doubt=(DoubtfulStep(key="pay", idempotency_key="x:pay"),),
+        unread=2,
+    )
+    text = handoff.to_markdown()
+    assert "- begin with src: it is small (left open: docs)" in text
+    assert "- ada: approval, it costs money" in text
+    assert "- the last error: ValueError: no such file" in text
+
+
+def test_events_that_cannot_be_read_or_applied_are_passed_over() -> None:
+    """What comes after them is in the state all the same."""
+    events = [
+        told(1, "discovered", fact="12 files", source="list"),
+        told(2, "discovered", fact={"no": "text"}),
+        TaskEvent("3-0", 1000, "discovered", None, {"fact": "sealed"}, 3, problem="it cannot be opened"),
+        told(4, "discovered", fact="3 of them are empty", source="read"),
+    ]
+    misfit = told(3, "changed", changes=[{"op": "remove", "path": "/nothing/there"}])
+    state = state_after(StoredState(1, "auditor", state_after(None, events[:1])), [*events[:2], misfit, events[3]])
+    assert [found["fact"] for found in state["discoveries"]] == ["12 files", "3 of them are empty"]
+    assert state_after(None, events) == state
+    handoff = build_handoff(state, events, task="audit", session="x", why="crash", number=4)
+    assert [found.fact for found in handoff.discoveries] == ["12 files", "3 of them are empty"]
+
+
+def test_the_steps_of_a_plan_are_in_progress_next_or_can_wait() -> None:
+    state = empty_state() | {
+        "goal": "a report",
+        "plan": [
+            {"key": key, "title": key.title(), "status": status, "attempts": 1}
+            for key, status in (("a", "done"), ("b", "running"), ("c", "pending"), ("d", "pending"), ("e", "pending"))
+        ],
+    }
+    handoff = build_handoff(state, [], task="t", session="x", why="shutdown")
+    assert [step.key for step in handoff.in_progress] == ["b"]
+    assert [step.key for step in handoff.pending] == ["c", "d", "e"]
+    text = handoff.to_markdown()
+    assert text.index("Needs attention next") < text.index("next: `c`") < text.index("Can wait") < text.index("`e`")

@@ -1,0 +1,94 @@
+"""What may be wrong with a PostgreSQL that holds memories: away, without the extension, with fewer rights."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from perdure.worker.memory import HybridStore, MemoryStoreUnavailable, NotAMemoryStore, VectorsUnavailable
+from perdure.worker.memory.postgres import schema
+from perdure.worker.memory.postgres.backend import PostgresBackend
+
+from tests.support.memory_stores import Numbers, remember
+from tests.support.postgres import PostgresServer, find_postgres
+
+pytestmark = pytest.mark.skipif(find_postgres() is None, reason="there is no PostgreSQL wheel for this host")
+
+
+@pytest.fixture
+def url(postgres_server: PostgresServer) -> str:
+    return postgres_server.new_database()
+
+
+def run(url: str, *statements: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+async def test_a_server_that_was_restarted_is_used_again(url: str, postgres_server: PostgresServer) -> None:
+    async with HybridStore(PostgresBackend(url), Numbers()) as store:
+        await remember(store, "1 before")
+        postgres_server.restart()
+        await remember(store, "2 after")
+        assert (await store.search("1"))[0].memory.text == "1 before"
+
+
+async def test_without_the_extension_words_are_searched_and_an_embedder_is_refused_with_the_remedy(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "_EXTENSION", "not_installed")
+    with pytest.raises(VectorsUnavailable, match="the server has no pgvector: install it"):
+        await HybridStore(PostgresBackend(url), Numbers()).open()
+    async with HybridStore(PostgresBackend(url)) as store:
+        await remember(store, "1 of many")
+        assert len(await store.search("many")) == 1
+        await store.forget([(await store.list())[0].id])
+
+
+async def test_who_may_not_make_the_extension_is_told_who_may(url: str) -> None:
+    role = "limited_" + url.partition("?")[0].rpartition("_")[2]
+    run(url, f"CREATE ROLE {role} LOGIN", f"GRANT CREATE ON SCHEMA public TO {role}")
+    limited = url.replace("user=postgres", f"user={role}")
+    with pytest.raises(VectorsUnavailable, match="CREATE EXTENSION vector"):
+        await HybridStore(PostgresBackend(limited), Numbers()).open()
+    run(url, "CREATE EXTENSION vector")
+    async with HybridStore(PostgresBackend(limited), Numbers()) as store:
+        await remember(store, "1 of all")
+        assert (await store.search("1"))[0].vector_rank == 1
+
+
+async def test_who_may_not_make_tables_is_told_so(url: str) -> None:
+    role = "poor_" + url.partition("?")[0].rpartition("_")[2]
+    run(url, f"CREATE ROLE {role} LOGIN")
+    with pytest.raises(MemoryStoreUnavailable, match="its user may not: permission denied for schema public"):
+        await HybridStore(PostgresBackend(url.replace("user=postgres", f"user={role}"))).open()
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("postgresql://somebody:secret@localhost:1/x", r"postgresql://localhost:1/x: cannot be reached: .*refused"),
+        ("postgresql://somebody:secret@localhost:1/x?nonsense=1", "of PERDURE_MEMORY: its URL cannot be read"),
+        ("postgresql:///x?host=/nowhere&password=secret", r"cannot be reached: .*No such file"),
+    ],
+)
+async def test_a_server_that_is_away_is_named_without_its_password(url: str, says: str) -> None:
+    with pytest.raises(MemoryStoreUnavailable, match=says) as away:
+        await HybridStore(PostgresBackend(url)).open()
+    assert "secret" not in str(away.value)
+
+
+async def test_tables_of_a_later_version_are_left_as_they_are(url: str) -> None:
+    run(url, "CREATE TABLE perdure_memory_format (version integer)", "INSERT INTO perdure_memory_format VALUES (2)")
+    with pytest.raises(NotAMemoryStore, match=r"later version of Perdure \(format 2\)"):
+        await HybridStore(PostgresBackend(url)).open()
+
+
+async def test_a_lock_that_is_held_for_too_long_is_told_of(url: str) -> None:
+    async with HybridStore(PostgresBackend(url, wait=0.2)) as store:
+        [one] = await remember(store, "x")
+        with psycopg.connect(url) as other:
+            other.execute("SELECT 1 FROM perdure_memories FOR UPDATE")
+            with pytest.raises(MemoryStoreUnavailable, match="another process has held a lock"):
+                await store.touch([one.id])
+        assert await store.touch([one.id]) == 1

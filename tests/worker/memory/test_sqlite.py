@@ -1,0 +1,291 @@
+"""What may be wrong with the file of a memory store: locked, damaged, something else, of a later version."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sqlite3
+import stat
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from perdure.worker.memory import (
+    HybridStore,
+    Memory,
+    MemoryStoreDamaged,
+    MemoryStoreError,
+    MemoryStoreUnavailable,
+    NotAMemoryStore,
+    Salvage,
+    SqliteBackend,
+    VectorsUnavailable,
+    new_memory,
+)
+from perdure.worker.memory.backend import Known
+from perdure.worker.memory.sqlite import driver, schema
+from perdure.worker.memory.sqlite.driver import Database, open_database
+
+from tests.support.memory_stores import Angles, Numbers, remember
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "folder" / "memory.sqlite3"
+
+
+def store_at(path: Path, *, wait: float = 10.0) -> HybridStore:
+    return HybridStore(SqliteBackend(path, wait=wait))
+
+
+async def filled(path: Path, count: int) -> None:
+    async with store_at(path) as store:
+        long = " and so on" * 40
+        await store.restore(
+            [
+                Memory(text=f"memory {n}:{long}", id=f"id-{n}", created=n, accessed=n, updated=n, tags=("t",))
+                for n in range(count)
+            ]
+        )
+
+
+def content(path: Path) -> dict[str, str]:
+    """Of the folder's files, but for the one that only says who reads (-shm)."""
+    return {
+        one.name: hashlib.sha256(one.read_bytes()).hexdigest()
+        for one in path.parent.iterdir()
+        if not one.name.endswith("-shm") and one.stat().st_size
+    }
+
+
+def break_page_with(path: Path, text: bytes) -> None:
+    """Overwrite the page of the file in which the text stands first."""
+    data = bytearray(path.read_bytes())
+    size = int.from_bytes(data[16:18], "big")
+    start = data.index(text) // size * size
+    data[start : start + size] = b"\xde" * size
+    path.write_bytes(data)
+
+
+async def test_the_file_and_its_folder_are_for_their_owner_alone(path: Path) -> None:
+    async with store_at(path) as store:
+        await remember(store, "x")
+        for one in path.parent.iterdir():
+            assert stat.S_IMODE(one.stat().st_mode) == 0o600, one
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+async def test_a_locked_file_can_be_read_and_says_why_it_cannot_be_written(path: Path) -> None:
+    await filled(path, 1)
+    async with store_at(path, wait=0.05) as store:
+        other = open_database(path, 1)
+        other.run("BEGIN IMMEDIATE")
+        assert len(await store.search("memory")) == 1
+        with pytest.raises(MemoryStoreUnavailable, match=r"another process has held its lock for 0\.05 s") as refused:
+            await remember(store, "x")
+        assert str(path) in str(refused.value)
+        other.run("ROLLBACK")
+        other.close()
+        await remember(store, "x")
+        assert await store.count() == 2
+
+
+async def test_a_damaged_page_is_told_of_and_nothing_is_overwritten(path: Path) -> None:
+    await filled(path, 300)
+    break_page_with(path, b"memory 150:")
+    before = content(path)
+    async with store_at(path) as store:
+        assert len(await store.list(limit=10)) == 10  # what lies elsewhere is still there
+        assert len(await store.get(["id-1", "id-299"])) == 2
+        for use in (store.list(limit=300), store.get(["id-150"]), store.touch(["id-150"]), store.forget(["id-150"])):
+            with pytest.raises(MemoryStoreDamaged, match="perdure memory export --salvage") as damaged:
+                await use
+            assert str(path) in str(damaged.value)
+    assert content(path) == before
+
+
+async def test_what_lies_in_other_pages_is_salvaged(path: Path) -> None:
+    await filled(path, 300)
+    break_page_with(path, b"memory 150:")
+    before = content(path)
+    salvage = Salvage(path)
+    found = list(salvage)
+    assert content(path) == before
+    assert 1 <= salvage.lost <= 40
+    assert len(found) == 300 - salvage.lost
+    assert found[0].id == "id-0"
+    assert found[-1].id == "id-299"
+    assert "id-150" not in {one.id for one in found}
+    async with store_at(path.parent / "new.sqlite3") as new:
+        assert await new.restore(found) == len(found)
+
+
+async def test_of_a_whole_file_all_is_salvaged_what_is_not_yet_in_it_too(path: Path) -> None:
+    async with store_at(path) as store:
+        await remember(store, "one", "two")
+        [three] = await remember(store, "three")
+        await store.forget([three.id])
+        salvage = Salvage(path)  # the log has not been written back: the store is open
+        assert [one.text for one in salvage] == ["one", "two"]
+        assert salvage.lost == 0
+
+
+async def test_nothing_to_salvage_is_said(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(MemoryStoreError, match="there is none"):
+        list(Salvage(path))
+    other = tmp_path / "text"
+    other.write_text("not a database at all " * 100)
+    with pytest.raises(MemoryStoreError, match="text"):
+        list(Salvage(other))
+
+
+def empty(path: Path) -> None:
+    path.touch()
+
+
+def foreign_text(path: Path) -> None:
+    path.write_text("Dear diary, " * 100)
+
+
+def foreign_database(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE notes (text)")
+    connection.commit()
+    connection.close()
+
+
+def later_version(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA application_id = 0x5044524D")
+    connection.execute("PRAGMA user_version = 2")
+    connection.execute("CREATE TABLE memories (text)")
+    connection.commit()
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (foreign_text, "no SQLite database"),
+        (foreign_database, "is a database, but not a memory store"),
+        (later_version, r"written by a later version of Perdure \(format 2\)"),
+    ],
+)
+async def test_what_anybody_else_wrote_is_left_as_it_is(make: Callable[[Path], None], says: str, path: Path) -> None:
+    path.parent.mkdir()
+    make(path)
+    before = content(path)
+    with pytest.raises(NotAMemoryStore, match=says) as refused:
+        await store_at(path).open()
+    assert str(path) in str(refused.value)
+    assert "PERDURE_MEMORY" in str(refused.value)
+    assert content(path) == before
+
+
+async def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "memory.sqlite3", tmp_path):
+        with pytest.raises(MemoryStoreUnavailable, match="cannot be opened") as refused:
+            await store_at(path).open()
+        assert str(path) in str(refused.value)
+
+
+async def test_without_the_extra_words_are_searched_and_an_embedder_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "find_spec", lambda name: None)
+    async with store_at(path, wait=0.05) as store:
+        [one] = await remember(store, "The deploy failed")
+        await remember(store, "the DEPLOY failed!")
+        assert [found.memory.id for found in await store.search("deploys")] == [one.id]
+        assert await store.touch([one.id], key="k") == 1
+        other = open_database(path, 1)
+        other.run("BEGIN IMMEDIATE")
+        with pytest.raises(MemoryStoreUnavailable, match="held its lock"):
+            await remember(store, "x")
+        other.close()
+        assert await store.count() == 1
+    with pytest.raises(VectorsUnavailable, match=r"install perdure\[vectors\]"):
+        await HybridStore(SqliteBackend(path), Angles()).open()
+    foreign_text(path)
+    with pytest.raises(NotAMemoryStore):
+        await store_at(path).open()
+
+
+async def test_a_store_serves_with_and_without_the_extra_in_turn(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with HybridStore(SqliteBackend(path), Numbers()) as store:
+        [one] = await remember(store, "1 of all")
+    with monkeypatch.context() as without:
+        without.setattr(driver, "find_spec", lambda name: None)
+        async with store_at(path) as store:
+            await store.add(new_memory("1 of ALL"))  # the vector of its former wording goes
+            await store.forget([one.id])
+            await remember(store, "2 of all")
+    async with HybridStore(SqliteBackend(path), Numbers()) as store:
+        assert [found.memory.text for found in await store.search("2")] == ["2 of all"]
+        assert await store.search("1") == []
+
+
+async def test_nothing_of_what_was_forgotten_stays_in_the_file(path: Path) -> None:
+    async with HybridStore(SqliteBackend(path), Numbers()) as store:
+        memory = await store.add(new_memory("1 secret"), key="t:s")
+        await store.forget([memory.id])
+        database = open_database(path, 1)
+        for table in ("memories", "keys", "vectors"):
+            assert database.run(f"SELECT count(*) FROM {table}") == [(0,)], table
+        assert database.run("SELECT count(*) FROM words WHERE words MATCH 'secret'") == [(0,)]
+        database.close()
+
+
+async def test_a_vector_of_a_wording_that_has_changed_meanwhile_is_not_stored(path: Path) -> None:
+    known = Known("numbers", 100)
+    async with store_at(path) as store:
+        await remember(store, "1 as it is now")
+        backend = store._backend
+        [(number, text)] = await backend.without_vector(known, 0, 10)
+        for wording, left in (("1 as it was", 1), (text, 0)):
+            await backend.put_vectors(known, [(number, wording, [1.0] * 100)])
+            assert len(await backend.without_vector(known, 0, 10)) == left
+
+
+async def test_who_is_second_to_make_the_tables_finds_them(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await filled(path, 1)
+    version = schema._version
+    before = [0, 0]  # what it sees before it has the lock: the first one has not committed yet
+
+    def look(database: Database) -> int:
+        return before.pop() if before else version(database)
+
+    monkeypatch.setattr(schema, "_version", look)
+    async with store_at(path) as second:
+        assert await second.count() == 1
+    assert not before
+
+
+async def test_who_opens_a_new_file_waits_for_who_is_making_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.parent.mkdir()
+    empty(path)
+    first = open_database(path, 1)
+    first.run("BEGIN IMMEDIATE")
+    waits = threading.Event()
+
+    class Clock:
+        monotonic = staticmethod(time.monotonic)
+
+        @staticmethod
+        def sleep(seconds: float) -> None:
+            waits.set()
+            time.sleep(seconds)
+
+    monkeypatch.setattr(schema, "time", Clock)
+    second = store_at(path)
+    opening = asyncio.create_task(second.open())
+    waiting = asyncio.create_task(asyncio.to_thread(waits.wait, 30))
+    done, _ = await asyncio.wait([opening, waiting], return_when="FIRST_COMPLETED")
+    assert done == {waiting}
+    first.run("ROLLBACK")
+    first.close()
+    await opening
+    await second.close()

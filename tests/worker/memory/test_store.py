@@ -1,0 +1,490 @@
+"""The memory store: one conformance set over SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from perdure.worker.errors import ConfigurationError
+from perdure.worker.memory import (
+    EmbedderFailed,
+    EmbedderMismatch,
+    HashingEmbedder,
+    HybridStore,
+    Memory,
+    MemoryStoreMissing,
+    NewMemory,
+    Policy,
+    SqliteBackend,
+    new_memory,
+)
+from perdure.worker.memory.postgres.backend import PostgresBackend
+
+from tests.support.memory_stores import DAY, Angles, Numbers, Stores, remember
+from tests.support.paths import PROGRAMS
+from tests.support.postgres import PostgresServer, find_postgres
+
+ADDER = PROGRAMS / "rememberer.py"
+
+POSTGRES = "postgres"
+BACKENDS = ["sqlite", *([POSTGRES] if find_postgres() else [])]
+
+
+@pytest.fixture(params=BACKENDS)
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of an empty store, as PERDURE_MEMORY names it."""
+    if request.param == POSTGRES:
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        return server.new_database()
+    return str(tmp_path / "memory.sqlite3")
+
+
+@pytest.fixture
+def stores(place: str) -> Stores:
+    return Stores(lambda: PostgresBackend(place) if "://" in place else SqliteBackend(Path(place)))
+
+
+@pytest.fixture
+async def store(stores: Stores) -> AsyncIterator[HybridStore]:
+    async with stores() as store:
+        yield store
+
+
+def texts(found: Any) -> list[str]:
+    return [getattr(one, "memory", one).text for one in found]
+
+
+# what is stored
+
+
+async def test_a_memory_comes_back_as_it_was_stored_by_another_process_too(store: HybridStore, stores: Stores) -> None:
+    new = NewMemory(
+        text=" Größe: 'naïve' \"x\"; DROP TABLE memories; -- 🌋\nline two ",
+        type="lesson",
+        tags=("a", "b"),
+        metadata={"null": None, "deep": {"list": [1, 2.5, "\u2028"]}},
+        source="file:///x",
+        importance=0.75,
+    )
+    stored = await store.add(new, owner="researcher", key="task:step")
+    assert stored.text == new.text.strip()
+    assert (stored.owner, stored.key, stored.accesses) == ("researcher", "task:step", 0)
+    assert stored.created == stored.accessed == stored.updated == stores.clock.now
+    async with stores() as other:
+        assert await other.get([stored.id, "no such id"]) == [stored]
+        assert await other.list() == [stored]
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"text": " \n "}, "text"),
+        ({"text": "x" * 32_769}, "text"),
+        ({"text": "null\0"}, "null character"),
+        ({"text": "half a pair \ud800"}, "text"),
+        ({"text": "x", "importance": 1.5}, "importance"),
+        ({"text": "x", "importance": math.nan}, "importance"),
+        ({"text": "x", "type": ""}, "type"),
+        ({"text": "x", "tags": ("",)}, "tags"),
+        ({"text": "x", "metadata": {"when": object()}}, "metadata"),
+    ],
+)
+def test_what_cannot_be_a_memory_is_refused_by_the_field(fields: dict[str, Any], names: str) -> None:
+    with pytest.raises(ValueError, match=names):
+        new_memory(**fields)
+
+
+async def test_listing_filters_and_counts(store: HybridStore) -> None:
+    await remember(store, "one", "two", owner="a", type="fact", tags=("x",))
+    await remember(store, "three", owner="b", type="lesson", tags=("x", "y"))
+    assert texts(await store.list()) == ["three", "two", "one"]
+    assert texts(await store.list(limit=2)) == ["three", "two"]
+    assert texts(await store.list(owner="a")) == ["two", "one"]
+    assert texts(await store.list(owner=["a", "b"], type=["lesson", "other"])) == ["three"]
+    assert texts(await store.list(tags=["x", "y"])) == ["three"]
+    assert texts(await store.list(owner=[])) == []
+    assert await store.count(tags=["x"]) == 3
+    assert [one.text async for one in store.export(owner="a")] == ["one", "two"]
+
+
+async def test_forgetting_and_touching_stay_with_their_owner(store: HybridStore) -> None:
+    [mine] = await remember(store, "mine", owner="a")
+    assert await store.forget([mine.id], owner="b") == 0
+    assert await store.touch([mine.id], owner="b") == 0
+    assert await store.touch([mine.id, "no such id"], owner="a") == 1
+    assert await store.forget([mine.id, mine.id], owner="a") == 1
+    assert await store.list() == []
+
+
+# searching
+
+
+async def test_words_are_found_in_their_inflections_best_first(store: HybridStore) -> None:
+    await remember(store, "The deploy failed on Friday", "Deploys are frozen, deploying is not possible", "Cats sleep")
+    found = await store.search("was the deployment deploying?")
+    assert "Cats sleep" not in texts(found)
+    assert len(found) >= 2
+    assert found[0].text_rank == 1
+    assert found[0].vector_rank is None
+    assert found[0].score == pytest.approx(0.5 / 61)
+
+
+async def test_searching_filters_by_owner_type_tags_and_limit(store: HybridStore) -> None:
+    await remember(store, "red apple", "red pear", owner="a", tags=("fruit",))
+    await remember(store, "red car", owner="b", type="thing", tags=("metal", "fast"))
+    assert texts(await store.search("red", owner="b")) == ["red car"]
+    assert texts(await store.search("red", type="fact", limit=1)) == ["red apple"]
+    assert texts(await store.search("red", tags=["metal", "fast"])) == ["red car"]
+    assert texts(await store.search("fruit")) != []  # tags are searched as well
+    assert await store.search("red", limit=0) == []
+
+
+HOSTILE = [
+    "", "   ", '"', "'", "*", "NEAR(", "a AND", "OR", "NOT", "or or or", "text:red", "^red", "red*", "-red", "(red",
+    "red) OR (1=1", "{red} : +", '"red', "\\", "%", "_", "; DROP TABLE memories", "red\0apple", "🌋", "a:b|c&!d<->e",
+]  # fmt: skip
+
+
+async def test_no_query_is_a_syntax_error(store: HybridStore) -> None:
+    await remember(store, "red apple")
+    for query in HOSTILE:
+        assert texts(await store.search(query)) == (["red apple"] if "red" in query else []), query
+
+
+async def test_any_text_can_be_asked_for(store: HybridStore) -> None:
+    await remember(store, "red apple")
+
+    @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(st.text(max_size=60))
+    def ask(query: str) -> None:
+        asyncio.run_coroutine_threadsafe(store.search(query), loop).result(30)
+
+    loop = asyncio.get_running_loop()
+    await asyncio.to_thread(ask)
+
+
+async def test_both_ways_of_searching_are_fused_by_rank(stores: Stores) -> None:
+    angles = {"alpha one": 0.0, "beta two": 30.0, "alpha three": 60.0, "gamma": 100.0, "alpha": 0.0}
+    async with stores(Angles(angles)) as store:
+        await remember(store, "alpha three", "beta two", "alpha one", "gamma")
+        found = {one.memory.text: one for one in await store.search("alpha")}
+    assert list(found) == ["alpha one", "alpha three", "beta two"]  # gamma is at more than a right angle
+    assert {text: one.vector_rank for text, one in found.items()} == {"alpha one": 1, "beta two": 2, "alpha three": 3}
+    assert {text: one.text_rank for text, one in found.items() if one.text_rank} == {"alpha three": 1, "alpha one": 2}
+    assert found["alpha one"].score == pytest.approx(0.5 * (1 / 62 + 1 / 61))
+    assert found["alpha three"].score == pytest.approx(0.5 * (1 / 61 + 1 / 63))
+    assert found["beta two"].score == pytest.approx(0.5 / 62)
+    similarity = found["beta two"].similarity
+    assert similarity == pytest.approx(math.cos(math.radians(30)), abs=1e-6)
+
+
+async def test_a_memory_weakens_by_half_in_69_days_and_use_keeps_it(store: HybridStore, stores: Stores) -> None:
+    old, used = await remember(store, "alpha old", "alpha used", importance=1.0)
+    stores.clock.now += 69.314718 * DAY
+    await store.touch([used.id])
+    found = await store.search("alpha")
+    assert texts(found) == ["alpha used", "alpha old"]
+    assert found[0].score == pytest.approx((1 + 0.1 * math.log(2)) / 62)
+    assert found[1].score == pytest.approx(0.5 / 61)
+    stores.clock.now -= 365 * DAY  # a clock that goes back makes nothing stronger
+    assert (await store.search("alpha"))[-1].score == pytest.approx(1 / 61)
+    assert (await store.get([old.id]))[0].accesses == 0
+
+
+# what is the same
+
+
+async def test_the_same_in_other_writing_is_one_memory(store: HybridStore, stores: Stores) -> None:
+    first = await store.add(new_memory("The limit is 10.", tags=("a",), metadata={"x": 1, "y": 1}, importance=0.9))
+    stores.clock.now += 5
+    again = new_memory("the  LIMIT is 10 …", tags=("b", "a"), metadata={"y": 2}, source="s", importance=0.2)
+    second = await store.add(again)
+    assert second.id == first.id
+    assert second.text == again.text
+    assert (second.tags, second.metadata, second.source) == (("a", "b"), {"x": 1, "y": 2}, "s")
+    assert (second.importance, second.accesses, second.former) == (0.9, 1, ())
+    assert (second.created, second.accessed, second.updated) == (first.created, first.created + 5, first.created + 5)
+    assert await store.list() == [second]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("It costs 1.5 EUR", "It costs 15 EUR"),
+        ("It runs on C", "It runs on C#"),
+        ("-5 degrees", "5 degrees"),
+        ("It is safe", "It is safe?"),
+        (".5 is half", "5 is half"),
+        ("...", "!!!"),
+    ],
+)
+async def test_signs_that_mean_something_tell_texts_apart(store: HybridStore, one: str, other: str) -> None:
+    await remember(store, one, other)
+    assert await store.count() == 2
+
+
+async def test_nothing_is_the_same_across_types_and_owners(stores: Stores) -> None:
+    async with stores(Angles({"x": 0, "X!": 0, "like x": 1.0})) as store:
+        await remember(store, "x", owner="a", type="fact")
+        await remember(store, "X!", owner="b", type="fact")
+        await remember(store, "like x", owner="a", type="lesson")
+        assert sorted(texts(await store.list())) == ["X!", "like x", "x"]
+
+
+AT_THE_LIMIT = math.degrees(math.acos(0.92))
+
+
+@pytest.mark.parametrize(("degrees", "count"), [(AT_THE_LIMIT - 0.01, 1), (AT_THE_LIMIT, 1), (AT_THE_LIMIT + 0.01, 2)])
+async def test_meaning_the_same_begins_at_a_similarity_of_092(stores: Stores, degrees: float, count: int) -> None:
+    async with stores(Angles({"cats sleep": 10.0, "felines doze": 10.0 + degrees})) as store:
+        first, second = await remember(store, "cats sleep", "felines doze")
+        assert await store.count() == count
+        if count == 1:
+            assert (second.id, second.text, second.former) == (first.id, "felines doze", ("cats sleep",))
+            assert texts(await store.search("felines")) == ["felines doze"]
+            # the vector is that of the new wording
+            angles = Angles({"near": 10.0 + degrees})
+            async with stores(angles) as other:
+                assert (await other.search("near"))[0].similarity == pytest.approx(1.0, abs=1e-5)
+
+
+async def test_former_wordings_are_the_last_five(stores: Stores) -> None:
+    async with stores(Angles({f"wording {n}": n * 1.0 for n in range(9)})) as store:
+        last = [await remember(store, f"wording {n}") for n in range(9)][-1][0]
+    assert last.former == tuple(f"wording {n}" for n in range(3, 8))
+    assert last.accesses == 8
+
+
+# once per key
+
+
+async def test_a_key_that_is_known_changes_nothing(store: HybridStore, stores: Stores) -> None:
+    first = await store.add(new_memory("as the model said it first"), key="t:s")
+    assert await store.add(new_memory("in other words, the second time"), key="t:s") == first
+    assert await store.list() == [first]
+    merged = await store.add(new_memory("AS the model said it first"), key="t:s:2")
+    assert merged.accesses == 1
+    assert await store.add(new_memory("As the model said it first!"), key="t:s:2") == merged  # its key is known too
+    stores.clock.now += 91 * DAY
+    await store.add(new_memory("something else"), key="other")
+    assert (await store.add(new_memory("now it is new"), key="t:s")).id != first.id
+
+
+async def test_what_a_key_has_stored_is_not_embedded_again(stores: Stores) -> None:
+    embedder = Angles()
+    async with stores(embedder) as store:
+        await store.add(new_memory("x"), key="t:s")
+        await store.add(new_memory("y"), key="t:s")
+    assert embedder.asked == [["x"]]
+
+
+async def test_touching_with_a_key_counts_once(store: HybridStore) -> None:
+    [one] = await remember(store, "x")
+    assert [await store.touch([one.id], key="t:s") for _ in range(2)] == [1, 1]
+    assert (await store.get([one.id]))[0].accesses == 1
+
+
+async def test_what_was_forgotten_may_be_remembered_again(store: HybridStore) -> None:
+    first = await store.add(new_memory("x"), key="t:s")
+    await store.forget([first.id])
+    assert (await store.add(new_memory("x"), key="t:s")).id != first.id
+
+
+def run_adders(place: str, *tasks: list[tuple[str, str | None]]) -> list[Memory]:
+    """Processes that add at once: each tells that it is ready, and opens its store and adds when it is told to go."""
+    environment = os.environ | {"PERDURE_MEMORY": place}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(ADDER), json.dumps(task)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+        for task in tasks
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    added = [process.communicate(timeout=30)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes)
+    return [Memory.model_validate_json(line) for out in added for line in out.splitlines()]
+
+
+async def test_processes_that_add_the_same_at_once_end_with_one_memory(place: str, stores: Stores) -> None:
+    """Making the store at once, too: the file or the tables are not there before."""
+    one: list[tuple[str, str | None]] = [(f"{n} of all", f"t:s:{n}" if n % 2 else None) for n in range(40)]
+    other = [(text.replace("of all", "in other words"), key) for text, key in one]
+    added = await asyncio.to_thread(run_adders, place, one, other)
+    assert len(added) == 80
+    async with stores(Numbers()) as store:
+        there = await store.list(limit=100)
+    assert len(there) == 40
+    assert {one.id for one in added} == {one.id for one in there}
+    # of two writes with one key, only one counted
+    assert {one.text.partition(" ")[0]: one.accesses for one in there} == {str(n): 1 - n % 2 for n in range(40)}
+
+
+async def test_one_key_at_once_in_several_types_stores_one_memory(store: HybridStore) -> None:
+    news = [new_memory(f"in words of its own {n}", type=f"type {n}") for n in range(12)]
+    added = await asyncio.gather(*(store.add(new, key="t:s") for new in news))
+    assert len({one.id for one in added}) == 1
+    assert await store.count() == 1
+
+
+# embedders
+
+
+async def test_vectors_of_another_dimension_or_embedder_are_refused_with_the_remedy(stores: Stores, place: str) -> None:
+    async with stores(Angles()) as store:
+        await remember(store, "x")
+    for other in (Angles(dimension=3), Angles(name="others")):
+        with pytest.raises(EmbedderMismatch) as refused:
+            await stores(other).open()
+        said = str(refused.value)
+        assert f"'angles' with 2 dimensions, and the one that is set is {other.name!r} with {other.dimension}" in said
+        assert "perdure memory reembed" in said
+        assert place.partition("?")[0].removeprefix("postgresql:///") in said
+    async with stores() as words_only:
+        assert texts(await words_only.search("x")) == ["x"]
+
+
+async def test_embedding_anew_leaves_the_store_as_it_was_until_it_has_ended(stores: Stores) -> None:
+    async with stores(Numbers()) as former:
+        await remember(former, *(f"{n} of all" for n in range(70)))
+        async with stores() as store:
+            await remember(store, "70 was added without an embedder")
+        new = Numbers("anew")
+        again = stores(new)
+        await again.open_for_reembedding()
+        async for count in again.reembed():
+            assert count == 64
+            break  # cut off
+        assert (await former.search("69"))[0].vector_rank == 1
+        with pytest.raises(EmbedderMismatch):
+            await stores(new).open()
+        assert [count async for count in again.reembed()] == [7]
+        assert new.asked[64:] == [f"{n} of all" for n in range(64, 70)] + ["70 was added without an embedder"]
+        with pytest.raises(EmbedderMismatch):  # it was open all the time
+            await remember(former, "71")
+        with pytest.raises(EmbedderMismatch):
+            await former.search("69")
+        await again.close()
+    async with stores(new) as store:
+        assert [(await store.search(str(n)))[0].vector_rank for n in (0, 69, 70)] == [1, 1, 1]
+        assert texts(await store.search("71")) == []
+
+
+@pytest.mark.parametrize(
+    ("embedded", "problem"),
+    [
+        ([[1.0, 0.0, 0.0]], "3 dimensions"),
+        ([], "0 vectors for 1 texts"),
+        ([[math.nan, 1.0]], "infinite or none"),
+        (["ab"], "ValueError"),
+        (None, "TypeError"),
+    ],
+)
+async def test_an_embedder_that_returns_nonsense_is_named_and_nothing_is_stored(
+    stores: Stores, embedded: Any, problem: str
+) -> None:
+    class Broken(Angles):
+        def embed(self, texts: list[str]) -> Any:
+            return embedded
+
+    async with stores(Broken()) as store:
+        with pytest.raises(EmbedderFailed, match=problem) as failed:
+            await remember(store, "x")
+        assert failed.value.embedder == "angles"
+        assert await store.list() == []
+
+
+async def test_an_embedder_may_be_async_and_see_nothing(stores: Stores) -> None:
+    class Blind(Angles):
+        async def embed(self, texts: list[str]) -> list[list[float]]:  # type: ignore[override]
+            return [[0.0, 0.0] for _ in texts]
+
+    async with stores(Blind()) as store:
+        await remember(store, "x", "y")
+        assert texts(await store.search("x")) == ["x"]
+
+
+# keeping it in order
+
+
+async def test_what_was_exported_is_restored_as_it_was(stores: Stores, tmp_path: Path) -> None:
+    async with stores() as store:
+        memories = list(await remember(store, "one", "two", "three", owner="a", tags=("t",)))
+        await store.touch([memories[1].id])
+        exported = [one async for one in store.export()]
+        assert await store.restore(exported) == 0
+    async with HybridStore(SqliteBackend(tmp_path / "copy" / "memory.sqlite3"), HashingEmbedder()) as copy:
+        assert await copy.restore(exported[:2]) == 2
+        assert await copy.restore(exported) == 1
+        assert [one async for one in copy.export()] == exported
+        assert (await copy.search("two"))[0].vector_rank == 1
+
+
+async def test_pruning_takes_what_the_policy_says_and_nothing_else(store: HybridStore, stores: Stores) -> None:
+    [weak] = await remember(store, "weak", importance=0.1)
+    [old] = await remember(store, "old", importance=1.0)
+    stores.clock.now += 100 * DAY
+    kept = await remember(store, "a", "b", "c", owner="x", importance=0.5)
+    [strong] = await remember(store, "d", owner="x", importance=0.9)
+    [other] = await remember(store, "e", owner="y", importance=0.5)
+    assert await store.prune(Policy(below=0.1), dry_run=True) == [weak.id]
+    assert await store.prune(Policy(unused=99), dry_run=True) == [weak.id, old.id]
+    gone = await store.prune(Policy(most=2, below=0.1), owner="x", dry_run=True)
+    assert len(gone) == 2
+    assert set(gone) < {one.id for one in kept}
+    assert await store.count() == 7
+    assert await store.prune(Policy(most=2, below=0.1)) == [weak.id, *gone]
+    assert {one.id for one in await store.list()} == {old.id, strong.id, other.id, *(one.id for one in kept)} - set(
+        gone
+    )
+    assert await store.search("weak") == []
+    assert await store.prune(Policy(unused=0.001), owner="nobody") == []
+
+
+async def test_what_is_used_while_it_is_pruned_stays(store: HybridStore, stores: Stores) -> None:
+    [one] = await remember(store, "x")
+    backend = store._backend
+    stores.clock.now += 1
+    await store.touch([one.id])
+    assert await backend.prune([(one.id, one.accessed)]) == 0
+    assert await backend.prune([(one.id, stores.clock.now)]) == 1
+
+
+@pytest.mark.parametrize("policy", [{}, {"below": -1}, {"unused": math.nan}])
+def test_a_policy_says_something(policy: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="policy of pruning"):
+        Policy(**policy)
+
+
+async def test_a_store_that_is_only_read_is_not_made(stores: Stores) -> None:
+    for _ in range(2):
+        with pytest.raises(MemoryStoreMissing, match="perdure memory add"):
+            await stores().open(create=False)
+    async with stores():
+        pass
+    await (again := stores()).open(create=False)
+    await again.close()
+
+
+async def test_a_store_that_is_not_open_says_so(stores: Stores) -> None:
+    with pytest.raises(RuntimeError, match="is not open"):
+        await stores().list()

@@ -1,0 +1,301 @@
+"""Messages that cannot be run: each becomes a dead letter with its reason, and the worker goes on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import orjson
+import pytest
+from perdure import App, Context, Retry, Settings, State, TaskFailed
+from perdure.deadletter import DeadLetter, Filter, Reason, list_letters
+from perdure.queues import FORMAT_VERSION, Producer, TaskHandle
+
+from tests.support.workers import (
+    BOUND,
+    history,
+    letter,
+    partition_of,
+    pending,
+    redis_command,
+    soon,
+    until,
+    work_off,
+    working,
+)
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    quick = Retry(max_attempts=3, base=0.05, factor=2.0, jitter=0.0)
+    async with App("bad", settings=settings.model_copy(update={"unknown_task": quick})) as app:
+
+        @app.task
+        async def sound(ctx: Context) -> str:
+            return "sound"
+
+        yield app
+
+
+@pytest.fixture
+async def producer(settings: Settings) -> AsyncIterator[Producer]:
+    async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
+        yield producer
+
+
+async def post(app: App, fields: Mapping[str, str | bytes]) -> bytes:
+    """Put an entry on the stream by hand."""
+    flat = [part for pair in fields.items() for part in pair]
+    entry: bytes = await redis_command(app, "XADD", partition_of(app).ready, "*", *flat)
+    return entry
+
+
+async def letters(app: App) -> list[DeadLetter]:
+    found = list_letters(app.producer.gateway, [partition_of(app)], Filter())
+    return [one async for one in found]
+
+
+def envelope(**changes: Any) -> bytes:
+    return orjson.dumps({"v": 1, "id": "by-hand", "task": "sound"} | changes)
+
+
+GARBAGE: dict[str, dict[str, str | bytes]] = {
+    "no field of ours": {"hello": "world"},
+    "empty": {"env": ""},
+    "no JSON": {"env": "{not json", "args": "{}"},
+    "no text": {"env": b"\xff\xfe\x00", "args": b"\x00"},
+    "no object": {"env": "[1,2]"},
+    "null": {"env": "null"},
+    "no task": {"env": b'{"v":1,"id":"by-hand"}'},
+    "no id": {"env": b'{"v":1,"task":"sound"}'},
+    "an id that is no id": {"env": envelope(id="a b\n")},
+    "an id that is a key": {"env": envelope(id="x:steps")},
+    "a number for a name": {"env": envelope(task=7)},
+    "an empty name": {"env": envelope(task="")},
+    "options that make no sense": {"env": envelope(options={"timeout": -1})},
+    "a time that no clock can hold": {"env": envelope(options={"result_ttl": 1e18})},
+    "nested without end": {"env": '{"v":' + "[" * 5000},
+    "a version that is no number": {"env": envelope(v="new")},
+    "many fields": {f"field{number}": "x" for number in range(2000)},
+}
+
+
+@pytest.mark.parametrize("fields", GARBAGE.values(), ids=GARBAGE.keys())
+async def test_what_is_no_task_is_buried_raw_and_the_worker_goes_on(app: App, fields: dict[str, str | bytes]) -> None:
+    handle = await app.tasks["sound"].enqueue()
+    await post(app, fields)
+    after = await app.tasks["sound"].enqueue()
+    await work_off(app)
+    assert await soon(handle.result()) == "sound"
+    assert await soon(after.result()) == "sound"
+    (found,) = await letters(app)
+    assert found.reason is Reason.UNREADABLE
+    assert found.error.endswith("UnreadableEnvelope")
+    assert "not an envelope" in found.message
+    kept = {name: value.encode() if isinstance(value, str) else value for name, value in fields.items()}
+    assert found.raw.items() <= kept.items()
+    assert len(found.raw) == min(len(kept), 500)
+    assert await redis_command(app, "XLEN", partition_of(app).ready) == 0
+
+
+async def test_a_heap_of_garbage_does_not_keep_the_tasks_in_between_from_running(app: App) -> None:
+    handles = []
+    for number in range(20):
+        await post(app, {"env": f"garbage {number}"})
+        handles.append(await app.tasks["sound"].enqueue())
+    await work_off(app, concurrency=2)
+    for handle in handles:
+        assert await soon(handle.result()) == "sound"
+    assert len(await letters(app)) == 20
+
+
+async def test_a_message_of_a_future_version_tells_its_producer(app: App) -> None:
+    handle = await app.tasks["sound"].enqueue()
+    stream, record = handle.partition.ready, handle.partition.record(handle.id)
+    await redis_command(app, "XTRIM", stream, "MAXLEN", 0)
+    future = envelope(v=FORMAT_VERSION + 1, id=handle.id, task={"name": "sound", "in": "another form"})
+    await redis_command(app, "HSET", record, "entry", await post(app, {"env": future, "args": "{}"}))
+    async with working(app):
+        with pytest.raises(TaskFailed) as caught:
+            await handle.result(timeout=BOUND)
+        assert caught.value.reason == Reason.UNREADABLE
+        assert await soon((await app.tasks["sound"].enqueue()).result()) == "sound"
+    assert (await letter(app, handle)).raw["env"] == future
+
+
+async def test_a_bad_message_with_the_id_of_a_live_task_does_it_no_harm(app: App) -> None:
+    handle = await app.tasks["sound"].options(delay=3600).enqueue()
+    await post(app, {"env": envelope(v=FORMAT_VERSION + 1, id=handle.id), "args": "{}"})
+    await work_off(app)
+    (found,) = await letters(app)
+    assert found.id.startswith("unreadable-")
+    assert await handle.status() is State.SCHEDULED
+
+
+async def test_numbers_of_any_size_come_back_as_they_are(app: App, producer: Producer) -> None:
+    @app.task
+    async def large(ctx: Context) -> int:
+        return 2**80 + 1
+
+    handle = await producer.enqueue("large")
+    await work_off(app)
+    assert await soon(handle.result()) == 2**80 + 1
+
+
+async def test_a_future_version_that_reads_like_ours_is_not_run_all_the_same(app: App) -> None:
+    await post(app, {"env": envelope(v=FORMAT_VERSION + 1), "args": "{}"})
+    await work_off(app)
+    (found,) = await letters(app)
+    assert found.reason is Reason.UNREADABLE
+    assert f"format version {FORMAT_VERSION + 1}" in found.message
+    assert "upgrade the worker, then replay" in found.message
+
+
+async def test_fields_that_a_newer_producer_added_are_ignored(app: App) -> None:
+    added = envelope(priority=3, options={"timeout": 5, "tenant": "t"})
+    await post(app, {"env": added, "args": "{}", "signature": "s"})
+    await work_off(app)
+    record = TaskHandle[Any]("by-hand", partition_of(app), app.producer.gateway, app.producer.news)
+    assert await soon(record.result()) == "sound"
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (b"{}", "number: Field required"),
+        (b'{"number":"many"}', "number: Input should be a valid integer"),
+        (b'{"number":1,"extra":2}', "extra: Extra inputs are not permitted"),
+        (b"[]", "Input should be an object"),
+        (b"not json", "Invalid JSON"),
+        (b"", "Invalid JSON"),
+        (b"[" * 5000, "Invalid JSON"),
+        (b'{"number":"\xff"}', "Invalid JSON"),
+    ],
+)
+async def test_arguments_that_do_not_fit_are_a_reason_of_their_own(app: App, args: bytes, says: str) -> None:
+    ran: list[int] = []
+
+    @app.task(retry=Retry(max_attempts=9, base=0.0))
+    async def square(ctx: Context, number: int) -> None:
+        ran.append(number)
+
+    await post(app, {"env": envelope(task="square"), "args": args})
+    await work_off(app)
+    (found,) = await letters(app)
+    assert (found.reason, found.attempts, found.id) == (Reason.INVALID_ARGUMENTS, 0, "by-hand")
+    assert says in found.message
+    assert found.args == args
+    assert ran == []
+
+
+async def test_an_unknown_task_is_handed_back_a_few_times_and_then_buried(app: App, producer: Producer) -> None:
+    handle = await producer.enqueue("not-yet-deployed", {"x": 1})
+    await work_off(app)
+    found = await letter(app, handle)
+    assert (found.reason, found.attempts, found.crashes) == (Reason.UNKNOWN_TASK, 0, 0)
+    assert "no handler for task 'not-yet-deployed' on this worker; it knows sound" in found.message
+    log = [(event.type, event.data.get("delay")) for event in await history(handle)]
+    assert log == [("returned", 0.05), ("returned", 0.1), ("buried", None)]
+
+
+async def test_a_newer_worker_takes_the_task_that_an_older_one_does_not_know(
+    settings: Settings, producer: Producer
+) -> None:
+    policy = Retry(max_attempts=1000, base=0.05, factor=1.0)
+    changed = settings.model_copy(update={"unknown_task": policy})
+    older, newer = App("older", settings=changed), App("newer", settings=changed)
+
+    @older.task
+    async def old(ctx: Context) -> None: ...
+
+    @newer.task
+    async def new(ctx: Context, x: int) -> tuple[int, int, int]:
+        return x, ctx.attempt, ctx.crashes
+
+    async with older, newer, working(older):
+        handle = await producer.enqueue("new", {"x": 1})
+
+        async def returned() -> bool:
+            return "returned" in [event.type for event in await history(handle)]
+
+        await until(returned, "the older worker hands it back")
+        async with working(newer):
+            assert await handle.result(timeout=BOUND) == [1, 1, 0]
+    record = await handle.record()
+    assert (record.attempts, record.crashes) == (1, 0)
+
+
+async def test_a_result_that_is_no_json_is_buried_and_says_so(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=9, base=0.0))
+    async def job(ctx: Context) -> Any:
+        return object()
+
+    handle = await job.enqueue()
+    await work_off(app)
+    found = await letter(app, handle)
+    assert (found.reason, found.attempts) == (Reason.UNSERIALISABLE_RESULT, 1)
+    assert "task 'job': its result cannot be stored" in found.message
+
+
+async def test_a_result_of_another_type_than_declared_is_buried(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> int:
+        return "one"  # type: ignore[return-value]
+
+    handle = await job.enqueue()
+    await work_off(app)
+    found = await letter(app, handle)
+    assert found.reason is Reason.UNSERIALISABLE_RESULT
+    assert "valid integer" in found.message
+
+
+@pytest.mark.parametrize("where", ["result", "step"])
+async def test_what_is_too_large_is_refused_with_both_sizes(settings: Settings, where: str) -> None:
+    async with App("bad", settings=settings.model_copy(update={"payload_limit": 2000})) as app:
+
+        @app.task(retry=Retry(max_attempts=9, base=0.0))
+        async def job(ctx: Context) -> str:
+            if where == "step":
+                await ctx.step("make", lambda: "x" * 3000)
+            return "x" * 3000
+
+        handle = await job.enqueue()
+        await work_off(app)
+        found = await letter(app, handle)
+    expected = Reason.NOT_RETRYABLE if where == "step" else Reason.UNSERIALISABLE_RESULT
+    assert (found.reason, found.attempts) == (expected, 1)
+    assert ("step 'make'" if where == "step" else "the result") in found.message
+    assert "3,0" in found.message
+    assert "over the limit of 2,000 bytes" in found.message
+
+
+async def test_a_message_deleted_by_hand_while_a_lost_worker_held_it_stops_nobody(app: App) -> None:
+    await app.tasks["sound"].options(task_id="deleted").enqueue()
+    stream = partition_of(app).ready
+    if not await redis_command(app, "XINFO", "GROUPS", stream):
+        await redis_command(app, "XGROUP", "CREATE", stream, "workers", "0")
+    reply = await redis_command(app, "XREADGROUP", "GROUP", "workers", "lost", "STREAMS", stream, ">")
+    entry = reply[0][1][0][0]
+    await redis_command(app, "XCLAIM", stream, "workers", "lost", 0, entry, "IDLE", 10**7, "JUSTID")
+    await redis_command(app, "XDEL", stream, entry)
+    async with working(app):
+        assert await soon((await app.tasks["sound"].enqueue()).result()) == "sound"
+
+        async def nothing_pending() -> bool:
+            return not await pending(app)
+
+        await until(nothing_pending, "the deleted message is acknowledged")
+    await redis_command(app, "DEL", partition_of(app).record("deleted"))
+
+
+async def test_an_entry_posted_twice_runs_and_ends_without_harm(app: App) -> None:
+    """Two entries of one id, as a broken producer might send: both end, the record holds one outcome."""
+    for _ in range(2):
+        await post(app, {"env": envelope(id="twice"), "args": "{}"})
+    await work_off(app, concurrency=2)
+    handle = TaskHandle[Any]("twice", partition_of(app), app.producer.gateway, app.producer.news)
+    assert await soon(handle.result()) == "sound"
+    assert await handle.status() is State.SUCCEEDED
+    assert await pending(app) == []

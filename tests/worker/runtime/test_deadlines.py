@@ -1,0 +1,470 @@
+"""No lease is kept for ever: limits of time and of idleness, and what does not end though it was ended."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import anyio
+import orjson
+import pytest
+from perdure import App, Context, LeaseLost, Retry, Settings, State, TaskCancelled, Unavailable, Worker, current_step
+from perdure.deadletter import Reason
+from perdure.queues import write_entries
+from perdure.worker.durable import checkpoint_writer as recorder_module
+from perdure.worker.errors import TaskDefinitionError, TaskIdle, TaskTimeout
+from perdure.worker.log import logger
+from perdure.worker.runtime import worker as worker_module
+from perdure.worker.runtime.health import deadlines as guard_module
+from perdure.worker.runtime.supervisor_link import Link
+
+from tests.support.workers import BOUND, history, letter, recorded_steps, soon, until, work_off, working
+
+pytestmark = pytest.mark.integration
+
+ONCE = Retry(max_attempts=1)
+Limited = Callable[..., App]
+
+
+@pytest.fixture
+def limited(settings: Settings) -> Limited:
+    """An app with other limits than the usual ones."""
+
+    def make(**limits: float) -> App:
+        return App("guarded", settings=Settings(**(settings.model_dump() | {"lease": 0.9} | limits)))
+
+    return make
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    lines: list[str] = []
+    sink = logger.add(lambda message: lines.append(str(message)), format="{message}")
+    yield lines
+    logger.remove(sink)
+
+
+class Stubborn:
+    """A handler's part that goes on whatever happens, until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.let_go = asyncio.Event()
+        self.cancelled = 0
+
+    async def __call__(self) -> None:
+        self.begun.set()
+        while not self.let_go.is_set():
+            try:
+                await self.let_go.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+
+
+# limits of time
+
+
+async def test_a_run_without_a_timeout_has_the_workers_time_limit(limited: Limited) -> None:
+    """Though it is busy all the time."""
+    async with limited(time_limit=0.3) as app:
+
+        @app.task(retry=ONCE)
+        async def job(ctx: Context) -> None:
+            while True:
+                await ctx.step("work", asyncio.sleep, 0.01)
+
+        handle = await job.enqueue()
+        await work_off(app)
+        found = await letter(app, handle)
+        assert (found.reason, found.attempts) == (Reason.TIMEOUT, 1)
+        assert found.message == "task 'job' ran longer than 0.3 s"
+
+
+@pytest.mark.parametrize("whose", ["task", "producer"])
+async def test_a_timeout_of_its_own_goes_before_the_workers_time_limit(limited: Limited, whose: str) -> None:
+    async with limited(time_limit=0.1) as app:
+
+        @app.task(timeout=60 if whose == "task" else None, retry=ONCE)
+        async def job(ctx: Context) -> str:
+            await asyncio.sleep(0.5)
+            return "took its time"
+
+        handle = await job.options(timeout=60 if whose == "producer" else None).enqueue()
+        await work_off(app)
+        assert await soon(handle.result()) == "took its time"
+
+
+def test_nobody_runs_for_ever_by_default() -> None:
+    assert Settings().time_limit == 7 * 24 * 3600
+    assert Settings().idle_limit == 3600
+
+
+# idleness
+
+
+async def test_a_run_that_hangs_in_a_step_is_ended_as_idle_and_tried_again_and_buried(limited: Limited) -> None:
+    async with limited() as app:
+        attempts: list[int] = []
+
+        @app.task(idle_timeout=0.2, retry=Retry(max_attempts=2, base=0.0))
+        async def job(ctx: Context) -> None:
+            attempts.append(ctx.attempt)
+            await ctx.step("quick", len, "x")
+            await ctx.step("fetch", asyncio.sleep, BOUND)
+
+        handle = await job.enqueue()
+        await work_off(app)
+        found = await letter(app, handle)
+        assert (found.reason, found.attempts, found.crashes) == (Reason.TIMEOUT, 2, 0)
+        assert found.error.endswith("TaskIdle")
+        assert found.message.startswith("task 'job' did nothing for 0.2 s in step 'fetch': ")
+        assert attempts == [1, 2]
+        assert set(await recorded_steps(app, handle)) == {"d:quick", "s:#handoff"}
+
+
+async def test_the_workers_idle_limit_is_for_tasks_that_have_none(limited: Limited) -> None:
+    async with limited(idle_limit=0.2) as app:
+
+        @app.task(retry=ONCE)
+        async def job(ctx: Context) -> None:
+            await asyncio.sleep(BOUND)
+
+        @app.task(retry=ONCE, idle_timeout=math.inf)
+        async def other(ctx: Context) -> str:
+            await asyncio.sleep(0.6)
+            return "slept"
+
+        handle, another = await job.enqueue(), await other.enqueue()
+        await work_off(app)
+        assert (await letter(app, handle)).message.startswith("task 'job' did nothing for 0.2 s outside its steps: ")
+        assert await soon(another.result()) == "slept"
+
+
+async def test_an_error_policy_can_tell_idleness_from_other_errors(limited: Limited) -> None:
+    async with limited() as app:
+
+        @app.task(idle_timeout=0.2, retry=Retry(max_attempts=9, never=(TaskIdle,)))
+        async def job(ctx: Context) -> None:
+            await asyncio.sleep(BOUND)
+
+        handle = await job.enqueue()
+        await work_off(app)
+        assert (await letter(app, handle)).attempts == 1
+        assert issubclass(TaskIdle, TaskTimeout)
+
+
+@pytest.mark.parametrize("alive", ["steps", "saves", "saves in a thread", "tries"])
+async def test_who_does_something_is_not_idle(limited: Limited, alive: str) -> None:
+    """Three times half of the limit."""
+    limit, rounds = 0.6, 3
+
+    async def rest() -> None:
+        await asyncio.sleep(limit / 2)
+
+    async def saving() -> None:
+        for number in range(rounds):
+            await rest()
+            await current_step().save(number)
+
+    def saving_in_a_thread() -> None:
+        step = current_step()
+        for number in range(rounds):
+            time.sleep(limit / 2)
+            anyio.from_thread.run(step.save, number)
+
+    tries: list[int] = []
+
+    async def trying() -> None:
+        await rest()
+        tries.append(1)
+        if len(tries) < rounds:
+            raise ConnectionError
+
+    async with limited() as app:
+
+        @app.task(idle_timeout=limit, retry=ONCE)
+        async def job(ctx: Context) -> str:
+            if alive == "steps":
+                for _ in range(rounds):
+                    await ctx.step("rest", rest)
+            elif alive == "saves":
+                await ctx.step("long", saving)
+            elif alive == "saves in a thread":
+                await ctx.step("long", saving_in_a_thread)
+            else:
+                await ctx.step("tried", trying, retry=Retry(max_attempts=rounds, base=0.0))
+            return alive
+
+        handle = await job.enqueue()
+        await work_off(app)
+        assert await soon(handle.result()) == alive
+
+
+async def test_who_waits_for_redis_is_not_idle(limited: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis is away for longer than the limit while the step is to be recorded."""
+    refused: list[float] = []
+
+    async def away(*args: object, **options: object) -> bool:
+        if len(refused) < 5:
+            refused.append(time.monotonic())
+            await asyncio.sleep(0.2)
+            raise Unavailable("Redis is away")
+        return await write_entries(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(recorder_module, "write_entries", away)
+    monkeypatch.setattr("perdure.worker.durable.patience._LONGEST_WAIT", 0.1)
+    async with limited() as app:
+
+        @app.task(idle_timeout=0.8, retry=ONCE)
+        async def job(ctx: Context) -> int:
+            return await ctx.step("step", len, "xyz")
+
+        handle = await job.enqueue()
+        await work_off(app)
+        assert await soon(handle.result()) == 3
+        assert time.monotonic() - refused[0] > 0.8
+
+
+async def test_nobody_is_idle_while_another_handler_blocks_the_loop(limited: Limited) -> None:
+    async with limited() as app:
+        blocked = asyncio.Event()
+
+        @app.task(idle_timeout=0.5, retry=ONCE)
+        async def victim(ctx: Context) -> str:
+            await blocked.wait()
+            return "was not idle"
+
+        @app.task(retry=ONCE)
+        async def blocks(ctx: Context) -> None:
+            await asyncio.sleep(0.1)
+            time.sleep(1.0)  # noqa: ASYNC251 - that is the point
+            await asyncio.sleep(0.2)
+            blocked.set()
+
+        handle, _ = await victim.enqueue(), await blocks.enqueue()
+        await work_off(app)
+        assert await soon(handle.result()) == "was not idle"
+
+
+@pytest.mark.parametrize("wrong", [0, -1.0, math.nan])
+def test_an_idle_timeout_is_more_than_nothing(settings: Settings, wrong: float) -> None:
+    app = App("guarded", settings=settings)
+    with pytest.raises(TaskDefinitionError, match="idle_timeout must be more than 0 seconds"):
+
+        @app.task(idle_timeout=wrong)
+        async def job(ctx: Context) -> None: ...
+
+
+# what does not end
+
+
+async def test_a_handler_that_swallows_its_cancellation_loses_its_task(limited: Limited, log: list[str]) -> None:
+    """The attempt counts, another one runs elsewhere, and whatever the first still does is refused."""
+    async with limited(stall_limit=0.3) as app:
+        stubborn = Stubborn()
+        refused = asyncio.Event()
+
+        @app.task(timeout=0.5, retry=Retry(max_attempts=2, base=0.0))
+        async def job(ctx: Context) -> str:
+            if ctx.attempt == 1:
+                await stubborn()
+                while True:
+                    try:
+                        await ctx.step("late", len, "x")
+                    except LeaseLost:
+                        refused.set()
+                        raise
+                    except asyncio.CancelledError:  # it swallows that too
+                        continue
+            return "second attempt"
+
+        async with working(app, concurrency=2) as worker:
+            handle = await job.enqueue()
+            assert await soon(handle.result()) == "second attempt"
+            assert stubborn.cancelled
+            assert worker.in_flight == 1  # its slot stays taken
+            assert [event.type for event in await history(handle)] == ["attempt_failed"]
+            stubborn.let_go.set()
+            await soon(refused.wait())
+
+            async def idle() -> bool:
+                return worker.in_flight == 0
+
+            await until(idle, "the slot is free again")
+        record = await handle.record()
+        assert (record.state, record.attempts, record.crashes) == (State.SUCCEEDED, 2, 0)
+        assert await recorded_steps(app, handle) == {}
+    told = "".join(log)
+    assert "after it was ended (timed_out): the task is given up here" in told
+    assert "in __call__" in told  # where it is stuck
+
+
+async def test_a_stubborn_handlers_task_is_cancelled_all_the_same(limited: Limited) -> None:
+    async with limited(stall_limit=0.3) as app:
+        stubborn = Stubborn()
+
+        @app.task
+        async def job(ctx: Context) -> None:
+            await stubborn()
+
+        async with working(app) as worker:
+            handle = await job.enqueue()
+            await soon(stubborn.begun.wait())
+            await handle.cancel()
+            with pytest.raises(TaskCancelled):
+                await soon(handle.result())
+            stubborn.let_go.set()  # it returns, as if nothing had been
+
+            async def idle() -> bool:
+                return worker.in_flight == 0
+
+            await until(idle, "the slot is free again")
+            assert worker.settled == 1
+        assert await handle.status() is State.CANCELLED
+
+
+async def test_a_worker_stops_in_spite_of_a_stubborn_handler_and_hands_its_task_over(
+    limited: Limited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_FORCED", 0.2)
+    async with limited(grace=0.1) as app:
+        stubborn = Stubborn()
+
+        @app.task
+        async def job(ctx: Context) -> str:
+            if not stubborn.begun.is_set():
+                await stubborn()
+            return "carried on"
+
+        async with working(app):
+            handle = await job.enqueue()
+            await soon(stubborn.begun.wait())
+        assert await handle.status() is State.QUEUED
+        await work_off(app)
+        assert await soon(handle.result()) == "carried on"
+        assert [event.type for event in await history(handle)] == ["handed_off", "resumed"]
+        assert (await handle.record()).crashes == 0
+        stubborn.let_go.set()
+
+
+class Supervisor:
+    """The other end of a worker's link: everything that the worker says."""
+
+    def __init__(self) -> None:
+        read, write = os.pipe()
+        unheard, self._unused = os.pipe()
+        self.link = Link("worker", unheard, write)
+        self._said: list[dict[str, object]] = []
+        threading.Thread(target=self._listen, args=(read,), daemon=True).start()
+
+    def _listen(self, read: int) -> None:
+        with os.fdopen(read, "rb") as lines:
+            for line in lines:
+                self._said.append(orjson.loads(line))
+
+    async def hears(self, what: str, *, lag: float = 0.0) -> dict[str, object]:
+        """The first thing of a kind that the worker says, with at least this lag where it tells of one."""
+
+        async def said() -> bool:
+            return bool(self._found(what, lag))
+
+        await until(said, f"the worker says {what}")
+        return self._found(what, lag)[0]
+
+    def _found(self, what: str, lag: float) -> list[dict[str, object]]:
+        return [one for one in self._said if one["say"] == what and float(str(one.get("lag", lag))) >= lag]
+
+
+async def test_a_worker_with_a_handler_that_does_not_end_asks_to_be_replaced(limited: Limited) -> None:
+    async with limited(stall_limit=0.3) as app:
+        stubborn, supervisor = Stubborn(), Supervisor()
+
+        @app.task(timeout=0.1, retry=ONCE)
+        async def job(ctx: Context) -> None:
+            await stubborn()
+
+        async with Worker(app, link=supervisor.link) as worker:
+            running = asyncio.create_task(worker.run())
+            assert float(str((await supervisor.hears("alive"))["lag"])) < BOUND
+            await job.enqueue()
+            assert (await supervisor.hears("replace"))["why"] == "a handler of task 'job' does not end"
+            stubborn.let_go.set()
+            worker.stop()
+            await soon(running)
+
+
+async def test_threads_that_nobody_can_stop_are_counted_until_they_end(
+    limited: Limited, monkeypatch: pytest.MonkeyPatch, log: list[str]
+) -> None:
+    monkeypatch.setattr(guard_module, "_LOST_THREADS", 0.05)  # 2 of 40
+    async with limited() as app:
+        goes_on, supervisor = threading.Event(), Supervisor()
+
+        @app.task(retry=ONCE)
+        async def job(ctx: Context) -> None:
+            await ctx.step("stuck", lambda: goes_on.wait(BOUND), timeout=0.1)
+
+        async with Worker(app, link=supervisor.link) as worker:
+            running = asyncio.create_task(worker.run())
+            first = await job.enqueue()
+            assert (await letter(app, first)).reason is Reason.TIMEOUT
+            assert worker._executor.threads.lost == 1
+            assert worker._guard.unfit is None
+            await job.enqueue()
+            why = (await supervisor.hears("replace"))["why"]
+            assert why == "2 of 40 threads run sync steps that were ended and do not end"
+            assert any("this worker should be replaced" in line for line in log)
+            goes_on.set()
+
+            async def none() -> bool:
+                return worker._executor.threads.lost == 0
+
+            await until(none, "the threads end")
+            worker.stop()
+            await soon(running)
+
+
+async def test_a_blocked_loop_is_told_to_the_supervisor_as_it_lags(limited: Limited) -> None:
+    async with limited(stall_warning=0.1) as app:
+        supervisor = Supervisor()
+
+        @app.task
+        async def job(ctx: Context) -> None:
+            time.sleep(0.5)  # noqa: ASYNC251 - that is the point
+
+        async with Worker(app, link=supervisor.link) as worker:
+            running = asyncio.create_task(worker.run())
+            handle = await job.enqueue()
+            await supervisor.hears("alive", lag=0.2)
+            await soon(handle.result())
+            worker.stop()
+            await soon(running)
+
+
+async def test_a_worker_that_is_cancelled_does_not_wait_for_a_stubborn_handler(
+    limited: Limited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "_FORCED", 0.2)
+    async with limited(grace=0.1) as app:
+        stubborn = Stubborn()
+
+        @app.task
+        async def job(ctx: Context) -> str:
+            if not stubborn.begun.is_set():
+                await stubborn()
+            return "carried on"
+
+        async with Worker(app) as worker:
+            running = asyncio.create_task(worker.run())
+            handle = await job.enqueue()
+            await soon(stubborn.begun.wait())
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await soon(running)
+        await work_off(app)
+        assert await soon(handle.result()) == "carried on"
+        stubborn.let_go.set()

@@ -1,0 +1,343 @@
+"""Health: each of its levels fails when that is what is wrong, and holds when something else is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+from perdure import App, Context, Settings, Unavailable, Worker
+from perdure.queues import Namespace, list_workers
+from perdure.worker.runtime.health.probe_server import Probes
+from perdure.worker.runtime.health.report import Combined, Confused, Level, Report
+
+from tests.support.servers import BUNDLED, RedisServer, find_program
+from tests.support.workers import BOUND, soon, until, working
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    """Signs of life each 0.5 s; a blocked loop is told of after as long."""
+    changed = {"heartbeat": 0.5, "stall_warning": 0.5, "lease": 0.9}
+    async with App("health", settings=settings.model_copy(update=changed)) as app:
+        yield app
+
+
+def failing(worker: Worker) -> dict[str, str]:
+    """The levels that do not hold, and what is said of them."""
+    return {level.name: level.said for level in worker.health().levels if not level.ok}
+
+
+async def until_failing(worker: Worker, *levels: str) -> None:
+    async def so() -> bool:
+        return failing(worker).keys() == set(levels)
+
+    await until(so, f"failing are {levels or 'none'}")
+
+
+# the levels
+
+
+async def test_a_worker_is_ready_once_it_reads_and_no_longer_when_it_stops(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    worker = Worker(app)
+    assert failing(worker).keys() == {"connected", "consuming"}
+    assert (worker.health().live, worker.health().ready) == (True, False)
+    async with worker:
+        running = asyncio.create_task(worker.run())
+        await until_failing(worker)
+        assert worker.health().ready
+        worker.stop()
+        assert failing(worker) == {"consuming": "it is stopping, and takes nothing more"}
+        assert worker.health().live
+        await soon(running)
+
+
+async def test_what_is_announced_is_what_it_says(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    gateway, namespace = app.producer.gateway, Namespace(app.settings.namespace)
+    async with working(app) as worker:
+
+        async def ready() -> bool:
+            (info,) = await list_workers(gateway, namespace)
+            return Report.of(info.health).ready and Report.of(info.health).worker == worker.id
+
+        await until(ready, "it announces that it is ready")
+        (before,) = await list_workers(gateway, namespace)
+        assert (before.progress, before.interval) == (None, 0.5)
+        await soon((await job.enqueue()).result())
+
+        async def progressed() -> bool:
+            (info,) = await list_workers(gateway, namespace)
+            return info.progress is not None and info.progress < BOUND
+
+        await until(progressed, "it announces that something was settled")
+        assert await gateway.command("TYPE", namespace.worker(worker.id)) == b"hash"
+
+
+@pytest.mark.processes
+async def test_a_redis_that_is_gone_fails_connected_and_consuming_until_it_is_back(settings: Settings) -> None:
+    program = find_program(BUNDLED)
+    assert program is not None
+    server = RedisServer(program).start()
+    try:
+        changed = settings.model_copy(update={"redis_url": server.url, "heartbeat": 0.2})
+        async with App("health", settings=changed) as app:
+
+            @app.task
+            async def job(ctx: Context) -> None: ...
+
+            async with working(app) as worker:
+                await until_failing(worker)
+                server.kill()
+                await until_failing(worker, "connected", "consuming")
+                assert worker.health().live  # starting it anew would not bring Redis back
+                assert "Redis" in failing(worker)["consuming"]
+                server.start()
+                await until_failing(worker)
+    finally:
+        server.stop()
+
+
+@pytest.mark.processes
+async def test_a_redis_that_does_not_answer_fails_connected(settings: Settings) -> None:
+    """Its connections stand, and nothing comes."""
+    program = find_program(BUNDLED)
+    assert program is not None
+    server = RedisServer(program).start()
+    assert server.process is not None
+    try:
+        changed = settings.model_copy(update={"redis_url": server.url, "heartbeat": 0.2})
+        async with App("health", settings=changed) as app:
+
+            @app.task
+            async def job(ctx: Context) -> None: ...
+
+            async with working(app) as worker:
+                await until_failing(worker)
+                server.process.send_signal(signal.SIGSTOP)
+                await until_failing(worker, "connected")
+                server.process.send_signal(signal.SIGCONT)
+                await until_failing(worker)
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+        server.stop()
+
+
+async def test_leases_that_cannot_be_renewed_fail_connected(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    async with working(app) as worker:
+        await until_failing(worker)
+        worker._report_beat(Unavailable("no way"))
+        assert failing(worker) == {"connected": "leases cannot be renewed: no way"}
+        worker._report_beat(None)
+        assert failing(worker) == {}
+
+
+async def test_an_intake_that_is_stuck_fails_consuming_unless_there_is_no_slot(app: App) -> None:
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        begun.set()
+        await goes_on.wait()
+
+    async with working(app, concurrency=1) as worker:
+        await until_failing(worker)
+        worker._health._clock = lambda: time.monotonic() + 1000
+        assert failing(worker)["consuming"].startswith("it has not asked for messages for ")
+        await job.enqueue()
+        await soon(begun.wait())
+        assert "consuming" not in failing(worker)  # full, and rightly so
+        worker._health._clock = time.monotonic
+        goes_on.set()
+
+
+async def test_slots_that_are_all_taken_by_what_hangs_fail_progress(app: App) -> None:
+    """By handlers that are over their idle limit and swallow their cancellation."""
+    let_go = asyncio.Event()
+
+    @app.task(idle_timeout=0.3)
+    async def hangs(ctx: Context) -> None:
+        while not let_go.is_set():
+            try:
+                await let_go.wait()
+            except asyncio.CancelledError:
+                continue
+
+    @app.task(idle_timeout=math.inf)
+    async def works(ctx: Context) -> None:
+        await let_go.wait()
+
+    async with working(app, concurrency=2) as worker:
+        await until_failing(worker)
+        await hangs.enqueue()
+        working_on = await works.enqueue()
+
+        async def one_stuck() -> bool:
+            return worker.in_flight == 2 and any(worker._guard.is_stuck(run) for run in worker._executor.runs)
+
+        await until(one_stuck, "one hangs")
+        assert failing(worker) == {}  # the other one works
+        await working_on.cancel()
+        await hangs.enqueue()
+        await until_failing(worker, "progress")
+        assert failing(worker)["progress"] == "all 2 slots are taken by runs that do nothing or do not end"
+        assert not worker.health().live
+        let_go.set()
+        await until_failing(worker)
+
+
+async def test_a_worker_that_should_be_replaced_fails_progress(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    async with working(app) as worker:
+        await until_failing(worker)
+        worker._guard.unfit = "20 of 40 threads are lost"
+        assert failing(worker) == {"progress": "20 of 40 threads are lost"}
+
+
+def test_several_workers_are_ready_if_all_are_and_live_if_any_is() -> None:
+    def report(**levels: bool) -> Report:
+        return Report("w", tuple(Level(name, ok) for name, ok in levels.items()))
+
+    well, away, stuck = report(alive=True, connected=True), report(alive=True, connected=False), report(alive=False)
+    cases: list[tuple[list[Report], tuple[bool, bool]]] = [
+        ([], (True, False)),
+        ([well, well], (True, True)),
+        ([well, away], (True, False)),
+        ([well, stuck], (True, False)),
+        ([stuck, stuck], (False, False)),
+    ]
+    for reports, expected in cases:
+        combined = Combined(reports)
+        assert (combined.live, combined.ready) == expected
+        assert len(combined.summary()["workers"]) == len(reports)
+        assert combined.coherent
+    assert not Combined([well, Report("w", (), (Confused("id-1", "research", ("goal",)),))]).coherent
+    assert Report.of(json.loads(json.dumps(well.summary()))) == well
+
+
+# over HTTP
+
+
+class Asker:
+    """Asks probes, from a thread."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def ask(self, path: str, method: str = "GET") -> tuple[int, Any]:
+        request = urllib.request.Request(self._address + path, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=BOUND) as answer:
+                return answer.status, json.loads(answer.read() or b"null")
+        except urllib.error.HTTPError as refused:
+            with refused:
+                return refused.code, json.loads(refused.read() or b"null")
+
+
+@pytest.fixture
+def probing() -> Iterator[Callable[[Report], Asker]]:
+    served: list[Probes] = []
+
+    def serve(report: Report) -> Asker:
+        served.append(Probes(lambda: report, "127.0.0.1", 0))
+        served[-1].__enter__()
+        return Asker(served[-1].address)
+
+    yield serve
+    for probes in served:
+        probes.__exit__()
+
+
+@pytest.mark.parametrize(
+    ("level", "live", "ready"),
+    [(None, 200, 200), ("alive", 503, 503), ("connected", 200, 503), ("consuming", 200, 503), ("progress", 503, 503)],
+)
+def test_each_level_fails_the_probe_that_it_should(
+    probing: Callable[[Report], Asker], level: str | None, live: int, ready: int
+) -> None:
+    names = ("alive", "connected", "consuming", "progress")
+    asker = probing(Report("w", tuple(Level(name, name != level, f"of {name}") for name in names)))
+    assert (asker.ask("/livez")[0], asker.ask("/readyz")[0]) == (live, ready)
+    status, body = asker.ask("/readyz?verbose")
+    assert (status, body["ok"], body["worker"]) == (ready, level is None, "w")
+    assert [(one["name"], one["ok"], one["said"]) for one in body["levels"]] == [
+        (name, name != level, f"of {name}") for name in names
+    ]
+    assert asker.ask("/livez", "HEAD") == (live, None)
+
+
+def test_an_agent_that_is_not_coherent_fails_readyz_for_those_who_ask(probing: Callable[[Report], Asker]) -> None:
+    levels = (Level("alive", True),)
+    well = probing(Report("w", levels))
+    confused = probing(Report("w", levels, (Confused("id-1", "research", ("goal", "repetition")),)))
+    away = probing(Report("w", (Level("connected", False),)))
+    assert [asker.ask("/readyz?coherence")[0] for asker in (well, confused, away)] == [200, 503, 503]
+    assert [confused.ask(path)[0] for path in ("/readyz", "/livez", "/livez?coherence")] == [200, 200, 200]
+    status, body = confused.ask("/readyz?verbose&coherence")
+    assert (status, body["ok"]) == (503, False)
+    assert body["incoherent"] == [{"id": "id-1", "task": "research", "checks": ["goal", "repetition"]}]
+
+
+def test_nothing_else_is_served(probing: Callable[[Report], Asker]) -> None:
+    asker = probing(Report("w", ()))
+    status, body = asker.ask("/healthz")
+    assert (status, body) == (404, {"error": "nothing is at /healthz: ask for /livez or /readyz"})
+    assert asker.ask("/livez")[0] == 200
+
+
+async def test_a_blocked_loop_fails_livez_with_its_reason(app: App) -> None:
+    blocked = threading.Event()
+
+    @app.task
+    async def blocks(ctx: Context) -> None:
+        blocked.wait(BOUND)
+
+    answers: list[tuple[int, Any]] = []
+
+    def ask_until_blocked(asker: Asker) -> None:
+        try:
+            deadline = time.monotonic() + BOUND
+            while time.monotonic() < deadline and (not answers or answers[-1][0] == 200):
+                answers.append(asker.ask("/livez"))
+        finally:
+            if answers:
+                time.sleep(app.settings.heartbeat * 3)  # now it owes Redis signs of life as well
+                answers.append(asker.ask("/livez"))
+            blocked.set()
+
+    async with working(app) as worker:
+        await until_failing(worker)
+        with Probes(worker.health, "127.0.0.1", 0) as probes:
+            asker = Asker(probes.address)
+            assert (await asyncio.to_thread(asker.ask, "/livez"))[0] == 200
+            asking = threading.Thread(target=ask_until_blocked, args=(asker,))
+            asking.start()
+            await soon((await blocks.enqueue()).result())
+            await asyncio.to_thread(asking.join)
+            status, body = answers[-1]
+            assert status == 503
+            (alive,) = [level for level in body["levels"] if not level["ok"]]
+            assert alive["name"] == "alive"
+            assert alive["said"].startswith("the event loop has not answered for ")
+            await until_failing(worker)
+            assert (await asyncio.to_thread(asker.ask, "/livez"))[0] == 200

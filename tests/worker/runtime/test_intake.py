@@ -1,0 +1,93 @@
+"""Taking work: what the one loop does with what it reads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from perdure.queues import Delivery, Gateway, Leases, Partition, Producer
+from perdure.worker.runtime.intake import Intake
+from perdure.worker.runtime.quarantine_gate import Isolation
+from perdure.worker.runtime.reclaim import Sweep
+from perdure.worker.runtime.slots import Slots
+
+from tests.support.consumers import Held, worker
+
+
+@pytest.mark.parametrize("stopping", [True, False])
+async def test_a_nudge_that_reaches_a_stopping_worker_reaches_another(
+    gateway: Gateway, partition: Partition, stopping: bool
+) -> None:
+    first, second = await worker(gateway, partition), await worker(gateway, partition, name="b")
+
+    def quiet() -> None:
+        """Nothing to do."""
+
+    def never(delivery: Delivery) -> None:
+        raise AssertionError(delivery)
+
+    async def never_back(delivery: Delivery) -> None:
+        raise AssertionError(delivery)
+
+    sweep = Sweep([partition], 60.0)
+    sweep.reached(partition, "0-0")
+    alone = Isolation(None, probation=60.0)
+    intake = Intake(first, Slots(1), sweep, alone, start=never, on_due=quiet, on_rerouted=quiet, give_back=never_back)
+    await first.nudge(partition)
+    if stopping:
+        intake.stop()
+    await intake._read(None)
+    assert (await second.read(1, block=None)).claimable is stopping
+    assert (sweep.turn() is None) is stopping
+
+
+def test_when_redis_is_back_leases_are_renewed_before_anything_is_claimed(
+    partition: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    sweep = Sweep([partition], 15.0)
+    sweep.reached(partition, "0-0")
+    now[0] += sweep.until_next()  # the next sweep is due, and was asked for besides
+    sweep.ask()
+    sweep.postpone()
+    assert sweep.turn() is None
+    assert sweep.until_next() == pytest.approx(15.0 / 6)
+    now[0] += sweep.until_next()
+    assert sweep.turn() == (partition, "0-0")
+    assert not sweep.is_shared(partition)
+
+
+async def test_what_was_read_just_now_is_not_taken_for_a_suspect_whose_answer_was_lost(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    """It is held from the next tick of the event loop on, when its run begins; a suspect is looked for before that."""
+    leases: Leases = Leases()
+    consumer = await worker(gateway, partition, leases=leases)
+    begun: list[asyncio.Task[None]] = []
+
+    async def run(delivery: Delivery) -> None:
+        leases.hold(Held(delivery, handle.id))
+
+    def quiet() -> None:
+        """Nothing to do."""
+
+    async def never_back(delivery: Delivery) -> None:
+        raise AssertionError(delivery)
+
+    intake = Intake(
+        consumer,
+        Slots(8),
+        Sweep([partition], 60.0),
+        Isolation(None, probation=60.0),
+        start=lambda delivery: begun.append(asyncio.create_task(run(delivery))),
+        on_due=quiet,
+        on_rerouted=quiet,
+        give_back=never_back,
+    )
+    handle = await producer.enqueue("task")
+    await intake._read(None)
+    await intake._claim_suspect()
+    await asyncio.gather(*begun)
+    assert len(begun) == 1

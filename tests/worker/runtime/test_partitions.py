@@ -1,0 +1,208 @@
+"""Partitions under real workers: spread anew under load, shared, killed, and worked off in a burst."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from perdure import App, Context, Producer, Settings, TaskHandle, Worker
+from perdure.queues import load_route, queue_partitions, set_partitions
+from perdure.queues.partitions.resharding import Standing, standing
+
+from tests.support.processes import Crew, hire
+from tests.support.workers import BOUND, soon, until, work_off, working
+
+pytestmark = [pytest.mark.integration]
+
+KEYS, ROUNDS = 6, 60
+COUNTS = (4, 2, 8)
+
+
+@pytest.fixture
+def crew(settings: Settings, tmp_path: Path) -> Iterator[Crew]:
+    with hire(settings, tmp_path) as crew:
+        yield crew
+
+
+@pytest.fixture
+async def producers(settings: Settings) -> AsyncIterator[list[Producer]]:
+    """Several, each of which hears of a change by itself."""
+    async with AsyncExitStack() as stack:
+        made = [Producer(settings.redis_url, namespace=settings.namespace) for _ in range(KEYS)]
+        yield [await stack.enter_async_context(one) for one in made]
+
+
+async def load(producer: Producer, key: str, progress: Counter[str]) -> list[TaskHandle[Any]]:
+    """One producer with a key of its own, which awaits each task before the next."""
+    handles: list[TaskHandle[Any]] = []
+    for number in range(ROUNDS):
+        arguments = {"key": key, "number": number, "pause": 0.002}
+        handles.append(await producer.enqueue("keyed", arguments, key=key))
+        progress["sent"] += 1
+        while number + 1 > progress["allowed"]:  # noqa: ASYNC110 - a number of the test's own
+            await asyncio.sleep(0.005)
+    return handles
+
+
+async def spread_under_load(producers: list[Producer]) -> list[TaskHandle[Any]]:
+    """Producers at work, and the queue spread from 1 to 4 to 2 to 8 partitions in between."""
+    progress: Counter[str] = Counter()
+    loads = [asyncio.create_task(load(one, f"k{number}", progress)) for number, one in enumerate(producers)]
+    for turn, count in enumerate(COUNTS, 1):
+        progress["allowed"] = turn * ROUNDS // (len(COUNTS) + 1)
+
+        async def sent() -> bool:
+            return progress["sent"] >= (progress["allowed"] - 1) * KEYS
+
+        await until(sent, "the producers are this far")
+        progress["allowed"] += ROUNDS // 8  # they go on while it changes
+        await set_partitions(producers[0].gateway, producers[0].namespace, "default", count)
+    progress["allowed"] = ROUNDS + 1
+    return [handle for handles in await soon(asyncio.gather(*loads)) for handle in handles]
+
+
+@pytest.mark.processes
+async def test_tasks_of_a_key_start_in_order_while_the_queue_is_spread_anew(
+    crew: Crew, producers: list[Producer]
+) -> None:
+    """One replica: the journal is in the order of its starts."""
+    await crew.start(concurrency=4).ready()
+    handles = await spread_under_load(producers)
+    assert len({handle.partition.index for handle in handles}) > 4
+    for handle in handles:
+        await handle.result(timeout=BOUND)
+    started = [line.key for line in crew.lines("start")]
+    assert len(started) == len(set(started)) == KEYS * ROUNDS
+    for number in range(KEYS):
+        ours = [int(key.split(":")[1]) for key in started if key.startswith(f"k{number}:")]
+        assert ours == list(range(ROUNDS)), f"key k{number}"
+    assert not crew.lines("early")
+
+
+@pytest.mark.processes
+async def test_nothing_is_lost_or_taken_early_by_many_replicas_of_which_one_is_killed(
+    crew: Crew, producers: list[Producer]
+) -> None:
+    replicas = [crew.start(concurrency=3) for _ in range(2)]
+    replicas += [crew.start(concurrency=3, partitions="share") for _ in range(2)]
+    for replica in replicas:
+        await replica.ready()
+    spreading = asyncio.create_task(spread_under_load(producers))
+    await crew.line("start", number=KEYS * ROUNDS // 3)
+    replicas[2].kill()
+    handles = await spreading
+    assert [await handle.result(timeout=BOUND) for handle in handles] == list(range(ROUNDS)) * KEYS
+    starts = Counter(line.key for line in crew.lines("start"))
+    assert len(starts) == KEYS * ROUNDS
+    assert sum(starts.values()) <= KEYS * ROUNDS + 3, "again only what the killed replica had"
+    assert not crew.lines("early")
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    app = App("spread", settings=settings)
+
+    @app.task
+    async def double(ctx: Context, value: int) -> int:
+        return value * 2
+
+    async with app:
+        yield app
+
+
+def double_of(app: App) -> Any:
+    return app.tasks["double"]
+
+
+async def test_a_burst_works_through_all_generations(app: App) -> None:
+    namespace, gateway = app.producer.namespace, app.producer.gateway
+    first = await double_of(app).enqueue_many([{"value": n} for n in range(20)])
+    await set_partitions(gateway, namespace, "default", 3)
+    second = await double_of(app).enqueue_many([{"value": n} for n in range(20)])
+    await set_partitions(gateway, namespace, "default", 40)
+    third = (
+        await double_of(app)
+        .options(key=lambda args: str(args["value"]))
+        .enqueue_many([{"value": n} for n in range(20)])
+    )
+    await work_off(app, concurrency=2)
+    for handles in (first, second, third):
+        assert [await handle.result(timeout=0) for handle in handles] == [n * 2 for n in range(20)]
+    assert {handle.partition.index for handle in first} == {0}
+    assert {handle.partition.index for handle in second} <= {1, 2, 3}
+    assert {handle.partition.index for handle in third} <= set(range(4, 44))
+
+
+async def test_more_partitions_than_slots_are_all_read(app: App) -> None:
+    await set_partitions(app.producer.gateway, app.producer.namespace, "default", 9)
+    async with working(app, concurrency=2):
+        handles = await double_of(app).enqueue_many([{"value": n} for n in range(900)])
+        assert {handle.partition.index for handle in handles} == set(range(9))
+        for handle in handles:
+            await handle.result(timeout=BOUND)
+        for _ in range(9):
+            assert await soon((await double_of(app).enqueue(21)).result()) == 42
+
+
+async def test_a_worker_hears_of_a_change_and_completes_it(app: App) -> None:
+    """The command died after its first line: the route is changed, and nothing is closed."""
+    namespace, gateway = app.producer.namespace, app.producer.gateway
+    async with working(app):
+        await (await double_of(app).enqueue(1)).result(timeout=BOUND)
+        route = await load_route(gateway, namespace, "default")
+        assert route is not None
+        await gateway.command("HSET", namespace.queues, "default", route.changed(2).encode())
+
+        async def closed() -> bool:
+            return await standing(gateway, namespace.partition("default", 0)) >= Standing.CLOSED
+
+        await until(closed, "a worker closes the former partition")
+        handle = await double_of(app).enqueue(21)
+        assert handle.partition.index in (1, 2)
+        assert await soon(handle.result()) == 42
+
+
+async def test_those_who_share_do_all_of_it(app: App) -> None:
+    await set_partitions(app.producer.gateway, app.producer.namespace, "default", 6)
+    async with Worker(app, partitions="share") as one, Worker(app, partitions="share") as other:
+        running = [asyncio.create_task(worker.run()) for worker in (one, other)]
+        handles = await double_of(app).enqueue_many([{"value": n} for n in range(300)])
+        for handle in handles:
+            await handle.result(timeout=BOUND)
+        for worker in (one, other):
+            worker.stop()
+        await soon(asyncio.gather(*running))
+    assert one.settled + other.settled == 300
+    assert await app.producer.gateway.command("EXISTS", app.producer.namespace.sharing("default")) == 0
+
+
+async def test_a_worker_with_no_share_waits_for_one(app: App) -> None:
+    """Two readers are enough for the only partition: the third has none, until both leave."""
+    sharing = app.producer.namespace.sharing("default")
+    async with AsyncExitStack() as stack:
+        crew = [await stack.enter_async_context(Worker(app, partitions="share")) for _ in range(3)]
+        running = [asyncio.create_task(worker.run()) for worker in crew]
+        for worker in crew:
+            assert await soon((await double_of(app).enqueue(21)).result()) == 42
+            worker.stop()  # it has not left yet: it would finish what it does first
+
+            async def left(worker: Worker = worker) -> bool:
+                return await app.producer.gateway.command("ZSCORE", sharing, worker.id) is None
+
+            await until(left, "its share is the others'")
+        await soon(asyncio.gather(*running))
+
+
+async def test_delayed_tasks_of_a_former_generation_come(app: App) -> None:
+    namespace, gateway = app.producer.namespace, app.producer.gateway
+    later = await double_of(app).options(delay=0.5).enqueue(21)
+    await set_partitions(gateway, namespace, "default", 2)
+    async with working(app):
+        assert await soon((await double_of(app).enqueue(1)).result()) == 2
+        assert await soon(later.result()) == 42
+    assert len(await queue_partitions(gateway, namespace, "default")) == 3

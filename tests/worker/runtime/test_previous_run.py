@@ -1,0 +1,582 @@
+"""A run that goes on is told why the former one stopped, how long ago, and what is found again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from perdure import (
+    Agent,
+    AgentState,
+    App,
+    Context,
+    InvalidArguments,
+    PlanStep,
+    Producer,
+    Retry,
+    Settings,
+    Snooze,
+    State,
+    TaskFailed,
+    Worker,
+)
+from perdure.deadletter import Replay, find_letter, replay
+from perdure.queues import HandOffRefused, ServerFull, TaskHandle, Unavailable, hand_on, promote_due
+from perdure.worker.durable import continuation
+from perdure.worker.journal import Handoff, Resumption
+from perdure.worker.runtime import settler, stopped_run
+from perdure.worker.runtime import stopped_run as handing_on
+from pydantic import SecretStr
+
+from tests.support.consumers import make_due
+from tests.support.processes import give, hire
+from tests.support.workers import (
+    BOUND,
+    give_up,
+    history,
+    recorded_steps,
+    redis_command,
+    soon,
+    steal,
+    take_and_die,
+    work_off,
+    working,
+)
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    async with App("resume", settings=settings.model_copy(update={"check_state": True})) as app:
+        yield app
+
+
+async def handoff_of(app: App, handle: TaskHandle[Any]) -> Handoff:
+    return Handoff.from_json(handle.id, (await recorded_steps(app, handle))["s:#handoff"])
+
+
+async def resumed(handle: TaskHandle[Any]) -> list[dict[str, Any]]:
+    return [event.data for event in await history(handle) if event.type == "resumed"]
+
+
+async def test_a_first_run_has_none_and_leaves_none(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> bool:
+        await ctx.step("one", len, "x")
+        return ctx.resumption is None
+
+    handle = await job.options(delay=0.01).enqueue()
+    async with working(app):
+        assert await soon(handle.result()) is True
+    assert list(await recorded_steps(app, handle)) == ["d:one"]
+    assert await resumed(handle) == []
+
+
+async def test_after_a_failure_it_finds_what_the_log_tells(app: App) -> None:
+    found: list[Resumption | None] = []
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def job(ctx: Context) -> None:
+        found.append(ctx.resumption)
+        await ctx.decide("begin with src", reasoning="it is small", alternatives=["docs"])
+        await ctx.discover("12 files", source="src")
+        await ctx.step("one", len, "x")
+        if ctx.attempt == 1:
+            raise ValueError("not today")
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await soon(handle.result())
+    first, second = found
+    assert first is None
+    assert second is not None
+    assert (second.after, second.interrupted) == ("failure", False)
+    assert second.gap is not None
+    assert second.gap >= 0
+    assert second.restored == {"steps": 1, "events": 2, "decisions": 1, "discoveries": 1}
+    assert second.handoff is not None
+    assert second.handoff.why == "failure"
+    assert [made.reasoning for made in second.handoff.decisions] == ["it is small"]
+    assert "ValueError: not today" in second.handoff.to_markdown()
+    assert "begin with src" in second.text(300)
+    assert [event["after"] for event in await resumed(handle)] == ["failure"]
+
+
+async def test_a_failure_before_anything_was_done_is_not_told_twice(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def job(ctx: Context) -> str | None:
+        if ctx.attempt == 1:
+            raise ValueError
+        return None if ctx.resumption is None else ctx.resumption.after
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await soon(handle.result()) == "failure"
+    assert [event.type for event in await history(handle)] == ["attempt_failed"]
+
+
+async def test_a_shutdown_leaves_a_handoff_and_the_next_run_gets_it(app: App) -> None:
+    begun = asyncio.Event()
+    found: list[Resumption | None] = []
+
+    async def first() -> None:
+        begun.set()
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        found.append(ctx.resumption)
+        await ctx.decide("one thing")
+        await ctx.step("first", first)
+        if ctx.resumption is None:
+            await asyncio.sleep(60)
+        await ctx.step("second", len, "x")
+
+    async with working(app):
+        handle = await job.enqueue()
+        await soon(begun.wait())
+    handoff = await handoff_of(app, handle)
+    assert (handoff.why, handoff.last_completed, handoff.events) == ("shutdown", "first", 1)
+    await work_off(app)
+    resumption = found[1]
+    assert resumption is not None
+    assert (resumption.after, resumption.handoff) == ("hand_off", handoff)
+
+
+async def test_a_handoff_is_out_of_date_when_something_has_happened_since(app: App) -> None:
+    found: list[Resumption] = []
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def job(ctx: Context) -> None:
+        await ctx.decide("one")
+        if ctx.resumption is None:
+            raise Snooze(0.01, "the shop is closed")
+        found.append(ctx.resumption)
+        await ctx.decide("two")
+        if ctx.attempt == 1:
+            raise ValueError
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await soon(handle.result())
+    waited, failed = found
+    assert (waited.after, failed.after) == ("wait", "failure")
+    assert waited.handoff is not None
+    assert [(one.what, one.why) for one in waited.handoff.waiting_on] == [("0.01 s to pass", "the shop is closed")]
+    assert failed.handoff is not None
+    assert [made.choice for made in failed.handoff.decisions] == ["one", "two"]
+
+
+async def test_a_run_out_of_time_and_a_burial_leave_one_and_a_replay_finds_it(app: App) -> None:
+    found: list[str] = []
+
+    @app.task(timeout=0.2, retry=Retry(max_attempts=2, base=0.0))
+    async def job(ctx: Context) -> None:
+        await ctx.step("one", len, "x")
+        if ctx.resumption is not None:
+            assert ctx.resumption.handoff is not None
+            found.append(f"{ctx.resumption.after} {ctx.resumption.handoff.why}")
+            assert ctx.resumption.gap is not None
+            assert 0 <= ctx.resumption.gap < BOUND
+        if len(found) < 2:
+            await ctx.step("slow", asyncio.sleep, 60)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    with pytest.raises(TaskFailed):
+        await soon(handle.result())
+    handoff = await handoff_of(app, handle)
+    assert handoff.why == "burial"
+    assert "ran longer than 0.2 s" in handoff.detail
+    assert [step.key for step in handoff.in_progress] == ["slow"]
+    letter = await find_letter(app.producer.gateway, [handle.partition], handle.id)
+    assert letter is not None
+    assert await replay(app.producer.gateway, letter, Replay())
+    await work_off(app)
+    await soon(handle.result())
+    assert found == ["failure budget", "replay burial"]
+
+
+async def test_after_a_fresh_start_nothing_of_the_former_life_is_told(app: App) -> None:
+    found: list[Resumption | None] = []
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def job(ctx: Context) -> None:
+        found.append(ctx.resumption)
+        await ctx.decide(f"way {len(found)}", reasoning="none")
+        if len(found) < 4:
+            raise ConnectionError
+
+    handle = await job.enqueue()
+    await work_off(app)
+    for fresh in (True, False, False):
+        letter = await find_letter(app.producer.gateway, [handle.partition], handle.id)
+        assert letter is not None
+        assert await replay(app.producer.gateway, letter, Replay(fresh=fresh))
+        await work_off(app)
+    await soon(handle.result())
+    _, begun, after, _ = found
+    assert begun is not None
+    assert (begun.after, begun.handoff, begun.restored) == ("replay", None, {})
+    assert after is not None
+    assert after.handoff is not None
+    assert [one.choice for one in after.handoff.decisions] == ["way 2"]
+
+
+async def test_after_a_lost_lease_it_is_a_crash(app: App) -> None:
+    begun = asyncio.Event()
+
+    @app.task
+    async def job(ctx: Context) -> str:
+        await ctx.step("one", len, "x")
+        if ctx.resumption is None:
+            begun.set()
+            await asyncio.sleep(60)
+        assert ctx.resumption is not None
+        assert ctx.resumption.handoff is not None
+        return f"{ctx.resumption.after}, {ctx.resumption.handoff.why}, after {ctx.resumption.handoff.last_completed}"
+
+    async with working(app):
+        handle = await job.enqueue()
+        await soon(begun.wait())
+        await give_up(app, await steal(app, handle))
+    await work_off(app)
+    assert await soon(handle.result()) == "crash, crash, after one"
+    assert [event["after"] for event in await resumed(handle)] == ["crash"]
+
+
+async def test_a_run_that_died_before_it_wrote_anything_was_a_crash_whatever_came_before(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=2, base=0.2))
+    async def job(ctx: Context) -> str:
+        if ctx.attempt == 1:
+            raise ValueError
+        return "none" if ctx.resumption is None else ctx.resumption.after
+
+    handle = await job.enqueue()
+    async with working(app):
+        while await handle.status() is not State.SCHEDULED:  # noqa: ASYNC110 - Redis tells nobody
+            await asyncio.sleep(0.005)
+    await make_due(app.producer.gateway, handle.partition, handle.id)
+    assert await promote_due(app.producer.gateway, handle.partition)
+    await take_and_die(app)
+    async with working(app):
+        assert await soon(handle.result()) == "crash"
+
+
+@pytest.mark.parametrize("error", [ServerFull("here", "full"), Unavailable("away")])
+async def test_no_handoff_keeps_an_outcome_waiting(app: App, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    @app.task(retry=Retry(max_attempts=1))
+    async def job(ctx: Context) -> None:
+        await ctx.step("one", len, "x")
+        raise ValueError
+
+    monkeypatch.setattr(stopped_run, "write_entries", refuse)
+    handle = await job.enqueue()
+    await work_off(app)
+    with pytest.raises(TaskFailed):
+        await soon(handle.result())
+    assert list(await recorded_steps(app, handle)) == ["d:one"]
+
+
+async def test_a_handoff_that_cannot_be_read_is_passed_over(app: App) -> None:
+    found: list[Resumption] = []
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        await ctx.step("one", len, "x")
+        if ctx.resumption is None:
+            raise Snooze(0.2)
+        found.append(ctx.resumption)
+
+    handle = await job.enqueue()
+    async with Worker(app) as worker:
+        running = asyncio.create_task(worker.run())
+        while "s:#handoff" not in await recorded_steps(app, handle):  # noqa: ASYNC110 - Redis tells nobody
+            await asyncio.sleep(0.005)
+        await redis_command(app, "HSET", handle.partition.steps(handle.id), "s:#handoff", '{"v":7}')
+        await handle.result(timeout=20)
+        worker.stop()
+        await soon(running)
+    assert found[0].handoff is not None
+    assert (found[0].handoff.why, found[0].handoff.last_completed) == ("waiting", "one")
+
+
+async def test_who_dies_between_its_handoff_and_its_end_has_left_it_all_the_same(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = asyncio.Event()
+    found: list[Resumption] = []
+
+    async def die(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the worker dies here")
+
+    async def first() -> None:
+        begun.set()
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        await ctx.step("first", first)
+        if ctx.resumption is None:
+            await asyncio.sleep(60)
+        else:
+            found.append(ctx.resumption)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(settler, "release", die)
+        async with working(app):
+            handle = await job.enqueue()
+            await soon(begun.wait())
+    handoff = await handoff_of(app, handle)
+    async with working(app):
+        await soon(handle.result())
+    assert (found[0].after, found[0].handoff) == ("crash", handoff)
+    assert handoff.why == "shutdown"
+
+
+async def test_what_is_left_and_handed_on_is_sealed(settings: Settings) -> None:
+    keys = {"encryption_keys": SecretStr("c2VhbGluZy1rZXktb2YtMzItYnl0ZXMtZm9yLXRlc3Q=")}
+    marker = "the-patient-is-Ada"
+    async with App("sealed", settings=settings.model_copy(update=keys)) as app:
+
+        @app.task(retry=Retry(max_attempts=1))
+        async def second(ctx: Context, patient: str) -> str:
+            assert ctx.resumption is not None
+            assert ctx.resumption.handoff is not None
+            return f"{ctx.resumption.handoff.message} {ctx.resumption.handoff.decisions[0].choice}"
+
+        @app.task
+        async def first(ctx: Context, patient: str) -> str:
+            await ctx.decide(patient)
+            if ctx.resumption is None:
+                raise Snooze(0.2, patient)
+            assert ctx.resumption.handoff is not None
+            assert ctx.resumption.handoff.waiting_on[0].why == patient
+            stored = await redis_command(app, "HGETALL", handle.partition.steps(handle.id))
+            assert b"s:#handoff" in stored
+            assert patient.encode() not in b" ".join(stored)
+            await ctx.hand_off(second, message=patient)
+
+        handle = await first.enqueue(marker)
+        async with working(app):
+            assert await soon(handle.result()) == f"{marker} {marker}"
+        following = await handle.following()
+        assert following is not None
+        for one in (handle, following):
+            for key in (one.partition.record(one.id), one.partition.steps(one.id)):
+                assert marker.encode() not in b" ".join(await redis_command(app, "HGETALL", key))
+            log = await redis_command(app, "XRANGE", one.partition.log(one.id), "-", "+")
+            assert marker not in str(log)
+
+
+# real processes
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGTERM"])
+async def test_another_process_knows_how_the_former_one_ended(settings: Settings, tmp_path: Path, signal: str) -> None:
+    async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
+        with hire(settings, tmp_path) as crew:
+            former = await crew.start().ready()
+            handle = await producer.enqueue("goes_on", {"gate": "g"})
+            await crew.line("saved", f"{handle.id}:second")
+            if signal == "SIGKILL":
+                former.kill()
+                await crew.start().ready()
+                await give(producer, "g")
+            else:
+                former.stop()
+                await crew.line("stopping", pid=former.pid)
+                await give(producer, "g")
+                assert await former.ended() == 0
+                await crew.start().ready()
+            found = await soon(handle.result())
+    assert found.pop("gap") >= 0
+    if signal == "SIGKILL":
+        told = {"after": "crash", "why": "crash", "last_completed": "first"}
+        restored = {"steps": 1, "events": 1, "decisions": 1, "progress": 1}
+    else:
+        told = {"after": "hand_off", "why": "shutdown", "last_completed": "second"}
+        restored = {"steps": 2, "events": 1, "decisions": 1}
+    assert found == told | {"restored": restored, "reasons": ["there is no other way"]}
+
+
+# handing on
+
+
+async def test_another_task_goes_on_and_its_result_is_the_firsts(app: App) -> None:
+    messages: list[Any] = []
+
+    @app.task(queue="other")
+    async def writer(ctx: Context, topic: str) -> str:
+        messages.extend(one.content for one in await ctx.inbox())
+        found = ctx.resumption
+        assert found is not None
+        assert found.handoff is not None
+        return f"{found.after}: {topic}, {found.handoff.decisions[0].choice}, {found.handoff.message}, {ctx.task_id}"
+
+    @app.task
+    async def reader(ctx: Context, topic: str) -> str:
+        await ctx.step("read", len, topic)
+        await ctx.decide("be short")
+        await ctx.hand_off(writer, why="it is read", message="mind the commas")
+
+    handle = await reader.enqueue("redis")
+    await handle.send("mind the gap")
+    await work_off(app)
+    assert messages == ["mind the gap"]
+    assert await soon(handle.result()) == f"hand_off: redis, be short, mind the commas, {handle.id}.h1"
+    record = await handle.record()
+    assert (record.state, record.handed_to, record.result) == (State.SUCCEEDED, f"{handle.id}.h1", b"null")
+    assert [event.type for event in await history(handle)][-1] == "handed_off"
+    handoff = await handoff_of(app, handle)
+    assert (handoff.why, handoff.detail, handoff.to) == ("hand_off", "it is read", f"{handle.id}.h1")
+    following = await app.producer.find(f"{handle.id}.h1")
+    assert following is not None
+    assert [event["after"] for event in await resumed(following)] == ["hand_off"]
+    assert (await following.record()).headers == record.headers
+
+
+async def test_a_task_goes_on_elsewhere_with_its_own_or_with_other_arguments(app: App) -> None:
+    @app.task
+    async def hop(ctx: Context, left: int, note: str = "") -> str:
+        if left > 0:
+            await ctx.hand_off(queue=f"q{left}", arguments={"left": left - 1, "note": "x"})
+        return f"{ctx.task_id.rpartition('.')[2]} on {ctx.queue} {note}"
+
+    handle = await hop.enqueue(2)
+    await work_off(app, queues=["default", "q1", "q2"])
+    assert await soon(handle.result()) == "h2 on q1 x"
+
+
+async def test_an_agent_hands_on_to_another_which_knows_what_it_knew(app: App) -> None:
+    class Reader(Agent[AgentState]):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return [PlanStep(key="read", title="Read"), PlanStep(key="write", title="Write")]
+
+        async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
+            await ctx.decide(f"do {step.key}", alternatives=["leave it"])
+            await ctx.discover("it is long", source="the book")
+            if step.key == "write":
+                await ctx.hand_off(writer, why="reading is done")
+            return step.key
+
+        async def finish(self, ctx: Context, state: AgentState) -> str:
+            return "never"
+
+    class Writer(Reader):
+        async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
+            return []
+
+        async def finish(self, ctx: Context, state: AgentState) -> str:
+            return f"{state.goal}: {[one.choice for one in state.decisions]}, {state.discoveries[0].fact}"
+
+    reader, writer = app.agent(Reader), app.agent(queue="writing")(Writer)
+    handle = await reader.enqueue("a review")
+    await work_off(app)
+    assert await soon(handle.result()) == "a review: ['do read', 'do write'], it is long"
+    handoff = await handoff_of(app, handle)
+    assert (handoff.agent, handoff.goal, handoff.detail) == ("reader", "a review", "reading is done")
+    assert [step.key for step in handoff.in_progress] == ["write"]
+
+
+@pytest.mark.parametrize("place", ["before the other is stored", "after that"])
+async def test_who_dies_before_its_outcome_hands_on_once_and_runs_nothing_again(
+    app: App, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    calls: list[str] = []
+
+    async def and_die(*given: Any) -> Any:
+        dies = "died" not in calls
+        found = None if dies and place.startswith("before") else await hand_on(*given)
+        if dies:
+            calls.append("died")
+            raise RuntimeError("the worker dies here")
+        return found
+
+    monkeypatch.setattr(handing_on, "hand_on", and_die)
+
+    @app.task
+    async def second(ctx: Context) -> str:
+        calls.append("second")
+        return "done"
+
+    @app.task(retry=Retry(base=0.0))
+    async def first(ctx: Context) -> str:
+        calls.append("first")
+        await ctx.hand_off("second")
+
+    handle = await first.enqueue()
+    async with working(app):
+        assert await soon(handle.result()) == "done"
+    assert sorted(calls) == ["died", "first", "second"]
+    assert (await handle.record()).crashes == 1
+
+
+async def test_an_id_that_another_task_has_is_left_alone(app: App) -> None:
+    @app.task
+    async def job(ctx: Context, hands_on: bool) -> str:
+        if hands_on:
+            await ctx.hand_off("job", arguments={"hands_on": False})
+        return ctx.task_id
+
+    taken = await job.options(task_id="job.h1").enqueue(False)
+    handle = await job.options(task_id="job").enqueue(True)
+    await work_off(app)
+    assert (await taken.result(), await handle.result()) == ("job.h1", "job.h2")
+
+
+async def test_an_id_that_was_taken_meanwhile_makes_it_a_dead_letter(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nowhere(*_: Any) -> None:
+        return None
+
+    @app.task
+    async def job(ctx: Context, hands_on: bool) -> None:
+        if hands_on:
+            await ctx.hand_off("job", arguments={"hands_on": False})
+
+    monkeypatch.setattr(continuation, "find_task", nowhere)
+    await job.options(task_id="job.h1").enqueue(False)
+    handle = await job.options(task_id="job").enqueue(True)
+    await work_off(app)
+    with pytest.raises(TaskFailed, match=r"job\.h1, as which it would go on, is another task"):
+        await soon(handle.result())
+
+
+async def test_what_was_handed_on_in_a_circle_has_no_result(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    handles = [await job.options(task_id=name).enqueue() for name in ("a", "b")]
+    await work_off(app)
+    for one, other in zip(handles, reversed(handles), strict=True):
+        await redis_command(app, "HSET", one.partition.record(one.id), "handed_to", other.id)
+    with pytest.raises(HandOffRefused, match="circle"):
+        await soon(handles[0].result())
+
+
+async def test_a_hand_off_that_cannot_be_is_refused_before_anything_is_written(app: App) -> None:
+    @app.task
+    async def needs(ctx: Context, path: str) -> None: ...
+
+    told: list[str] = []
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        for to in (None, needs):
+            try:
+                await ctx.hand_off(to)
+            except (ValueError, InvalidArguments) as error:
+                told.append(str(error))
+
+    handle = await job.enqueue()
+    await work_off(app)
+    await soon(handle.result())
+    assert "hand_off needs to=" in told[0]
+    assert "'needs': path" in told[1]
+    assert await recorded_steps(app, handle) == {}

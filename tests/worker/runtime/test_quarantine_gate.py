@@ -1,0 +1,438 @@
+"""Suspects in workers: who runs them, how many at once, what is taken meanwhile, and when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+from perdure import App, Context, Retry, Settings, State, TaskFailed, TaskHandle, Worker
+from perdure.deadletter import Reason
+from perdure.queues import report_crash
+from perdure.queues.keys import SUSPECTS
+from perdure.worker.runtime.supervisor_link import Link, Role
+
+from tests.support.consumers import read, worker
+from tests.support.workers import partition_of, pending, redis_command, soon, take_and_die, until, working
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    """With a lease and a probation so long that nothing in a test comes from their end."""
+    patient = settings.model_copy(update={"lease": 60.0, "probation": 600.0})
+    async with App("isolation", settings=patient) as app:
+        yield app
+
+
+class Supervisor:
+    """The other end of a worker's link: what the worker said, in order."""
+
+    def __init__(self, role: Role) -> None:
+        self._reader, child_write = os.pipe()
+        child_read, self._writer = os.pipe()
+        self.link = Link(role, child_read, child_write)
+        self._said = b""
+
+    def said(self) -> list[dict[str, Any]]:
+        os.set_blocking(self._reader, False)
+        while True:
+            try:
+                self._said += os.read(self._reader, 65_536)
+            except BlockingIOError:
+                break
+        return [orjson.loads(line) for line in self._said.splitlines()]
+
+    async def hears(self, what: str, number: int = 1) -> dict[str, Any]:
+        async def heard() -> bool:
+            return len([line for line in self.said() if line["say"] == what]) >= number
+
+        await until(heard, f"{what} was said")
+        return [line for line in self.said() if line["say"] == what][number - 1]
+
+    def close(self) -> None:
+        for descriptor in (self._reader, self._writer, self.link._read, self.link._write):
+            os.close(descriptor)
+
+
+@asynccontextmanager
+async def supervised(app: App, role: Role, concurrency: int = 16) -> AsyncIterator[tuple[Worker, Supervisor]]:
+    supervisor = Supervisor(role)
+    try:
+        async with Worker(app, concurrency=concurrency, link=supervisor.link) as runner:
+            running = asyncio.create_task(runner.run())
+            try:
+                yield runner, supervisor
+            finally:
+                runner.stop()
+                runner.stop()
+                await soon(running)
+    finally:
+        supervisor.close()
+
+
+async def crash_with(app: App, number: int, *, alone: bool = False, name: str = "dead") -> None:
+    """A worker takes so many tasks and dies; its supervisor saw it. alone: one after the other."""
+    gateway, partition = app.producer.gateway, partition_of(app)
+    dead = await worker(gateway, partition, name=name)
+    assert len(await read(dead, number)) == number
+    found = await report_crash(gateway, app.producer.namespace, ["default"], name, how="SIGKILL", doing={})
+    assert found.held == number
+    assert alone == (number == 1)
+
+
+async def state(handle: TaskHandle[Any]) -> State:
+    return (await handle.record()).state
+
+
+# under a supervisor
+
+
+async def test_an_ordinary_worker_leaves_suspects_to_its_supervisor(app: App) -> None:
+    ran = []
+
+    @app.task
+    async def job(ctx: Context, number: int) -> int:
+        ran.append(number)
+        return number
+
+    handles = await job.enqueue_many({"number": number} for number in range(2))
+    await crash_with(app, 2)
+    async with supervised(app, "worker") as (_, supervisor):
+        await supervisor.hears("suspects")
+        after = await job.enqueue(2)
+        assert await soon(after.result()) == 2
+        assert ran == [2]
+        assert {await state(handle) for handle in handles} == {State.QUEUED}
+
+
+async def test_an_isolated_worker_runs_suspects_alone_and_nothing_else(app: App) -> None:
+    running, most, ran = [0], [0], []
+
+    @app.task
+    async def job(ctx: Context, number: int) -> int:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        ran.append(await ctx.step("only", echo, number))
+        running[0] -= 1
+        return number
+
+    handles = await job.enqueue_many({"number": number} for number in range(3))
+    await crash_with(app, 3)
+    ordinary = await job.enqueue(99)
+    async with supervised(app, "isolated", concurrency=1) as (runner, supervisor):
+        assert [await soon(handle.result()) for handle in handles] == [0, 1, 2]
+        await supervisor.hears("idle")
+        assert (most, ran) == ([1], [0, 1, 2])
+        assert await state(ordinary) is State.QUEUED
+        told = [line for line in supervisor.said() if line["say"] in ("begins", "step", "ends")]
+        assert told[:3] == [
+            {"say": "begins", "id": handles[0].id, "task": "job"},
+            {"say": "step", "id": handles[0].id, "step": "only"},
+            {"say": "ends", "id": handles[0].id},
+        ]
+        assert len(told) == 9
+        assert await supervisor.hears("suspects")  # while others were waiting, another child would have been of use
+        assert [(await handle.record()).crashes for handle in handles] == [0, 0, 0]  # cleared without a mark
+
+        late = await job.enqueue(7)
+        held = await read(await worker(app.producer.gateway, partition_of(app), name="dead2"), 2)
+        assert len(held) == 2
+        await report_crash(app.producer.gateway, app.producer.namespace, ["default"], "dead2", how="SIGKILL", doing={})
+        runner.look_for_suspects()
+        assert await soon(late.result()) == 7
+        assert await soon(ordinary.result()) == 99
+
+
+async def echo(value: int) -> int:
+    return value
+
+
+async def test_an_ordinary_worker_sets_aside_what_it_claims_from_the_dead(app: App) -> None:
+    """Nobody saw them die: the lease has passed."""
+    ran = []
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        ran.append(ctx.task_id)
+
+    handles = [await job.enqueue() for _ in range(2)]
+    for _ in handles:
+        await take_and_die(app)
+    async with supervised(app, "worker") as (_, supervisor):
+        await supervisor.hears("suspects", 2)
+        await until(lambda: waiting_alone(app, 2), "both were set aside")
+        assert ran == []
+        assert {await state(handle) for handle in handles} == {State.QUEUED}
+
+
+async def waiting_alone(app: App, number: int) -> bool:
+    return [owner for _, owner, _, _ in await pending(app)] == [SUSPECTS] * number
+
+
+async def test_an_isolated_worker_sweeps_nothing(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> str:
+        return "done"
+
+    left, handle = await job.enqueue(), await job.enqueue()
+    await take_and_die(app, name="unseen")
+    await crash_with(app, 1, alone=True)
+    async with supervised(app, "isolated", concurrency=1) as (_, supervisor):
+        assert await soon(handle.result()) == "done"
+        await supervisor.hears("idle")
+        assert [owner for _, owner, _, _ in await pending(app)] == ["unseen"]
+        assert await state(left) is State.RUNNING
+
+
+# without one
+
+
+async def test_a_worker_runs_one_suspect_at_a_time_and_takes_nothing_new_meanwhile(app: App) -> None:
+    begun: list[int] = []
+    gates = [asyncio.Event() for _ in range(4)]
+
+    @app.task
+    async def job(ctx: Context, number: int) -> int:
+        begun.append(number)
+        await gates[number].wait()
+        return number
+
+    handles = await job.enqueue_many({"number": number} for number in range(2))
+    await crash_with(app, 2)
+    later = await job.enqueue(2)
+    async with working(app):
+
+        async def has_begun() -> bool:
+            return begun == [0]
+
+        await until(has_begun, "the first suspect began")
+        last = await job.enqueue(3)
+        for _ in range(20):
+            await redis_command(app, "PING")
+        assert begun == [0]
+        assert {await state(handle) for handle in (handles[1], later, last)} == {State.QUEUED}
+        gates[0].set()
+        assert await soon(handles[0].result()) == 0
+        for gate in gates:
+            gate.set()
+        assert await soon(handles[1].result()) == 1
+        assert [await soon(one.result()) for one in (later, last)] == [2, 3]
+    assert begun[:2] == [0, 1]
+
+
+async def test_what_is_claimed_from_the_dead_runs_one_by_one(app: App) -> None:
+    running, most = [0], [0]
+
+    @app.task
+    async def job(ctx: Context, number: int) -> int:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        await redis_command(app, "PING")
+        running[0] -= 1
+        return number
+
+    @app.task
+    async def other(ctx: Context) -> str:
+        return "done"
+
+    handles = [await job.enqueue(number) for number in range(4)]
+    for _ in handles:
+        await take_and_die(app)
+    new = await other.enqueue_many({} for _ in range(20))
+    async with working(app):
+        assert [await soon(handle.result()) for handle in handles] == [0, 1, 2, 3]
+        assert {await soon(one.result()) for one in new} == {"done"}
+    records = [await handle.record() for handle in handles] + [await one.record() for one in new]
+    assert {record.attempts for record in records} == {1}
+    assert most == [1]
+    assert [(await handle.record()).crashes for handle in handles] == [1, 1, 1, 1]
+
+
+async def test_nothing_new_is_taken_beside_what_was_claimed_from_the_dead(app: App) -> None:
+    """Not even between its claim and its being known for a suspect."""
+    begun, hold = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def suspect(ctx: Context) -> str:
+        begun.set()
+        await hold.wait()
+        return "ended"
+
+    @app.task
+    async def other(ctx: Context) -> str:
+        return "done"
+
+    handle = await suspect.enqueue()
+    await take_and_die(app)
+    new = await other.enqueue()
+    async with working(app):
+        await soon(begun.wait())
+        for _ in range(20):
+            await redis_command(app, "PING")
+        assert await state(new) is State.QUEUED
+        hold.set()
+        assert await soon(handle.result()) == "ended"
+        assert await soon(new.result()) == "done"
+
+
+async def test_a_suspect_that_gets_further_holds_up_nobody_any_more(app: App) -> None:
+    hold = asyncio.Event()
+
+    @app.task
+    async def suspect(ctx: Context) -> str:
+        await ctx.step("further", echo, 1)
+        await hold.wait()
+        return "cleared"
+
+    @app.task
+    async def other(ctx: Context) -> str:
+        return "done"
+
+    handle = await suspect.enqueue()
+    await crash_with(app, 1, alone=True)
+    later = await other.enqueue()
+    async with working(app):
+        assert await soon(later.result()) == "done"
+        assert await state(handle) is State.RUNNING
+        hold.set()
+        assert await soon(handle.result()) == "cleared"
+    types = [event.type async for event in handle.events(follow=False)]
+    assert types[:4] == ["crashed", "resumed", "step_completed", "cleared"]
+
+
+async def test_probation_ends_with_its_time(settings: Settings) -> None:
+    hold = asyncio.Event()
+    async with App("isolation", settings=settings.model_copy(update={"lease": 60.0, "probation": 0.1})) as app:
+
+        @app.task
+        async def suspect(ctx: Context) -> str:
+            await hold.wait()
+            return "ended"
+
+        @app.task
+        async def other(ctx: Context) -> str:
+            return "done"
+
+        handle = await suspect.enqueue()
+        await crash_with(app, 1, alone=True)
+        later = await other.enqueue()
+        async with working(app):
+            assert await soon(later.result()) == "done"
+            assert await state(handle) is State.RUNNING
+            hold.set()
+            assert await soon(handle.result()) == "ended"
+
+
+async def test_a_burst_ends_only_when_the_suspects_have(app: App) -> None:
+    @app.task
+    async def job(ctx: Context, number: int) -> int:
+        return number
+
+    handles = await job.enqueue_many({"number": number} for number in range(5))
+    await crash_with(app, 5)
+    async with Worker(app) as runner:
+        await soon(runner.run(burst=True))
+    assert [await soon(handle.result()) for handle in handles] == [0, 1, 2, 3, 4]
+
+
+async def test_a_worker_that_waits_hears_of_a_suspect_at_once(app: App) -> None:
+    """The lease is long: it is the nudge that tells."""
+
+    @app.task
+    async def job(ctx: Context) -> str:
+        return "done"
+
+    handle = await job.enqueue()
+    await read(await worker(app.producer.gateway, partition_of(app), name="dead"), 1)
+    async with working(app):
+        after = await job.enqueue()
+        assert await soon(after.result()) == "done"
+        assert await state(handle) is State.RUNNING
+        await report_crash(app.producer.gateway, app.producer.namespace, ["default"], "dead", how="SIGKILL", doing={})
+        assert await soon(handle.result()) == "done"
+
+
+# who is to blame
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["seen by a supervisor", "found by its lease"])
+async def test_a_second_crash_in_a_row_waits_and_one_too_many_buries(settings: Settings, seen: bool) -> None:
+    """Each worker dies of it before it has recorded anything."""
+    lease = 60.0 if seen else 0.3
+    async with App("isolation", settings=settings.model_copy(update={"lease": lease, "probation": 600.0})) as app:
+        runs = []
+
+        @app.task(retry=Retry(max_crashes=2, base=0.01))
+        async def poison(ctx: Context) -> None:
+            runs.append(ctx.crashes)
+
+        handle = await poison.enqueue()
+        gateway, partition = app.producer.gateway, partition_of(app)
+        for number in (1, 2, 3):
+            name = f"dead{number}"
+            if number == 1:
+                await read(await worker(gateway, partition, name=name), 1)
+            else:
+                await take_again(app, name)
+            if seen:
+                await report_crash(
+                    gateway, app.producer.namespace, ["default"], name, how="SIGSEGV", doing={handle.id: "boom"}
+                )
+        async with working(app):
+            with pytest.raises(TaskFailed) as caught:
+                await soon(handle.result())
+        assert caught.value.reason == Reason.CRASH_LOOP
+        assert runs == []
+        record = await handle.record()
+        assert record.crashes == 3
+        assert record.error is not None
+        message = str(record.error["message"])
+        if seen:
+            assert message.endswith("the last one: SIGSEGV in step 'boom' before any step was recorded")
+        assert "3 deliveries ended" in message
+
+
+async def test_crashes_that_are_excused_bury_nobody(app: App) -> None:
+    """A task that gets further between one lost host and the next goes on for ever."""
+
+    @app.task(retry=Retry(max_crashes=1))
+    async def long(ctx: Context) -> int:
+        return ctx.crashes
+
+    handle = await long.enqueue()
+    await redis_command(app, "HSET", handle.partition.record(handle.id), "crashes", 5, "excused", 5)
+    await take_and_die(app)
+    async with working(app):
+        assert await soon(handle.result()) == 6
+
+
+async def take_again(app: App, name: str) -> None:
+    """Another worker claims what the last one left, and dies as well."""
+    partition = partition_of(app)
+    ((entry, _, _, count),) = await pending(app)
+    await redis_command(app, "XCLAIM", partition.ready, "workers", name, 0, entry, "RETRYCOUNT", count + 1, "JUSTID")
+
+
+async def test_after_the_second_crash_it_waits_its_turn(app: App) -> None:
+    runs = []
+
+    @app.task(retry=Retry(max_crashes=5, base=0.05, jitter=0.0))
+    async def flaky(ctx: Context) -> int:
+        runs.append(ctx.crashes)
+        return ctx.crashes
+
+    handle = await flaky.enqueue()
+    await crash_with(app, 1, alone=True)
+    await take_again(app, "dead2")
+    await report_crash(app.producer.gateway, app.producer.namespace, ["default"], "dead2", how="exit code 1", doing={})
+    async with working(app):
+        assert await soon(handle.result()) == 2
+    types = [event.type async for event in handle.events(follow=False)]
+    assert types == ["crashed", "crashed", "crash_backoff", "resumed"]
+    assert runs == [2]

@@ -1,0 +1,457 @@
+"""Secret arguments: whole for the handler, and for nobody else to see."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from loguru import logger as loguru_logger
+from perdure import App, Context, InvalidArguments, Retry, Settings, TaskFailed, Worker
+from perdure.deadletter import Reason, Replay, replay
+from perdure.queues import Envelope, Redaction, UnreadableEnvelope, hide, keep_hidden, marked_values, read_marks, reveal
+from perdure.queues.security.secret_arguments import EVERYTHING, MASK
+from perdure.worker.log import logger
+from pydantic import BaseModel, Field, RootModel, Secret, SecretBytes, SecretStr, TypeAdapter, ValidationError
+
+from tests.support.command_line import Answer, call
+from tests.support.stored_data import FIRST, everything, with_keys
+from tests.support.workers import history, letter, recorded_steps, soon, work_off
+
+TOKEN = "s3cr3t-t0ken-of-ada"
+
+
+class Account(BaseModel):
+    user: str
+    password: SecretStr
+    spare: list[SecretStr] = []
+    key: SecretBytes | None = None
+
+
+@dataclasses.dataclass
+class Box:
+    label: str
+    inside: SecretStr
+
+
+class Tokens(RootModel[list[SecretStr]]):
+    pass
+
+
+def build(settings: Settings | None = None) -> App:
+    app = App("secrets", settings=settings)
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def log_in(ctx: Context, token: SecretStr, how: str = "well", account: Account | None = None) -> str:
+        value = token.get_secret_value()
+        await ctx.step("plain", asyncio.sleep, 0, value)
+        await ctx.step("secret", len, [token])
+        if how == "raises":
+            raise ValueError(f"cannot log in with {value!r}")
+        if how == "validates":
+            TypeAdapter(int).validate_python(f"{value}" * 9)
+        if how == "chains":
+            try:
+                raise KeyError(value)
+            except KeyError as error:
+                raise RuntimeError("it failed") from error
+        if how == "mismatch":
+            await ctx.step("steps", lambda given: given, value)
+        return str(len(value))
+
+    return app
+
+
+# the value and its JSON form
+
+
+class Everything(BaseModel):
+    one: SecretStr
+    number: Secret[int]
+    renamed: SecretStr = Field(serialization_alias="other")
+    mapping: dict[str, SecretStr]
+    accounts: list[Account]
+    box: Box
+    tokens: Tokens
+    pair: tuple[int, SecretStr]
+    chosen: SecretStr | int
+    nothing: SecretStr | None
+
+
+def test_secrets_are_found_wherever_they_are() -> None:
+    value = Everything.model_validate(
+        {
+            "one": "1-secret",
+            "number": 42,
+            "renamed": "2-secret",
+            "mapping": {"a": "3-secret"},
+            "accounts": [{"user": "ada", "password": "4-secret", "spare": ["5-secret"], "key": b"6-secret"}],
+            "box": {"label": "l", "inside": "7-secret"},
+            "tokens": ["8-secret"],
+            "pair": [1, "9-secret"],
+            "chosen": "a-secret",
+            "nothing": None,
+        }
+    )
+    data, marks = reveal({"it": value}, {"it": value.model_dump(mode="json")})
+    assert Everything.model_validate(data["it"]) == value
+    assert marked_values(orjson.dumps(data), marks) == [
+        *["1-secret", "42", "2-secret", "3-secret", "4-secret", "5-secret", "6-secret"],
+        *["7-secret", "8-secret", "1", "9-secret", "a-secret"],
+    ]
+    hidden = hide(orjson.dumps(data), marks)
+    assert b"secret" not in hidden
+    assert orjson.loads(hidden)["it"]["accounts"][0]["user"] == "ada"
+    assert orjson.loads(hidden)["it"]["nothing"] is None
+
+
+json_data = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.text(max_size=4), json_data, max_size=4), st.data())
+def test_what_is_hidden_and_given_back_is_what_it_was(arguments: dict[str, Any], draw: st.DataObject) -> None:
+    names = st.sampled_from([*arguments, "*", "no"])
+    marks = tuple(draw.draw(st.lists(st.lists(names, max_size=3).map(tuple), max_size=3)))
+    data = orjson.dumps(arguments)
+    hidden = hide(data, marks)
+    if MASK.encode() not in data:
+        assert orjson.loads(keep_hidden(hidden, lambda: data, marks)) == arguments
+
+
+def test_numbers_of_any_size_outlive_an_edit() -> None:
+    data = b'{"token":"secret","number":123456789012345678901234567890}'
+    edited = b'{"token":"%b","number":223456789012345678901234567890}' % MASK.encode()
+    assert keep_hidden(edited, lambda: data, (("token",),)) == data.replace(b":1", b":2")
+
+
+def test_arguments_that_cannot_be_read_are_hidden_as_a_whole() -> None:
+    assert orjson.loads(hide(b'{"token": "abc', (("token",),))) == MASK
+    assert orjson.loads(hide(b'{"token": "abc"}', EVERYTHING)) == MASK
+
+
+@given(st.text(min_size=4, max_size=20))
+def test_a_secret_is_taken_out_of_any_text(secret: str) -> None:
+    redact = Redaction([secret])
+    for text in (secret, f"a {secret} b", repr({"x": secret}), orjson.dumps([secret]).decode(), repr(secret.encode())):
+        if secret not in MASK and MASK not in text:
+            assert secret not in redact(text)
+            assert MASK in redact(text)
+
+
+def test_a_secret_is_taken_out_wherever_it_stands() -> None:
+    redact = Redaction([TOKEN, "another"])
+    assert redact(f"{TOKEN} and {TOKEN}, then another and another") == f"{MASK} and {MASK}, then {MASK} and {MASK}"
+    quoted = "input_value='a', input_type=str"
+    assert redact(f"{quoted}; {quoted}") == "input_type=str; input_type=str"
+
+
+def test_with_too_many_secrets_to_look_for_nothing_is_told() -> None:
+    assert Redaction([f"secret-{number}" for number in range(201)])("it was secret-7") == MASK
+    assert Redaction(["s" * 300_000])("anything") == MASK
+
+
+def test_marks_are_bounded_and_hide_more_rather_than_less() -> None:
+    deep: Any = SecretStr(TOKEN)
+    for _ in range(40):
+        deep = [deep]
+    whole, marks = reveal({"deep": deep}, TypeAdapter(Any).dump_python({"deep": _masked(deep)}))
+    assert [len(mark) for mark in marks] == [30]
+    assert TOKEN.encode() not in hide(orjson.dumps(whole), marks)
+    many = {f"n{number}": SecretStr(f"{TOKEN}{number}") for number in range(101)}
+    whole, marks = reveal(many, dict.fromkeys(many, MASK))
+    assert marks == EVERYTHING
+    assert hide(orjson.dumps(whole), marks) == orjson.dumps(MASK)
+
+
+def _masked(value: Any) -> Any:
+    return [_masked(one) for one in value] if isinstance(value, list) else MASK
+
+
+@pytest.mark.parametrize("secrets", [[["*"] * 1000], [["a"]] * 1000, 5, [5], {"a": "b"}, [[[]]], ["ab"]])
+def test_hostile_marks_are_refused_or_harmless(secrets: Any) -> None:
+    env = orjson.dumps({"v": 1, "id": "x", "task": "t", "secrets": secrets})
+    data = orjson.dumps({"a": 1})
+    for _ in range(500):
+        data = b'{"a":%b}' % data
+    assert hide(data, read_marks(env))
+    assert marked_values(data, read_marks(env)) in ([], ["1"])
+    try:
+        envelope = Envelope.decode(env)
+    except UnreadableEnvelope:
+        return
+    assert envelope.secrets == ()
+
+
+def test_inputs_that_pydantic_quotes_and_cuts_are_left_out() -> None:
+    secret = "x1y2" * 40
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(int).validate_python(secret)
+    assert "x1y2" in str(caught.value)
+    assert "x1y2" not in Redaction([secret])(str(caught.value))
+
+
+# through Redis
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    """Everything that is logged, by a handler that shows as much as loguru can."""
+    lines: list[str] = []
+    handler = loguru_logger.add(lines.append, level="TRACE", diagnose=True, backtrace=True, serialize=True)
+    yield lines
+    loguru_logger.remove(handler)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("keys", [[], [FIRST]], ids=["plain", "sealed"])
+@pytest.mark.parametrize("how", ["well", "raises", "validates", "chains", "mismatch"])
+async def test_it_reaches_the_handler_and_nobody_else(
+    settings: Settings, log: list[str], keys: list[str], how: str
+) -> None:
+    async with build(with_keys(settings, *keys)) as app:
+        task = app.tasks["log_in"]
+        account = Account(user="ada", password=SecretStr(TOKEN), key=SecretBytes(TOKEN.encode()))
+        handle = await task.enqueue(SecretStr(TOKEN), how, account=account)
+        queued = orjson.dumps((await handle.record()).summary()).decode()
+        await work_off(app)
+        told = [queued, *log]
+        if how in ("well", "mismatch"):
+            assert await soon(handle.result()) == str(len(TOKEN))
+        else:
+            dead = await letter(app, handle)
+            with pytest.raises(TaskFailed) as caught:
+                await handle.result()
+            told += [orjson.dumps(dead.summary()).decode(), repr(dead.traceback), str(caught.value)]
+            told += [repr(caught.value.error), repr((await handle.record()).error)]
+            assert dead.message
+        record = await handle.record()
+        told += [orjson.dumps(record.summary()).decode(), repr([event.summary() for event in await history(handle)])]
+        assert orjson.loads(orjson.dumps(record.summary()))["args"]["account"]["user"] == "ada"
+        assert orjson.loads(orjson.dumps(record.summary()))["args"]["token"] == MASK
+        for text in told:
+            assert TOKEN not in text
+            assert TOKEN[:7] not in text  # nor a part of it, as errors of pydantic quote it
+        steps = b"".join((await recorded_steps(app, handle)).values())
+        if not keys:
+            assert MASK.encode() in steps
+        assert TOKEN.encode() not in steps.replace(b'\n"%b"' % TOKEN.encode(), b"")  # but as a step's own result
+        assert (TOKEN.encode() in await everything(app)) is not bool(keys)
+
+
+@pytest.mark.integration
+async def test_arguments_that_do_not_fit_are_refused_without_telling_them(settings: Settings, log: list[str]) -> None:
+    async with build(settings) as app:
+        with pytest.raises(InvalidArguments) as caught:
+            await app.tasks["log_in"].enqueue(SecretStr(TOKEN), TOKEN, account={"user": 7, "password": TOKEN})
+        assert TOKEN not in str(caught.value)
+        handle = await app.producer.enqueue("log_in", {"token": SecretStr(TOKEN), "how": {"a": TOKEN}})
+        await work_off(app)
+        dead = await letter(app, handle)
+        assert dead.reason is Reason.INVALID_ARGUMENTS
+        assert TOKEN not in dead.message + dead.traceback + "".join(log)
+
+
+@pytest.mark.integration
+async def test_producers_by_name_send_secrets_too(settings: Settings) -> None:
+    async with build(settings) as app:
+        args = {"token": SecretStr(TOKEN), "account": {"user": "ada", "password": SecretStr(TOKEN)}}
+        handle = await app.producer.enqueue("log_in", args)
+        assert (await handle.record()).summary()["args"] == {
+            "token": MASK,
+            "account": {
+                "user": MASK,
+                "password": MASK,
+            },  # of a plain mapping, nobody knows which members will be secret
+        }
+        await work_off(app)
+        assert await soon(handle.result()) == str(len(TOKEN))
+        with pytest.raises(TypeError, match="cannot be sent as JSON"):
+            await app.producer.enqueue("log_in", {"token": object()})
+
+
+@pytest.mark.integration
+async def test_a_secret_that_its_producer_did_not_mark_is_kept_out_of_errors_and_logs(
+    settings: Settings, log: list[str]
+) -> None:
+    async with build(settings) as app:
+        account = {"user": "ada", "password": "another-s3cret"}
+        handle = await app.producer.enqueue("log_in", {"token": TOKEN, "how": "raises", "account": account})
+        await work_off(app)
+        dead = await letter(app, handle)
+        assert dead.message == f"cannot log in with '{MASK}'"
+        assert TOKEN not in dead.traceback + "".join(log) + repr([event.data for event in await history(handle)])
+
+
+@pytest.mark.integration
+async def test_who_edits_arguments_leaves_hidden_ones_as_they_are(settings: Settings) -> None:
+    async with build(with_keys(settings, FIRST)) as app:
+        handle = await app.tasks["log_in"].enqueue(SecretStr(TOKEN), "raises")
+        await work_off(app)
+        shown = orjson.loads((await letter(app, handle)).shown_arguments() or b"")
+        edited = orjson.dumps(shown | {"how": "well"})
+        assert await replay(app.producer.gateway, await letter(app, handle), Replay(args=edited))
+        assert (await handle.record()).summary()["args"]["token"] == MASK
+        await work_off(app)
+        assert await soon(handle.result()) == str(len(TOKEN))
+
+
+@pytest.mark.integration
+async def test_a_step_gives_back_its_secret_after_a_crash_too(settings: Settings) -> None:
+    async with App("kept", settings=with_keys(settings, FIRST)) as app:
+        calls: list[str] = []
+
+        async def fetch() -> Account:
+            calls.append("fetch")
+            return Account(user="ada", password=SecretStr(TOKEN))
+
+        @app.task(retry=Retry(max_attempts=2, base=0.0))
+        async def use(ctx: Context) -> int:
+            account = await ctx.step("fetch", fetch)
+            if ctx.attempt == 1:
+                raise ValueError("once")
+            return len(account.password.get_secret_value())
+
+        handle = await use.enqueue()
+        await work_off(app)
+        assert await soon(handle.result()) == len(TOKEN)
+        assert calls == ["fetch"]
+
+
+@pytest.mark.integration
+async def test_the_warning_is_given_once_and_names_the_tasks(settings: Settings, log: list[str]) -> None:
+    app = build(settings)
+    for _ in range(2):
+        async with app, Worker(app):
+            pass
+    (warning,) = [line for line in log if "stored readably" in line]
+    assert "secret arguments of log_in are stored readably in Redis" in warning
+    log.clear()
+    async with build(with_keys(settings, FIRST)):
+        assert not [line for line in log if "stored readably" in line]
+
+
+def test_no_traceback_in_the_log_shows_values(log: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(token: str) -> None:
+        raise ValueError("it failed")
+
+    try:
+        fails(TOKEN)
+    except ValueError:
+        logger.exception("seen")
+        loguru_logger.exception("shown by loguru itself")
+    ours, theirs = [line for line in log if "seen" in line], [line for line in log if "by loguru" in line]
+    assert "ValueError: it failed" in ours[0]
+    assert "in fails" in ours[0]
+    assert TOKEN not in ours[0]
+    assert TOKEN in theirs[0]  # so the handler would have shown it
+
+
+def test_envelopes_of_secrets_are_read_by_workers_that_know_nothing_of_them() -> None:
+    app = build()
+    arguments, secrets = app.tasks["log_in"].arguments.encode_call((SecretStr(TOKEN),), {})
+    message = app.tasks["log_in"].form.message(arguments, secrets)
+    envelope = Envelope.decode(message.envelope)
+    assert envelope.secrets == (("token",),)
+    assert not envelope.plain
+    assert Envelope.decode(envelope.encode()) == envelope
+    known = {name: value for name, value in orjson.loads(message.envelope).items() if name != "secrets"}
+    assert Envelope.decode(orjson.dumps(known)).id == envelope.id
+
+
+# the command line
+
+
+@pytest.fixture
+def shell(settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
+    monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
+    return settings
+
+
+async def answer(*args: str) -> Answer:
+    return await asyncio.to_thread(call, *args)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("keys", ["", FIRST], ids=["plain", "sealed"])
+async def test_the_command_line_shows_what_is_no_secret(
+    shell: Settings, monkeypatch: pytest.MonkeyPatch, keys: str, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", keys)
+    async with build(with_keys(shell, *filter(None, [keys]))) as app:
+        args = orjson.dumps({"token": TOKEN, "how": "raises"}).decode()
+        (task_id,) = (await answer("enqueue", "log_in", "--args", args, "--secret", "token")).ids
+        listed = [await answer("task", "show", task_id), await answer("task", "list", "--json")]
+        await work_off(app)
+        exported = tmp_path / "letters"
+        commands: list[tuple[str, ...]] = [
+            *[("task", "show", task_id), ("task", "show", task_id, "--json"), ("task", "events", task_id)],
+            *[("task", "result", task_id, "--json"), ("task", "events", task_id, "--json")],
+            *[("dlq", "list"), ("dlq", "list", "--json"), ("dlq", "show", task_id), ("dlq", "show", task_id, "--json")],
+            *[("dlq", "export"), ("dlq", "export", "-o", str(exported)), ("worker", "list", "--json")],
+        ]
+        listed += [await answer(*command) for command in commands]
+        for one in listed:
+            assert TOKEN not in one.out + one.err
+        assert TOKEN not in exported.read_text()
+        assert orjson.loads(exported.read_text())["args"] == {"token": MASK, "how": "raises"}
+        assert f"cannot log in with '{MASK}'" in listed[2].out
+        edited = orjson.dumps({"token": MASK, "how": "well"}).decode()
+        assert (await answer("dlq", "replay", task_id, "--edit-args", edited)).code == 0
+        await work_off(app)
+        assert (await answer("task", "result", task_id)).out.strip() == f'"{len(TOKEN)}"'
+
+
+@pytest.mark.integration
+async def test_the_command_line_without_the_key_says_so(shell: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with build(with_keys(shell, FIRST)) as app:
+        handle = await app.tasks["log_in"].enqueue(SecretStr(TOKEN))
+        failed = await app.tasks["log_in"].enqueue(SecretStr(TOKEN), "raises")
+        await work_off(app)
+        result = await answer("task", "result", handle.id)
+        assert (result.code, result.out) == (1, "")
+        assert "cannot be opened: sealed with key" in result.err
+        assert "Traceback" not in result.err
+        shown = await answer("task", "show", handle.id)
+        assert shown.code == 0
+        assert "cannot be opened" in shown.out
+        for command in (("dlq", "show", failed.id), ("dlq", "export"), ("task", "events", failed.id), ("dlq", "list")):
+            found = await answer(*command)
+            assert found.code == 0
+            assert "KeyMissing" in found.out
+        refused = await answer("dlq", "replay", failed.id, "--edit-args", '{"token": "new"}')
+        assert refused.code == 1
+        assert "cannot be opened: sealed with key" in refused.err
+        monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", "nonsense")
+        wrong = await answer("task", "list")
+        assert wrong.code == 2
+        assert "PERDURE_ENCRYPTION_KEYS: key 1 is not 32 bytes in base64" in wrong.err
+
+
+def test_keys_are_made_and_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    printed = call("keys", "generate")
+    monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", printed.out.strip())
+    (known,) = call("keys", "list").ids
+    assert call("keys", "list", "--json").json == {"keys": [known], "required": False}
+    assert printed.out.strip() not in call("keys", "list").out
+    file = tmp_path / "keys"
+    assert call("keys", "generate", "-o", str(file)).code == 0
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert call("keys", "generate", "-o", str(file)).code == 1
+    monkeypatch.delenv("PERDURE_ENCRYPTION_KEYS")
+    assert "no key is set" in call("keys", "list").err
+    monkeypatch.setenv("PERDURE_ENCRYPTION_KEY_FILE", str(file))
+    assert len(call("keys", "list").ids) == 1
+    file.chmod(0o644)
+    refused = call("keys", "list")
+    assert (refused.code, "chmod 600" in refused.err) == (2, True)

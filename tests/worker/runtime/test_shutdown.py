@@ -1,0 +1,351 @@
+"""Stopping: steps in flight end, runs stop at the next boundary, and another worker goes on at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+import anyio
+import pytest
+from perdure import App, Context, Settings, State, TaskHandle, Worker
+from perdure.worker.runtime import reclaim
+from perdure.worker.runtime.slots import Slots
+
+from tests.support.workers import (
+    BOUND,
+    consumers,
+    history,
+    pending,
+    recorded_steps,
+    redis_command,
+    soon,
+    until,
+    working,
+)
+
+pytestmark = pytest.mark.integration
+
+LEASE = 60.0
+AT_ONCE = LEASE / 6
+"""Seconds. A sweep would come after 22 s at the earliest."""
+
+
+@pytest.fixture(autouse=True)
+def rare_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is taken at once is taken because a nudge told of it."""
+    monkeypatch.setattr(reclaim, "_LONGEST", LEASE)
+
+
+def app_with(settings: Settings, **changes: Any) -> App:
+    return App("stop", settings=settings.model_copy(update={"lease": LEASE, **changes}))
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    async with app_with(settings, grace=BOUND) as app:
+        yield app
+
+
+class Stage:
+    """A task in which a step waits until the test lets it go."""
+
+    def __init__(self, app: App) -> None:
+        self.begun = asyncio.Event()
+        self.goes_on = asyncio.Event()
+        self.calls: list[str] = []
+
+        @app.task
+        async def staged(ctx: Context) -> str:
+            self.calls.append("handler")
+            await ctx.step("first", self.first)
+            await ctx.step("second", self.calls.append, "second")
+            return f"attempt {ctx.attempt}, crashes {ctx.crashes}, resumed {ctx.resumed}"
+
+        self.task = staged
+
+    async def first(self) -> None:
+        self.calls.append("first")
+        self.begun.set()
+        await self.goes_on.wait()
+        self.calls.append("first ended")
+
+
+async def stop_in_the_middle(stage: Stage, worker: Worker, running: asyncio.Task[None]) -> TaskHandle[str]:
+    """Stop the worker while the first step runs, let the step end, and wait for the worker's end."""
+    handle = await stage.task.enqueue()
+    await soon(stage.begun.wait())
+    worker.stop()
+    stage.goes_on.set()
+    await soon(running)
+    return handle
+
+
+async def test_a_step_in_flight_ends_and_is_recorded_and_the_next_one_does_not_begin(app: App) -> None:
+    stage = Stage(app)
+    async with Worker(app) as worker:
+        handle = await stop_in_the_middle(stage, worker, asyncio.create_task(worker.run()))
+    assert stage.calls == ["handler", "first", "first ended"]
+    assert set(await recorded_steps(app, handle)) == {"d:first", "s:#handoff"}
+    assert await handle.status() is State.QUEUED
+    log = await history(handle)
+    assert [event.type for event in log] == ["step_completed", "handed_off"]
+    assert log[-1].data == {"why": "shutdown", "steps": 1}
+    record = await handle.record()
+    assert (record.attempts, record.crashes, record.step) == (0, 0, None)
+
+
+async def test_an_idle_worker_takes_it_over_at_once_and_it_costs_nothing(app: App) -> None:
+    stage = Stage(app)
+    async with Worker(app, concurrency=1) as first:
+        stopping = asyncio.create_task(first.run())
+        handle = await stage.task.enqueue()
+        await soon(stage.begun.wait())
+        async with working(app) as second:  # blocks in its read: there is nothing for it
+            await one_waits_in_its_read(app)
+            first.stop()
+            stage.goes_on.set()
+            async with asyncio.timeout(AT_ONCE):
+                assert await handle.result() == "attempt 1, crashes 0, resumed True"
+            await soon(stopping)
+    assert stage.calls == ["handler", "first", "first ended", "handler", "second"]
+    record = await handle.record()
+    assert (record.attempts, record.crashes) == (1, 0)
+    assert record.worker == second.id
+
+
+async def one_waits_in_its_read(app: App) -> None:
+    async def blocked() -> bool:
+        return b"blocked_clients:1" in await redis_command(app, "INFO", "clients")
+
+    await until(blocked, "a worker waits in its read")
+
+
+async def test_many_tasks_are_handed_over_at_once(app: App) -> None:
+    begun = asyncio.Semaphore(0)
+    goes_on = asyncio.Event()
+
+    @app.task
+    async def job(ctx: Context, number: int) -> tuple[int, int]:
+        async def first() -> None:
+            begun.release()
+            await goes_on.wait()
+
+        await ctx.step("first", first)
+        await ctx.step("second", len, "x")
+        return ctx.attempt, ctx.crashes
+
+    async with Worker(app, concurrency=10) as first:
+        stopping = asyncio.create_task(first.run())
+        handles = await job.enqueue_many({"number": number} for number in range(10))
+        for _ in handles:
+            await soon(begun.acquire())
+        async with working(app, concurrency=3):
+            await one_waits_in_its_read(app)
+            first.stop()
+            goes_on.set()
+            async with asyncio.timeout(AT_ONCE):
+                assert [await handle.result() for handle in handles] == [(1, 0)] * 10
+            await soon(stopping)
+
+
+async def test_steps_side_by_side_all_end_before_the_run_is_handed_over(app: App) -> None:
+    calls: list[str] = []
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def quick() -> None:
+        calls.append("quick")
+
+    async def slow() -> None:
+        begun.set()
+        await goes_on.wait()
+        calls.append("slow")
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        async def branch() -> None:
+            await begun.wait()
+            await stopped.wait()
+            await ctx.step("quick", quick)
+
+        await asyncio.gather(branch(), ctx.step("slow", slow))
+
+    stopped = asyncio.Event()
+    async with Worker(app) as worker:
+        running = asyncio.create_task(worker.run())
+        handle = await job.enqueue()
+        await soon(begun.wait())
+        worker.stop()
+        await anyio.wait_all_tasks_blocked()
+        stopped.set()
+        await anyio.wait_all_tasks_blocked()
+        assert calls == []  # the boundary holds the other branch back, and the step goes on
+        goes_on.set()
+        await soon(running)
+    assert calls == ["slow"]
+    assert set(await recorded_steps(app, handle)) == {"d:slow", "s:#handoff"}
+
+
+async def test_a_handler_that_ends_within_the_grace_has_its_outcome(app: App) -> None:
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    @app.task
+    async def job(ctx: Context) -> str:
+        begun.set()
+        await goes_on.wait()
+        return "in time"
+
+    async with Worker(app) as worker:
+        running = asyncio.create_task(worker.run())
+        handle = await job.enqueue()
+        await soon(begun.wait())
+        worker.stop()
+        goes_on.set()
+        await soon(running)
+    assert await handle.status() is State.SUCCEEDED
+
+
+async def endless(begun: asyncio.Event, cancelled: list[str]) -> None:
+    begun.set()
+    try:
+        await anyio.sleep_forever()
+    except asyncio.CancelledError:
+        cancelled.append("cancelled")
+        raise
+
+
+async def assert_handed_over(app: App, handle: TaskHandle[Any]) -> None:
+    assert [(owner, count) for _, owner, _, count in await pending(app)] == [("~released", 0)]
+    record = await handle.record()
+    assert (record.state, record.attempts, record.crashes) == (State.QUEUED, 0, 0)
+
+
+@pytest.mark.parametrize("in_a_step", [True, False])
+async def test_after_the_grace_what_does_not_end_is_cancelled_and_given_back(
+    settings: Settings, in_a_step: bool
+) -> None:
+    begun, cancelled = asyncio.Event(), list[str]()
+    async with app_with(settings, grace=0.1) as app:
+
+        @app.task
+        async def job(ctx: Context) -> None:
+            if in_a_step:
+                await ctx.step("endless", endless, begun, cancelled)
+            else:
+                await endless(begun, cancelled)
+
+        async with Worker(app) as worker:
+            running = asyncio.create_task(worker.run())
+            handle = await job.enqueue()
+            await soon(begun.wait())
+            worker.stop()
+            await soon(running)
+        assert cancelled == ["cancelled"]
+        await assert_handed_over(app, handle)
+
+
+async def stop_twice(worker: Worker) -> None:
+    worker.stop()
+    worker.stop()
+
+
+async def stop_and_stop_again_later(worker: Worker) -> None:
+    worker.stop()
+    await anyio.wait_all_tasks_blocked()
+    worker.stop()
+
+
+@pytest.mark.parametrize("stopping", [stop_twice, stop_and_stop_again_later])
+async def test_a_second_stop_ends_at_once(settings: Settings, stopping: Callable[[Worker], Awaitable[None]]) -> None:
+    begun, cancelled = asyncio.Event(), list[str]()
+    async with app_with(settings, grace=3600.0) as app:
+
+        @app.task
+        async def job(ctx: Context) -> None:
+            await ctx.step("endless", endless, begun, cancelled)
+
+        async with Worker(app) as worker:
+            running = asyncio.create_task(worker.run())
+            handle = await job.enqueue()
+            await soon(begun.wait())
+            await stopping(worker)
+            await soon(running)
+        assert cancelled == ["cancelled"]
+        await assert_handed_over(app, handle)
+
+
+async def test_a_worker_that_is_cancelled_from_outside_gives_back_too(settings: Settings) -> None:
+    begun, cancelled = asyncio.Event(), list[str]()
+    async with app_with(settings, grace=0.1) as app:
+
+        @app.task
+        async def job(ctx: Context) -> None:
+            await ctx.step("endless", endless, begun, cancelled)
+
+        async with Worker(app) as worker:
+            running = asyncio.create_task(worker.run())
+            handle = await job.enqueue()
+            await soon(begun.wait())
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await soon(running)
+        await assert_handed_over(app, handle)
+
+
+async def test_a_task_that_is_taken_in_the_very_moment_of_the_stop_stops_too(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        await ctx.step("one", calls.append, "one")
+
+    async with Worker(app) as worker:
+        fill = Slots.fill
+
+        def stop_and_fill(slots: Slots, work: Coroutine[Any, Any, Any]) -> None:
+            worker.stop()
+            fill(slots, work)
+
+        monkeypatch.setattr(Slots, "fill", stop_and_fill)
+        handle = await job.enqueue()
+        await soon(worker.run())
+    assert calls == []
+    await assert_handed_over(app, handle)
+
+
+async def test_an_idle_worker_stops_at_once(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    async with Worker(app, queues=["default", "other"]) as worker:
+        running = asyncio.create_task(worker.run())
+        await one_waits_in_its_read(app)
+        worker.stop()
+        async with asyncio.timeout(2.5):  # a blocking read would last 5 s
+            await running
+
+
+async def test_nothing_new_is_taken_while_a_worker_stops(app: App) -> None:
+    stage = Stage(app)
+    async with Worker(app, concurrency=5) as worker:
+        running = asyncio.create_task(worker.run())
+        await stage.task.enqueue()
+        await soon(stage.begun.wait())
+        worker.stop()
+        await anyio.wait_all_tasks_blocked()
+        late = await stage.task.enqueue()
+        stage.goes_on.set()
+        await soon(running)
+    assert stage.calls.count("handler") == 1
+    assert await late.status() is State.QUEUED
+    assert [(owner, count) for _, owner, _, count in await pending(app)] == [("~released", 0)]  # late was never read
+
+
+async def test_the_name_of_a_stopped_worker_is_gone(app: App) -> None:
+    stage = Stage(app)
+    async with Worker(app) as worker:
+        await stop_in_the_middle(stage, worker, asyncio.create_task(worker.run()))
+        assert worker.id in await consumers(app)
+    assert await consumers(app) == {"~released"}

@@ -1,0 +1,433 @@
+"""Ending a run from outside: its time is up, somebody cancels it, or its lease is another's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+from perdure import App, Context, LeaseLost, Retry, Settings, State, TaskCancelled, TaskHandle, Worker
+from perdure.deadletter import Reason
+from perdure.queues import TaskNotFound
+
+from tests.support.workers import (
+    give_up,
+    history,
+    letter,
+    recorded_steps,
+    redis_command,
+    soon,
+    steal,
+    take_and_die,
+    until,
+    work_off,
+    working,
+)
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    """A beat comes every 0.3 s."""
+    async with App("ends", settings=settings.model_copy(update={"lease": 0.9})) as app:
+        yield app
+
+
+@pytest.fixture
+async def patient(settings: Settings) -> AsyncIterator[App]:
+    """No beat comes within the test: a third of the lease is longer than the bound."""
+    async with App("ends", settings=settings.model_copy(update={"lease": 300.0})) as app:
+        yield app
+
+
+class Endless:
+    """What a handler does that only a cancellation ends."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.cancelled = asyncio.Event()
+
+    async def __call__(self) -> None:
+        self.begun.set()
+        try:
+            await anyio.sleep_forever()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+
+# timeouts
+
+
+async def test_a_run_that_takes_too_long_is_cancelled_and_tried_again_and_buried(app: App) -> None:
+    endless = Endless()
+    attempts: list[int] = []
+
+    @app.task(timeout=0.05, retry=Retry(max_attempts=2, base=0.0))
+    async def job(ctx: Context) -> None:
+        attempts.append(ctx.attempt)
+        await endless()
+
+    handle = await job.enqueue()
+    await work_off(app)
+    found = await letter(app, handle)
+    assert (found.reason, found.attempts) == (Reason.TIMEOUT, 2)
+    assert found.error.endswith("TaskTimeout")
+    assert found.message == "task 'job' ran longer than 0.05 s"
+    assert endless.cancelled.is_set()
+    assert attempts == [1, 2]
+
+
+async def test_the_producers_timeout_goes_before_the_tasks(app: App) -> None:
+    endless = Endless()
+
+    @app.task(timeout=3600, retry=Retry(max_attempts=1))
+    async def job(ctx: Context) -> None:
+        await endless()
+
+    handle = await job.options(timeout=0.05).enqueue()
+    await work_off(app)
+    assert (await letter(app, handle)).message == "task 'job' ran longer than 0.05 s"
+
+
+async def test_steps_before_the_timeout_are_kept(app: App) -> None:
+    calls: list[int] = []
+
+    @app.task(timeout=0.5, retry=Retry(max_attempts=2, base=0.0))
+    async def job(ctx: Context) -> str:
+        await ctx.step("once", calls.append, 1)
+        if ctx.attempt == 1:
+            await ctx.step("endless", Endless())
+        return "done"
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await soon(handle.result()) == "done"
+    assert calls == [1]
+
+
+async def test_a_handler_that_cleans_up_when_its_time_is_up_still_timed_out(app: App) -> None:
+    cleaned: list[str] = []
+
+    @app.task(timeout=0.05, retry=Retry(max_attempts=1))
+    async def job(ctx: Context) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await asyncio.sleep(0.01)
+            cleaned.append("cleaned")
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert (await letter(app, handle)).reason is Reason.TIMEOUT
+    assert cleaned == ["cleaned"]
+
+
+async def test_a_step_that_took_too_long_is_a_timeout_too(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=1))
+    async def job(ctx: Context) -> None:
+        await ctx.step("endless", Endless(), timeout=0.05)
+
+    handle = await job.enqueue()
+    await work_off(app)
+    found = await letter(app, handle)
+    assert found.reason is Reason.TIMEOUT
+    assert found.message == "step 'endless' ran longer than 0.05 s"
+
+
+async def test_a_handler_that_cancels_itself_has_failed(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=1))
+    async def job(ctx: Context) -> None:
+        raise asyncio.CancelledError
+
+    @app.task
+    async def other(ctx: Context) -> str:
+        return "runs"
+
+    handle, another = await job.enqueue(), await other.enqueue()
+    await work_off(app)
+    found = await letter(app, handle)
+    assert found.reason is Reason.ATTEMPTS_EXHAUSTED
+    assert "cancelled from within its own handler" in found.message
+    assert await soon(another.result()) == "runs"
+
+
+# cancelling
+
+
+@pytest.mark.parametrize("delay", [0.0, 3600.0])
+async def test_what_nobody_runs_is_cancelled_at_once(patient: App, delay: float) -> None:
+    ran: list[int] = []
+
+    @patient.task
+    async def job(ctx: Context) -> None:
+        ran.append(1)
+
+    async with working(patient, queues=["other"]):  # makes no group on the task's own queue
+        handle = await job.options(delay=delay).enqueue()
+        assert await handle.cancel() is State.CANCELLED
+        with pytest.raises(TaskCancelled):
+            await soon(handle.result())
+    await work_off(patient)
+    assert ran == []
+    assert await handle.cancel() is State.CANCELLED
+
+
+async def test_a_running_task_is_cancelled_at_its_next_beat(app: App) -> None:
+    endless = Endless()
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        await ctx.step("once", len, "x")
+        await ctx.step("endless", endless)
+
+    async with working(app) as worker:
+        handle = await job.enqueue()
+        await soon(endless.begun.wait())
+        assert await handle.cancel() is State.RUNNING
+        with pytest.raises(TaskCancelled):
+            await soon(handle.result())
+        await soon(endless.cancelled.wait())
+
+        async def idle() -> bool:
+            return worker.in_flight == 0
+
+        await until(idle, "the slot is free again")
+    record = await handle.record()
+    assert (record.state, record.attempts, record.crashes) == (State.CANCELLED, 0, 0)
+    assert list(await recorded_steps(app, handle)) == ["d:once"]
+
+
+async def test_a_running_task_is_cancelled_at_its_next_step(patient: App) -> None:
+    calls: list[str] = []
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def first() -> None:
+        begun.set()
+        await goes_on.wait()
+        calls.append("first")
+
+    @patient.task
+    async def job(ctx: Context) -> None:
+        await ctx.step("first", first)
+        await ctx.step("second", calls.append, "second")
+
+    async with working(patient):
+        handle = await job.enqueue()
+        await soon(begun.wait())
+        assert await handle.cancel() is State.RUNNING
+        goes_on.set()
+        with pytest.raises(TaskCancelled):
+            await soon(handle.result())
+    assert calls == ["first"]
+
+
+async def test_a_task_that_ends_before_it_hears_of_its_cancellation_has_its_result(patient: App) -> None:
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    @patient.task
+    async def job(ctx: Context) -> str:
+        begun.set()
+        await goes_on.wait()
+        return "too late"
+
+    async with working(patient):
+        handle = await job.enqueue()
+        await soon(begun.wait())
+        assert await handle.cancel() is State.RUNNING
+        goes_on.set()
+        assert await soon(handle.result()) == "too late"
+        assert await handle.cancel() is State.SUCCEEDED
+
+
+async def test_a_cancelled_task_whose_worker_died_is_not_run_again(patient: App) -> None:
+    ran: list[int] = []
+
+    @patient.task
+    async def job(ctx: Context) -> None:
+        ran.append(1)
+
+    handle = await job.enqueue()
+    await take_and_die(patient)
+    assert await handle.cancel() is State.RUNNING
+    await work_off(patient)
+    assert await handle.status() is State.CANCELLED
+    assert ran == []
+
+
+async def test_nothing_can_be_cancelled_that_is_not_there(patient: App) -> None:
+    @patient.task
+    async def job(ctx: Context) -> None: ...
+
+    handle = await job.enqueue()
+    gone = TaskHandle[None]("gone", handle.partition, patient.producer.gateway, patient.producer.news)
+    with pytest.raises(TaskNotFound, match="no task gone in queue 'default'"):
+        await gone.cancel()
+
+
+# the lease
+
+
+async def test_a_run_that_lost_its_lease_is_cancelled_at_the_next_beat(app: App) -> None:
+    endless = Endless()
+    runs: list[int] = []
+
+    @app.task
+    async def job(ctx: Context) -> tuple[int, int]:
+        runs.append(ctx.crashes)
+        if len(runs) == 1:
+            await endless()
+        return ctx.attempt, ctx.crashes
+
+    async with working(app):
+        handle = await job.enqueue()
+        await soon(endless.begun.wait())
+        entry = await steal(app, handle)
+        await soon(endless.cancelled.wait())
+        await give_up(app, entry)
+        assert await soon(handle.result()) == (1, 2)
+    assert runs == [0, 2]
+
+
+async def test_a_step_of_the_loser_is_refused_and_the_run_ends(patient: App) -> None:
+    calls: list[str] = []
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def first() -> None:
+        begun.set()
+        await goes_on.wait()
+
+    @patient.task
+    async def job(ctx: Context) -> None:
+        await ctx.step("first", first)
+        calls.append("went on")
+
+    async with working(patient) as worker:
+        handle = await job.enqueue()
+        await soon(begun.wait())
+        await steal(patient, handle)
+        goes_on.set()
+
+        async def idle() -> bool:
+            return worker.in_flight == 0
+
+        await until(idle, "the loser ends")
+    assert calls == []
+    assert await recorded_steps(patient, handle) == {}
+    assert await history(handle) == []
+
+
+@pytest.mark.parametrize("ends", ["returns", "raises", "catches it"])
+async def test_no_outcome_of_the_loser_is_stored(patient: App, ends: str) -> None:
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    @patient.task
+    async def job(ctx: Context) -> str:
+        begun.set()
+        await goes_on.wait()
+        if ends == "raises":
+            raise ConnectionError
+        if ends == "catches it":
+            try:
+                await ctx.step("refused", len, "x")
+            except BaseException:  # noqa: BLE001 - as a careless handler might
+                return "of the loser"
+        return "of the loser"
+
+    async with working(patient) as worker:
+        handle = await job.enqueue()
+        await soon(begun.wait())
+        await steal(patient, handle)
+        goes_on.set()
+
+        async def idle() -> bool:
+            return worker.in_flight == 0
+
+        await until(idle, "the loser ends")
+    record = await handle.record()
+    assert (record.state, record.worker, record.attempts) == (State.RUNNING, "thief", 0)
+    assert record.result is None
+
+
+async def test_a_worker_that_takes_its_own_task_over_ends_the_run_that_lost_it(patient: App) -> None:
+    """Redis was away for longer than the lease: the sweep may come before the beat, and find what is its own."""
+    runs: list[Endless] = []
+    begun = asyncio.Semaphore(0)
+
+    @patient.task
+    async def job(ctx: Context) -> None:
+        runs.append(Endless())
+        begun.release()
+        await runs[-1]()
+
+    async with Worker(patient) as worker:
+        running = asyncio.create_task(worker.run())
+        handle = await job.enqueue()
+        await soon(begun.acquire())
+        await give_up(patient, await steal(patient, handle))
+        await redis_command(patient, "XADD", handle.partition.nudge, "*", "why", "released")
+        await soon(begun.acquire())
+        await soon(runs[0].cancelled.wait())
+        worker.stop()
+        worker.stop()
+        await soon(running)
+        assert runs[1].cancelled.is_set()
+    assert [event.type for event in await history(handle)] == ["crash_backoff", "resumed", "handed_off"]
+
+
+async def test_a_late_write_of_a_run_that_its_own_worker_took_over_is_refused(patient: App) -> None:
+    """Same worker, same message: only the delivery count tells the two runs apart."""
+    begun = asyncio.Semaphore(0)
+    first_ends, second_ends = asyncio.Event(), asyncio.Event()
+    ends = [(first_ends, "of the loser"), (second_ends, "of the heir")]
+
+    async def stubborn() -> str:
+        end, value = ends.pop(0)
+        begun.release()
+        with anyio.CancelScope(shield=True):
+            await end.wait()
+        return value
+
+    @patient.task
+    async def job(ctx: Context) -> str:
+        return await ctx.step("stubborn", stubborn)
+
+    async with working(patient) as worker:
+        handle = await job.enqueue()
+        await soon(begun.acquire())
+        await give_up(patient, await steal(patient, handle))
+        await redis_command(patient, "XADD", handle.partition.nudge, "*", "why", "released")
+        await soon(begun.acquire())
+        first_ends.set()
+
+        async def one_left() -> bool:
+            return worker.in_flight == 1
+
+        await until(one_left, "the loser has left")
+        assert await recorded_steps(patient, handle) == {}
+        second_ends.set()
+        assert await soon(handle.result()) == "of the heir"
+
+
+async def test_a_handler_that_catches_the_refusal_is_cancelled_all_the_same(patient: App) -> None:
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+    endless = Endless()
+
+    @patient.task
+    async def job(ctx: Context) -> None:
+        begun.set()
+        await goes_on.wait()
+        with contextlib.suppress(LeaseLost):
+            await ctx.step("refused", len, "x")
+        await endless()
+
+    async with working(patient):
+        handle = await job.enqueue()
+        await soon(begun.wait())
+        await steal(patient, handle)
+        goes_on.set()
+        await soon(endless.cancelled.wait())

@@ -1,0 +1,238 @@
+"""Notices: what somebody wants to hear of is posted to a URL, and nothing waits or fails because of it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import orjson
+import pytest
+from perdure import App, Context, Retry, Settings, TaskFailed
+from perdure.queues import Envelope
+from perdure.worker.errors import ConfigurationError
+from perdure.worker.log import logger
+from perdure.worker.runtime import webhooks as notices_module
+from perdure.worker.runtime.webhooks import Notice, Notices, Post, post, sign
+from perdure.worker.settings import load_settings
+
+from tests.support.webhook_server import Listener, listening
+from tests.support.workers import give_up, history, soon, steal, work_off, working
+
+SECRET = "a webhook's secret"
+
+
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    with listening() as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices_module, "_FIRST_DELAY", 0.01)
+
+
+async def test_a_notice_is_json_and_signed_with_its_time(listener: Listener) -> None:
+    where = Post(listener.url, SECRET.encode())
+    assert await post(where, Notice({"event": "buried", "id": "x"})) is None
+    headers, about = await listener.heard()
+    assert about == {"event": "buried", "id": "x"}
+    assert headers["Perdure-Event"] == "buried"
+    at, _, digest = headers["Perdure-Signature"].removeprefix("t=").partition(",v1=")
+    expected = hmac.new(SECRET.encode(), f"{at}.".encode() + orjson.dumps(about), hashlib.sha256).hexdigest()
+    assert digest == expected
+    assert sign(b"other", orjson.dumps(about), int(at)) != headers["Perdure-Signature"]
+
+
+async def test_it_is_tried_again_where_that_may_help_under_the_same_delivery_id(listener: Listener) -> None:
+    listener.answers = [503, 429]
+    assert await post(Post(listener.url), Notice({"event": "buried"})) is None
+    deliveries = {(await listener.heard())[0]["Perdure-Delivery"] for _ in range(3)}
+    assert len(deliveries) == 1
+
+
+@pytest.mark.parametrize(("answer", "tries"), [(404, 1), (302, 1), (500, 5)])
+async def test_where_it_does_not_help_or_help_any_more_it_is_told_why(
+    listener: Listener, answer: int, tries: int
+) -> None:
+    listener.answers = [answer] * 9
+    failed = await post(Post(listener.url), Notice({"event": "buried"}))
+    assert failed == f"it answered {answer}"
+    assert listener.taken.qsize() == tries
+
+
+async def test_where_nobody_listens_it_is_told_and_the_url_is_not(captured: Callable[[], str]) -> None:
+    failed = await post(Post("http://127.0.0.1:9/secret-path"), Notice({"event": "buried"}))
+    assert failed is not None
+    assert "ConnectionRefusedError" in failed
+    assert "secret-path" not in captured()
+    assert "secret-path" not in repr(Post("http://127.0.0.1:9/secret-path"))
+
+
+@pytest.fixture
+def captured() -> Iterator[Callable[[], str]]:
+    lines: list[str] = []
+    number = logger.add(lambda line: lines.append(str(line)))
+    yield lambda: "".join(lines)
+    logger.remove(number)
+
+
+async def test_what_nobody_takes_is_bounded_and_giving_never_waits(
+    listener: Listener, monkeypatch: pytest.MonkeyPatch, captured: Callable[[], str]
+) -> None:
+    monkeypatch.setattr(notices_module, "_MOST", 3)
+    notices = Notices(Post(listener.url))
+    for number in range(9):
+        notices.give(Notice({"event": "buried", "number": number}))
+    assert "are dropped" in captured()
+    async with anyio.create_task_group() as group:
+        group.start_soon(notices.run)
+        assert [(await listener.heard())[1]["number"] for _ in range(3)] == [0, 1, 2]
+        group.cancel_scope.cancel()
+    left = [orjson.loads(body)["number"] for _, body in listener.taken.queue]
+    assert set(left) <= {2}  # its answer may not have been heard
+
+
+async def test_what_waits_when_the_worker_ends_is_posted_still(listener: Listener) -> None:
+    notices = Notices(Post(listener.url))
+    async with anyio.create_task_group() as group:
+        group.start_soon(notices.run)
+        await anyio.lowlevel.checkpoint()
+        notices.give(Notice({"event": "buried"}))
+        group.cancel_scope.cancel()
+    assert (await listener.heard())[1] == {"event": "buried"}
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "hook", "ftp://x/y"])
+def test_a_url_that_is_none_is_refused_and_not_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_WEBHOOK_URL", url)
+    with pytest.raises(ConfigurationError, match=r"PERDURE_WEBHOOK_URL: .*no URL of http or https") as refused:
+        load_settings()
+    assert url not in str(refused.value)
+
+
+# what tasks tell
+
+
+@asynccontextmanager
+async def telling(settings: Settings, listener: Listener, **changes: Any) -> AsyncIterator[App]:
+    given = {**settings.model_dump(), "webhook_url": listener.url, "webhook_secret": SECRET, **changes}
+    async with App("notices", settings=Settings(**given)) as app:
+        yield app
+
+
+@pytest.mark.integration
+async def test_a_run_that_goes_on_after_a_crash_tells_what_was_restored(settings: Settings, listener: Listener) -> None:
+    begun, told = asyncio.Event(), asyncio.Event()
+    async with telling(settings, listener) as app:
+
+        @app.task
+        async def job(ctx: Context) -> None:
+            await ctx.step("one", len, "x")
+            if ctx.resumption is None:
+                begun.set()
+                await asyncio.sleep(60)
+            await told.wait()
+
+        async with working(app):
+            handle = await job.enqueue()
+            await soon(begun.wait())
+            await give_up(app, await steal(app, handle))
+            _, about = await listener.heard()
+            while "notified" not in [event.type for event in await history(handle)]:  # noqa: ASYNC110 - see working.py
+                await asyncio.sleep(0.005)
+            told.set()
+            await soon(handle.result())
+        assert (about["event"], about["task"], about["id"], about["queue"]) == ("resumed", "job", handle.id, "default")
+        assert (about["after"], about["restored"]) == ("crash", {"steps": 1})
+        assert "restored: 1 step, the last step one" in about["summary"]
+        notified = [event.data for event in await history(handle) if event.type == "notified"]
+        assert notified == [{"what": "resumed", "how": "webhook"}]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("sealed", [False, True])
+async def test_a_burial_is_told_and_of_sealed_tasks_no_text(
+    settings: Settings, listener: Listener, sealed: bool
+) -> None:
+    changes = {"encryption_keys": "c2VhbGluZy1rZXktb2YtMzItYnl0ZXMtZm9yLXRlc3Q="} if sealed else {}
+    async with telling(settings, listener, **changes) as app:
+
+        @app.task(retry=Retry(max_attempts=1))
+        async def job(ctx: Context) -> None:
+            raise ValueError("what the patient said")
+
+        handle = await job.enqueue()
+        await work_off(app)
+        with pytest.raises(TaskFailed):
+            await handle.result()
+        _, about = await listener.heard()
+    assert (about["event"], about["id"], about["reason"]) == ("buried", handle.id, "attempts_exhausted")
+    assert about["remedy"] == f"perdure dlq show {handle.id}"
+    assert ("what the patient said" in str(about)) is not sealed
+
+
+@pytest.mark.integration
+async def test_a_message_that_is_no_task_is_told_of_too(settings: Settings, listener: Listener) -> None:
+    async with telling(settings, listener) as app:
+
+        @app.task
+        async def job(ctx: Context) -> None: ...
+
+        ready = app.producer.namespace.partition("default").ready
+        await app.producer.gateway.command("XADD", ready, "*", "env", Envelope(id="x", task="t", v=99).encode())
+        await work_off(app)
+        _, about = await listener.heard()
+    assert (about["event"], about["reason"], about["task"]) == ("buried", "unreadable", None)
+
+
+@pytest.mark.integration
+async def test_waiting_for_a_person_is_told_with_whom_and_how_to_answer(settings: Settings, listener: Listener) -> None:
+    async with telling(settings, listener) as app:
+
+        @app.task
+        async def job(ctx: Context) -> Any:
+            found = await ctx.ask("ada", "may it go out?")
+            return None if found is None else found.content
+
+        async with working(app):
+            handle = await job.enqueue()
+            _, about = await listener.heard()
+            await handle.send("yes", sender="ada")
+            assert await soon(handle.result()) == "yes"
+    assert (about["event"], about["on"], about["what"], about["why"]) == (
+        "waiting",
+        "ada",
+        "approval",
+        "may it go out?",
+    )
+    assert about["remedy"] == f"perdure task send {handle.id} TEXT --from ada"
+
+
+@pytest.mark.integration
+async def test_a_webhook_that_fails_changes_nothing_for_the_task(settings: Settings, listener: Listener) -> None:
+    listener.answers = [404]
+    begun = asyncio.Event()
+    async with telling(settings, listener) as app:
+
+        @app.task
+        async def job(ctx: Context) -> str:
+            if ctx.resumption is None:
+                begun.set()
+                await asyncio.sleep(60)
+            while "notified" not in [event.type for event in await history(handle)]:  # noqa: ASYNC110 - see working.py
+                await asyncio.sleep(0.005)
+            return "done"
+
+        async with working(app):
+            handle = await job.enqueue()
+            await soon(begun.wait())
+            await give_up(app, await steal(app, handle))
+            assert await soon(handle.result()) == "done"
+        notified = [event.data for event in await history(handle) if event.type == "notified"]
+    assert notified == [{"what": "resumed", "how": "webhook", "failed": "it answered 404"}]

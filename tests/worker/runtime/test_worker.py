@@ -1,0 +1,509 @@
+"""The worker's loop: what it takes, how much at once, in which order, and when a burst is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import anyio
+import pytest
+from perdure import App, Context, Retry, Settings, State, Unavailable, Worker
+from perdure.queues import Consumer, Partition, Reader, list_workers
+from perdure.worker.runtime import reclaim as sweep_module
+from perdure.worker.runtime.reclaim import START, Sweep
+from perdure.worker.runtime.slots import Slots
+
+from tests.support.workers import (
+    consumers,
+    partition_of,
+    pending,
+    redis_command,
+    soon,
+    take_and_die,
+    until,
+    work_off,
+    working,
+)
+
+LONG_LEASE = 60.0
+
+AT_ONCE = LONG_LEASE / 12
+"""Seconds that tell what a nudge brings about from what only a sweep would: that comes after 22 s or later."""
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    async with App("work", settings=settings) as app:
+        yield app
+
+
+@pytest.fixture
+async def patient(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[App]:
+    """With a lease so long, and sweeps so rare, that nothing in the test comes from them."""
+    monkeypatch.setattr(sweep_module, "_LONGEST", LONG_LEASE)
+    async with App("work", settings=settings.model_copy(update={"lease": LONG_LEASE})) as app:
+        yield app
+
+
+# how much at once
+
+
+@pytest.mark.integration
+async def test_never_more_at_once_than_there_are_slots(patient: App) -> None:
+    running, most = [0], [0]
+    full = asyncio.Semaphore(0)
+
+    @patient.task
+    async def job(ctx: Context) -> None:
+        running[0] += 1
+        most[0] = max(most[0], running[0])
+        await ctx.step("pass", asyncio.sleep, 0)
+        if running[0] == 3:
+            full.release()
+        await asyncio.sleep(0.001)
+        running[0] -= 1
+
+    handles = await job.enqueue_many({} for _ in range(60))
+    async with working(patient, concurrency=3) as worker:
+        for handle in handles:
+            await soon(handle.result())
+            assert worker.in_flight <= 3
+    assert most == [3]
+    assert not full.locked()
+
+
+@pytest.mark.integration
+async def test_a_worker_without_a_free_slot_leaves_the_rest_to_others(patient: App) -> None:
+    begun, ends = asyncio.Event(), asyncio.Event()
+
+    @patient.task
+    async def job(ctx: Context) -> None:
+        begun.set()
+        await ends.wait()
+
+    async with working(patient, concurrency=1) as busy:
+        handles = await job.enqueue_many({} for _ in range(10))
+        await soon(begun.wait())
+        held = await pending(patient)
+        assert [(owner, count) for _, owner, _, count in held] == [(busy.id, 1)]
+        assert (await redis_command(patient, "XINFO", "GROUPS", partition_of(patient).ready))[0][5] == 1
+        async with working(patient, concurrency=9):
+
+            async def all_taken() -> bool:
+                return len(await pending(patient)) == 10
+
+            await until(all_taken, "another worker has all the others")
+            assert sum(owner == busy.id for _, owner, _, _ in await pending(patient)) == 1
+            ends.set()
+            for handle in handles:
+                await soon(handle.result())
+
+
+@pytest.mark.integration
+async def test_of_several_queues_no_more_is_taken_than_there_are_free_slots(patient: App) -> None:
+    """Two queues have one message each for a worker with one slot: the other message stays for whoever has room."""
+    begun: list[str] = []
+    ends = asyncio.Event()
+
+    @patient.task
+    async def job(ctx: Context) -> str:
+        begun.append(ctx.queue)
+        await ends.wait()
+        return ctx.queue
+
+    async with working(patient, concurrency=1, queues=["left", "right"]) as busy:
+        handles = await asyncio.gather(*(job.options(queue=queue).enqueue() for queue in ("left", "right")))
+
+        async def one_runs() -> bool:
+            return len(begun) == 1
+
+        await until(one_runs, "one of the two runs")
+        assert busy.in_flight == 1
+        assert await pending(patient, "right" if begun == ["left"] else "left") == []
+        async with asyncio.timeout(AT_ONCE), working(patient, concurrency=1, queues=["left", "right"]):
+
+            async def both_run() -> bool:
+                return len(begun) == 2
+
+            await until(both_run, "another worker takes it")
+            ends.set()
+            for handle in handles:
+                await handle.result()
+    assert sorted(begun) == ["left", "right"]
+    assert [(await handle.record()).crashes for handle in handles] == [0, 0]
+
+
+@pytest.mark.integration
+async def test_a_busy_queue_does_not_starve_another(patient: App) -> None:
+    order: list[str] = []
+
+    @patient.task
+    async def job(ctx: Context) -> None:
+        order.append(ctx.queue)
+
+    await job.options(queue="busy").enqueue_many({} for _ in range(50))
+    await job.options(queue="quiet").enqueue()
+    await work_off(patient, concurrency=1, queues=["busy", "quiet"])
+    assert len(order) == 51
+    assert order.index("quiet") <= 3
+
+
+# order
+
+
+@pytest.mark.integration
+async def test_what_a_lost_worker_left_is_claimed_before_anything_new_is_read(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    claim, read = Consumer.claim, Consumer.read
+
+    async def claiming(self: Consumer, partition: Partition, cursor: str, most: int) -> Any:
+        order.append(f"claim {partition.queue}")
+        return await claim(self, partition, cursor, most)
+
+    async def reading(self: Consumer, free: int, *, block: float | None) -> Any:
+        order.append("read")
+        return await read(self, free, block=block)
+
+    monkeypatch.setattr(Consumer, "claim", claiming)
+    monkeypatch.setattr(Consumer, "read", reading)
+
+    @app.task
+    async def job(ctx: Context, name: str) -> str:
+        order.append(name)
+        return name
+
+    left = await job.enqueue("left behind")
+    await take_and_die(app)
+    new = await job.enqueue("new")
+    async with working(app, concurrency=4, queues=["default", "other"]):
+        assert await soon(new.result()) == "new"
+        assert await soon(left.result()) == "left behind"
+    claims = order[: order.index("read")]
+    assert {"claim default", "claim other"} <= set(claims)
+    assert order.index("left behind") < order.index("new")
+
+
+@pytest.mark.integration
+async def test_the_whole_pending_list_is_claimed_before_anything_new(app: App) -> None:
+    """More than one claim can bring: one slot, and thirty messages of a lost worker."""
+    order: list[int] = []
+
+    @app.task
+    async def job(ctx: Context, number: int) -> None:
+        order.append(number)
+
+    await job.enqueue_many({"number": number} for number in range(30))
+    for _ in range(30):
+        await take_and_die(app)
+    last = await job.enqueue(99)
+    async with working(app, concurrency=1):
+        await soon(last.result())
+    assert order == [*range(30), 99]
+
+
+# burst
+
+
+@pytest.mark.integration
+async def test_a_burst_ends_when_nothing_is_left(app: App) -> None:
+    @app.task
+    async def job(ctx: Context, depth: int) -> None:
+        if depth:
+            await job.enqueue(depth - 1)
+
+    await job.enqueue(20)
+    await work_off(app, concurrency=2)
+    assert await redis_command(app, "XLEN", partition_of(app).ready) == 0
+
+
+@pytest.mark.integration
+async def test_a_burst_on_empty_queues_ends_at_once(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    await work_off(app, queues=["default", "never-used"])
+
+
+@pytest.mark.integration
+async def test_a_burst_waits_for_the_attempts_it_owes_and_for_no_other_time(app: App) -> None:
+    @app.task(retry=Retry(max_attempts=3, base=0.1, jitter=0.0))
+    async def job(ctx: Context, fails: bool) -> int:
+        if fails and ctx.attempt < 3:
+            raise ConnectionError
+        return ctx.attempt
+
+    owed = await job.enqueue(True)
+    later = await job.options(delay=3600).enqueue(False)
+    await work_off(app)
+    assert await owed.status() is State.SUCCEEDED
+    assert await later.status() is State.SCHEDULED
+    await later.cancel()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("times", range(20))
+async def test_a_burst_does_not_miss_an_attempt_that_comes_due_while_it_looks(app: App, times: int) -> None:
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def job(ctx: Context) -> None:
+        if ctx.attempt == 1:
+            raise ConnectionError
+
+    handle = await job.enqueue()
+    await work_off(app)
+    assert await handle.status() is State.SUCCEEDED
+
+
+@pytest.mark.integration
+async def test_a_burst_may_be_stopped(patient: App) -> None:
+    begun = asyncio.Event()
+
+    @patient.task(retry=Retry(base=200.0))
+    async def job(ctx: Context) -> None:
+        begun.set()
+        raise ConnectionError
+
+    handle = await job.enqueue()
+    async with Worker(patient) as worker:
+        running = asyncio.create_task(worker.run(burst=True))
+        await soon(begun.wait())
+        worker.stop()
+        await soon(running)
+    assert await handle.cancel() is State.CANCELLED
+
+
+# presence
+
+
+@pytest.mark.integration
+async def test_a_worker_is_known_while_it_is_there_and_leaves_no_name_behind(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    gateway, namespace = app.producer.gateway, app.producer.namespace
+    async with working(app, concurrency=5, queues=["default", "other"]) as worker:
+        await soon((await job.enqueue()).result())
+        (info,) = await list_workers(gateway, namespace)
+        assert (info.id, info.app, info.queues, info.concurrency) == (worker.id, "work", ("default", "other"), 5)
+        assert await consumers(app) == {worker.id}
+    assert await list_workers(gateway, namespace) == []
+    assert await consumers(app) == set()
+    assert await consumers(app, "other") == set()
+
+
+@pytest.mark.integration
+async def test_a_worker_that_cannot_reach_its_server_says_so_and_leaves_nothing_open(settings: Settings) -> None:
+    app = App("work", settings=settings.model_copy(update={"redis_url": "unix:///nowhere/redis.sock"}))
+
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    with pytest.raises(Exception, match=r"cannot reach Redis at unix:///nowhere/redis\.sock"):
+        async with Worker(app):
+            pass
+
+
+# Redis under a running worker
+
+
+@pytest.mark.integration
+async def test_a_worker_outlives_the_loss_of_its_scripts(patient: App) -> None:
+    flushed = asyncio.Event()
+
+    @patient.task
+    async def job(ctx: Context) -> int:
+        await ctx.step("one", len, "1")
+        await flushed.wait()
+        return await ctx.step("two", len, "22")
+
+    async with working(patient):
+        handle = await job.enqueue()
+        await redis_command(patient, "SCRIPT", "FLUSH")
+        flushed.set()
+        assert await soon(handle.result()) == 2
+
+
+@pytest.mark.integration
+async def test_a_worker_finds_its_way_when_somebody_deletes_its_streams(app: App) -> None:
+    """Sooner or later it notices by a read or by a claim; in both cases it makes the groups anew."""
+    done = asyncio.Event()
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        done.set()
+
+    async with working(app):
+        for sweeps in (0, 2):
+            partition = partition_of(app)
+            await redis_command(app, "DEL", partition.ready, partition.nudge)
+            await asyncio.sleep(sweeps * app.settings.lease)  # so that a claim comes first
+            await job.enqueue()
+            await soon(done.wait())
+            done.clear()
+
+
+@pytest.mark.integration
+async def test_what_came_with_a_reply_that_was_lost_is_run_at_once(
+    patient: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis has handed the message over, and the worker never heard of it."""
+    lost: list[Any] = []
+    read = Reader.read
+
+    async def losing(reader: Reader, *command: Any) -> Any:
+        reply = await read(reader, *command)
+        if reply and not lost:
+            lost.append(reply)
+            raise Unavailable("the connection broke before the reply came")
+        return reply
+
+    monkeypatch.setattr(Reader, "read", losing)
+
+    @patient.task
+    async def job(ctx: Context, number: int) -> tuple[int, int]:
+        return ctx.attempt, ctx.crashes
+
+    async with working(patient, concurrency=2):
+        handles = await job.enqueue_many({"number": number} for number in range(5))
+        async with asyncio.timeout(AT_ONCE):
+            assert [await handle.result() for handle in handles] == [(1, 0)] * 5
+    assert lost
+
+
+@pytest.mark.integration
+async def test_an_idle_worker_waits_in_its_read(patient: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after it had work: a worker that asked again and again would cost Redis its time."""
+    reads: list[float | None] = []
+    read = Consumer.read
+
+    async def counted(consumer: Consumer, most: int, *, block: float | None) -> Any:
+        reads.append(block)
+        return await read(consumer, most, block=block)
+
+    monkeypatch.setattr(Consumer, "read", counted)
+
+    @patient.task
+    async def job(ctx: Context) -> None: ...
+
+    async def waits() -> bool:
+        return b"blocked_clients:1" in await redis_command(patient, "INFO", "clients")
+
+    async with working(patient, concurrency=1):
+        for _ in range(2):
+            await until(waits, "the worker waits in its read")
+            before = len(reads)
+            await anyio.sleep(0.3)
+            assert len(reads) <= before + 1
+            for handle in [await job.enqueue() for _ in range(3)]:
+                await soon(handle.result())
+    assert reads
+
+
+@pytest.mark.integration
+async def test_a_long_step_is_noted_as_alive(settings: Settings) -> None:
+    app = App("work", settings=settings.model_copy(update={"note_interval": 0.2}))
+    ends = asyncio.Event()
+
+    @app.task
+    async def job(ctx: Context) -> None:
+        await ctx.step("long", ends.wait)
+
+    async with app, working(app):
+        handle = await job.enqueue()
+        seen: list[int] = []
+
+        async def noted_twice() -> bool:
+            record = await handle.record()
+            if record.step_alive_at is not None and record.step_alive_at not in seen:
+                assert record.step == "long"
+                seen.append(record.step_alive_at)
+            return len(seen) >= 2
+
+        await until(noted_twice, "the record says twice that the step lives")
+        ends.set()
+        await soon(handle.result())
+        record = await handle.record()
+        assert (record.step, record.step_alive_at) == (None, None)
+
+
+# the parts
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_a_sweep_begins_with_everything_and_then_waits(names: Sequence[str]) -> None:
+    partitions = [Partition("ns", name, 0) for name in names]
+    sweep = Sweep(partitions, lease=1000.0)
+    for partition in partitions:
+        assert sweep.until_next() == 0.0
+        assert sweep.turn() == (partition, START)
+        sweep.reached(partition, "5-0")
+        assert sweep.turn() == (partition, "5-0")
+        sweep.reached(partition, START)
+    assert sweep.turn() is None
+    assert 2.0 < sweep.until_next() <= 3.75
+    sweep.ask()
+    assert sweep.until_next() == 0.0
+    assert sweep.turn() == (partitions[0], START)
+
+
+def test_a_sweep_comes_within_a_lease_that_is_short() -> None:
+    partition = Partition("ns", "a", 0)
+    sweep = Sweep([partition], lease=0.4)
+    sweep.reached(partition, START)
+    assert sweep.until_next() <= 0.25
+
+
+def test_what_is_given_back_behind_a_sweep_under_way_is_found_by_another_round() -> None:
+    partition = Partition("ns", "a", 0)
+    sweep = Sweep([partition], lease=1000.0)
+    sweep.reached(partition, "5-0")
+    sweep.ask()
+    assert sweep.turn() == (partition, "5-0")
+    sweep.reached(partition, START)
+    assert sweep.turn() == (partition, START)
+    sweep.reached(partition, START)
+    assert sweep.turn() is None
+
+
+async def test_slots_are_counted_and_waited_for() -> None:
+    slots, ends = Slots(2), [asyncio.Event(), asyncio.Event()]
+    for end in ends:
+        slots.fill(end.wait())
+    assert slots.free == 0
+    waiting = asyncio.create_task(slots.wait_free())
+    emptying = asyncio.create_task(slots.wait_empty())
+    await asyncio.sleep(0)
+    ends[0].set()
+    await soon(waiting)
+    assert slots.free == 1
+    assert not emptying.done()
+    ends[1].set()
+    await soon(emptying)
+
+
+async def test_a_slot_is_free_when_only_the_outcome_is_left_of_its_work_and_taken_again_when_that_must_wait() -> None:
+    slots, sent, failed, stays, end = Slots(1), asyncio.Event(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        await sent.wait()
+        slots.leave()
+        await failed.wait()
+        slots.stay()
+        stays.set()
+        await end.wait()
+
+    slots.fill(work())
+    waiting = asyncio.create_task(slots.wait_free())
+    await asyncio.sleep(0)
+    assert (slots.free, slots.taken) == (0, 1)
+    sent.set()
+    await soon(waiting)
+    assert (slots.free, slots.busy, slots.taken) == (1, 0, 1)
+    failed.set()
+    await soon(stays.wait())
+    assert (slots.free, slots.taken) == (0, 1)
+    end.set()
+    await soon(slots.wait_empty())
+    assert (slots.free, slots.taken) == (1, 0)

@@ -1,0 +1,390 @@
+"""What can be a task, how it is called from elsewhere, and which settings an app works under."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from dataclasses import FrozenInstanceError
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from perdure import (
+    App,
+    Context,
+    InvalidArguments,
+    PayloadTooLarge,
+    PerdureError,
+    Retry,
+    Settings,
+    State,
+    Unavailable,
+    Worker,
+)
+from perdure.worker.errors import ConfigurationError, TaskDefinitionError
+from perdure.worker.settings import load_settings
+from pydantic import BaseModel, ValidationError
+
+from tests.support.workers import partition_of, redis_command, soon, work_off
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+
+class Order(BaseModel):
+    item: str
+    count: int = 1
+
+
+@pytest.fixture
+def app() -> App:
+    """An app that never meets a server."""
+    return App("shop")
+
+
+@pytest.fixture
+async def opened(settings: Settings) -> AsyncIterator[App]:
+    async with App("shop", settings=settings) as app:
+        yield app
+
+
+# what can be a task
+
+
+def test_a_task_has_the_functions_name_and_is_found_by_it(app: App) -> None:
+    @app.task
+    async def plain(ctx: Context) -> None: ...
+
+    @app.task(name="renamed", queue="slow", retry=Retry(max_attempts=9), timeout=5, result_ttl=60)
+    async def other(ctx: Context) -> None: ...
+
+    assert app.tasks["plain"] is plain
+    assert app.tasks["renamed"] is other
+    assert sorted(app.tasks) == ["plain", "renamed"]
+    assert len(app.tasks) == 2
+    assert app.tasks.queues == ["default", "slow"]
+    assert (other.queue, other.retry.max_attempts, other.timeout, other.result_ttl) == ("slow", 9, 5, 60)
+    assert (plain.queue, plain.retry, plain.timeout) == ("default", Retry(), None)
+    assert repr(app) == "App('shop', tasks=['plain', 'renamed'])"
+
+
+def test_a_task_cannot_be_changed_afterwards(app: App) -> None:
+    @app.task
+    async def plain(ctx: Context) -> None: ...
+
+    with pytest.raises(FrozenInstanceError):
+        plain.queue = "other"  # type: ignore[misc]
+
+
+async def no_parameters() -> None: ...
+async def only_by_name(*, ctx: Context) -> None: ...
+async def any_number(ctx: Context, *rest: int) -> None: ...
+async def any_names(ctx: Context, **rest: int) -> None: ...
+async def nameless_parameter(ctx: Context, one: int, /) -> None: ...
+async def unknown_type(ctx: Context, one: Fraction) -> None: ...
+async def no_schema(ctx: Context, one: subprocess.Popen[bytes]) -> None: ...
+async def no_schema_returned(ctx: Context) -> subprocess.Popen[bytes]: ...  # type: ignore[empty-body]
+def not_async(ctx: Context) -> None: ...
+
+
+class Handler:
+    async def __call__(self, ctx: Context) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "says"),
+    [
+        (no_parameters, "its first parameter must be the Context"),
+        (only_by_name, "its first parameter must be the Context"),
+        (any_number, "rest.* cannot travel by name; give every argument a name"),
+        (any_names, "cannot travel by name"),
+        (nameless_parameter, "one.* cannot travel by name"),
+        (unknown_type, "'Fraction' is not defined; import the type where the module is loaded"),
+        (no_schema, "Unable to generate pydantic-core schema"),
+        (no_schema_returned, "its result: Unable to generate"),
+        (not_async, "must be an 'async def': put blocking work into a step"),
+        (lambda ctx: None, "has no name: pass name="),
+        (functools.partial(no_parameters), "has no name: pass name="),
+        (Handler(), "has no name: pass name="),
+    ],
+)
+def test_what_cannot_be_a_task_is_refused_with_the_remedy(app: App, handler: Callable[..., Any], says: str) -> None:
+    with pytest.raises(TaskDefinitionError, match=says):
+        app.task(handler)
+    assert not app.tasks
+
+
+def test_two_tasks_cannot_have_one_name(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    with pytest.raises(TaskDefinitionError, match="'job' is defined twice: pass name="):
+
+        @app.task(name="job")
+        async def another(ctx: Context) -> None: ...
+
+
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": -1}, {"result_ttl": 0}, {"result_ttl": 1e300}])
+def test_times_of_a_task_are_more_than_nothing_and_less_than_for_ever(app: App, options: dict[str, Any]) -> None:
+    with pytest.raises(TaskDefinitionError, match="must be more than 0 seconds"):
+
+        @app.task(**options)
+        async def job(ctx: Context) -> None: ...
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-a", "a:b", "a{b}", "x" * 65])
+def test_names_that_cannot_stand_in_a_key_are_refused_where_they_are_given(app: App, name: str) -> None:
+    with pytest.raises(ValueError, match="cannot stand in a key"):
+        app.task(queue=name)
+    with pytest.raises(ValueError, match="cannot stand in a key"):
+        App(name)
+
+
+# calling a task
+
+
+async def test_a_task_is_still_a_function(app: App) -> None:
+    @app.task
+    async def double(ctx: Context, number: int) -> int:
+        return number * 2
+
+    ctx: Any = None
+    assert await double(ctx, 4) == 8
+    assert await double(ctx, number=5) == 10
+
+
+async def test_an_app_that_is_not_open_says_how_to_open_it(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    with pytest.raises(Unavailable, match="enqueue inside 'async with app:'"):
+        await job.enqueue()
+
+
+@pytest.mark.integration
+async def test_an_app_is_open_until_its_last_user_leaves(settings: Settings) -> None:
+    app = App("shop", settings=settings)
+
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    async with app:
+        async with app:
+            await job.enqueue()
+        await job.enqueue()
+    with pytest.raises(Unavailable):
+        await job.enqueue()
+    async with app:
+        assert await redis_command(app, "XLEN", partition_of(app).ready) == 2
+
+
+@pytest.mark.integration
+async def test_arguments_and_result_arrive_in_their_types(opened: App) -> None:
+    seen: list[Any] = []
+
+    @opened.task
+    async def buy(ctx: Context, order: Order, at: datetime, places: tuple[str, ...], note: str = "none") -> Order:
+        seen.extend([order, at, places, note])
+        return Order(item=order.item, count=order.count + 1)
+
+    at = datetime.fromisoformat("2026-05-04T03:02:01+00:00")
+    handle = await buy.enqueue(Order(item="tea"), at, places=("a", "b"))
+    await work_off(opened)
+    assert await soon(handle.result()) == Order(item="tea", count=2)
+    assert seen == [Order(item="tea"), at, ("a", "b"), "none"]
+
+
+@pytest.mark.integration
+async def test_undeclared_arguments_are_plain_data(opened: App) -> None:
+    @opened.task
+    async def echo(ctx, one, two=2):  # type: ignore[no-untyped-def]
+        return [one, two]
+
+    handle = await echo.enqueue({"a": (1, 2)})
+    await work_off(opened)
+    assert await soon(handle.result()) == [{"a": [1, 2]}, 2]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("args", "kwargs", "says"),
+    [
+        ((), {}, "missing a required argument: 'order'"),
+        (("tea",), {}, "order: Input should be a valid dictionary or instance of Order"),
+        (({"item": "tea", "count": "many"},), {}, "order.count: Input should be a valid integer"),
+        ((Order(item="tea"), 1, 2), {}, "too many positional arguments"),
+        ((Order(item="tea"),), {"colour": "red"}, "unexpected keyword argument 'colour'"),
+        ((Order(item="tea"),), {"often": object()}, "often: Input should be a valid integer"),
+    ],
+)
+async def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent(
+    opened: App, args: tuple[Any, ...], kwargs: dict[str, Any], says: str
+) -> None:
+    @opened.task
+    async def buy(ctx: Context, order: Order, often: int = 1) -> None: ...
+
+    with pytest.raises(InvalidArguments, match=says) as caught:
+        await buy.enqueue(*args, **kwargs)
+    assert caught.value.task == "buy"
+    assert await redis_command(opened, "EXISTS", partition_of(opened).ready) == 0
+
+
+@pytest.mark.integration
+async def test_of_many_all_are_checked_before_any_is_sent(opened: App) -> None:
+    @opened.task
+    async def square(ctx: Context, number: int) -> int:
+        return number * number
+
+    with pytest.raises(InvalidArguments):
+        await square.enqueue_many([{"number": 1}, {"number": "two"}])
+    assert await redis_command(opened, "EXISTS", partition_of(opened).ready) == 0
+    handles = await square.enqueue_many([{"number": number} for number in range(20)])
+    await work_off(opened)
+    assert [await soon(handle.result()) for handle in handles] == [number * number for number in range(20)]
+
+
+@pytest.mark.integration
+async def test_a_payload_over_the_limit_is_refused_with_both_sizes(settings: Settings) -> None:
+    app = App("shop", settings=settings.model_copy(update={"payload_limit": 2000}))
+
+    @app.task
+    async def job(ctx: Context, text: str) -> None: ...
+
+    async with app:
+        with pytest.raises(PayloadTooLarge) as caught:
+            await job.enqueue("x" * 2000)
+        assert await redis_command(app, "EXISTS", partition_of(app).ready) == 0
+    assert caught.value.limit == 2000
+    assert caught.value.size > 2000
+    assert f"{caught.value.size:,} bytes" in str(caught.value)
+    assert "2,000 bytes" in str(caught.value)
+
+
+@pytest.mark.integration
+async def test_options_of_one_call_go_before_the_tasks(opened: App) -> None:
+    seen: list[Any] = []
+
+    @opened.task(queue="default", timeout=1)
+    async def job(ctx: Context, number: int) -> int:
+        seen.append((ctx.task, ctx.task_id, ctx.queue, ctx.headers, ctx.attempt, ctx.crashes, ctx.resumed))
+        return number
+
+    call = job.options(task_id="mine-1", queue="other", headers={"trace": "t1"}, result_ttl=50)
+    handle = await call.enqueue(3)
+    again = await call.enqueue(4)
+    assert handle.id == again.id == "mine-1"
+    await work_off(opened, queues=["other"])
+    assert await soon(handle.result()) == 3
+    assert seen == [("job", "mine-1", "other", {"trace": "t1"}, 1, 0, False)]
+    assert 0 < await redis_command(opened, "TTL", handle.partition.record("mine-1")) <= 50
+
+
+@pytest.mark.integration
+async def test_a_delayed_task_waits_for_its_time(opened: App) -> None:
+    @opened.task
+    async def job(ctx: Context) -> None: ...
+
+    handle = await job.options(delay=3600).enqueue()
+    await work_off(opened)
+    assert await handle.status() is State.SCHEDULED
+    await handle.cancel()
+
+
+def test_one_id_cannot_name_many(app: App) -> None:
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    with pytest.raises(ValueError, match="one task_id"):
+        job.options(task_id="a").enqueue_many([{}, {}]).send(None)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"delay": -1},
+        {"task_id": "a b"},
+        {"timeout": 0},
+        {"max_attempts": 0},
+        {"result_ttl": -1},
+    ],
+)
+async def test_options_that_make_no_sense_are_refused(opened: App, options: dict[str, Any]) -> None:
+    @opened.task
+    async def job(ctx: Context) -> None: ...
+
+    with pytest.raises(ValueError):
+        await job.options(**options).enqueue()
+    assert await redis_command(opened, "EXISTS", partition_of(opened).ready) == 0
+
+
+# workers and settings
+
+
+def test_a_worker_needs_tasks_and_room_for_them(app: App, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="has no tasks"):
+        Worker(app)
+
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="concurrency must be 1 or more"):
+        Worker(app, concurrency=0)
+    assert Worker(app, queues=["a", "b"]).queues == ("a", "b")
+    assert Worker(app, name="left").id.startswith("left-")
+    assert Worker(app).id != Worker(app).id
+
+
+def test_settings_come_from_the_environment_and_arguments_go_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PERDURE_REDIS_URL", "redis://there:1/2")
+    monkeypatch.setenv("PERDURE_NAMESPACE", "theirs")
+    monkeypatch.setenv("PERDURE_LEASE", "7")
+    monkeypatch.setenv("PERDURE_GRACE", "")
+    app = App("shop", namespace="ours")
+    assert app.settings.redis_url == "redis://there:1/2"
+    assert app.settings.namespace == "ours"
+    assert app.settings.lease == 7
+    assert app.settings.grace == 30
+    app.configure(redis_url="redis://here", lease=None)
+    assert app.settings.redis_url == "redis://here"
+    assert app.settings.lease == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("LEASE", "soon"),
+        ("LEASE", "0"),
+        ("LEASE", "inf"),
+        ("GRACE", "-1"),
+        ("NAMESPACE", "a b"),
+        ("RESULT_TTL", "nan"),
+        ("PAYLOAD_LIMIT", "1"),
+        ("LOG_LEVEL", "loud"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"PERDURE_{name}", value)
+    with pytest.raises(ConfigurationError, match=name.split("_", maxsplit=1)[0] if name != "NAMESPACE" else "a b"):
+        load_settings()
+
+
+def test_a_setting_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no setting is called leese"):
+        load_settings(leese=3)
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValidationError):
+        Settings().lease = 3
+
+
+def test_without_a_url_the_server_is_the_embedded_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PERDURE_DATA_DIR", str(tmp_path))
+    assert App("shop").settings.address.directory == tmp_path
+    with pytest.raises(PerdureError, match="unknown scheme"):
+        _ = Settings(redis_url="http://here").address

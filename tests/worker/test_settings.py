@@ -1,0 +1,81 @@
+"""Settings: read from arguments and the environment, refused by name, and never with a secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from perdure import Retry
+from perdure.queues import Gateway, Refused
+from perdure.worker.errors import ConfigurationError
+from perdure.worker.log import logger
+from perdure.worker.settings import load_settings
+
+from tests.support.servers import BUNDLED, RedisServer, find_program
+
+
+def test_the_environment_is_read_and_arguments_stand_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_LEASE", "7.5")
+    monkeypatch.setenv("PERDURE_NAMESPACE", "from-environment")
+    settings = load_settings(namespace="from-argument", redis_url=None)
+    assert (settings.lease, settings.namespace) == (7.5, "from-argument")
+
+
+@pytest.mark.parametrize(("name", "value"), [("PERDURE_LEASE", "soon"), ("PERDURE_LOG_LEVEL", "LOUD")])
+def test_a_bad_variable_is_named_with_its_value(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=f"{name}: .*{value}"):
+        load_settings()
+
+
+def test_a_setting_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="leese"):
+        load_settings(leese=3)
+
+
+def test_a_bad_setting_shows_no_other_setting() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        load_settings(namespace="a b", redis_url="redis://:topsecret@localhost")
+    assert "a b" in str(raised.value)
+    assert "topsecret" not in str(raised.value)
+
+
+def test_the_data_directory_is_looked_for_only_by_who_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody_home(_: type[Path]) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("PERDURE_DATA_DIR", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", classmethod(nobody_home))
+    assert load_settings(redis_url="redis://localhost").address.url == "redis://localhost"
+
+
+@pytest.mark.parametrize("bad", [{"max_attempts": 0}, {"max_crashes": -1}, {"jitter": 2.0}, {"factor": 0.5}])
+def test_a_retry_policy_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="Retry"):
+        Retry(**bad)  # type: ignore[arg-type]  # each is a number, as the policy wants
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("place", ["unix", "tcp"])
+async def test_a_wrong_password_is_refused_and_not_retried(place: str, unused_tcp_port: int) -> None:
+    program = find_program(BUNDLED)
+    assert program is not None
+    options = ("--save", "", "--requirepass", "right", "--port", str(unused_tcp_port), "--bind", "127.0.0.1")
+    server = RedisServer(program, options=options).start(password="right")
+    try:
+        url = f"unix://:wrong@{server.socket}" if place == "unix" else f"redis://:wrong@127.0.0.1:{unused_tcp_port}"
+        with pytest.raises(Refused, match="credentials"):
+            await Gateway(load_settings(redis_url=url).address).open()
+    finally:
+        server.stop()
+
+
+def test_control_characters_do_not_reach_the_log() -> None:
+    lines: list[str] = []
+    sink = logger.add(lambda message: lines.append(str(message)), format="{message} {extra[task]}")
+    try:
+        logger.bind(task="\x1b[2Jname").warning("attempt failed: {}", "\x1b[31mred\x07")
+    finally:
+        logger.remove(sink)
+    assert lines == ["attempt failed: \\x1b[31mred\\x07 \\x1b[2Jname\n"]

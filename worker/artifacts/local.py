@@ -1,0 +1,127 @@
+"""Artifacts in a local folder, or one that several hosts have mounted."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from .backend import INCOMING, Draft, Object, WrongSize, is_hash, path_of
+
+__all__ = ["Folder"]
+
+
+class Folder:
+    """A shelf on a file system.
+
+    Bytes are on the disk before they get their name, and the name is before `keep` returns: what was linked survives a
+    power cut. Saving and collecting exclude each other by a lock on a file (`flock`), which the kernel releases when
+    its holder dies: either the collector sees that an object was just saved again, or the saver that it is gone.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @property
+    def shown(self) -> str:
+        return str(self._root)
+
+    def draft(self) -> Draft:
+        incoming = self._root / INCOMING
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        incoming.mkdir(mode=0o700, exist_ok=True)
+        return _FileDraft(self, incoming)
+
+    def open(self, digest: str) -> IO[bytes]:
+        return self.path(digest).open("rb")
+
+    def path(self, digest: str) -> Path:
+        return self._root / path_of(digest)
+
+    def objects(self) -> Iterator[Object]:
+        for first in sorted(_listed(self._root)):
+            for rest in sorted(_listed(self._root / first)) if len(first) == 2 else ():
+                if is_hash(first + rest):
+                    with suppress(FileNotFoundError):  # collected meanwhile
+                        found = (self._root / first / rest).stat()
+                        yield Object(first + rest, found.st_size, found.st_mtime)
+
+    def remove(self, digest: str, before: float) -> bool:
+        path = self.path(digest)
+        with self.lock(fcntl.LOCK_EX):
+            if path.stat().st_mtime >= before:
+                return False
+            path.unlink()
+        return True
+
+    def remove_drafts(self, before: float) -> int:
+        removed = 0
+        for name in _listed(self._root / INCOMING):
+            path = self._root / INCOMING / name
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < before:
+                    path.unlink()
+                    removed += 1
+        return removed
+
+    @contextmanager
+    def lock(self, kind: int) -> Iterator[None]:
+        """Hold the lock, which is for moments only: shared for who saves, exclusive for who collects."""
+        file = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(file, kind)
+            yield
+        finally:
+            os.close(file)
+
+
+class _FileDraft:
+    def __init__(self, folder: Folder, incoming: Path) -> None:
+        self._folder = folder
+        number, name = tempfile.mkstemp(dir=incoming)
+        self._path = Path(name)
+        self._file = os.fdopen(number, "wb", buffering=0)
+
+    def write(self, data: bytes | memoryview) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[self._file.write(left) :]
+
+    def keep(self, digest: str, size: int) -> None:
+        os.fchmod(self._file.fileno(), 0o400)  # what has a hash for a name is never changed
+        os.fsync(self._file.fileno())
+        path = self._folder.path(digest)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with self._folder.lock(fcntl.LOCK_SH):
+            try:
+                os.utime(path)
+            except FileNotFoundError:
+                self._path.rename(path)
+        if (found := path.stat().st_size) != size:
+            raise WrongSize(found)
+        _sync(path.parent)
+        _sync(path.parent.parent)
+
+    def discard(self) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return [found.name for found in folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _sync(folder: Path) -> None:
+    """Have the names in a folder on the disk."""
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

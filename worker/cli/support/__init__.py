@@ -1,0 +1,1 @@
+"""Parts that the commands share: connection, options, output and errors."""

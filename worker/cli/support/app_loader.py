@@ -1,0 +1,105 @@
+"""APP on the command line: `module:attribute` or `path/to/file.py:attribute`, and the application it names."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from ...app import App
+from .errors import Misuse
+
+__all__ = ["load_app"]
+
+_FORMS = "APP is module:attribute or path/to/file.py:attribute, such as tasks:app"
+
+
+def load_app(spec: str) -> App:
+    """Import the application. `Misuse` says what is wrong with it, and where in the user's code."""
+    target, colon, attribute = spec.rpartition(":")
+    if not colon or not target or not attribute:
+        raise Misuse(f"{spec!r} names no application: {_FORMS}")
+    module = _load_file(target) if target.endswith(".py") or os.sep in target else _load_module(target)
+    found = vars(module).get(attribute)
+    if isinstance(found, App):
+        return found
+    what = f"has no {attribute!r}" if attribute not in vars(module) else f"{attribute!r} is {_kind(found)}, not an App"
+    raise Misuse(f"{target}: {what}; {_apps_in(target, module)}")
+
+
+def _load_module(name: str) -> ModuleType:
+    """A module, sought in the working directory first."""
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise Misuse(
+                f"there is no module {name!r}: {error.name!r} is neither in {Path.cwd()} nor installed; {_FORMS}"
+            ) from None
+        raise _broken(name, error) from error
+    except (Exception, SystemExit) as error:
+        raise _broken(name, error) from error
+
+
+def _load_file(text: str) -> ModuleType:
+    """A file as a module of its own name, with the modules of its folder in reach."""
+    path = Path(text).absolute()
+    spec = importlib.util.spec_from_file_location(_module_name(path.stem), path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise Misuse(f"there is no Python file {text}; {_FORMS}")
+    sys.path.insert(0, str(path.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pydantic look for the module of what they define
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise _broken(text, error) from error
+    return module
+
+
+def _module_name(stem: str) -> str:
+    """The file's own name, unless it is that of a module which others rely on."""
+    taken = stem in sys.modules or stem in sys.stdlib_module_names or not stem.isidentifier()
+    return f"_app_{stem.replace('.', '_')}" if taken else stem
+
+
+def _broken(target: str, error: BaseException) -> Misuse:
+    last = traceback.format_exception_only(error)[-1].strip()
+    return Misuse(f"{target} cannot be imported: {last}{_where(error)}")
+
+
+def _where(error: BaseException) -> str:
+    """The user's own line that the error came from: the last one outside of what is installed."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({error.filename}:{error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_installed(frame.filename)]
+    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+
+
+def _is_installed(filename: str) -> bool:
+    if filename.startswith("<"):
+        return True
+    path = Path(filename)
+    here = Path(__file__).parents[2]
+    return path.is_relative_to(here) or path.is_relative_to(_STDLIB) or "site-packages" in path.parts
+
+
+_STDLIB = Path(os.__file__).parent
+
+
+def _apps_in(target: str, module: ModuleType) -> str:
+    apps = [name for name, value in vars(module).items() if isinstance(value, App)]
+    if not apps:
+        return "there is no App in it: app = App('name')"
+    return f"its Apps: {', '.join(f'{target}:{name}' for name in apps)}"
+
+
+def _kind(value: object) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

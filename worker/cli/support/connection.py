@@ -1,0 +1,140 @@
+"""Where the queues are, as the command line says it, and commands that are given an open connection to them.
+
+From what a person names to what is there: a task by its id, queues by their names.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Concatenate, ParamSpec
+
+import anyio
+import typer
+
+from ....queues import Partition, Producer, TaskHandle, TaskNotFound, queue_partitions
+from ...settings import load_settings
+from .errors import Failed, Misuse
+
+__all__ = ["DataDir", "Place", "connected", "find_handle", "known_partitions", "placed", "redis_now"]
+
+P = ParamSpec("P")
+
+_PANEL = "Where the queues are"
+
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="The server: redis://, redis+cluster://, redis+sentinel:// (with TLS: rediss), unix:// or embedded:. "
+        "Else PERDURE_REDIS_URL, else the embedded one.",
+        rich_help_panel=_PANEL,
+        show_default=False,
+    ),
+]
+NamespaceName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The deployment. Else PERDURE_NAMESPACE, else perdure.",
+        rich_help_panel=_PANEL,
+        show_default=False,
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="The embedded server's folder. Else PERDURE_DATA_DIR, else one in your home folder.",
+        rich_help_panel=_PANEL,
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the queues are; what is None is left to the environment."""
+
+    redis_url: str | None = None
+    namespace: str | None = None
+    data_dir: Path | None = None
+
+    def overrides(self) -> dict[str, object]:
+        """What the command line says, as settings. A folder alone means the embedded server in it."""
+        if self.data_dir is not None and not (self.redis_url or "embedded:").startswith("embedded:"):
+            raise Misuse("--data-dir is the embedded server's and --redis-url names another one: give one of them")
+        url = self.redis_url or (None if self.data_dir is None else "embedded:")
+        return {"redis_url": url, "namespace": self.namespace, "data_dir": self.data_dir}
+
+    def producer(self) -> Producer:
+        """A way to the queues, not yet open."""
+        settings = load_settings(**self.overrides())
+        return Producer(
+            address=settings.address,
+            namespace=settings.namespace,
+            payload_limit=settings.payload_limit,
+            result_ttl=settings.result_ttl,
+            sealer=settings.sealer,
+            replication=settings.replication,
+        )
+
+
+def placed(command: Callable[Concatenate[Place, P], None]) -> Callable[..., None]:
+    """Give a command the options that say where the queues are; it gets them as its first argument, a `Place`."""
+
+    @functools.wraps(command)
+    def called(*args: Any, **options: Any) -> None:
+        place = Place(options.pop("redis_url"), options.pop("namespace"), options.pop("data_dir"))
+        command(place, *args, **options)
+
+    own = inspect.signature(command, eval_str=True)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in (("redis_url", RedisUrl), ("namespace", NamespaceName), ("data_dir", DataDir))
+    ]
+    parameters = [*list(own.parameters.values())[1:], *added]
+    called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return called
+
+
+def connected(command: Callable[Concatenate[Producer, P], Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an async command with an open `Producer` as its first argument, and with the options of `placed`."""
+
+    @functools.wraps(command)
+    def called(place: Place, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        async def connect_and_run() -> None:
+            async with place.producer() as producer:
+                await command(producer, *args, **kwargs)
+
+        anyio.run(connect_and_run)
+
+    return placed(called)
+
+
+async def redis_now(producer: Producer) -> int:
+    """Now, in milliseconds of Redis' clock: what all of Perdure's times are compared with."""
+    seconds, micros = await producer.gateway.command("TIME")
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+async def find_handle(producer: Producer, task_id: str) -> TaskHandle[Any]:
+    """The task, in whichever queue it is. Raises `TaskNotFound`."""
+    handle = await producer.find(task_id)
+    if handle is None:
+        raise TaskNotFound(task_id, f"any queue of namespace {producer.namespace.name!r} on {producer.address.shown}")
+    return handle
+
+
+async def known_partitions(producer: Producer, queue: str | None) -> Sequence[Partition]:
+    """The partitions of one queue, or of all; a queue that nobody ever used is refused."""
+    partitions = await queue_partitions(producer.gateway, producer.namespace, queue)
+    if queue is not None and not partitions:
+        known = {partition.queue for partition in await queue_partitions(producer.gateway, producer.namespace)}
+        names = ", ".join(sorted(known)) or "none"
+        raise Failed(f"no queue {queue!r} in namespace {producer.namespace.name!r}; there are: {names}")
+    return partitions

@@ -1,0 +1,144 @@
+"""One event of a task as one line for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import orjson
+
+from ....queues import TaskEvent
+from .output import timestamp
+
+__all__ = ["describe_event"]
+
+Data = Mapping[str, Any]
+
+_LONGEST: Final = 160
+"""Characters of one value: `--json` has the whole."""
+
+
+def describe_event(event: TaskEvent, *, of_many: bool = False) -> str:
+    """When, which, in which step, and what it says. of_many: with its task, since others stand beside it."""
+    data = event.data if isinstance(event.data, dict) else {}
+    if event.problem is not None:  # its sentence would say what may not be so: its fields say what is there
+        told = f"(cannot be read: {event.problem}) {_fields(data)}"
+    elif event.data is not None and not isinstance(event.data, dict):
+        told = _short(event.data)
+    else:
+        told = _SENTENCES.get(event.type, _fields)(data)
+    task = event.task_id if of_many else ""
+    number = "" if event.number is None else f"#{event.number}"
+    line = " ".join([task, number, event.type, _place(event), told])
+    return f"{timestamp(event.at)}  {' '.join(line.split())}"
+
+
+def _place(event: TaskEvent) -> str:
+    """The step that it is about, or that it happened in."""
+    step = event.step or ""
+    if event.type == "tool_called":
+        step = step.rpartition("/")[0]
+    return f"in {step}:" if step and event.type in _SENTENCES else step
+
+
+def _short(value: Any, longest: int = _LONGEST) -> str:
+    """A value on one line, no longer than that."""
+    text = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    text = " ".join(text[: 4 * longest].split())
+    return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def _fields(data: Data) -> str:
+    """What is there, by name: for types that have no sentence, such as a user's own."""
+    shown = (name for name in data if name not in _HIDDEN and data[name] not in (None, "", [], {}))
+    return " ".join([*(f"{name}={_short(data[name])}" for name in shown), _changes(data)])
+
+
+_HIDDEN: Final = frozenset({"traceback", "v", "step", "changes", "own"})
+
+
+def _changes(data: Data) -> str:
+    changes = data.get("changes")
+    if not isinstance(changes, list) or not changes:
+        return ""
+    paths = [str(one.get("path")) if isinstance(one, dict) else "?" for one in changes]
+    return _short(f"changes {', '.join(paths)}")
+
+
+def _because(data: Data, name: str) -> str:
+    return f", because {_short(data[name])}" if data.get(name) else ""
+
+
+def _called(data: Data) -> str:
+    named = data.get("arguments")
+    given = ", ".join(f"{name}={_short(one, 60)}" for name, one in named.items()) if isinstance(named, dict) else ""
+    size = data.get("clipped")
+    clipped = "" if size is None else f" (of {size} bytes)"
+    tries = f", try {data['attempt']}" if data.get("attempt", 1) != 1 else ""
+    result = _short(data.get("result"))
+    return f"{_short(data.get('tool'))}({_short(given)}) -> {result}{clipped}{tries}{_because(data, 'reasoning')}"
+
+
+def _decided(data: Data) -> str:
+    left = data.get("alternatives")
+    others = f"; left open: {_short(', '.join(map(str, left)))}" if isinstance(left, list) and left else ""
+    return f"{_short(data.get('choice'))}{_because(data, 'reasoning')}{others}"
+
+
+def _discovered(data: Data) -> str:
+    return _short(data.get("fact")) + (f" [{_short(data['source'])}]" if data.get("source") else "")
+
+
+def _said(data: Data) -> str:
+    message = data.get("message")
+    if not isinstance(message, dict):
+        return _fields(data)
+    calls = message.get("tool_calls")
+    names = [str(one.get("name")) for one in calls if isinstance(one, dict)] if isinstance(calls, list) else []
+    asks = f" (asks for {', '.join(names)})" if names else ""
+    return f"{message.get('role')}: {_short(message.get('content', ''))}{asks}"
+
+
+def _planned(data: Data) -> str:
+    steps = data.get("steps")
+    keys = [str(one.get("key")) for one in steps if isinstance(one, dict)] if isinstance(steps, list) else []
+    again = "anew: " if data.get("again") else ""
+    return f"{again}{_short(', '.join(keys))}{_because(data, 'why')}"
+
+
+def _forked(data: Data) -> str:
+    return f"from task {data.get('source')} at event {data.get('at')}"
+
+
+def _compacted(data: Data) -> str:
+    turns, first, last = (data.get(name) for name in ("messages", "first", "last"))
+    return f"{turns} turns (events {first} to {last}) into: {_short(data.get('summary', ''))}"
+
+
+def _waiting(data: Data) -> str:
+    whom = f" {'of' if data.get('what') == 'approval' else 'from'} {_short(data['on'])}" if data.get("on") else ""
+    why = f": {_short(data['why'])}" if data.get("why") else ""
+    return f"for {_short(data.get('what') or 'something')}{whom}{why}"
+
+
+def _received(data: Data) -> str:
+    whom = f" from {_short(data['sender'])}" if data.get("sender") else ""
+    return f"message {data.get('number')}{whom}: {_short(data.get('content', ''))}"
+
+
+def _sent(data: Data) -> str:
+    return f"to task {data.get('to')}, message {data.get('number')}: {_short(data.get('content', ''))}"
+
+
+_SENTENCES: Final[dict[str, Callable[[Data], str]]] = {
+    "tool_called": _called,
+    "waiting": _waiting,
+    "received": _received,
+    "message_sent": _sent,
+    "decided": _decided,
+    "discovered": _discovered,
+    "message_added": _said,
+    "planned": _planned,
+    "forked": _forked,
+    "compacted": _compacted,
+}

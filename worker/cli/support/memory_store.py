@@ -1,0 +1,100 @@
+"""Where the memories are, as the command line says it, and commands that are given the open store. None needs Redis."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, Concatenate, ParamSpec
+
+import anyio
+import typer
+
+from ...memory import HybridStore, make_store
+from ...settings import Settings, load_settings
+
+__all__ = ["Owner", "Tags", "Type", "placed", "stored", "without_embedder"]
+
+P = ParamSpec("P")
+
+_PANEL = "Where the memories are"
+
+Place = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="PLACE",
+        help="A file, or postgresql://... Else PERDURE_MEMORY, else memory.sqlite3 in the data folder.",
+        rich_help_panel=_PANEL,
+        show_default=False,
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="The data folder. Else PERDURE_DATA_DIR, else one in your home folder.",
+        rich_help_panel=_PANEL,
+        show_default=False,
+    ),
+]
+
+Owner = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Only those of this agent; '' for nobody's.", show_default=False)
+]
+Type = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only this type.", show_default=False)]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option("--tag", metavar="TAG", help="Only with this tag. May be given again.", show_default=False),
+]
+
+
+def without_embedder(settings: Settings) -> Settings:
+    """For what embeds nothing: another embedder than the store's does no harm there."""
+    return settings.model_copy(update={"embedder": ""})
+
+
+def placed(command: Callable[Concatenate[Settings, P], None]) -> Callable[..., None]:
+    """Give a command the options that say where the memories are; it gets the settings as its first argument."""
+
+    @functools.wraps(command)
+    def called(*args: Any, **options: Any) -> None:
+        command(load_settings(memory=options.pop("memory"), data_dir=options.pop("data_dir")), *args, **options)
+
+    own = inspect.signature(command, eval_str=True)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in (("memory", Place), ("data_dir", DataDir))
+    ]
+    parameters = [*list(own.parameters.values())[1:], *added]
+    called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return called
+
+
+def stored(
+    *, create: bool = False, embeds: bool = True, anew: bool = False
+) -> Callable[[Callable[Concatenate[HybridStore, P], Coroutine[Any, Any, None]]], Callable[..., None]]:
+    """Run an async command with the open store as its first argument, and with the options of `placed`.
+
+    create: make the store where there is none. embeds: it needs the embedder, where one is set. anew: open it
+    whosoever's vectors it has.
+    """
+
+    def decorate(command: Callable[Concatenate[HybridStore, P], Coroutine[Any, Any, None]]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def called(settings: Settings, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            async def open_and_run() -> None:
+                store = make_store(settings if embeds else without_embedder(settings))
+                await (store.open_for_reembedding() if anew else store.open(create=create))
+                try:
+                    await command(store, *args, **kwargs)
+                finally:
+                    await store.close()
+
+            anyio.run(open_and_run)
+
+        return placed(called)
+
+    return decorate

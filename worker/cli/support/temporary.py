@@ -1,0 +1,74 @@
+"""Long commands that clean up also when they are interrupted.
+
+Removing everything of a namespace that was made for the occasion.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable, Iterable
+from importlib.util import find_spec
+from typing import Final, TypeVar
+
+import anyio
+import typer
+
+from ....queues import Gateway, Namespace, Partition
+
+__all__ = ["remove_namespace", "run_interruptible"]
+
+R = TypeVar("R")
+
+
+def run_interruptible(work: Callable[[], Awaitable[R]]) -> R:
+    """Run it to its end. SIGINT and SIGTERM cancel it; once it has cleaned up, the process ends as the signal says."""
+    signals: list[int] = []
+    results: list[R] = []
+
+    async def until_interrupted() -> None:
+        async with anyio.create_task_group() as group:
+            scope = anyio.CancelScope()
+            group.start_soon(_cancel_on_signal, scope, signals)
+            with scope:
+                results.append(await work())
+            group.cancel_scope.cancel()
+
+    anyio.run(until_interrupted, backend_options={"use_uvloop": find_spec("uvloop") is not None})
+    if not results:
+        raise typer.Exit(128 + signals[0])
+    return results[0]
+
+
+async def _cancel_on_signal(scope: anyio.CancelScope, signals: list[int]) -> None:
+    """Listens until the cleaning up is done, so that an impatient second Ctrl-C does not cut it short."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+        async for number in received:
+            signals.append(number)
+            scope.cancel()
+
+
+_AT_ONCE: Final = 1_000
+
+
+async def remove_namespace(gateway: Gateway, namespace: Namespace, partitions: Iterable[Partition]) -> None:
+    """Remove all keys of the namespace, which has these partitions and no others.
+
+    They are sought through a whole server, in small steps that keep nobody waiting; in a cluster, through each node
+    that has some of them.
+    """
+    if not gateway.clustered:
+        await _remove(gateway, f"{{{namespace.name}[:}}]*", namespace.queues)
+        return
+    await _remove(gateway, f"{{{namespace.name}}}:*", namespace.queues)
+    for partition in partitions:
+        await _remove(gateway, f"{partition.ready.removesuffix('ready')}*", partition.ready)
+
+
+async def _remove(gateway: Gateway, pattern: str, node_of: str) -> None:
+    cursor = b"0"
+    while True:
+        scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", _AT_ONCE)
+        cursor, keys = await gateway.command(*scan, node_of=node_of)
+        await gateway.pipeline([("UNLINK", key) for key in keys])
+        if cursor == b"0":
+            return

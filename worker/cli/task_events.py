@@ -1,0 +1,350 @@
+"""`perdure task events`: what happened to one task, or to those of a queue; and what it comes to.
+
+Which events of which tasks are meant, and what they come to in numbers.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import typer
+
+from ...queues import Gateway, Partition, Producer, State, TaskEvent, list_tasks, read_last_events, walk_events
+from ..journal import Unreadable, parse_event
+from .support.connection import connected, find_handle, known_partitions, redis_now
+from .support.errors import Misuse
+from .support.events_text import describe_event
+from .support.options import QueueOption, TaskNameOption, read_task_id
+from .support.output import AsJson, ago, print_fields, print_json, print_json_lines, print_table, print_text
+
+__all__ = ["Statistics", "Wanted", "events", "events_of_tasks", "last_events", "last_of"]
+
+_PAGE: Final = 200
+"""Events that are read together."""
+
+_TASKS: Final = 100
+"""Tasks that are asked together whether they have a log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which events are meant; what is empty does not matter. since: milliseconds of Redis' clock.
+
+    step: the one of this key, and those within it.
+    """
+
+    types: Sequence[str] = ()
+    step: str | None = None
+    tool: str | None = None
+    since: int = 0
+
+    @property
+    def after(self) -> str:
+        """The event id after which they begin."""
+        return f"{self.since - 1}-{2**64 - 1}" if self.since > 0 else "0-0"
+
+    def matches(self, event: TaskEvent) -> bool:
+        data = event.data if isinstance(event.data, dict) else {}
+        return (
+            event.at >= self.since
+            and (not self.types or event.type in self.types)
+            and (self.step is None or event.step == self.step or (event.step or "").startswith(f"{self.step}/"))
+            and self.tool in (None, data.get("tool"))
+        )
+
+
+async def last_events(
+    gateway: Gateway, partition: Partition, task_id: str, wanted: Wanted, count: int
+) -> list[TaskEvent]:
+    """The last so many that match, the oldest first; read from the end."""
+    found: list[TaskEvent] = []
+    before: str | None = None
+    while True:
+        page = await read_last_events(gateway, partition, task_id, _PAGE, before=before)
+        found += [event for event in page if wanted.matches(event)][: count - len(found)]
+        if len(page) < _PAGE or len(found) == count or page[-1].at < wanted.since:
+            return found[::-1]
+        before = page[-1].id
+
+
+async def events_of_tasks(
+    producer: Producer, wanted: Wanted, *, queue: str | None, states: Sequence[State], task: str | None
+) -> AsyncIterator[TaskEvent]:
+    """Matching events of all tasks that are meant, task by task: a page of one log is in memory at a time."""
+    some: list[tuple[Partition, str]] = []
+    tasks = list_tasks(producer.gateway, producer.namespace, queue=queue, states=states, task=task)
+    async for record in tasks:
+        some.append((producer.namespace.partition(record.queue, record.partition), record.id))
+        if len(some) == _TASKS:
+            async for event in _events_of(producer.gateway, some, wanted):
+                yield event
+            some.clear()
+    async for event in _events_of(producer.gateway, some, wanted):
+        yield event
+
+
+async def _events_of(
+    gateway: Gateway, tasks: Sequence[tuple[Partition, str]], wanted: Wanted
+) -> AsyncIterator[TaskEvent]:
+    lengths = await gateway.pipeline([("XLEN", partition.log(task_id)) for partition, task_id in tasks])
+    for (partition, task_id), length in zip(tasks, lengths, strict=True):
+        if length:
+            async for event in walk_events(gateway, partition, task_id, after=wanted.after):
+                if wanted.matches(event):
+                    yield event
+
+
+async def last_of(events: AsyncIterator[TaskEvent], count: int) -> list[TaskEvent]:
+    """The latest so many, in the order of time."""
+    latest: list[tuple[int, int, str, int, TaskEvent]] = []
+    number = 0
+    async for event in events:
+        number += 1
+        at, _, within = event.id.partition("-")
+        heapq.heappush(latest, (int(at), int(within), event.task_id, number, event))
+        if len(latest) > count:
+            heapq.heappop(latest)
+    return [one[-1] for one in sorted(latest)]
+
+
+_FAILURES: Final = ("step_failed", "attempt_failed", "crashed", "crash_backoff", "buried")
+_SHOWN: Final = 10
+"""Decisions that are shown."""
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What events come to: how many there are of each type, which tools were used and how often they failed, where it
+    failed last, and the latest decisions.
+    """
+
+    tasks: set[str] = field(default_factory=set)
+    types: Counter[str] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    steps: Counter[str] = field(default_factory=Counter)
+    unreadable: int = 0
+    failed_last: TaskEvent | None = None
+    failed_step: TaskEvent | None = None
+    decisions: deque[TaskEvent] = field(default_factory=lambda: deque(maxlen=_SHOWN))
+
+    def count(self, event: TaskEvent) -> None:
+        data = event.data if isinstance(event.data, dict) else {}
+        self.tasks.add(event.task_id)
+        self.types[event.type] += 1
+        self.unreadable += event.problem is not None
+        tool = data.get("tool")
+        if event.type == "tool_called" and isinstance(tool, str):
+            self.calls[tool] += 1
+        if event.type == "step_failed":
+            self.steps[event.step or "?"] += 1
+            self.failed_step = _later(self.failed_step, event)
+            if isinstance(tool, str):
+                self.calls[tool] += 1
+                self.failures[tool] += 1
+        if event.type in _FAILURES:
+            self.failed_last = _later(self.failed_last, event)
+        if event.type == "decided":
+            self.decisions.append(event)
+
+    def summary(self) -> dict[str, Any]:
+        """The numbers as plain data, the most frequent first."""
+        return {
+            "tasks": len(self.tasks),
+            "events": self.types.total(),
+            "unreadable": self.unreadable,
+            "types": dict(self.types.most_common()),
+            "tools": [
+                {"tool": name, "calls": count, "failures": self.failures[name]}
+                for name, count in self.calls.most_common()
+            ],
+            "failed_steps": dict(self.steps.most_common()),
+            "failed_last": _plain(self.failed_last),
+            "failed_step": _plain(self.failed_step),
+            "decisions": [_plain(event) for event in self.decisions],
+        }
+
+
+def _later(one: TaskEvent | None, other: TaskEvent) -> TaskEvent:
+    return other if one is None or other.at >= one.at else one
+
+
+def _plain(event: TaskEvent | None) -> dict[str, Any] | None:
+    return None if event is None else {"task_id": event.task_id} | event.summary()
+
+
+_SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|min|h|d)?")
+_UNITS: Final = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
+
+
+def read_since(text: str) -> tuple[bool, int]:
+    """Whether it counts from now back, and milliseconds."""
+    if found := _SPAN.fullmatch(str(text).strip()):
+        return True, round(float(found[1]) * _UNITS[found[2] or "s"] * 1000)
+    try:
+        at = datetime.fromisoformat(str(text).strip())
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no time: say how long ago (90s, 15m, 2h, 3d), or an ISO date") from None
+    return False, round((at if at.tzinfo else at.astimezone()).astimezone(UTC).timestamp() * 1000)
+
+
+@connected
+async def events(
+    producer: Producer,
+    task_id: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ID", parser=read_task_id, help="The task's id. Else those of all tasks.", show_default=False
+        ),
+    ] = None,
+    *,
+    types: Annotated[
+        list[str] | None,
+        typer.Option("--type", metavar="TYPE", help="Only of this type; may be given again.", show_default=False),
+    ] = None,
+    step: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Only of this step, and of those within it.", show_default=False)
+    ] = None,
+    tool: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only calls of this tool.", show_default=False)
+    ] = None,
+    since: Annotated[
+        Any,
+        typer.Option(
+            metavar="TIME", parser=read_since, help="Only since then: 15m, 2h, 3d ago, or a date.", show_default=False
+        ),
+    ] = None,
+    last: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the last N.", show_default=False)] = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="No more than N.", show_default=False)] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task has its outcome.")] = False,
+    stats: Annotated[bool, typer.Option("--stats", help="Only what they come to: tools, failures, decisions.")] = False,
+    queue: QueueOption = None,
+    state: Annotated[
+        list[State] | None, typer.Option(help="Of tasks in this state; may be given again.", show_default=False)
+    ] = None,
+    task_name: TaskNameOption = None,
+    json: AsJson = False,
+) -> None:
+    """Print what happened to a task, the oldest first, or to the tasks of a queue.
+
+    Without an ID: task by task, in no particular order; with --last, the last
+    of all. With --json: one object per line. Lines for people are cut short.
+
+    Example: perdure task events 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --follow
+
+    Example: perdure task events --queue research --since 1h --stats
+    """
+    if last is not None and limit is not None:
+        raise Misuse("--last takes the newest and --limit the oldest of them: give one")
+    if stats and (last is not None or limit is not None or follow):
+        raise Misuse("--stats counts all that match: leave --last, --limit and --follow out, and say --since")
+    wanted = Wanted(types or (), step, tool, await _moment(producer, since))
+    if task_id is not None:
+        if queue or state or task_name:
+            raise Misuse("an ID names one task: --queue, --state and --task are for many")
+        found = _of_one(producer, task_id, wanted, last, follow=follow)
+    elif follow:
+        raise Misuse("--follow needs the ID of the task that is to be followed")
+    else:
+        found = _of_many(producer, wanted, last, queue, state or [], task_name)
+    if stats:
+        await _print_statistics(producer, _judged(found), json=json)
+        return
+    left = limit
+    async for event in _judged(found):
+        if json:
+            print_json_lines([event.summary() if task_id else {"task_id": event.task_id} | event.summary()])
+        else:
+            print_text(describe_event(event, of_many=task_id is None))
+        left = None if left is None else left - 1
+        if left == 0:
+            break
+
+
+async def _judged(found: AsyncIterator[TaskEvent]) -> AsyncIterator[TaskEvent]:
+    """The events, with what keeps this version from reading one: its data may be there and mean something else."""
+    async for event in found:
+        typed = parse_event(event)
+        yield replace(event, problem=typed.problem) if isinstance(typed, Unreadable) else event
+
+
+async def _moment(producer: Producer, since: tuple[bool, int] | None) -> int:
+    if since is None:
+        return 0
+    back, milliseconds = since
+    return max(0, await redis_now(producer) - milliseconds if back else milliseconds)
+
+
+async def _of_one(
+    producer: Producer, task_id: str, wanted: Wanted, last: int | None, *, follow: bool
+) -> AsyncIterator[TaskEvent]:
+    handle = await find_handle(producer, task_id)
+    after = wanted.after
+    if last is not None:
+        for event in await last_events(producer.gateway, handle.partition, task_id, wanted, last):
+            after = event.id
+            yield event
+        if not follow:
+            return
+    async for event in handle.events(follow=follow, after=after):
+        if wanted.matches(event):
+            yield event
+
+
+async def _of_many(
+    producer: Producer, wanted: Wanted, last: int | None, queue: str | None, states: list[State], task: str | None
+) -> AsyncIterator[TaskEvent]:
+    await known_partitions(producer, queue)
+    found = events_of_tasks(producer, wanted, queue=queue, states=states, task=task)
+    if last is None:
+        async for event in found:
+            yield event
+    else:
+        for event in await last_of(found, last):
+            yield event
+
+
+async def _print_statistics(producer: Producer, found: AsyncIterator[TaskEvent], *, json: bool) -> None:
+    statistics = Statistics()
+    async for event in found:
+        statistics.count(event)
+    summary = statistics.summary()
+    if json:
+        print_json(summary)
+        return
+    since = ago(await redis_now(producer))
+    print_fields(
+        {
+            "tasks": str(summary["tasks"]),
+            "events": str(summary["events"]),
+            "cannot be read": str(statistics.unreadable) if statistics.unreadable else None,
+            "failed last": _place(statistics.failed_last, since),
+            "failed step": _place(statistics.failed_step, since),
+        }
+    )
+    if statistics.types:
+        print_text("")
+        print_table(("type", "events#"), [(name, str(count)) for name, count in statistics.types.most_common()])
+    if statistics.calls:
+        print_text("")
+        rows = [(one["tool"], str(one["calls"]), str(one["failures"])) for one in summary["tools"]]
+        print_table(("tool", "calls#", "failures#"), rows)
+    if statistics.decisions:
+        print_text("\nlatest decisions")
+        for event in statistics.decisions:
+            print_text(describe_event(event, of_many=statistics.types.total() > 0 and len(statistics.tasks) > 1))
+
+
+def _place(event: TaskEvent | None, since: Any) -> str | None:
+    if event is None:
+        return None
+    data = event.data if isinstance(event.data, dict) else {}
+    where = f" in step {event.step or data['step']}" if event.step or data.get("step") else ""
+    what = ": ".join(str(data[name]) for name in ("error", "message", "how") if data.get(name))
+    return f"{event.type}{where}, task {event.task_id}, {since(event.at)}: {' '.join(what.split())}"

@@ -1,0 +1,336 @@
+"""`perdure task replay`: the state of a task as any of its events left it.
+
+`perdure task fork`: a new task that goes on from a point of another one's past.
+
+`perdure task handoff`: where a task stands, for whoever goes on with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import orjson
+import typer
+
+from ...queues import Producer, Record, State, TaskHandle, Trail, read_trail
+from ..errors import BadHandoff
+from ..journal import (
+    HANDOFF,
+    HANDOFF_TOKENS,
+    BadEdit,
+    Handoff,
+    Past,
+    Point,
+    check_state,
+    diff,
+    fitted,
+    fitted_text,
+    handoff_of,
+    state_at,
+)
+from ..journal import fork as fork_task
+from ..journal.handoff.document import RECEIVED, Why
+from .support.connection import connected, find_handle
+from .support.errors import Misuse
+from .support.options import TaskId, read_object, read_task_id
+from .support.output import AsJson, print_data, print_fields, print_json, print_text, tell
+
+__all__ = ["fork", "handoff", "replay"]
+
+
+@connected
+async def replay(
+    producer: Producer,
+    task_id: TaskId,
+    *,
+    at: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="As event N left it. Else as the latest did.", show_default=False),
+    ] = None,
+    difference: Annotated[
+        tuple[int, int] | None,
+        typer.Option("--diff", metavar="N M", help="What changed from event N to event M.", show_default=False),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare the stored snapshot with what the log comes to.")
+    ] = False,
+    skip_unreadable: Annotated[
+        bool, typer.Option("--skip-unreadable", help="Leave out events that cannot be read, or are missing.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Show the state of a task as one of its events left it.
+
+    The numbers of events are those that 'perdure task events' shows as #N.
+    Of a function, the state has what it told: decisions, discoveries, messages.
+
+    Example: perdure task replay 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --at 12
+
+    Example: perdure task replay 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --diff 12 40
+    """
+    if (at is not None) + (difference is not None) + check > 1:
+        raise Misuse("--at, --diff and --check are three questions: ask one at a time")
+    if check and skip_unreadable:
+        raise Misuse("--check is about all events: leave --skip-unreadable out")
+    handle = await find_handle(producer, task_id)
+    if check:
+        await _check(handle, producer, json=json)
+    elif difference is not None:
+        await _compare(handle, producer, *difference, lenient=skip_unreadable, json=json)
+    else:
+        past = await state_at(producer.gateway, handle.partition, task_id, at, lenient=skip_unreadable)
+        _warn(past)
+        if json:
+            print_json({"id": task_id, "event": past.number, "agent": past.agent, "state": past.state})
+        else:
+            _print_state(past)
+
+
+async def _check(handle: TaskHandle[Any], producer: Producer, *, json: bool) -> None:
+    stored = await check_state(producer.gateway, handle.partition, handle.id)
+    if stored is None:
+        past = await state_at(producer.gateway, handle.partition, handle.id)
+        tell(f"task {handle.id} has no snapshot; its log is sound, {past.number} events")
+    else:
+        tell(f"task {handle.id}: the snapshot at event {stored.number} is what the log comes to")
+    if json:
+        print_json({"id": handle.id, "sound": True, "snapshot": None if stored is None else stored.number})
+
+
+async def _compare(
+    handle: TaskHandle[Any], producer: Producer, first: int, second: int, *, lenient: bool, json: bool
+) -> None:
+    if min(first, second) < 0:
+        raise Misuse("events are numbered from 1, and 0 stands for before all of them")
+    found = [
+        await state_at(producer.gateway, handle.partition, handle.id, number, lenient=lenient)
+        for number in (first, second)
+    ]
+    _warn(found[first < second])
+    changes = diff(found[0].state, found[1].state)
+    if json:
+        print_json({"id": handle.id, "from": first, "to": second, "changes": changes})
+        return
+    if not changes:
+        tell(f"nothing changed from event {first} to event {second}")
+    for change in changes:
+        value = "" if change["op"] == "remove" else f" {_shown(change['value'])}"
+        print_text(f"{change['op']:8}{change['path'] or '/'}{value}")
+
+
+def _warn(past: Past) -> None:
+    for problem in past.skipped[:_MOST]:
+        tell(f"left out: {problem}")
+    if len(past.skipped) > _MOST:
+        tell(f"left out: {len(past.skipped) - _MOST} more")
+
+
+_MOST: Final = 5
+_LONGEST: Final = 200
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _print_state(past: Past) -> None:
+    """The state for people: each field by its name, lists one item to a line."""
+    shown: dict[str, str | None] = {"event": str(past.number), "agent": past.agent}
+    for name, value in past.state.items():
+        if value in (None, "", [], {}):
+            continue
+        shown[name.replace("_", " ")] = _field(name, value)
+    print_fields(shown)
+
+
+def _field(name: str, value: Any) -> str:
+    describe = _ITEMS.get(name)
+    if isinstance(value, list):
+        return "\n".join(describe(one) if describe and isinstance(one, dict) else _shown(one) for one in value)
+    if isinstance(value, Mapping) and name != "waiting_for":
+        return "\n".join(f"{key}: {_shown(one)}" for key, one in value.items())
+    return _shown(value)
+
+
+def _step(step: Mapping[str, Any]) -> str:
+    tries = f", try {step['attempts']}" if step.get("attempts", 0) > 1 else ""
+    error = f": {_shown(step['error'])}" if step.get("error") else ""
+    return f"[{step.get('status')}{tries}] {step.get('key')}: {_shown(step.get('title'))}{error}"
+
+
+def _decision(one: Mapping[str, Any]) -> str:
+    why = f", because {_shown(one['reasoning'])}" if one.get("reasoning") else ""
+    return f"#{one.get('n')} {_shown(one.get('choice'))}{why}"
+
+
+def _discovery(one: Mapping[str, Any]) -> str:
+    return f"#{one.get('n')} {_shown(one.get('fact'))}" + (f" [{_shown(one['source'])}]" if one.get("source") else "")
+
+
+def _turn(one: Mapping[str, Any]) -> str:
+    calls: Sequence[Any] = one.get("tool_calls") or ()
+    asks = f" (asks for {', '.join(str(call.get('name')) for call in calls)})" if calls else ""
+    return f"{one.get('role')}: {_shown(one.get('content', ''))}{asks}"
+
+
+_ITEMS: Final = {"plan": _step, "decisions": _decision, "discoveries": _discovery, "messages": _turn}
+
+
+_PAIR = re.compile(r"([^=\s{][^=]*)=(.*)", re.DOTALL)
+
+
+def read_point(text: str) -> Point:
+    """An event's number as a number; else what it is: an entry's id, or a step's key."""
+    return int(text) if re.fullmatch("[0-9]{1,15}", str(text)) else str(text)
+
+
+@connected
+async def fork(
+    producer: Producer,
+    task_id: TaskId,
+    *,
+    at: Annotated[
+        Any,
+        typer.Option(
+            metavar="N",
+            parser=read_point,
+            help="As it stood after event N, or after the step of this key. Else as it stands now.",
+            show_default=False,
+        ),
+    ] = None,
+    edit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Change it: NAME=VALUE or a JSON object.", show_default=False),
+    ] = None,
+    new_id: Annotated[
+        str | None,
+        typer.Option("--task-id", metavar="NEW", parser=read_task_id, help="Its id.", show_default=False),
+    ] = None,
+    skip_unreadable: Annotated[
+        bool, typer.Option("--skip-unreadable", help="Leave out events that cannot be read, or are missing.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Start a new task from a point of another one's past; prints its id.
+
+    It has the same name, arguments and headers. An agent has the state as of
+    event N, a function the steps that were recorded by then. The former task
+    stays as it is. What is done again has the new task's idempotency keys.
+
+    --edit changes the state of an agent, or the arguments of a function. A
+    value is JSON, else text; a name may lead inside: context.mood=calm.
+
+    Example: perdure task fork 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --at 12 --edit 'goal=be brief'
+    """
+    await find_handle(producer, task_id)
+    try:
+        forked = await fork_task(
+            producer, task_id, at=at, edit=_edits(edit or []), new_id=new_id, lenient=skip_unreadable
+        )
+    except BadEdit as error:
+        raise Misuse(f"--edit: {error}") from None
+    if json:
+        print_json(
+            {
+                "id": forked.handle.id,
+                "source": task_id,
+                "event": forked.event,
+                "agent": forked.agent,
+                "steps": forked.steps,
+                "within": forked.within,
+            }
+        )
+    else:
+        print_data(forked.handle.id)
+    of = "" if forked.agent is None else f" of agent {forked.agent}"
+    tell(f"a new task{of} goes on from event {forked.event} of task {task_id}, with {forked.steps} recorded steps")
+    if forked.within is not None:
+        tell(f"step {forked.within!r} was under way then: it begins anew, and may tell again what it had told")
+
+
+def _edits(texts: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for text in texts:
+        if pair := _PAIR.fullmatch(text):
+            found[pair[1].strip()] = _value(pair[2])
+            continue
+        try:
+            found |= read_object(text)
+        except ValueError as error:
+            raise Misuse(f"--edit takes NAME=VALUE or a JSON object, and {text!r} is neither: {error}") from None
+    return found
+
+
+def _value(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text
+
+
+@connected
+async def handoff(
+    producer: Producer,
+    task_id: TaskId,
+    *,
+    budget: Annotated[
+        int, typer.Option(min=1, metavar="TOKENS", help="No longer than this many tokens (estimated).")
+    ] = HANDOFF_TOKENS,
+    received: Annotated[bool, typer.Option("--received", help="The one with which another task handed on.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Print a task's handoff as Markdown: what is in progress, decided, next, and waited for.
+
+    It is what the last run has left; where that left none, or something has
+    happened since, it is drawn up from the event log.
+
+    Example: perdure task handoff 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --budget 500
+    """
+    handle = await find_handle(producer, task_id)
+    record = await handle.record()
+    trail = await read_trail(producer.gateway, handle.partition, task_id)
+    found = _stored(trail, task_id, RECEIVED) if received else _current(trail, record)
+    if found is None:
+        tell(f"task {task_id} goes on from no other task")
+        raise typer.Exit(1)
+    if json:
+        small = fitted(found, budget, form=lambda one: one.to_json().decode())
+        print_json(small.model_dump(mode="json"))
+    else:
+        print_text(fitted_text(found, budget).rstrip())
+
+
+def _current(trail: Trail, record: Record) -> Handoff:
+    """The one that is stored, if nothing has happened since and the task does not run; else one as of now."""
+    stored = _stored(trail, record.id, HANDOFF)
+    if stored is not None and stored.events == trail.number and record.state is not State.RUNNING:
+        return stored
+    step = () if record.step is None or record.state is not State.RUNNING else (record.step,)
+    why = _why(trail, record)
+    drawn = handoff_of(trail, task=record.task or "?", session=record.id, why=why, in_flight=step)
+    return drawn if why == "asked" else drawn.model_copy(update={"at": record.finished_at or trail.events[-1].at})
+
+
+def _why(trail: Trail, record: Record) -> Why:
+    if record.state is State.SUCCEEDED:
+        return "finished"
+    if record.state is State.DEAD:
+        return "burial"
+    last = trail.events[-1].type if trail.events else ""
+    known: dict[str, Why] = {"crashed": "crash", "attempt_failed": "failure", "handed_off": "shutdown"}
+    return known.get(last, "asked")
+
+
+def _stored(trail: Trail, task_id: str, key: str) -> Handoff | None:
+    data = trail.saved.get(key)
+    if data is None:
+        return None
+    try:
+        return Handoff.from_json(task_id, data)
+    except BadHandoff as error:
+        tell(f"{error}; this one is from the event log")
+        return None

@@ -1,0 +1,224 @@
+"""Messages, as a handler reads and sends them: both recorded once, so that a run that goes on has the same ones.
+
+What was read is recorded like a step, in the act that takes the messages out of the inbox. That nothing was there is
+recorded as well, or a later run of the same handler would take another way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+
+from ...queues import (
+    LONGEST,
+    Entry,
+    InboxMessage,
+    Kind,
+    Namespace,
+    Sent,
+    State,
+    TaskHandle,
+    TaskNotFound,
+    UnreadableMessage,
+    find_task,
+    last_message,
+    read_inbox,
+    send_message,
+)
+from ..errors import StepMismatch, StepOutsideTask
+from ..journal.events import MessageSent, Received, Waited, Waiting
+from .codec import fingerprint
+from .run import Ending, Parked, Run
+from .step import Durability, check_place
+
+__all__ = ["ask", "receive", "send"]
+
+_INBOX: Final = "#inbox"
+_SEND: Final = "#send"
+
+_HEAD: Final = b"{}\n"
+"""What the record of a read begins with, as those of steps do."""
+
+
+async def receive(
+    run: Run,
+    *,
+    wait: float | None,
+    limit: int | None,
+    sender: str | None,
+    why: str,
+    durability: Durability,
+) -> list[InboxMessage]:
+    """See `Context.inbox`."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit is a number of messages, 1 or more, not {limit}")
+    waiting = Waiting(what="message", on=sender or "", why=why)
+    return await _receive(run, wait or None, limit, sender, waiting, durability, new_only=False)
+
+
+async def ask(run: Run, who: str, question: str, *, wait: float, durability: Durability) -> InboxMessage | None:
+    """See `Context.ask`."""
+    if not wait > 0:
+        raise ValueError(f"to ask is to wait for more than 0 seconds, not {wait}")
+    waiting = Waiting(what="approval", on=who, why=question)
+    found = await _receive(run, wait, 1, who, waiting, durability, new_only=True)
+    return found[0] if found else None
+
+
+async def _receive(
+    run: Run,
+    wait: float | None,
+    limit: int | None,
+    sender: str | None,
+    waiting: Waiting,
+    durability: Durability,
+    *,
+    new_only: bool,
+) -> list[InboxMessage]:
+    """new_only: no message that was there when this was called first."""
+    check_place(run, _INBOX, own=True)
+    _check_wait(run, wait)
+    key = run.keys.next(_INBOX)
+    recorded = run.history.done.get(key)
+    if recorded is not None:
+        run.stir()
+        return [InboxMessage(**one) for one in orjson.loads(recorded.partition(b"\n")[2])]
+    if run.stopping:
+        await run.boundary()
+    if wait is None:
+        found = await _unused(run, limit, sender, 0)
+        await _record(run, key, found, waited=False, durability=durability)
+        return found
+    # A message that comes after this look may be missed by the read that follows; parking asks for what came after it.
+    last, now = await last_message(run.gateway, run.delivery.partition, run.id)
+    begun = _begun(run, key)
+    after = begun["after"] if begun is not None else last if new_only else 0
+    found = await _unused(run, limit, sender, after)
+    if found or (begun is not None and begun["until"] is not None and now >= begun["until"]):
+        await _record(run, key, found, waited=begun is not None, durability=durability)
+        return found
+    if begun is None:
+        begun = {"until": None if wait > LONGEST else now + round(wait * 1000), "after": after}
+        run.history.saved[key] = orjson.dumps(begun)
+        await run.recorder.put(Entry(Kind.SAVED, key, run.history.saved[key]), run.number(waiting), wait=True)
+    delay = LONGEST if begun["until"] is None else (begun["until"] - now) / 1000
+    await run.leave(Ending.PARKED, Parked(delay, waiting.what, last))
+    raise AssertionError("a parked run does not go on")
+
+
+def _check_wait(run: Run, wait: float | None) -> None:
+    if wait is None:
+        return
+    if math.isnan(wait) or wait < 0:
+        raise ValueError(f"wait is a number of seconds, 0 or more, not {wait}")
+    if asyncio.current_task() is not run.task:
+        raise StepOutsideTask(
+            "waiting for a message parks the whole task, which gives its slot away: await it in the handler itself, "
+            "not in an asyncio task beside it (there, read with ctx.inbox() without wait)"
+        )
+
+
+def _begun(run: Run, key: str) -> dict[str, Any] | None:
+    """The wait that a former run, or this one, began here: until when, and after which message."""
+    saved = run.history.saved.get(key)
+    return None if saved is None else orjson.loads(saved)
+
+
+async def _unused(run: Run, limit: int | None, sender: str | None, after: int) -> list[InboxMessage]:
+    """Messages that nobody has used, as many as a record may have bytes, but one in any case.
+
+    Each is this read's from when it is met, though nothing is stored yet: another one of the same run, which goes on at
+    the same time, does not get it.
+    """
+    if run.taken is None:
+        run.taken = set()
+    found: list[InboxMessage] = []
+    size = 0
+    try:
+        async for message in read_inbox(run.gateway, run.delivery.partition, run.id):
+            if message.number <= after or message.number in run.taken:
+                continue
+            if message.problem is not None:
+                if found:
+                    break
+                raise UnreadableMessage(run.id, message.number, message.problem)
+            if sender not in (None, message.sender):
+                continue
+            size += len(orjson.dumps(message.summary()))
+            if size > run.payload_limit:
+                if found:
+                    break
+                problem = f"it has {size:,} bytes, and this worker takes {run.payload_limit:,} (payload_limit)"
+                raise UnreadableMessage(run.id, message.number, problem)
+            found.append(message)
+            run.taken.add(message.number)
+            if len(found) == limit:
+                break
+    except BaseException:
+        run.taken.difference_update([message.number for message in found])
+        raise
+    return found
+
+
+async def _record(run: Run, key: str, found: Sequence[InboxMessage], *, waited: bool, durability: Durability) -> None:
+    """What was read, that it was used, and that the log tells of it, in one act; of nothing soon, else now."""
+    entries = [Entry(Kind.MARK, key, _HEAD + orjson.dumps([message.summary() for message in found]))]
+    for message in found:
+        told = Received(number=message.number, sender=message.sender, content=message.content)
+        entries += (run.number(told), Entry(Kind.TAKEN, str(message.number), b""))
+    if waited and not found:
+        entries.append(run.number(Waited()))
+    stored = bool(entries[1:])
+    await run.recorder.put(*entries, wait=stored, replicated=stored and durability == "replicated")
+    _progressed(run, stored)
+
+
+def _progressed(run: Run, stored: bool) -> None:
+    """The run got further than those before it."""
+    run.stir()
+    if stored and run.on_recorded is not None:
+        run.on_recorded()
+
+
+async def send(
+    run: Run, to: str | TaskHandle[Any], content: Any, *, sender: str | None, durability: Durability
+) -> Sent:
+    """See `Context.send`."""
+    check_place(run, _SEND, own=True)
+    key = run.keys.next(_SEND)
+    task_id = to if isinstance(to, str) else to.id
+    canonical, shown = fingerprint((task_id, content), {}, run.redact)
+    digest = hashlib.blake2b(canonical, digest_size=12).hexdigest()
+    recorded = run.history.done.get(key)
+    if recorded is not None:
+        head, _, data = recorded.partition(b"\n")
+        asked = orjson.loads(head)
+        if asked["h"] != digest:
+            raise StepMismatch(key, asked["a"], shown)
+        run.stir()
+        known, number, state = orjson.loads(data)
+        return Sent(known, number, State(state))
+    if run.stopping:
+        await run.boundary()
+    run.step_began(key)
+    try:
+        namespace = Namespace(run.delivery.partition.namespace)
+        partition = await find_task(run.gateway, namespace, task_id)
+        if partition is None:
+            raise TaskNotFound(task_id, f"any queue of namespace {namespace.name!r}")
+        own = {"sender": run.id if sender is None else sender, "message_id": f"{run.id}:{key}"}
+        sent = await send_message(run.gateway, partition, task_id, content, **own, limit=run.payload_limit)
+        value = orjson.dumps({"h": digest, "a": shown}) + b"\n" + orjson.dumps(list(sent))
+        told = run.number(MessageSent(to=sent.task_id, number=sent.number, content=content))
+        stored = durability != "async"
+        await run.recorder.put(Entry(Kind.MARK, key, value), told, wait=stored, replicated=durability == "replicated")
+        run.steps_recorded += 1
+        _progressed(run, stored)
+    finally:
+        run.step_ended(key)
+    return sent

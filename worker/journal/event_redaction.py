@@ -1,0 +1,117 @@
+"""Keeping the secrets of a task out of its events, value by value.
+
+Not out of the JSON as a whole: a secret such as `step` or `1234` is found in the names of fields and in the middle of
+numbers too, and what would be left could not be read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import lru_cache
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel
+
+from ...queues.security.secret_arguments import MASK
+
+__all__ = ["redacted"]
+
+M = TypeVar("M", bound=BaseModel)
+Redact = Callable[[str], str]
+
+_NAMES: Final = frozenset({"type", "step", "key", "hash", "to"})
+"""Fields that name what is named elsewhere, openly: a step, an artifact, a task."""
+
+
+def redacted(model: M, redact: Redact) -> M:
+    """The event, or a part of one, without secrets; the very same where it has none.
+
+    What its type fixes stays, such as the role of a message. In a patch the names of the state's own fields stay, which
+    are the program's.
+    """
+    changed: dict[str, Any] = {}
+    for name, value in model:
+        if name in _NAMES or (plan := _plan(type(model)).get(name, _FREE)) == _FIXED:
+            continue
+        kept = _patch(value, redact) if name == "changes" else _value(value, redact, numbers=plan == _FREE)
+        if kept is not value:
+            changed[name] = kept
+    return model.model_copy(update=changed) if changed else model
+
+
+_FIXED, _TYPED, _FREE = "fixed", "typed", "free"
+
+
+@lru_cache(maxsize=1024)
+def _plan(kind: type[BaseModel]) -> Mapping[str, str]:
+    """Of each field: its type names all that it can be; or says at least what it is; or it may be any JSON data."""
+    return {name: _freedom(field.annotation) for name, field in kind.model_fields.items()}
+
+
+def _freedom(annotation: Any) -> str:
+    parts = list(_parts(annotation))
+    if any(get_origin(part) is Literal or (isinstance(part, type) and issubclass(part, Enum)) for part in parts):
+        return _FIXED
+    return _FREE if Any in parts else _TYPED
+
+
+def _parts(annotation: Any) -> Any:
+    yield annotation
+    if get_origin(annotation) is not Literal:
+        for part in get_args(annotation):
+            yield from _parts(part)
+
+
+def _value(value: Any, redact: Redact, *, numbers: bool) -> Any:
+    """numbers: whether text may stand in the place of a number that is a secret."""
+    if isinstance(value, str):
+        shown = redact(value)
+        return value if shown == value else shown
+    if isinstance(value, BaseModel):
+        return redacted(value, redact)
+    if isinstance(value, Mapping):
+        changed = {
+            _value(name, redact, numbers=False): _value(one, redact, numbers=numbers) for name, one in value.items()
+        }
+        return value if _same(changed, value) else changed
+    if isinstance(value, list | tuple):
+        items = [_value(one, redact, numbers=numbers) for one in value]
+        return value if all(map(_is, items, value)) else items if isinstance(value, list) else tuple(items)
+    if numbers and isinstance(value, int | float) and not isinstance(value, bool):
+        return value if redact(str(value)) == str(value) else MASK
+    return value
+
+
+def _is(one: Any, other: Any) -> bool:
+    return one is other
+
+
+def _same(changed: Mapping[Any, Any], value: Mapping[Any, Any]) -> bool:
+    return len(changed) == len(value) and all(
+        name is former and one is kept
+        for (name, one), (former, kept) in zip(changed.items(), value.items(), strict=True)
+    )
+
+
+def _patch(operations: tuple[dict[str, Any], ...], redact: Redact) -> tuple[dict[str, Any], ...]:
+    changed = tuple(_operation(one, redact) for one in operations)
+    return operations if all(map(_is, changed, operations)) else changed
+
+
+def _operation(operation: dict[str, Any], redact: Redact) -> dict[str, Any]:
+    path = str(operation.get("path", ""))
+    field, slash, rest = path[1:].partition("/")
+    shown = f"/{field}{slash}{_pointer(rest, redact)}" if slash else path
+    value = operation.get("value")
+    kept = _value(value, redact, numbers=True)
+    if shown == path and kept is value:
+        return operation
+    return {**operation, "path": shown} | ({"value": kept} if "value" in operation else {})
+
+
+def _pointer(path: str, redact: Redact) -> str:
+    """Names in a pointer: as they are, for `~` and `/` stand escaped in it."""
+    names = [name.replace("~1", "/").replace("~0", "~") for name in path.split("/")]
+    shown = [name if name.isdigit() else redact(name) for name in names]
+    return "/".join(name.replace("~", "~0").replace("/", "~1") for name in shown)

@@ -1,0 +1,298 @@
+"""Starting anew from a point of a task's past: another task, with what the first one had done and knew by then.
+
+Changing a state and arguments by hand, before a task goes on from there.
+
+Which step records a log tells of, and where.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import orjson
+from pydantic import ValidationError
+from pydantic_core import from_json, to_json
+
+from ...queues import (
+    Partition,
+    Producer,
+    TaskEvent,
+    TaskHandle,
+    TaskNotFound,
+    check_size,
+    check_task_id,
+    new_task_id,
+    read_last_events,
+    read_origin,
+    recorded_results,
+    saved_fields,
+    store_fork,
+    walk_events,
+)
+from ...queues.security.secret_arguments import ANY
+from ..errors import BadHistory
+from .events import Forked
+from .history import Past
+from .json_patch import BadPatch, apply, diff
+from .reducer import State, empty_state
+from .snapshot import SNAPSHOT, encode_snapshot
+from .state import AgentState
+
+__all__ = ["RECORDED", "BadEdit", "Fork", "Point", "Records", "edited", "fork"]
+
+
+class BadEdit(ValueError):
+    """A change to the state or the arguments that cannot be made."""
+
+
+def edited(
+    state: State, arguments: dict[str, Any], edit: Mapping[str, Any], *, agent: bool, secret: Collection[str]
+) -> tuple[State, dict[str, Any]]:
+    """A state and arguments with new values, by name or path (`context.mood`). Raises `BadEdit`.
+
+    agent: whether it has a state of its own; else only arguments change. secret: arguments that no state has, `*` for
+    all of them.
+    """
+    for path, value in edit.items():
+        name = path.partition(".")[0]
+        if agent and name not in state and name not in arguments:
+            raise BadEdit(f"there is no {name!r} to be changed: the state has {', '.join(sorted(state))}")
+        if agent and not (name in arguments and (name in secret or ANY in secret)):
+            state = _set(state, path, value)
+        if name in arguments or not agent:
+            arguments = _set(arguments, path, value)
+    if agent and edit:
+        try:
+            AgentState.model_validate({name: state[name] for name in AgentState.model_fields if name in state})
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise BadEdit(f"the state would be none: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    return state, arguments
+
+
+def _set(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    names = path.split(".")
+    place: Any = document
+    for name in names[:-1]:
+        try:
+            place = place[int(name) if isinstance(place, list) else name]
+        except (LookupError, TypeError, ValueError):
+            raise BadEdit(f"there is no {path!r} to be changed: {name!r} is not there") from None
+    there = isinstance(place, list) and names[-1].isdigit()
+    pointer = "/" + "/".join(name.replace("~", "~0").replace("/", "~1") for name in names)
+    try:
+        changed: dict[str, Any] = apply(
+            document, [{"op": "replace" if there else "add", "path": pointer, "value": value}]
+        )
+    except BadPatch:
+        raise BadEdit(f"there is no {path!r} to be changed") from None
+    return changed
+
+
+_OWN: Final = {"message_sent": "send", "planned": "plan", "waited": "inbox"}
+"""By the type of an event: what the record of the call that it tells of is named, where that is not its type."""
+
+RECORDED: Final = ("step_completed", "tool_called")
+"""Types of events that tell of the record of the step that they are about."""
+
+
+class Records:
+    """Where in the log each step record was written last, and each message of the inbox was read.
+
+    Events of other types than `RECORDED` are recorded as the first, second ... of their name in their scope.
+    forked: the log is that of a fork, which began with records that it does not tell of.
+    """
+
+    def __init__(self) -> None:
+        self.written: dict[str, int] = {}
+        self.messages: dict[int, int] = {}
+        self.forked = False
+        self._times: Counter[str] = Counter()
+
+    def take(self, event: TaskEvent, position: int) -> None:
+        data = event.data if isinstance(event.data, dict) else {}
+        if event.type == "replayed" and data.get("fresh"):
+            self.written.clear()
+            self._times.clear()
+            self.forked = False
+        elif event.type == "forked":
+            self.forked = True
+        elif event.type in RECORDED and event.step is not None:
+            self.written[event.step] = position
+        elif event.type == "received" and isinstance(data.get("number"), int):
+            self.messages[data["number"]] = position
+        elif event.number is not None:
+            key = self._key(event, data)
+            self._times[key] += 1
+            self.written[key if self._times[key] == 1 else f"{key}#{self._times[key]}"] = position
+
+    def _key(self, event: TaskEvent, data: Mapping[str, Any]) -> str:
+        name = _OWN.get(event.type, event.type)
+        if event.type == "artifact_saved":
+            name += f":{data.get('name')}"
+        return f"{event.step}/#{name}" if event.step is not None else f"#{name}"
+
+
+Point = int | str | None
+"""An event's number, the id of an entry of the log, or the key of a step; None for the end of the log."""
+
+_ARTIFACTS: Final = "#artifact:"
+"""What the keys of links to artifacts begin with, in the checkpoint."""
+
+_FINISH: Final = "#finish"
+_REPLAN: Final = "#replan"
+"""Keys of an agent's result, and of the note that it is to be asked for another plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A task that was started from another one. event: the number of the last event of that which it knows.
+
+    agent: which agent it is; None for a function. steps: how many recorded steps it has. within: the step that was
+    under way then, which is begun anew.
+    """
+
+    handle: TaskHandle[Any]
+    event: int
+    agent: str | None
+    steps: int
+    within: str | None
+
+
+async def fork(
+    producer: Producer,
+    task_id: str,
+    *,
+    at: Point = None,
+    edit: Mapping[str, Any] | None = None,
+    new_id: str | None = None,
+    lenient: bool = False,
+) -> Fork:
+    """Enqueue a new task that goes on from a point of another one's past, which stays as it is.
+
+    It has the same task name, arguments and headers. An agent has the state as of that point; a function has the steps
+    that had been recorded by then, and runs the others. edit: new values, by name or path (`context.mood`): in the
+    state of an agent, and in its arguments where they have the name; in the arguments of a function. new_id: else one
+    is made; asked again under the same one, there is one task. lenient: leave out events that cannot be read.
+
+    Raises `TaskNotFound`, `TaskExists`, `BadHistory`, `BadEdit`, `CannotOpen`, `PayloadTooLarge`.
+    """
+    new_id = new_task_id() if new_id is None else check_task_id(new_id)
+    handle = await producer.find(task_id)
+    if handle is None:
+        raise TaskNotFound(task_id, f"any queue of namespace {producer.namespace.name!r}")
+    gateway, partition = producer.gateway, handle.partition
+    origin = await read_origin(gateway, partition, task_id)
+    known = await _as_of(producer, partition, task_id, at, lenient=lenient)
+    secret = {mark[0] if mark else ANY for mark in origin.envelope.secrets}
+    state, arguments = edited(
+        known.state, from_json(origin.arguments), edit or {}, agent=known.agent is not None, secret=secret
+    )
+    data = to_json(arguments) if edit else origin.arguments
+    check_size("the task's arguments", len(data), producer.payload_limit)
+    recorded = await recorded_results(gateway, partition, task_id)
+    last = await read_last_events(gateway, partition, task_id, 1)
+    if last and last[0].id != known.entry:  # it runs: what it has recorded since is not of the state that was read
+        known = replace(known, whole=False)
+    done = {key: value for key, value in recorded.items() if known.has(key, value)}
+    saved = _links(known, await saved_fields(gateway, partition, task_id, _ARTIFACTS))
+    if known.agent is not None:
+        blobs: dict[str, bytes] = {}
+        if known.whole:
+            saved |= await saved_fields(gateway, partition, task_id, _REPLAN)
+        saved[SNAPSHOT] = encode_snapshot(state, 1, known.agent, blobs)
+        saved |= blobs
+    forked = Forked(source=task_id, at=known.number, changes=diff(empty_state(), state))
+    place = await store_fork(
+        gateway,
+        producer.namespace,
+        origin,
+        new_id,
+        at=f"{task_id} {known.entry}",
+        arguments=data,
+        told=forked.told(),
+        done=done,
+        saved=saved,
+    )
+    started = TaskHandle[Any](new_id, place, gateway, producer.news)
+    steps = sum("#" not in key for key in done)
+    return Fork(started, known.number, known.agent, steps, state.get("current"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known at a point of the log: the state, and which step records there were.
+
+    whole: the point is the end of the log. before: keys of records that were written before the point, and not again
+    after it. after: of those that were. read: the messages of the inbox that had been read. forked: the task is a fork
+    itself, and began with records of which its log does not tell.
+    """
+
+    state: State
+    number: int
+    entry: str
+    agent: str | None
+    whole: bool
+    before: frozenset[str]
+    after: frozenset[str]
+    read: frozenset[int]
+    forked: bool
+
+    def has(self, key: str, value: bytes) -> bool:
+        """Whether a step record belongs to what was known. An agent's result does not: it is to go on."""
+        if self.agent is not None and key == _FINISH:
+            return False
+        if self.whole or key in self.before:
+            return True
+        if self.forked and key not in self.after and self.number:
+            return True
+        if key.rpartition("/")[2].startswith("#inbox"):
+            messages = orjson.loads(value.partition(b"\n")[2])
+            return bool(messages) and all(one.get("number") in self.read for one in messages)
+        return False
+
+
+async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Point, *, lenient: bool) -> _Known:
+    past, records = Past(task_id, lenient), Records()
+    cut = 0 if at == 0 else None
+    position = 0
+    async for event in walk_events(producer.gateway, partition, task_id):
+        position += 1
+        records.take(event, position)
+        if cut is None:
+            past.take(event)
+            if _is_at(event, past, at):
+                cut = position
+    if cut is None and at is not None:
+        raise BadHistory(task_id, f"there is no event, entry or step {at!r} in the log of task {task_id}")
+    point = position if cut is None else cut
+    return _Known(
+        past.state,
+        past.number,
+        past.entry,
+        past.agent,
+        point == position,
+        frozenset(key for key, last in records.written.items() if last <= point),
+        frozenset(key for key, last in records.written.items() if last > point),
+        frozenset(number for number, when in records.messages.items() if when <= point),
+        records.forked,
+    )
+
+
+def _is_at(event: TaskEvent, past: Past, at: Point) -> bool:
+    if isinstance(at, int):
+        return past.number == at
+    return at is not None and (event.id == at or (event.step == at and event.type in RECORDED))
+
+
+def _links(known: _Known, saved: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The links to the artifacts that there were, as they were."""
+    artifacts = {one["name"]: one for one in known.state["artifacts"]}
+    return {
+        key: orjson.dumps(orjson.loads(data) | artifacts[name])
+        for key, data in saved.items()
+        if (name := key.removeprefix(_ARTIFACTS)) in artifacts
+    }

@@ -1,0 +1,1 @@
+"""Handoff documents: what a run leaves when it stops."""

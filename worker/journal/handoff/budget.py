@@ -1,0 +1,170 @@
+"""Bringing a handoff below a number of tokens: what matters least goes first, and what went is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from .document import Handoff
+
+__all__ = ["HANDOFF_TOKENS", "Counter", "clipped", "estimated_tokens", "fitted", "fitted_text"]
+
+Counter = Callable[[str], int]
+"""How many tokens a text has."""
+
+HANDOFF_TOKENS: Final = 1500
+"""Tokens that a handoff has at most, where nothing else is said."""
+
+
+def estimated_tokens(text: str) -> int:
+    """Estimate the tokens of a text: one for four ASCII characters, and one for every other character.
+
+    For most languages that is a little too many.
+    """
+    plain = len(text.encode("ascii", "ignore"))
+    return -(-plain // 4) + len(text) - plain
+
+
+def fitted(
+    handoff: Handoff,
+    budget: int = HANDOFF_TOKENS,
+    *,
+    count: Counter = estimated_tokens,
+    form: Callable[[Handoff], str] = Handoff.to_markdown,
+) -> Handoff:
+    """The handoff with as little left out as makes its form fit into the budget.
+
+    Where not even the barest one fits, that one is returned: its JSON has at most 2,400 characters.
+    """
+    if count(form(handoff)) <= budget:
+        return handoff
+    limits = list(_limits(handoff))
+    low, high = 0, len(limits) - 1  # the last one is the barest; each leaves out more than the one before it
+    while low < high:
+        middle = (low + high) // 2
+        if count(form(_cut(handoff, limits[middle]))) <= budget:
+            high = middle
+        else:
+            low = middle + 1
+    return _cut(handoff, limits[low])
+
+
+def fitted_text(handoff: Handoff, budget: int = HANDOFF_TOKENS, *, count: Counter = estimated_tokens) -> str:
+    """The handoff as Markdown of no more tokens than the budget, whatever the budget is."""
+    return clipped(fitted(handoff, budget, count=count).to_markdown(), budget, count)
+
+
+def clipped(text: str, budget: int, count: Counter = estimated_tokens) -> str:
+    """The text, or as much of its beginning as fits."""
+    if count(text) <= budget:
+        return text
+    low, high = 0, len(text)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if count(text[:middle]) <= budget:
+            low = middle
+        else:
+            high = middle - 1
+    return text[:low]
+
+
+_TEXT: Final = "text"
+"""Characters that any one text may have."""
+
+_TIERS: Final[tuple[tuple[str, int], ...]] = (
+    (_TEXT, 1000),
+    ("later", 3),
+    ("artifacts", 10),
+    ("discoveries", 20),
+    ("alternatives", 0),
+    ("decisions", 15),
+    ("tools", 10),
+    (_TEXT, 300),
+    ("later", 0),
+    ("discoveries", 8),
+    ("pending", 5),
+    ("decisions", 6),
+    ("artifacts", 0),
+    ("tools", 0),
+    (_TEXT, 120),
+    ("discoveries", 2),
+    ("attention", 5),
+    ("in_progress", 3),
+    ("in_doubt", 3),
+    ("decisions", 2),
+    ("pending", 1),
+    (_TEXT, 60),
+    ("discoveries", 0),
+    ("waiting_on", 1),
+    ("decisions", 0),
+    ("attention", 1),
+    ("in_progress", 1),
+    ("in_doubt", 1),
+    ("pending", 0),
+    ("waiting_on", 0),
+    ("attention", 0),
+    ("in_progress", 0),
+    ("in_doubt", 0),
+    (_TEXT, 24),
+)
+"""In which order what is cut, and down to how much: the least important first. The latest of a kind stay longest."""
+
+_FIRST: Final = frozenset({"later", "pending", "attention", "in_progress", "in_doubt", "waiting_on", "tools"})
+"""Kinds of which the first ones matter most; of all others it is the latest."""
+
+_NESTED: Final = frozenset({"tools", "in_doubt"})
+
+_WHOLE: Final = frozenset({"session", "to", "why", "key", "idempotency_key", "left_out"})
+"""Fields that are of no use but whole."""
+
+
+def _limits(handoff: Handoff) -> Iterator[Mapping[str, int]]:
+    """What may stay, by kind; less and less."""
+    current: dict[str, int] = {}
+    for kind, target in _TIERS:
+        if kind in (_TEXT, "alternatives"):
+            current[kind] = target
+            yield dict(current)
+            continue
+        had = current.get(kind, len(_items(handoff, kind)))
+        for left in range(had - 1, target - 1, -1):
+            current[kind] = left
+            yield dict(current)
+
+
+def _items(handoff: Handoff, kind: str) -> tuple[Any, ...]:
+    found: tuple[Any, ...] = getattr(handoff.dependencies if kind in _NESTED else handoff, kind)
+    return found
+
+
+def _cut(handoff: Handoff, limits: Mapping[str, int]) -> Handoff:
+    left_out = dict(handoff.left_out)
+    data = handoff.model_dump()
+    for kind, most in limits.items():
+        if kind in (_TEXT, "alternatives"):
+            continue
+        place = data["dependencies"] if kind in _NESTED else data
+        items = place[kind]
+        if len(items) > most:
+            left_out[kind] = left_out.get(kind, 0) + len(items) - most
+            place[kind] = items[:most] if kind in _FIRST else items[len(items) - most :]
+    if "alternatives" in limits:
+        for made in data["decisions"]:
+            gone = len(made["alternatives"])
+            left_out["alternatives"] = left_out.get("alternatives", 0) + gone
+            made["alternatives"] = ()
+    if _TEXT in limits:
+        data = _shortened(data, limits[_TEXT])
+    return Handoff.model_validate({**data, "left_out": {kind: count for kind, count in left_out.items() if count}})
+
+
+def _shortened(value: Any, most: int) -> Any:
+    """The same data with no text longer than that."""
+    match value:
+        case str():
+            return value if len(value) <= most else value[: most - 1] + "…"
+        case dict():
+            return {name: one if name in _WHOLE else _shortened(one, most) for name, one in value.items()}
+        case list() | tuple():
+            return tuple(_shortened(one, most) for one in value)
+    return value

@@ -1,0 +1,63 @@
+"""The log: one line per event an operator acts on, on stderr, for people or as JSON.
+
+What a worker tells its operators.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+from loguru import logger as _logger
+
+if TYPE_CHECKING:
+    from loguru import Record
+
+__all__ = ["configure_logging", "logger"]
+
+
+def _make_printable(record: Record) -> None:
+    """Control characters in a task's error, or in its name, must not reach the terminal as such.
+
+    A traceback becomes text here, for a handler of the application's own, such as loguru's first one, would show the
+    values of its variables (`diagnose`), and these may be secrets.
+    Stacks that are bound to a record as `stacks` follow its message, in lines of their own, whatever the format.
+    """
+    record["message"] = _printable(record["message"])
+    stacks = record["extra"].pop("stacks", "")
+    for name, value in record["extra"].items():
+        if isinstance(value, str):
+            record["extra"][name] = _printable(value)
+    if stacks:
+        record["message"] += f"\n{stacks}"
+    raised = record["exception"]
+    if raised is not None and raised.type is not None:
+        lines = "".join(traceback.format_exception(raised.type, raised.value, raised.traceback))
+        record["message"] += "\n" + "\n".join(map(_printable, lines.rstrip().split("\n")))
+        record["exception"] = None
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+logger = _logger.patch(_make_printable)
+
+
+def configure_logging(level: str = "INFO", *, json: bool = False) -> None:
+    """Send the log to stderr. Values of variables are never printed: they may be secrets."""
+    _logger.remove()
+    _logger.add(
+        sys.stderr,
+        level=level,
+        format=_line,
+        serialize=json,
+        backtrace=False,
+        diagnose=False,
+    )
+
+
+def _line(record: Record) -> str:
+    bound = "".join(f" {name}={{extra[{name}]}}" for name in record["extra"])
+    return f"{{time:HH:mm:ss.SSS}} <level>{{level: <7}}</level> {{message}}<dim>{bound}</dim>\n{{exception}}"

@@ -1,0 +1,76 @@
+"""Where the memories are, as the settings say it; and the store that a process opens when it first needs one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+
+from ...queues import default_data_dir
+from ..log import logger
+from ..settings import Settings
+from .embedders import load_embedder
+from .errors import MemoryStoreUnavailable
+from .hybrid import HybridStore
+from .sqlite.backend import SqliteBackend
+
+__all__ = ["Keeper", "is_postgres", "make_store", "store_path"]
+
+_FILE = "memory.sqlite3"
+
+
+def is_postgres(place: str) -> bool:
+    return place.startswith(("postgresql://", "postgres://"))
+
+
+def store_path(settings: Settings) -> Path:
+    """The file of a SQLite store."""
+    if settings.memory:
+        return Path(settings.memory).expanduser()
+    return (settings.data_dir or default_data_dir()) / _FILE
+
+
+def make_store(settings: Settings, *, clock: Callable[[], float] = time.time) -> HybridStore:
+    """The store that the settings name, not yet open. Raises `ConfigurationError`, `VectorsUnavailable`."""
+    embedder = load_embedder(settings.embedder) if settings.embedder else None
+    if is_postgres(settings.memory):
+        from .postgres.backend import PostgresBackend
+
+        return HybridStore(PostgresBackend(settings.memory), embedder, clock=clock)
+    return HybridStore(SqliteBackend(store_path(settings)), embedder, clock=clock)
+
+
+class Keeper:
+    """The one store of a process: opened when somebody first asks for it, and closed with the process's work."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._store: HybridStore | None = None
+        self._opening = anyio.Lock()
+        self._closed = False
+
+    async def get(self) -> HybridStore:
+        """Raises `MemoryStoreError`, `ConfigurationError`; then the next one who asks tries again."""
+        async with self._opening:
+            if self._closed:
+                raise MemoryStoreUnavailable("of this worker", "it is closed, for the worker has ended")
+            if self._store is None:
+                store = make_store(self._settings)
+                await store.open()
+                if await store.lacks_vectors():
+                    logger.warning(
+                        "memory store {} has memories without a vector, which are found by words only: "
+                        "'perdure memory reembed' embeds them",
+                        store.place,
+                    )
+                self._store = store
+            return self._store
+
+    async def close(self) -> None:
+        async with self._opening:
+            self._closed = True
+            store, self._store = self._store, None
+            if store is not None:
+                await store.close()

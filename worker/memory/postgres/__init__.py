@@ -1,0 +1,1 @@
+"""The PostgreSQL memory backend."""

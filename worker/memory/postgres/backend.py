@@ -1,0 +1,335 @@
+"""Memories in PostgreSQL: for the workers of many hosts. Words by tsvector, vectors by pgvector.
+
+What goes wrong in PostgreSQL, told in our errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, LiteralString
+
+import psycopg
+from psycopg import AsyncConnection, sql
+from psycopg.conninfo import conninfo_to_dict
+from psycopg_pool import AsyncConnectionPool
+
+from ..backend import SAME, Known, Near, Where
+from ..embedders import Vector
+from ..errors import MemoryStoreDamaged, MemoryStoreUnavailable, VectorsUnavailable
+from ..memory import Memory
+from .rows import (
+    COLUMNS,
+    Connection,
+    by_digest,
+    by_key,
+    condition_of,
+    fetch,
+    hold,
+    insert,
+    lock,
+    memory_of,
+    merge,
+    remember_key,
+    written,
+)
+from .schema import check_embedder, prepare, prepare_vectors
+
+__all__ = ["PostgresBackend", "told"]
+
+
+@asynccontextmanager
+async def told(store: str, wait: float) -> AsyncIterator[None]:
+    """wait: seconds for which others may hold a lock."""
+    try:
+        yield
+    except psycopg.errors.LockNotAvailable as error:
+        raise MemoryStoreUnavailable(
+            store, f"another process has held a lock for {wait:g} s: try again, or find who (pg_locks)"
+        ) from error
+    except (psycopg.errors.DataCorrupted, psycopg.errors.IndexCorrupted) as error:
+        raise MemoryStoreDamaged(store, _line(error)) from error
+    except psycopg.OperationalError as error:
+        raise MemoryStoreUnavailable(store, f"cannot be reached: {_line(error)}") from error
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName) as error:
+        raise MemoryStoreUnavailable(store, f"its user may not: {_line(error)}") from error
+    except psycopg.ProgrammingError as error:
+        if error.sqlstate is not None:  # the server's, of our own statements: a bug
+            raise
+        raise MemoryStoreUnavailable(store, f"its URL cannot be read: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+_WAIT: Final = 10.0
+"""Seconds for a connection, and for a lock that another transaction holds."""
+
+_CONNECTIONS: Final = 4
+"""Of one process, at most."""
+
+_ROUNDING: Final = 1e-6
+"""Vectors are stored with single precision."""
+
+
+class PostgresBackend:
+    """A database with a few connections.
+
+    What is atomic: every method is one transaction. Two processes that add to the same owner and type at once do so
+    one after the other, by a lock that their transactions hold (pg_advisory_xact_lock): else neither would see what
+    the other adds, which is the same in other words, so that no constraint could tell.
+    """
+
+    def __init__(self, url: str, *, wait: float = _WAIT) -> None:
+        self._url = url
+        self._wait = wait
+        self._pool: AsyncConnectionPool[Connection] | None = None
+        self._embedder: Known | None = None
+        self._vectors = False
+
+    @property
+    def store(self) -> str:
+        """The URL's host and database: it may hold a password."""
+        try:
+            parts = conninfo_to_dict(self._url)
+        except psycopg.Error:
+            return "of PERDURE_MEMORY"
+        host = parts.get("host") or "localhost"
+        port = f":{parts['port']}" if "port" in parts else ""
+        return f"postgresql://{host}{port}/{parts.get('dbname') or ''}"
+
+    async def open(self, embedder: Known | None, *, create: bool) -> None:
+        async with told(self.store, self._wait):
+            # by itself first: a pool tells only that it got no connection in time, not why
+            async with await AsyncConnection.connect(self._url, connect_timeout=math.ceil(self._wait)) as connection:
+                await self._configure(connection)
+                self._vectors = await prepare(connection, self.store, create=create)
+                if embedder is not None:
+                    await prepare_vectors(connection, self.store)
+                    await check_embedder(connection, self.store, embedder)
+                    await connection.execute(
+                        "INSERT INTO perdure_memory_embedder VALUES (1, %s, %s) ON CONFLICT DO NOTHING", embedder
+                    )
+                    self._vectors = True
+            self._embedder = embedder
+            self._pool = AsyncConnectionPool(
+                self._url,
+                min_size=1,
+                max_size=_CONNECTIONS,
+                timeout=self._wait,
+                open=False,
+                kwargs={"connect_timeout": math.ceil(self._wait)},
+                check=AsyncConnectionPool.check_connection,  # the server may have been restarted
+                configure=self._configure,
+            )
+            await self._pool.open()
+
+    async def close(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.close()
+
+    async def _configure(self, connection: Connection) -> None:
+        milliseconds = sql.Literal(round(self._wait * 1000))
+        await connection.execute(sql.SQL("SET lock_timeout = {}").format(milliseconds))
+        await connection.commit()
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[Connection]:
+        if self._pool is None:
+            raise RuntimeError(f"memory store {self.store} is not open")
+        async with told(self.store, self._wait), self._pool.connection() as connection:
+            yield connection
+
+    # remembering
+
+    async def add(self, memory: Memory, digest: str, vector: Vector | None, key: str | None) -> Memory:
+        async with self._transaction() as connection:
+            if key is not None:
+                await lock(connection, "key", key)  # two who write with one key, one after the other
+                if (known := await by_key(connection, key)) is not None:
+                    return known
+            await lock(connection, memory.owner, memory.type)
+            number = await by_digest(connection, memory, digest)
+            if number is None and vector is not None:
+                number = await self._nearest(connection, memory, vector)
+            if number is not None:
+                stored = await merge(connection, number, memory, digest)
+            elif (number := await insert(connection, memory, digest)) is not None:
+                stored = memory
+            else:
+                raise AssertionError(f"memory {memory.id} is there, and was not")  # the lock keeps others out
+            await self._put_vector(connection, number, vector)
+            await remember_key(connection, key, stored.id, memory.created)
+            return stored
+
+    async def _nearest(self, connection: Connection, memory: Memory, vector: Vector) -> int | None:
+        rows = await fetch(
+            connection,
+            """
+            SELECT number, embedding <=> %s::vector AS distance
+            FROM perdure_memory_vectors JOIN perdure_memories USING (number)
+            WHERE owner = %s AND type = %s AND embedder = %s ORDER BY distance LIMIT 1
+            """,
+            (written(vector), memory.owner, memory.type, self._label),
+        )
+        return int(rows[0][0]) if rows and 1 - rows[0][1] >= SAME - _ROUNDING else None
+
+    async def _put_vector(self, connection: Connection, number: int, vector: Vector | None) -> None:
+        """The vector of the text as it is now: those of a former wording go, other embedders' too."""
+        if self._vectors:
+            await connection.execute("DELETE FROM perdure_memory_vectors WHERE number = %s", (number,))
+        if self._embedder is not None:
+            await check_embedder(connection, self.store, self._embedder)
+            if vector is not None:
+                put: LiteralString = "INSERT INTO perdure_memory_vectors VALUES (%s, %s, %s::vector)"
+                await connection.execute(put, (number, self._label, written(vector)))
+
+    async def known(self, key: str) -> Memory | None:
+        async with self._transaction() as connection:
+            return await by_key(connection, key)
+
+    async def restore(self, memories: Sequence[tuple[Memory, str, Vector | None]]) -> int:
+        stored = 0
+        async with self._transaction() as connection:
+            # In one order for all, so that no two wait for each other.
+            for owner, type_ in sorted({(memory.owner, memory.type) for memory, _, _ in memories}):
+                await lock(connection, owner, type_)
+            for memory, digest, vector in memories:
+                if (number := await insert(connection, memory, digest)) is not None:
+                    await self._put_vector(connection, number, vector)
+                    stored += 1
+        return stored
+
+    async def touch(self, ids: Sequence[str], where: Where, now: float, key: str | None) -> int:
+        condition, values = condition_of(where)
+        async with self._transaction() as connection:
+            if key is not None:
+                await lock(connection, "key", key)
+                if await fetch(connection, "SELECT 1 FROM perdure_memory_keys WHERE key = %s", (key,)):
+                    wanted = sql.SQL("SELECT id FROM perdure_memories AS memories WHERE {} AND id = ANY(%s)")
+                    return len(await fetch(connection, wanted.format(condition), (*values, list(ids))))
+            held = await hold(connection, condition, values, ids)
+            await connection.execute(
+                "UPDATE perdure_memories SET accesses = accesses + 1, accessed = greatest(accessed, %s) "
+                "WHERE id = ANY(%s)",
+                (now, held),
+            )
+            await remember_key(connection, key, None, now)
+            return len(held)
+
+    async def forget(self, ids: Sequence[str], where: Where) -> int:
+        condition, values = condition_of(where)
+        async with self._transaction() as connection:
+            held = await hold(connection, condition, values, ids)
+            await connection.execute("DELETE FROM perdure_memories WHERE id = ANY(%s)", (held,))
+            return len(held)
+
+    async def prune(self, unused: Sequence[tuple[str, float]]) -> int:
+        ids, times = [one for one, _ in unused], [at for _, at in unused]
+        async with self._transaction() as connection:
+            await hold(connection, sql.Composed([sql.SQL("true")]), [], ids)
+            gone = await connection.execute(
+                """
+                DELETE FROM perdure_memories USING unnest(%s::text[], %s::double precision[]) AS unused (id, accessed)
+                WHERE perdure_memories.id = unused.id AND perdure_memories.accessed = unused.accessed
+                """,
+                (ids, times),
+            )
+            return gone.rowcount
+
+    # finding
+
+    async def by_words(self, words: Sequence[str], where: Where, limit: int) -> list[str]:
+        condition, values = condition_of(where)
+        asked = " or ".join(f'"{word}"' for word in words)  # a word has letters and digits only
+        query = sql.SQL(
+            """
+            SELECT id FROM perdure_memories AS memories, websearch_to_tsquery('english', %s) AS asked
+            WHERE words @@ asked AND {} ORDER BY ts_rank(words, asked, 1) DESC, number LIMIT %s
+            """
+        )
+        async with self._transaction() as connection:
+            rows = await fetch(connection, query.format(condition), (asked, *values, limit))
+        return [row[0] for row in rows]
+
+    async def by_vector(self, vector: Vector, where: Where, limit: int) -> list[Near]:
+        condition, values = condition_of(where)
+        query = sql.SQL(
+            """
+            SELECT id, embedding <=> %s::vector AS distance
+            FROM perdure_memory_vectors JOIN perdure_memories AS memories USING (number)
+            WHERE embedder = %s AND {} ORDER BY distance, number LIMIT %s
+            """
+        )
+        async with self._transaction() as connection:
+            if self._embedder is not None:
+                await check_embedder(connection, self.store, self._embedder)
+            rows = await fetch(connection, query.format(condition), (written(vector), self._label, *values, limit))
+        return [Near(one, 1 - distance) for one, distance in rows]
+
+    async def get(self, ids: Sequence[str]) -> dict[str, Memory]:
+        query = sql.SQL("SELECT {} FROM perdure_memories AS memories WHERE id = ANY(%s)").format(COLUMNS)
+        async with self._transaction() as connection:
+            return {one.id: one for one in map(memory_of, await fetch(connection, query, (list(ids),)))}
+
+    async def page(self, where: Where, limit: int, *, after: int = 0, newest: bool = False) -> list[tuple[int, Memory]]:
+        condition, values = condition_of(where)
+        query = sql.SQL(
+            "SELECT number, {} FROM perdure_memories AS memories WHERE {} AND number > %s ORDER BY number {} LIMIT %s"
+        ).format(COLUMNS, condition, sql.SQL("DESC" if newest else "ASC"))
+        async with self._transaction() as connection:
+            rows = await fetch(connection, query, (*values, after, limit))
+        return [(row[0], memory_of(row[1:])) for row in rows]
+
+    async def count(self, where: Where) -> int:
+        condition, values = condition_of(where)
+        query = sql.SQL("SELECT count(*) FROM perdure_memories AS memories WHERE {}").format(condition)
+        async with self._transaction() as connection:
+            [(number,)] = await fetch(connection, query, values)
+        return int(number)
+
+    # vectors of another embedder
+
+    async def without_vector(self, known: Known, after: int, limit: int) -> list[tuple[int, str]]:
+        query: LiteralString = """
+            SELECT number, text FROM perdure_memories AS memories WHERE number > %s AND NOT EXISTS (
+                SELECT 1 FROM perdure_memory_vectors AS vectors
+                WHERE vectors.number = memories.number AND embedder = %s
+            ) ORDER BY number LIMIT %s
+        """
+        async with self._transaction() as connection:
+            await prepare_vectors(connection, self.store)
+            self._vectors = True
+            return [(row[0], row[1]) for row in await fetch(connection, query, (after, known.label, limit))]
+
+    async def put_vectors(self, known: Known, vectors: Sequence[tuple[int, str, Vector]]) -> None:
+        put: LiteralString = """
+            INSERT INTO perdure_memory_vectors
+            SELECT number, %s, %s::vector FROM perdure_memories WHERE number = %s AND text = %s
+            ON CONFLICT (number, embedder) DO UPDATE SET embedding = excluded.embedding
+        """
+        async with self._transaction() as connection, connection.cursor() as cursor:
+            await cursor.executemany(
+                put, [(known.label, written(vector), number, text) for number, text, vector in vectors]
+            )
+
+    async def change_embedder(self, known: Known) -> None:
+        async with self._transaction() as connection:
+            await connection.execute(
+                """
+                INSERT INTO perdure_memory_embedder VALUES (1, %s, %s)
+                ON CONFLICT (one) DO UPDATE SET name = excluded.name, dimension = excluded.dimension
+                """,
+                known,
+            )
+            await connection.execute("DELETE FROM perdure_memory_vectors WHERE embedder <> %s", (known.label,))
+        self._embedder = known
+
+    @property
+    def _label(self) -> str:
+        if self._embedder is None:
+            raise VectorsUnavailable(self.store, "no embedder is set")
+        return self._embedder.label

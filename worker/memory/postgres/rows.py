@@ -1,0 +1,139 @@
+"""Memories as rows of PostgreSQL: parts of the transactions in `postgres.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, LiteralString
+
+from psycopg import AsyncConnection, sql
+
+from ..backend import KEY_LIFETIME, Where
+from ..embedders import Vector
+from ..memory import Memory, merged
+
+__all__ = [
+    "COLUMNS",
+    "Connection",
+    "by_digest",
+    "by_key",
+    "condition_of",
+    "fetch",
+    "hold",
+    "insert",
+    "lock",
+    "memory_of",
+    "merge",
+    "remember_key",
+    "written",
+]
+
+Connection = AsyncConnection[tuple[Any, ...]]
+
+_FIELDS: Final[tuple[LiteralString, ...]] = (
+    "id", "owner", "type", "text", "former", "tags", "metadata", "source",
+    "importance", "key", "created", "accessed", "updated", "accesses",
+)  # fmt: skip
+COLUMNS: Final = sql.SQL(", ").join(sql.Identifier("memories", name) for name in _FIELDS)
+_CHANGED: Final[tuple[LiteralString, ...]] = (
+    "text", "former", "tags", "metadata", "source", "importance", "accessed", "updated", "accesses",
+)  # fmt: skip
+
+
+async def fetch(connection: Connection, query: LiteralString | sql.Composed, values: Sequence[Any]) -> list[Any]:
+    return await (await connection.execute(query, values)).fetchall()
+
+
+async def lock(connection: Connection, *names: str) -> None:
+    """Until the end of the transaction, this is the only one with these names."""
+    what = "\x1f".join(("perdure memory", *names))
+    await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (what,))
+
+
+async def hold(connection: Connection, condition: sql.Composed, values: list[Any], ids: Sequence[str]) -> list[str]:
+    """Lock those that are there, in one order, so that no two wait for each other; returns their ids."""
+    query = sql.SQL("SELECT id FROM perdure_memories AS memories WHERE {} AND id = ANY(%s) ORDER BY id FOR UPDATE")
+    return [row[0] for row in await fetch(connection, query.format(condition), (*values, list(ids)))]
+
+
+async def by_key(connection: Connection, key: str) -> Memory | None:
+    query = sql.SQL(
+        "SELECT {} FROM perdure_memory_keys AS keys JOIN perdure_memories AS memories ON memories.id = keys.memory "
+        "WHERE keys.key = %s"
+    ).format(COLUMNS)
+    rows = await fetch(connection, query, (key,))
+    return memory_of(rows[0]) if rows else None
+
+
+async def by_digest(connection: Connection, memory: Memory, digest: str) -> int | None:
+    same: LiteralString = "SELECT number FROM perdure_memories WHERE owner = %s AND type = %s AND digest = %s"
+    rows = await fetch(connection, same, (memory.owner, memory.type, digest))
+    return int(rows[0][0]) if rows else None
+
+
+_WORDS: Final = sql.SQL("to_tsvector('english', %s)")
+
+
+async def insert(connection: Connection, memory: Memory, digest: str) -> int | None:
+    """Its number; None where its id, or its wording of owner and type, is there."""
+    query = sql.SQL(
+        "INSERT INTO perdure_memories ({}, digest, words) VALUES ({}, %s, {}) ON CONFLICT DO NOTHING RETURNING number"
+    ).format(
+        sql.SQL(", ").join(map(sql.Identifier, _FIELDS)), sql.SQL(", ").join([sql.Placeholder()] * len(_FIELDS)), _WORDS
+    )
+    values = [_value(memory, name) for name in _FIELDS]
+    rows = await fetch(connection, query, (*values, digest, _searched(memory)))
+    return int(rows[0][0]) if rows else None
+
+
+async def merge(connection: Connection, number: int, memory: Memory, digest: str) -> Memory:
+    # FOR UPDATE: one who touches it holds no lock of its owner and type.
+    query = sql.SQL("SELECT {} FROM perdure_memories AS memories WHERE number = %s FOR UPDATE").format(COLUMNS)
+    [row] = await fetch(connection, query, (number,))
+    whole = merged(memory_of(row), memory)
+    setting = sql.SQL(", ").join(sql.SQL("{} = %s").format(sql.Identifier(name)) for name in _CHANGED)
+    await connection.execute(
+        sql.SQL("UPDATE perdure_memories SET {}, digest = %s, words = {} WHERE number = %s").format(setting, _WORDS),
+        (*(_value(whole, name) for name in _CHANGED), digest, _searched(whole), number),
+    )
+    return whole
+
+
+async def remember_key(connection: Connection, key: str | None, memory_id: str | None, now: float) -> None:
+    if key is not None:
+        await connection.execute("DELETE FROM perdure_memory_keys WHERE at < %s", (now - KEY_LIFETIME,))
+        await connection.execute("INSERT INTO perdure_memory_keys VALUES (%s, %s, %s)", (key, memory_id, now))
+
+
+def _searched(memory: Memory) -> str:
+    return " ".join((memory.text, *memory.tags))
+
+
+def _value(memory: Memory, name: str) -> Any:
+    value = getattr(memory, name)
+    return json.dumps(value) if name == "metadata" else list(value) if isinstance(value, tuple) else value
+
+
+def memory_of(row: Sequence[Any]) -> Memory:
+    """A row of COLUMNS."""
+    named = dict(zip(_FIELDS, row, strict=True))
+    return Memory.model_validate({**named, "metadata": json.loads(named["metadata"])})
+
+
+def condition_of(where: Where) -> tuple[sql.Composed, list[Any]]:
+    """As SQL with its values; true where all are meant."""
+    parts, values = [sql.SQL("true")], []
+    if where.owners is not None:
+        parts.append(sql.SQL("memories.owner = ANY(%s)"))
+        values.append(list(where.owners))
+    if where.types is not None:
+        parts.append(sql.SQL("memories.type = ANY(%s)"))
+        values.append(list(where.types))
+    if where.tags:
+        parts.append(sql.SQL("memories.tags @> %s::text[]"))
+        values.append(list(where.tags))
+    return sql.SQL(" AND ").join(parts), values
+
+
+def written(vector: Vector) -> str:
+    return f"[{','.join(map(repr, vector))}]"

@@ -1,0 +1,122 @@
+"""The tables of a PostgreSQL store, in the schema that the connection finds first (`search_path`)."""
+
+from __future__ import annotations
+
+from typing import Any, Final, LiteralString
+
+from psycopg import AsyncConnection, errors, sql
+
+from ..backend import Known
+from ..errors import EmbedderMismatch, MemoryStoreMissing, NotAMemoryStore, VectorsUnavailable
+
+__all__ = ["check_embedder", "prepare", "prepare_vectors"]
+
+Connection = AsyncConnection[tuple[Any, ...]]
+
+_VERSION: Final = 1
+
+_EXTENSION: Final = "vector"
+"""Of pgvector."""
+
+_LOCK: Final = 0x50445243_4D454D00
+"""Of those who make tables: IF NOT EXISTS fails where two do so at once."""
+
+_TABLES: Final[tuple[LiteralString, ...]] = (
+    """
+    CREATE TABLE perdure_memories (
+        number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        id text NOT NULL UNIQUE,
+        owner text NOT NULL,
+        type text NOT NULL,
+        digest text NOT NULL,
+        text text NOT NULL,
+        former text[] NOT NULL,
+        tags text[] NOT NULL,
+        metadata text NOT NULL,
+        source text NOT NULL,
+        importance double precision NOT NULL,
+        key text,
+        created double precision NOT NULL,
+        accessed double precision NOT NULL,
+        updated double precision NOT NULL,
+        accesses bigint NOT NULL,
+        words tsvector NOT NULL,
+        UNIQUE (owner, type, digest)
+    )
+    """,
+    "CREATE INDEX perdure_memories_words ON perdure_memories USING gin (words)",
+    """
+    CREATE TABLE perdure_memory_keys (
+        key text PRIMARY KEY,
+        memory text REFERENCES perdure_memories (id) ON DELETE CASCADE,
+        at double precision NOT NULL
+    )
+    """,
+    "CREATE INDEX perdure_memory_keys_at ON perdure_memory_keys (at)",
+    "CREATE INDEX perdure_memory_keys_memory ON perdure_memory_keys (memory)",
+    "CREATE TABLE perdure_memory_format (version integer NOT NULL)",
+    """
+    CREATE TABLE perdure_memory_embedder (
+        one integer PRIMARY KEY CHECK (one = 1), name text NOT NULL, dimension integer NOT NULL
+    )
+    """,
+)
+
+# Without a dimension: while memories are embedded anew, vectors of two embedders stand side by side.
+_VECTORS: Final[LiteralString] = """
+    CREATE TABLE perdure_memory_vectors (
+        number bigint NOT NULL REFERENCES perdure_memories (number) ON DELETE CASCADE,
+        embedder text NOT NULL,
+        embedding vector NOT NULL,
+        PRIMARY KEY (number, embedder)
+    )
+"""
+
+
+async def prepare(connection: Connection, store: str, *, create: bool) -> bool:
+    """Make the tables where there are none; in a transaction. Returns whether there is one for vectors.
+
+    Raises `MemoryStoreMissing`, `NotAMemoryStore`.
+    """
+    await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+    if not await _there(connection, "perdure_memory_format"):
+        if not create:
+            raise MemoryStoreMissing(store, "there is none in this database yet: 'perdure memory add' makes it")
+        for statement in _TABLES:
+            await connection.execute(statement)
+        await connection.execute("INSERT INTO perdure_memory_format VALUES (%s)", (_VERSION,))
+    row = await (await connection.execute("SELECT max(version) FROM perdure_memory_format")).fetchone()
+    if row is not None and row[0] != _VERSION:
+        raise NotAMemoryStore(store, f"was written by a later version of Perdure (format {row[0]})")
+    return await _there(connection, "perdure_memory_vectors")
+
+
+async def prepare_vectors(connection: Connection, store: str) -> None:
+    """Make the table of vectors where there is none, and the extension, which not everybody may.
+
+    Raises `VectorsUnavailable`.
+    """
+    if await _there(connection, "perdure_memory_vectors"):
+        return
+    try:
+        async with connection.transaction():
+            await connection.execute(sql.SQL("CREATE EXTENSION IF NOT EXISTS {}").format(sql.Identifier(_EXTENSION)))
+    except errors.InsufficientPrivilege:
+        raise VectorsUnavailable(
+            store, "this user may not make pgvector's extension: have it made with 'CREATE EXTENSION vector'"
+        ) from None
+    except (errors.UndefinedFile, errors.FeatureNotSupported):
+        raise VectorsUnavailable(store, "the server has no pgvector: install it (postgresql-NN-pgvector)") from None
+    await connection.execute(_VECTORS)
+
+
+async def check_embedder(connection: Connection, store: str, embedder: Known) -> None:
+    """Whether the store's vectors are this embedder's. Raises `EmbedderMismatch`."""
+    row = await (await connection.execute("SELECT name, dimension FROM perdure_memory_embedder")).fetchone()
+    if row is not None and Known(*row) != embedder:
+        raise EmbedderMismatch(store, Known(*row), embedder)
+
+
+async def _there(connection: Connection, table: str) -> bool:
+    row = await (await connection.execute("SELECT to_regclass(%s)", (table,))).fetchone()
+    return row is not None and row[0] is not None

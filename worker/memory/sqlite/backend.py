@@ -1,0 +1,264 @@
+"""Memories in a SQLite file: for the workers of one host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from ..backend import SAME, Known, Near, Where
+from ..embedders import Vector
+from ..memory import Memory
+from .driver import Database
+from .rows import (
+    COLUMNS,
+    by_digest,
+    by_key,
+    condition_of,
+    insert,
+    marks,
+    memory_of,
+    merge,
+    number_of,
+    packed,
+    remember_key,
+)
+from .schema import check_embedder, open_store_file
+
+__all__ = ["SqliteBackend"]
+
+R = TypeVar("R")
+
+_WAIT: Final = 10.0
+"""Seconds for which another process may hold the file's lock."""
+
+_ROUNDING: Final = 1e-6
+"""Vectors are stored with single precision."""
+
+
+class SqliteBackend:
+    """A file with one connection, used by one thread at a time; the event loop never waits for the disk.
+
+    What is atomic: every method is one transaction of its own. Two processes that add the same thing at once do so one
+    after the other, for a transaction that writes begins with the write lock (BEGIN IMMEDIATE).
+    """
+
+    def __init__(self, path: Path, *, wait: float = _WAIT) -> None:
+        self._path = path
+        self._wait = wait
+        self._database: Database | None = None
+        self._embedder: Known | None = None
+        self._one = anyio.CapacityLimiter(1)
+
+    @property
+    def store(self) -> str:
+        return str(self._path)
+
+    async def open(self, embedder: Known | None, *, create: bool) -> None:
+        def opening(_: object = None) -> Database:
+            database = open_store_file(self._path, self._wait, create=create)
+            try:
+                if embedder is not None:
+                    database.need_vectors()
+                    with database.transaction():
+                        check_embedder(database, embedder)
+                        database.run("INSERT OR IGNORE INTO embedder VALUES (1, ?, ?)", *embedder)
+            except BaseException:
+                database.close()
+                raise
+            return database
+
+        self._database = await anyio.to_thread.run_sync(opening, limiter=self._one)
+        self._embedder = embedder
+
+    async def close(self) -> None:
+        database, self._database = self._database, None
+        if database is not None:
+            await anyio.to_thread.run_sync(database.close, limiter=self._one)
+
+    async def _in_thread(self, work: Callable[[Database], R]) -> R:
+        """A cancellation waits for the end of the work: nothing goes on unseen in the connection."""
+        database = self._database
+        if database is None:
+            raise RuntimeError(f"memory store {self.store} is not open")
+        return await anyio.to_thread.run_sync(work, database, limiter=self._one)
+
+    # remembering
+
+    async def add(self, memory: Memory, digest: str, vector: Vector | None, key: str | None) -> Memory:
+        def adding(database: Database) -> Memory:
+            with database.transaction():
+                if key is not None and (known := by_key(database, key)) is not None:
+                    return known
+                number, stored = self._store(database, memory, digest, vector)
+                self._put_vector(database, number, vector)
+                remember_key(database, key, stored.id, memory.created)
+                return stored
+
+        return await self._in_thread(adding)
+
+    def _store(self, database: Database, memory: Memory, digest: str, vector: Vector | None) -> tuple[int, Memory]:
+        """Merge it into one that is the same, else insert it. Returns its number too."""
+        number = by_digest(database, memory, digest)
+        if number is None and vector is not None:
+            number = self._nearest(database, memory, vector)
+        if number is None:
+            return insert(database, memory, digest), memory
+        return number, merge(database, number, memory, digest)
+
+    def _nearest(self, database: Database, memory: Memory, vector: Vector) -> int | None:
+        rows = database.run(
+            """
+            SELECT number, vec_distance_cosine(embedding, ?) AS distance
+            FROM vectors JOIN memories USING (number)
+            WHERE owner = ? AND type = ? AND embedder = ? ORDER BY distance LIMIT 1
+            """,
+            packed(vector),
+            memory.owner,
+            memory.type,
+            self._label,
+        )
+        return int(rows[0][0]) if rows and 1 - rows[0][1] >= SAME - _ROUNDING else None
+
+    def _put_vector(self, database: Database, number: int, vector: Vector | None) -> None:
+        """The vector of the text as it is now: those of a former wording go, other embedders' too."""
+        database.run("DELETE FROM vectors WHERE number = ?", number)
+        if self._embedder is not None:
+            check_embedder(database, self._embedder)
+            if vector is not None:
+                database.run("INSERT INTO vectors VALUES (?, ?, ?)", number, self._label, packed(vector))
+
+    async def known(self, key: str) -> Memory | None:
+        return await self._in_thread(lambda database: by_key(database, key))
+
+    async def restore(self, memories: Sequence[tuple[Memory, str, Vector | None]]) -> int:
+        def restoring(database: Database) -> int:
+            stored = 0
+            with database.transaction():
+                for memory, digest, vector in memories:
+                    if number_of(database, memory.id) is None and by_digest(database, memory, digest) is None:
+                        self._put_vector(database, insert(database, memory, digest), vector)
+                        stored += 1
+            return stored
+
+        return await self._in_thread(restoring)
+
+    async def touch(self, ids: Sequence[str], where: Where, now: float, key: str | None) -> int:
+        def touching(database: Database) -> int:
+            condition, values = condition_of(where)
+            with database.transaction():
+                known = key is not None and bool(database.run("SELECT 1 FROM keys WHERE key = ?", key))
+                if known:
+                    wanted = f"SELECT id FROM memories WHERE {condition} AND id IN ({marks(ids)})"  # noqa: S608 - marks
+                    return len(database.run(wanted, *values, *ids))
+                touched = database.run(
+                    f"""
+                    UPDATE memories SET accesses = accesses + 1, accessed = max(accessed, ?)
+                    WHERE {condition} AND id IN ({marks(ids)}) RETURNING id
+                    """,  # noqa: S608 - marks
+                    now,
+                    *values,
+                    *ids,
+                )
+                remember_key(database, key, None, now)
+                return len(touched)
+
+        return await self._in_thread(touching)
+
+    async def forget(self, ids: Sequence[str], where: Where) -> int:
+        def forgetting(database: Database) -> int:
+            condition, values = condition_of(where)
+            with database.transaction():
+                gone = f"DELETE FROM memories WHERE {condition} AND id IN ({marks(ids)}) RETURNING id"  # noqa: S608
+                return len(database.run(gone, *values, *ids))
+
+        return await self._in_thread(forgetting)
+
+    async def prune(self, unused: Sequence[tuple[str, float]]) -> int:
+        def pruning(database: Database) -> int:
+            with database.transaction():
+                gone = "DELETE FROM memories WHERE id = ? AND accessed = ? RETURNING id"
+                return sum(len(database.run(gone, *one)) for one in unused)
+
+        return await self._in_thread(pruning)
+
+    # finding
+
+    async def by_words(self, words: Sequence[str], where: Where, limit: int) -> list[str]:
+        condition, values = condition_of(where)
+        asked = " OR ".join(f'"{word}"' for word in words)  # a word has letters and digits only
+        sql = f"""
+            SELECT id FROM words JOIN memories ON number = words.rowid
+            WHERE words MATCH ? AND {condition} ORDER BY words.rank, number LIMIT ?
+        """  # noqa: S608 - the condition has marks only
+        return await self._in_thread(lambda database: [row[0] for row in database.run(sql, asked, *values, limit)])
+
+    async def by_vector(self, vector: Vector, where: Where, limit: int) -> list[Near]:
+        condition, values = condition_of(where)
+        sql = f"""
+            SELECT id, vec_distance_cosine(embedding, ?) AS distance FROM vectors JOIN memories USING (number)
+            WHERE embedder = ? AND {condition} ORDER BY distance, number LIMIT ?
+        """  # noqa: S608 - the condition has marks only
+
+        def nearest(database: Database) -> list[Near]:
+            if self._embedder is not None:
+                check_embedder(database, self._embedder)
+            return [Near(*row) for row in database.run(sql, packed(vector), self._label, *values, limit)]
+
+        return [Near(one, 1 - distance) for one, distance in await self._in_thread(nearest)]
+
+    async def get(self, ids: Sequence[str]) -> dict[str, Memory]:
+        sql = f"SELECT {COLUMNS} FROM memories WHERE id IN ({marks(ids)})"  # noqa: S608 - marks only
+        return {one.id: one for one in map(memory_of, await self._in_thread(lambda database: database.run(sql, *ids)))}
+
+    async def page(self, where: Where, limit: int, *, after: int = 0, newest: bool = False) -> list[tuple[int, Memory]]:
+        condition, values = condition_of(where)
+        order = "DESC" if newest else "ASC"
+        sql = f"""
+            SELECT number, {COLUMNS} FROM memories WHERE {condition} AND number > ? ORDER BY number {order} LIMIT ?
+        """  # noqa: S608 - the condition has marks only
+        rows = await self._in_thread(lambda database: database.run(sql, *values, after, limit))
+        return [(row[0], memory_of(row[1:])) for row in rows]
+
+    async def count(self, where: Where) -> int:
+        condition, values = condition_of(where)
+        sql = f"SELECT count(*) FROM memories WHERE {condition}"  # noqa: S608 - the condition has marks only
+        [(number,)] = await self._in_thread(lambda database: database.run(sql, *values))
+        return int(number)
+
+    # vectors of another embedder
+
+    async def without_vector(self, known: Known, after: int, limit: int) -> list[tuple[int, str]]:
+        sql = """
+            SELECT number, text FROM memories
+            WHERE number > ? AND number NOT IN (SELECT number FROM vectors WHERE embedder = ?) ORDER BY number LIMIT ?
+        """
+        rows = await self._in_thread(lambda database: database.run(sql, after, known.label, limit))
+        return [(number, text) for number, text in rows]
+
+    async def put_vectors(self, known: Known, vectors: Sequence[tuple[int, str, Vector]]) -> None:
+        def putting(database: Database) -> None:
+            database.need_vectors()
+            put = "INSERT OR REPLACE INTO vectors SELECT number, ?, ? FROM memories WHERE number = ? AND text = ?"
+            with database.transaction():
+                for number, text, vector in vectors:
+                    database.run(put, known.label, packed(vector), number, text)
+
+        await self._in_thread(putting)
+
+    async def change_embedder(self, known: Known) -> None:
+        def changing(database: Database) -> None:
+            database.need_vectors()
+            with database.transaction():
+                database.run("INSERT OR REPLACE INTO embedder VALUES (1, ?, ?)", *known)
+                database.run("DELETE FROM vectors WHERE embedder <> ?", known.label)
+
+        await self._in_thread(changing)
+        self._embedder = known
+
+    @property
+    def _label(self) -> str:
+        return "" if self._embedder is None else self._embedder.label

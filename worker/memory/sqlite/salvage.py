@@ -1,0 +1,67 @@
+"""Reading what can be read of a damaged SQLite store: from a copy, so that the file stays as it is."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import MemoryStoreDamaged, MemoryStoreError, MemoryStoreMissing, MemoryStoreUnavailable
+from ..memory import Memory
+from .driver import Database, open_database
+from .rows import COLUMNS, memory_of
+
+__all__ = ["Salvage"]
+
+
+class Salvage:
+    """The memories of a file one by one, with the damaged ones left out.
+
+    A damaged page is met by every memory in it, and by no other: each is looked up by its number. lost: how many
+    numbers could not be read, after the end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.lost = 0
+
+    def __iter__(self) -> Iterator[Memory]:
+        """Raises `MemoryStoreMissing`, `MemoryStoreUnavailable`; `MemoryStoreDamaged` where nothing can be read."""
+        if not self._path.exists():
+            raise MemoryStoreMissing(str(self._path), "there is none")
+        with tempfile.TemporaryDirectory(prefix="perdure-salvage-") as folder:
+            copy = Path(folder) / self._path.name
+            try:
+                for suffix in ("", "-wal"):
+                    if (part := Path(f"{self._path}{suffix}")).exists():
+                        shutil.copy(part, f"{copy}{suffix}")
+            except OSError as error:
+                raise MemoryStoreUnavailable(str(self._path), f"cannot be copied: {error.strerror}") from error
+            database = open_database(copy, 0)
+            try:
+                yield from self._read(database)
+            finally:
+                database.close()
+
+    def _read(self, database: Database) -> Iterator[Memory]:
+        for number in range(1, self._last(database) + 1):
+            try:
+                rows = database.run(f"SELECT {COLUMNS} FROM memories WHERE number = ?", number)  # noqa: S608 - own names
+                found = [memory_of(row) for row in rows]
+            except (MemoryStoreError, ValueError, TypeError):  # the page, or what stands in it
+                self.lost += 1
+            else:
+                yield from found
+
+    def _last(self, database: Database) -> int:
+        """The largest number there may be. What says it stands in two places."""
+        for question in ("SELECT seq FROM sqlite_sequence WHERE name = 'memories'", "SELECT max(number) FROM memories"):
+            try:
+                rows = database.run(question)
+            except MemoryStoreDamaged:
+                continue
+            except MemoryStoreError:
+                break
+            return int(rows[0][0] or 0) if rows else 0
+        raise MemoryStoreDamaged(str(self._path), "nothing of it can be read")

@@ -1,0 +1,166 @@
+"""The tables of a SQLite store, and how a file becomes one."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from ..backend import Known
+from ..errors import EmbedderMismatch, MemoryStoreMissing, MemoryStoreUnavailable, NotAMemoryStore
+from .driver import Database, open_database
+
+__all__ = ["check_embedder", "known_embedder", "open_store_file"]
+
+_APPLICATION: Final = 0x5044524D
+"""`PDRM`: in the file's header, by which it is told from other databases."""
+
+_VERSION: Final = 1
+
+_TABLES: Final = (
+    """
+    CREATE TABLE memories (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        owner TEXT NOT NULL,
+        type TEXT NOT NULL,
+        digest TEXT NOT NULL,
+        text TEXT NOT NULL,
+        former TEXT NOT NULL,
+        tags TEXT NOT NULL,
+        metadata TEXT NOT NULL,
+        source TEXT NOT NULL,
+        importance REAL NOT NULL,
+        key TEXT,
+        created REAL NOT NULL,
+        accessed REAL NOT NULL,
+        updated REAL NOT NULL,
+        accesses INTEGER NOT NULL,
+        UNIQUE (owner, type, digest)
+    )
+    """,
+    # All that what is new may be the same as, in the order of the table: a look for it reads no page twice.
+    "CREATE INDEX memories_owner_type ON memories (owner, type)",
+    """
+    CREATE TABLE keys (
+        key TEXT PRIMARY KEY,
+        memory TEXT REFERENCES memories (id) ON DELETE CASCADE,
+        at REAL NOT NULL
+    ) WITHOUT ROWID
+    """,
+    "CREATE INDEX keys_at ON keys (at)",
+    "CREATE INDEX keys_memory ON keys (memory)",
+    """
+    CREATE TABLE vectors (
+        number INTEGER NOT NULL REFERENCES memories (number) ON DELETE CASCADE,
+        embedder TEXT NOT NULL,
+        embedding BLOB NOT NULL,
+        PRIMARY KEY (number, embedder)
+    )
+    """,
+    "CREATE TABLE embedder (one INTEGER PRIMARY KEY CHECK (one = 1), name TEXT NOT NULL, dimension INTEGER NOT NULL)",
+    """
+    CREATE VIRTUAL TABLE words USING fts5 (
+        text, tags, content = 'memories', content_rowid = 'number', tokenize = 'porter unicode61 remove_diacritics 2'
+    )
+    """,
+    """
+    CREATE TRIGGER memories_added AFTER INSERT ON memories BEGIN
+        INSERT INTO words (rowid, text, tags) VALUES (new.number, new.text, new.tags);
+    END
+    """,
+    """
+    CREATE TRIGGER memories_removed AFTER DELETE ON memories BEGIN
+        INSERT INTO words (words, rowid, text, tags) VALUES ('delete', old.number, old.text, old.tags);
+    END
+    """,
+    """
+    CREATE TRIGGER memories_changed AFTER UPDATE OF text, tags ON memories BEGIN
+        INSERT INTO words (words, rowid, text, tags) VALUES ('delete', old.number, old.text, old.tags);
+        INSERT INTO words (rowid, text, tags) VALUES (new.number, new.text, new.tags);
+    END
+    """,
+)
+
+
+def open_store_file(path: Path, wait: float, *, create: bool) -> Database:
+    """Open a store, or make an empty or missing file one; what anybody else wrote is left as it is."""
+    _prepare(path, create=create)
+    database = open_database(path, wait)
+    try:
+        if database.run("PRAGMA application_id") != [(_APPLICATION,)] and not _blank(database):
+            raise NotAMemoryStore(str(path), "is a database, but not a memory store")
+        if (version := _version(database)) > _VERSION:
+            raise NotAMemoryStore(str(path), f"was written by a later version of Perdure (format {version})")
+        _use_log(database, wait)
+        database.run("PRAGMA foreign_keys = ON")
+        database.run("PRAGMA synchronous = FULL")  # what a recorded step has remembered outlives a loss of power
+        _make_tables(database)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _prepare(path: Path, *, create: bool) -> None:
+    try:
+        if not create and not path.exists():
+            raise MemoryStoreMissing(str(path), "there is none yet: 'perdure memory add' makes it")
+        if create:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise MemoryStoreUnavailable(str(path), f"cannot be opened: {error.strerror}") from error
+
+
+def _blank(database: Database) -> bool:
+    return not database.run("SELECT 1 FROM sqlite_schema LIMIT 1")
+
+
+def _use_log(database: Database, wait: float) -> None:
+    """Write ahead, so that readers and a writer do not wait for one another.
+
+    SQLite does not wait where two processes want to change that at once, so it is asked again.
+    """
+    until = time.monotonic() + wait
+    while database.run("PRAGMA journal_mode") != [("wal",)]:
+        try:
+            database.run("PRAGMA journal_mode = WAL")
+        except MemoryStoreUnavailable:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+
+
+def _make_tables(database: Database) -> None:
+    if _version(database) == _VERSION:
+        return
+    with database.transaction():
+        if _version(database) == _VERSION:  # another process was faster
+            return
+        for statement in _TABLES:
+            database.run(statement)
+        database.run(f"PRAGMA application_id = {_APPLICATION}")
+        database.run(f"PRAGMA user_version = {_VERSION}")
+
+
+def _version(database: Database) -> int:
+    [(version,)] = database.run("PRAGMA user_version")
+    return int(version)
+
+
+def known_embedder(database: Database) -> Known | None:
+    """Whose vectors the store has."""
+    rows = database.run("SELECT name, dimension FROM embedder")
+    return Known(*rows[0]) if rows else None
+
+
+def check_embedder(database: Database, embedder: Known) -> None:
+    """Whether the store's vectors are this embedder's; call it in the transaction that uses them.
+
+    Raises `EmbedderMismatch`.
+    """
+    stored = known_embedder(database)
+    if stored is not None and stored != embedder:
+        raise EmbedderMismatch(str(database.path), stored, embedder)

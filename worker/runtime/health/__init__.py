@@ -1,0 +1,1 @@
+"""Health of a worker: loop watchdog, deadlines, report and probe server."""

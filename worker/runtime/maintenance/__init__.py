@@ -1,0 +1,1 @@
+"""Background duties of a worker: promotion, clean-up, partition assignment and registration."""

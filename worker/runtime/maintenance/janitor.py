@@ -1,0 +1,87 @@
+"""Keeping Redis bounded: dead letters past their retention, names of workers that are gone, partitions long left."""
+
+from __future__ import annotations
+
+import random
+
+import anyio
+
+from ....deadletter import trim_letters
+from ....queues import (
+    Consumer,
+    Coverage,
+    Gateway,
+    Namespace,
+    QueueError,
+    Route,
+    present_workers,
+    retire_generation,
+    take_turns,
+)
+from ...log import logger
+
+__all__ = ["Janitor"]
+
+_INTERVAL = 60.0
+_SHORTEST = 25.0
+"""Seconds between two rounds of whatever workers: less than the shortest sleep of one alone."""
+
+_GONE_FOR = 10.0
+"""Seconds for which a worker that is not there has asked for nothing, before its name is removed. It was presumed dead
+before; one that lives after all is put back on the list by its next read.
+"""
+
+
+class Janitor:
+    """Sees once a minute whether another worker cleaned up lately, and does so where none did.
+
+    A round costs as much as there are workers, so if each of them made rounds their cost would grow with the square.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        namespace: Namespace,
+        coverage: Coverage,
+        consumer: Consumer,
+        *,
+        dead_letter_ttl: float,
+        result_ttl: float,
+        worker: str,
+    ) -> None:
+        """dead_letter_ttl, result_ttl: seconds. worker: its id."""
+        self._gateway = gateway
+        self._namespace = namespace
+        self._coverage = coverage
+        self._consumer = consumer
+        self._dead_letter_ttl = dead_letter_ttl
+        self._longest = max(dead_letter_ttl, result_ttl)
+        self._worker = worker
+
+    async def run(self) -> None:
+        while True:
+            await anyio.sleep(_INTERVAL * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
+            try:
+                await self.clean()
+            except QueueError as error:
+                logger.debug("cannot clean up: {}", error)
+
+    async def clean(self) -> None:
+        """One round, over the partitions whose turn it is."""
+        turns = {partition: partition.cleaning for partition in self._coverage.known}
+        mine = await take_turns(self._gateway, turns, self._worker, _SHORTEST)
+        if not mine:
+            return
+        present = await present_workers(self._gateway, self._namespace)
+        for partition in mine:
+            await trim_letters(self._gateway, partition, self._dead_letter_ttl)
+            await self._consumer.forget(partition, _GONE_FOR, present)
+        for queue, route in self._coverage.routes.items():
+            await self._retire(queue, route)
+
+    async def _retire(self, queue: str, route: Route) -> None:
+        """Generations that have held nothing for longer than anything is kept are taken off the route."""
+        for generation in route.former:
+            if await retire_generation(self._gateway, self._namespace, queue, route, generation, self._longest):
+                logger.info("queue {} has left its partitions {}", queue, list(generation.indexes))
+                return  # the route is another one now: the rest is for the next round

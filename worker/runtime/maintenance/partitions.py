@@ -1,0 +1,84 @@
+"""Keeping up with the partitions that are this worker's: queues are spread anew, and those who share come and go."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+import anyio
+
+from ....queues import Consumer, Coverage, Partition, QueueError
+from ...log import logger
+
+__all__ = ["Territory"]
+
+_INTERVAL = 2.0
+"""Seconds between two looks, give or take a quarter. A nudge brings the news of a change earlier."""
+
+_CHANGING = 0.05
+"""Seconds until it is looked again whether a former generation is read to its end; the next time, twice as long."""
+
+
+class Territory:
+    """Looks where the worker's partitions are, and tells the consumer and whoever else goes through them."""
+
+    def __init__(
+        self, coverage: Coverage, consumer: Consumer, on_change: Callable[[Sequence[Partition]], None]
+    ) -> None:
+        """on_change: hears which partitions are served now."""
+        self._coverage = coverage
+        self._consumer = consumer
+        self._on_change = on_change
+        self._taken_from: list[Partition] = []
+        self._served: list[Partition] = []
+        self._poked = anyio.Event()
+        self._turn = anyio.Lock()
+        self.moves = 0
+
+    def poke(self) -> None:
+        """Look again now: a partition was closed."""
+        self._poked.set()
+
+    async def look(self) -> None:
+        """One look. `moves` counts how often new messages came to be taken from elsewhere."""
+        async with self._turn:
+            await self._coverage.look()
+            await self._tell()
+
+    async def look_on(self) -> None:
+        """See only whether a former generation was read to its end by now."""
+        async with self._turn:
+            await self._coverage.look_on()
+            await self._tell()
+
+    async def _tell(self) -> None:
+        taken_from, served = self._coverage.taken_from, self._coverage.served
+        if (taken_from, served) == (self._taken_from, self._served):
+            return
+        await self._consumer.assign(taken_from, served)
+        self._on_change(served)
+        self.moves += self._taken_from != taken_from
+        self._taken_from, self._served = taken_from, served
+
+    async def run(self) -> None:
+        while True:
+            self._poked = anyio.Event()
+            await self._try(self.look)
+            with anyio.move_on_after(_INTERVAL * random.uniform(0.75, 1.25)):  # noqa: S311 - jitter, not a secret
+                await self._wait_for_change()
+
+    async def _wait_for_change(self) -> None:
+        """Return when poked. Meanwhile, while a former generation is read to its end, look whether it is."""
+        wait = _CHANGING
+        while not self._poked.is_set():
+            with anyio.move_on_after(wait if self._coverage.changing else None):
+                await self._poked.wait()
+                return
+            await self._try(self.look_on)
+            wait = min(wait * 2, _INTERVAL)
+
+    async def _try(self, look: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await look()
+        except QueueError as error:
+            logger.debug("cannot look at the queues' partitions: {}", error)

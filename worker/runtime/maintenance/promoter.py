@@ -1,0 +1,88 @@
+"""Moving tasks whose time has come onto the stream."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import anyio
+
+from ....queues import Gateway, Partition, QueueError, Refused, promote_due, watch_due
+from ...log import logger
+
+__all__ = ["Promoter"]
+
+_LONGEST_SLEEP: Final = 1.0
+"""Seconds after which a due set is looked at though nothing seems to be due: a nudge may have been lost."""
+
+
+class Promoter:
+    """Sleeps until the next due time, or until it hears that an earlier one came up.
+
+    Each due set is watched by one worker: the first to come, or the one that was told of an earlier due time. The
+    others look after it only to see that somebody watches.
+    """
+
+    def __init__(self, gateway: Gateway, partitions: Sequence[Partition], worker: str) -> None:
+        """worker: its id."""
+        self._gateway = gateway
+        self._worker = worker
+        self._next = dict.fromkeys(partitions, 0.0)
+        self._refused = False
+        self._told: set[Partition] = set()
+        self._poked = anyio.Event()
+
+    def change(self, partitions: Sequence[Partition]) -> None:
+        """From now on look at these."""
+        self._next = {partition: self._next.get(partition, 0.0) for partition in partitions}
+        self._poked.set()
+
+    def poke(self, partition: Partition) -> None:
+        """Look again now, where this worker watches: it made a task due later."""
+        if partition in self._next:
+            self._next[partition] = 0.0
+            self._poked.set()
+
+    def hear(self) -> None:
+        """Look again now, and be the one that watches: a nudge, which nobody else gets, told of an earlier due time."""
+        self._next = dict.fromkeys(self._next, 0.0)
+        self._told = set(self._next)
+        self._poked.set()
+
+    async def run(self) -> None:
+        while True:
+            self._poked = anyio.Event()
+            now = time.monotonic()
+            await asyncio.gather(*(self._look(one) for one, when in self._next.items() if when <= now))
+            until_next = min(self._next.values(), default=now + _LONGEST_SLEEP) - time.monotonic()
+            with anyio.move_on_after(until_next):
+                await self._poked.wait()
+
+    async def _look(self, partition: Partition) -> None:
+        told = partition in self._told
+        self._told.discard(partition)
+        self._next[partition] = math.inf  # a poke from now on asks for another look
+        try:
+            wait = await self._promote(partition, told)
+            self._refused = False
+        except QueueError as error:
+            # Unavailable passes, and the intake tells of it; what is refused (a right that is missing) does not.
+            tell = logger.warning if isinstance(error, Refused) and not self._refused else logger.debug
+            tell("cannot promote due tasks: {}", error)
+            self._refused = isinstance(error, Refused)
+            wait = _LONGEST_SLEEP
+        if partition in self._next:
+            self._next[partition] = min(self._next[partition], time.monotonic() + wait)
+
+    async def _promote(self, partition: Partition, told: bool) -> float:
+        """Promote what is due, if this worker watches; returns the seconds until it is to look again."""
+        another = await watch_due(self._gateway, partition, self._worker, take_over=told)
+        if another:
+            # Where it ends without a word, everybody who waited comes; spread out, most of them find a new watcher.
+            return another * random.uniform(1.0, 1.2)  # noqa: S311 - jitter, not a secret
+        _, until_next = await promote_due(self._gateway, partition)
+        return _LONGEST_SLEEP if until_next is None else min(until_next, _LONGEST_SLEEP)

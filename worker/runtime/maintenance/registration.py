@@ -1,0 +1,148 @@
+"""Saying that this worker is there, and how it is, for those who list workers.
+
+How fast a worker settles tasks at present, by queue.
+
+Noting, once in a while, that long steps live.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Final
+
+import anyio
+
+from ....queues import Gateway, LeaseLost, Namespace, QueueError, WorkerInfo, announce, note_alive, withdraw
+from ...durable import Ending, Run
+from ...log import logger
+from ..health.report import Health
+from ..slots import Slots
+
+__all__ = ["WINDOW", "Notes", "Rates", "Registration", "describe"]
+
+WINDOW: Final = 30.0
+"""Seconds that the rate looks back: long enough for a steady figure, short enough to be of the present."""
+
+
+class Rates:
+    """Tasks per second over the last `WINDOW` seconds, or since the worker began where that is shorter.
+
+    A plain window and not an average that fades: a queue on which nothing was settled for a whole window has no rate,
+    and not an ever smaller one.
+    """
+
+    def __init__(self, settled: Mapping[str, int], clock: Callable[[], float] = time.monotonic) -> None:
+        """settled: by queue, how many deliveries the worker has settled; somebody else goes on counting in it."""
+        self._settled = settled
+        self._clock = clock
+        self._looks = deque([(clock(), dict(settled))])
+
+    def look(self) -> dict[str, float]:
+        """The rates now; queues on which nothing was settled are left out. To be called every few seconds."""
+        now, counts = self._clock(), dict(self._settled)
+        self._looks.append((now, counts))
+        while self._looks[1][0] <= now - WINDOW:
+            self._looks.popleft()
+        began, before = self._looks[0]
+        if now <= began:
+            return {}
+        settled = {queue: count - before.get(queue, 0) for queue, count in counts.items()}
+        return {queue: count / (now - began) for queue, count in settled.items() if count}
+
+
+_KEPT: Final = 6
+"""Intervals for which an announcement is kept: after two the worker is presumed dead, and is seen to be for a while."""
+
+
+def describe(worker_id: str, app: str, queues: tuple[str, ...], concurrency: int, interval: float) -> WorkerInfo:
+    """This process, as a worker. interval: seconds between two announcements."""
+    return WorkerInfo(
+        id=worker_id,
+        app=app,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        version=version("perdure"),
+        queues=queues,
+        concurrency=concurrency,
+        in_flight=0,
+        started=0,
+        interval=interval,
+    )
+
+
+class Registration:
+    """Announces the worker every few seconds, and withdraws it at the end."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        namespace: Namespace,
+        info: WorkerInfo,
+        slots: Slots,
+        settled: Mapping[str, int],
+        health: Health,
+    ) -> None:
+        """settled: by queue, how many deliveries the worker has settled."""
+        self._gateway = gateway
+        self._namespace = namespace
+        self._info = info
+        self._slots = slots
+        self._health = health
+        self._rates = Rates(settled)
+
+    async def announce(self) -> None:
+        started = await announce(self._gateway, self._namespace, self._current(), _KEPT * self._info.interval)
+        self._info = replace(self._info, started=started)
+        self._health.answered()
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self.announce()
+            except QueueError as error:
+                self._health.troubled(error)
+                logger.debug("cannot announce the worker: {}", error)
+            await anyio.sleep(self._info.interval)
+
+    async def withdraw(self) -> None:
+        await withdraw(self._gateway, self._namespace, self._info.id)
+
+    def _current(self) -> WorkerInfo:
+        return replace(
+            self._info,
+            in_flight=self._slots.busy,
+            rates=self._rates.look(),
+            progress=self._health.progress(),
+            health=self._health.report(told_to_redis=True).summary(),
+        )
+
+
+class Notes:
+    """Writes a note for every step that has been running for an interval or more."""
+
+    def __init__(self, runs: Callable[[], Collection[Run]], interval: float) -> None:
+        self._runs = runs
+        self._interval = interval
+
+    async def run(self) -> None:
+        while True:
+            await anyio.sleep(self._interval / 2)
+            for run in list(self._runs()):
+                await self._note(run)
+
+    async def _note(self, run: Run) -> None:
+        now = time.monotonic()
+        for key, began in list(run.steps_in_flight.items()):
+            if now - began >= self._interval / 2:
+                try:
+                    await note_alive(run.gateway, run.delivery, run.id, key)
+                except LeaseLost:
+                    run.end(Ending.LOST)
+                except QueueError as error:
+                    logger.debug("cannot note that step {} lives: {}", key, error)

@@ -1,0 +1,148 @@
+"""Carrying an outcome out: each is one script, asked for until Redis has answered."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Awaitable, Callable
+
+import orjson
+
+from ...deadletter import Evidence, Reason, bury, unreadable_id
+from ...queues import (
+    Counters,
+    Delivery,
+    Gateway,
+    Redaction,
+    UnreadableEnvelope,
+    cancelled,
+    park,
+    release,
+    reschedule,
+    set_aside,
+    succeed,
+)
+from ..durable import Run, until_available
+from ..log import logger
+from ..settings import Settings
+from .outcome import Aside, Burial, Cancelled, HandOff, Outcome, Rerun, Success, Wait
+
+__all__ = ["Settler"]
+
+_TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class Settler:
+    """Ends deliveries. Raises `LeaseLost` where another worker has the task by now."""
+
+    def __init__(self, gateway: Gateway, settings: Settings) -> None:
+        self._gateway = gateway
+        self._settings = settings
+
+    async def settle(self, run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> None:
+        """Store the outcome and acknowledge the message, in one atomic act. on_wait: hears that Redis is away."""
+        await until_available(self._act(run, outcome), f"the outcome of task {run.id}", on_wait)
+
+    def _act(self, run: Run, outcome: Outcome) -> Callable[[], Awaitable[None]]:
+        gateway, delivery, task_id = self._gateway, run.delivery, run.id
+        ran = time.monotonic() - run.started
+        match outcome:
+            case Success(result, counters, handed_to):
+                ttl = self._result_ttl(run)
+                written = run.has_written
+                return lambda: succeed(
+                    gateway,
+                    delivery,
+                    task_id,
+                    result,
+                    counters,
+                    ran=ran,
+                    ttl=ttl,
+                    envelope=run.envelope,
+                    written=written,
+                    handed_to=handed_to,
+                )
+            case Cancelled(counters):
+                ttl = self._result_ttl(run)
+                return lambda: cancelled(gateway, delivery, task_id, counters, ran=ran, ttl=ttl)
+            case HandOff(counters):
+                data: dict[str, object] = {
+                    "why": "shutdown",
+                    "steps": len(run.history.done) + run.steps_recorded,
+                }
+                return lambda: release(gateway, delivery, task_id, data=data)
+            case Aside():
+                return lambda: set_aside(gateway, delivery, task_id)
+            case Rerun() | Wait():
+                return self._put_off(run, outcome)
+            case Burial(reason, counters, error):
+                return lambda: self._bury(delivery, task_id, run.envelope.task, reason, counters, error, run.redact)
+
+    def _put_off(self, run: Run, outcome: Rerun | Wait) -> Callable[[], Awaitable[None]]:
+        gateway, delivery, task_id, counters = self._gateway, run.delivery, run.id, outcome.counters
+        bound = logger.bind(task=run.envelope.task, id=task_id)
+        if isinstance(outcome, Wait):
+            delay, waits, seen = outcome.parked.delay, outcome.parked.waits, outcome.parked.seen
+            bound.debug("waits for a {}", waits)
+            return lambda: park(gateway, delivery, task_id, counters, delay=delay, waits=waits, seen=seen)
+        delay, event, suspect = outcome.delay, outcome.event, outcome.suspect
+        evidence = Evidence.of(outcome.error, run.redact)
+        bound.warning("{}, runs again in {:.1f} s: {}: {}", event, delay, evidence.error, evidence.message)
+        found = evidence.fields() | {"attempts": counters.attempts, "delay": delay}
+        return lambda: reschedule(
+            gateway, delivery, task_id, counters, delay=delay, event=event, data=found, suspect=suspect
+        )
+
+    def _result_ttl(self, run: Run) -> float:
+        return run.envelope.options.result_ttl or run.result_ttl or self._settings.result_ttl
+
+    async def bury_unreadable(self, delivery: Delivery, error: UnreadableEnvelope) -> str:
+        """Bury a message that is not a task, raw: under the id of the task that it is the message of, if it is.
+
+        Returns the id.
+        """
+        what = f"the burial of message {delivery.entry.decode()}"
+        task_id = unreadable_id(delivery)
+        named = _named_id(delivery.fields.get(b"env", b""))
+        if named is not None:
+            record = delivery.partition.record(named)
+            # A record's entry changes only when its message is settled, and this one is pending here.
+            entry = await until_available(lambda: self._gateway.command("HGET", record, "entry"), what)
+            task_id = named if entry == delivery.entry else task_id
+        await until_available(
+            lambda: self._bury(delivery, task_id, "?", Reason.UNREADABLE, Counters(), error),
+            what,
+        )
+        return task_id
+
+    async def _bury(
+        self,
+        delivery: Delivery,
+        task_id: str,
+        task: str,
+        reason: Reason,
+        counters: Counters,
+        error: BaseException,
+        redact: Redaction | None = None,
+    ) -> None:
+        evidence = Evidence.of(error, redact)
+        await bury(
+            self._gateway,
+            delivery,
+            task_id,
+            task=task,
+            reason=reason,
+            evidence=evidence,
+            counters=counters,
+            retention=self._settings.dead_letter_ttl,
+        )
+        logger.bind(task=task, id=task_id).error("dead letter ({}): {}: {}", reason, evidence.error, evidence.message)
+
+
+def _named_id(data: bytes) -> str | None:
+    """The id in an envelope of a version this worker cannot read: its producer waits for that task."""
+    try:
+        found = orjson.loads(data)["id"]
+    except (orjson.JSONDecodeError, LookupError, TypeError):
+        return None
+    return found if isinstance(found, str) and _TASK_ID.fullmatch(found) else None
