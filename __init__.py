@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .deadletter import Retry
     from .queues import (
-        CannotOpen,
+        DecryptionError,
         HandOffRefused,
         InboxFull,
         LeaseLost,
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     )
     from .worker.agent import Agent, Coherence
     from .worker.agent.context import (
+        CompactionRequest,
         ContextBuilder,
-        OldTurns,
         Prompt,
         from_anthropic,
         from_openai,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         to_openai,
     )
     from .worker.app import App
-    from .worker.durable import Context, Happened, current_step
+    from .worker.durable import AlreadyDone, Context, current_step
     from .worker.errors import (
         ArtifactError,
         ContextError,
@@ -69,19 +69,20 @@ if TYPE_CHECKING:
 __all__ = [
     "Agent",
     "AgentState",
+    "AlreadyDone",
     "App",
     "Artifact",
     "ArtifactError",
-    "CannotOpen",
     "Coherence",
+    "CompactionRequest",
     "Context",
     "ContextBuilder",
     "ContextError",
+    "DecryptionError",
     "Ephemeral",
     "Event",
     "HandOffRefused",
     "Handoff",
-    "Happened",
     "HashingEmbedder",
     "InboxFull",
     "InvalidArguments",
@@ -90,7 +91,6 @@ __all__ = [
     "Message",
     "NewMemory",
     "NotReplicated",
-    "OldTurns",
     "PayloadTooLarge",
     "PerdureError",
     "PlanStep",
@@ -130,7 +130,7 @@ _HOMES = {
     "App": ".worker.app",
     "Artifact": ".worker.journal",
     "ArtifactError": ".worker.errors",
-    "CannotOpen": ".queues",
+    "DecryptionError": ".queues",
     "Coherence": ".worker.agent",
     "Context": ".worker.durable",
     "ContextBuilder": ".worker.agent.context",
@@ -139,7 +139,7 @@ _HOMES = {
     "Event": ".worker.journal",
     "HandOffRefused": ".queues",
     "Handoff": ".worker.journal",
-    "Happened": ".worker.durable",
+    "AlreadyDone": ".worker.durable",
     "HashingEmbedder": ".worker.memory",
     "InboxFull": ".queues",
     "InvalidArguments": ".worker.errors",
@@ -148,7 +148,7 @@ _HOMES = {
     "Message": ".worker.journal",
     "NewMemory": ".worker.memory",
     "NotReplicated": ".queues",
-    "OldTurns": ".worker.agent.context",
+    "CompactionRequest": ".worker.agent.context",
     "PayloadTooLarge": ".queues",
     "PerdureError": ".queues",
     "PlanStep": ".worker.journal",

@@ -22,7 +22,7 @@ from perdure.worker.durable import Run
 from perdure.worker.log import configure_logging
 from perdure.worker.registry import Task
 from perdure.worker.runtime.executor import Executor
-from perdure.worker.runtime.quarantine_gate import Isolation
+from perdure.worker.runtime.quarantine_gate import QuarantineGate
 from perdure.worker.runtime.slots import Slots
 from rich.console import Console
 from rich.table import Table
@@ -68,7 +68,7 @@ class _AtOnce:
 
     def flush(self) -> None: ...
 
-    def renew(self) -> None: ...
+    def reconnect(self) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -98,7 +98,9 @@ async def _parts() -> list[tuple[str, float]]:
     gateway = Gateway(Address("redis://nobody-is-asked"))
     gateway._open_wire = _AtOnce()
     leases: Leases[Run] = Leases()
-    executor = Executor(gateway, app.tasks, app.settings, leases, Slots(1), Isolation(None, probation=30.0), threads=1)
+    executor = Executor(
+        gateway, app.tasks, app.settings, leases, Slots(1), QuarantineGate(None, window=30.0), threads=1
+    )
     deliveries = [Delivery(partition, b"%d-1" % n, "worker-host-1-abcdef", 1, pairs(fields)) for n in range(_TIMES)]
     steps = Envelope(id=new_task_id(), task="walk").encode()
     walking = Delivery(partition, b"1-1", "worker", 1, {b"env": steps, b"args": b'{"steps":%d}' % _TIMES})

@@ -95,7 +95,7 @@ async def bury(
         task_id,
         task,
         str(reason),
-        gateway.sealer.of(partition, task_id).close(ERROR, orjson.dumps(evidence.fields())),
+        gateway.encryptor.of(partition, task_id).encrypt(ERROR, orjson.dumps(evidence.fields())),
         counters.attempts,
         counters.crashes,
     )

@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..queues import (
-    NO_SEAL,
+    NO_CIPHER,
     Envelope,
     Gateway,
-    Marks,
     Partition,
-    Seal,
+    SecretPaths,
+    TaskCipher,
     UnreadableEnvelope,
-    hide,
-    is_sealed,
+    is_encrypted,
+    mask,
     opened_error,
     pairs,
     plain_data,
-    read_marks,
+    read_secret_paths,
     shown_arguments,
 )
 from .policy import Reason
@@ -56,14 +56,14 @@ class DeadLetter:
     args: bytes | None
     envelope: Envelope | None
     raw: Mapping[str, bytes]
-    secrets: Marks = ()
-    seal: Seal = field(default=NO_SEAL, repr=False, compare=False)
+    secrets: SecretPaths = ()
+    cipher: TaskCipher = field(default=NO_CIPHER, repr=False, compare=False)
 
     def shown_arguments(self) -> bytes | None:
         """The arguments as JSON, without their secrets; where they cannot be opened, why."""
-        if self.envelope is None and self.args is not None and is_sealed(self.args):
+        if self.envelope is None and self.args is not None and is_encrypted(self.args):
             return b"(sealed, and the envelope that says for which task cannot be read)"
-        return shown_arguments(self.seal, self.task, self.args, self.secrets)
+        return shown_arguments(self.cipher, self.task, self.args, self.secrets)
 
     def summary(self) -> dict[str, Any]:
         """The letter as plain data, for programs; bytes that are not UTF-8 as base64."""
@@ -87,7 +87,7 @@ class DeadLetter:
         }
 
     def _shown_raw(self, name: str, value: bytes) -> bytes:
-        return hide(value, self.secrets) if name == "args" else value
+        return mask(value, self.secrets) if name == "args" else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class _Pages:
 
 def _letter(gateway: Gateway, partition: Partition, entry: bytes, flat: list[bytes]) -> DeadLetter:
     fields = pairs(flat)
-    seal = gateway.sealer.of(partition, fields[b"id"].decode())
+    seal = gateway.encryptor.of(partition, fields[b"id"].decode())
     evidence = opened_error(seal, fields[b"evidence"])
     died_at = int(entry.partition(b"-")[0])
     return DeadLetter(
@@ -209,8 +209,8 @@ def _letter(gateway: Gateway, partition: Partition, entry: bytes, flat: list[byt
             for name, value in fields.items()
             if name.startswith(b"raw:")
         },
-        secrets=read_marks(fields.get(b"env", fields.get(b"raw:env", b""))),
-        seal=seal,
+        secrets=read_secret_paths(fields.get(b"env", fields.get(b"raw:env", b""))),
+        cipher=seal,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 
-from ..queues import Gateway, arguments_of, is_sealed, keep_hidden, load_script
+from ..queues import Gateway, arguments_field, is_encrypted, load_script, restore_masked
 from .letters import DeadLetter
 
 __all__ = ["Replay", "purge", "purge_all", "replay", "replay_all"]
@@ -37,7 +37,7 @@ class Replay:
 async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
     """Put one dead letter back on its queue, counters at zero. False where another replayed or purged it first.
 
-    Raises `CannotOpen` where new arguments would have to be sealed, or hold what is hidden, and the key is missing.
+    Raises `DecryptionError` if new arguments must be encrypted or hold masked values, and the key is missing.
     """
     partition = letter.partition
     args = b"" if how.args is None else _edited(gateway, letter, how.args)
@@ -55,13 +55,13 @@ def _edited(gateway: Gateway, letter: DeadLetter, edited: bytes) -> bytes:
     """New arguments as they are stored: with what was hidden in its place again, and sealed as the former ones were."""
     if letter.envelope is None or letter.args is None:
         return edited
-    kind = arguments_of(letter.envelope.task)
-    seal = gateway.sealer.of(letter.partition, letter.id)
-    if is_sealed(letter.args) and not gateway.sealer.active:
-        seal.open(kind, letter.args)  # raises: they were sealed, and new ones would lie open
+    kind = arguments_field(letter.envelope.task)
+    seal = gateway.encryptor.of(letter.partition, letter.id)
+    if is_encrypted(letter.args) and not gateway.encryptor.active:
+        seal.decrypt(kind, letter.args)  # raises: they were sealed, and new ones would lie open
     if letter.secrets:
-        edited = keep_hidden(edited, lambda: seal.open(kind, letter.args or b"{}", plain=True), letter.secrets)
-    return seal.close(kind, edited)
+        edited = restore_masked(edited, lambda: seal.decrypt(kind, letter.args or b"{}", plain=True), letter.secrets)
+    return seal.encrypt(kind, edited)
 
 
 async def replay_all(

@@ -25,11 +25,11 @@ from typing import Any, Literal
 from perdure import (
     AgentState,
     App,
+    CompactionRequest,
     Context,
     ContextBuilder,
     Event,
     Message,
-    OldTurns,
     Prompt,
     Retry,
     ToolCall,
@@ -233,7 +233,7 @@ def model(prompt: Prompt) -> Answer:
     return complete(to_openai(prompt), TOOLS.values())
 
 
-def summarize(old: OldTurns) -> str:
+def summarize(old: CompactionRequest) -> str:
     """What a model makes of turns that have no room any more."""
     wish = f"Summarize the work above for whoever goes on: facts, decisions, open ends. At most {old.budget} tokens."
     return complete(to_openai([*old.messages, Message(role="user", content=wish)])).message.content
@@ -256,14 +256,14 @@ async def ask(ctx: Context, question: str, folder: str = ".") -> str:
     state = AgentState(goal=question)
     for _ in range(MOST_CALLS):
         answer = await context.ask(ctx, state, model, retry=Retry(max_attempts=4, on=(Unavailable,)))
-        await ctx.record(Paid(tokens_in=answer.tokens_in, tokens_out=answer.tokens_out))
+        await ctx.record_event(Paid(tokens_in=answer.tokens_in, tokens_out=answer.tokens_out))
         said = answer.message
-        state.messages.append(await ctx.say("assistant", said.content, tool_calls=said.tool_calls))
+        state.messages.append(await ctx.add_message("assistant", said.content, tool_calls=said.tool_calls))
         if not said.tool_calls:
             return said.content
         for call in said.tool_calls:
             result = await use(ctx, folder, call)
-            state.messages.append(await ctx.say("tool", result, tool_call_id=call.id))
+            state.messages.append(await ctx.add_message("tool", result, tool_call_id=call.id))
     raise Refused(f"no answer after {MOST_CALLS} calls of the model")
 
 

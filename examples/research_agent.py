@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from perdure import Agent, AgentState, App, Context, Happened, PlanStep, Retry, Worker, current_step
+from perdure import Agent, AgentState, AlreadyDone, App, Context, PlanStep, Retry, Worker, current_step
 from pydantic import BaseModel, Field
 
 app = App("research")
@@ -197,11 +197,11 @@ class Tools:
                 found.append(Passage(document=name, line=at, text=shown, words=words))
         return found
 
-    def paid(self, unpaid: Callable[..., Any]) -> Callable[..., Happened[Any] | None]:
+    def paid(self, unpaid: Callable[..., Any]) -> Callable[..., AlreadyDone[Any] | None]:
         """For a call that was begun and has no record: where it was paid for, its answer costs nothing more."""
 
-        def verify(*args: Any) -> Happened[Any] | None:
-            return Happened(unpaid(*args)) if self._is_paid(current_step().idempotency_key) else None
+        def verify(*args: Any) -> AlreadyDone[Any] | None:
+            return AlreadyDone(unpaid(*args)) if self._is_paid(current_step().idempotency_key) else None
 
         return verify
 

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 from .errors import BadAddress
-from .security.encryption import Sealer
-from .security.keyring import make_sealer
+from .security.encryption import Encryptor
+from .security.keyring import make_encryptor
 from .transport.address import Address
 from .transport.replication import Replication
 
-__all__ = ["default_address", "default_data_dir", "default_namespace", "default_replication", "default_sealer"]
+__all__ = ["default_address", "default_data_dir", "default_encryptor", "default_namespace", "default_replication"]
 
 
 def default_namespace() -> str:
@@ -37,13 +37,13 @@ def default_address(url: str | None = None, data_dir: Path | None = None) -> Add
     return Address.parse(text, data_dir=lambda: data_dir or default_data_dir())
 
 
-def default_sealer() -> Sealer:
+def default_encryptor() -> Encryptor:
     """With the keys of PERDURE_ENCRYPTION_KEYS or PERDURE_ENCRYPTION_KEY_FILE; without any, data stays plain.
 
-    Raises `BadKeys`.
+    Raises `InvalidKey`.
     """
     file = os.environ.get("PERDURE_ENCRYPTION_KEY_FILE")
-    return make_sealer(
+    return make_encryptor(
         os.environ.get("PERDURE_ENCRYPTION_KEYS", ""),
         Path(file).expanduser() if file else None,
         required=os.environ.get("PERDURE_ENCRYPTION_REQUIRED", ""),

@@ -15,14 +15,22 @@ from .envelope import Envelope
 from .errors import HandOffRefused, TaskExists, TaskNotFound, UnreadableEnvelope
 from .keys import Namespace, Partition
 from .partitions.route import spread
-from .partitions.router import Way
-from .security.encryption import arguments_of, event_of
+from .partitions.router import PartitionRouter
+from .security.encryption import arguments_field, event_field
 from .transport.gateway import Argument, Gateway
 from .transport.scripts import pairs, queue_script
 
-__all__ = ["MOST_HAND_OFFS", "Origin", "Successor", "hand_on", "read_origin", "recorded_results", "store_fork"]
+__all__ = [
+    "MOST_HAND_OFFS",
+    "Successor",
+    "TaskInput",
+    "enqueue_successor",
+    "read_task_input",
+    "recorded_results",
+    "store_fork",
+]
 
-_HAND: Final = queue_script("hand")
+_HAND: Final = queue_script("enqueue_successor")
 
 MOST_HAND_OFFS: Final = 100
 """How often a task may be handed on, from one to the next."""
@@ -42,25 +50,25 @@ class Successor:
     source: str
 
 
-async def hand_on(gateway: Gateway, namespace: Namespace, successor: Successor) -> Partition:
+async def enqueue_successor(gateway: Gateway, namespace: Namespace, successor: Successor) -> Partition:
     """Store the task; returns where it is. May be asked again: one that is stored stays as it is by now.
 
     Raises `HandOffRefused` where its id is another task's.
     """
     task_id, number = successor.envelope.id, spread(successor.envelope.id)
     name, value = successor.handoff
-    seal = gateway.sealer.of(namespace.partition(successor.queue), task_id)
+    seal = gateway.encryptor.of(namespace.partition(successor.queue), task_id)
     args = (
         successor.envelope.encode(),
-        seal.close(arguments_of(successor.envelope.task), successor.arguments),
+        seal.encrypt(arguments_field(successor.envelope.task), successor.arguments),
         successor.source,
         f"s:{name}",
-        seal.close(f"s:{name}", value),
+        seal.encrypt(f"s:{name}", value),
     )
-    way = Way(gateway, namespace, successor.queue)
-    await way.look()
+    way = PartitionRouter(gateway, namespace, successor.queue)
+    await way.refresh()
     while True:
-        for former in way.former(number):  # nothing new comes into closed partitions, so looking is enough
+        for former in way.closed_partitions(number):  # nothing new comes into closed partitions, so looking is enough
             if await gateway.command("HGET", former.record(task_id), "handed_from") == successor.source.encode():
                 return former
         partition = way.partition(number)
@@ -70,17 +78,17 @@ async def hand_on(gateway: Gateway, namespace: Namespace, successor: Successor) 
             return partition
         if answer == -2:
             raise HandOffRefused(f"the task cannot be handed on: {task_id}, as which it would go on, is another task")
-        await way.refused([partition])
+        await way.on_closed([partition])
 
 
-_FORK = queue_script("fork")
+_FORK = queue_script("enqueue_fork")
 
 _LOOKS: Final = 5
 """How often a task that is on its way from one place to the next is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class TaskInput:
     """What a task was enqueued with. arguments: JSON, opened, secrets and all."""
 
     partition: Partition
@@ -90,10 +98,10 @@ class Origin:
     """The envelope as it was stored, with what later versions put into it."""
 
 
-async def read_origin(gateway: Gateway, partition: Partition, task_id: str) -> Origin:
+async def read_task_input(gateway: Gateway, partition: Partition, task_id: str) -> TaskInput:
     """What a task was enqueued with, wherever it stands now.
 
-    Raises `TaskNotFound`, `CannotOpen`, and `UnreadableEnvelope` for what this version cannot read.
+    Raises `TaskNotFound`, `DecryptionError`, and `UnreadableEnvelope` for what this version cannot read.
     """
     record = partition.record(task_id)
     for _ in range(_LOOKS):
@@ -117,19 +125,21 @@ def _by_name(values: list[bytes | None]) -> dict[str, bytes | None]:
     return dict(zip(_KEPT, values, strict=True))
 
 
-def _origin(gateway: Gateway, partition: Partition, task_id: str, fields: Mapping[str, bytes | None]) -> Origin:
+def _origin(gateway: Gateway, partition: Partition, task_id: str, fields: Mapping[str, bytes | None]) -> TaskInput:
     stored = fields["env"] or Envelope(id=task_id, task=(fields["task"] or b"").decode()).encode()
     envelope = Envelope.decode(stored)
-    arguments = gateway.sealer.of(partition, task_id).open(arguments_of(envelope.task), fields["args"] or b"{}")
-    return Origin(partition, envelope, arguments, stored)
+    arguments = gateway.encryptor.of(partition, task_id).decrypt(
+        arguments_field(envelope.task), fields["args"] or b"{}"
+    )
+    return TaskInput(partition, envelope, arguments, stored)
 
 
 async def recorded_results(gateway: Gateway, partition: Partition, task_id: str) -> dict[str, bytes]:
-    """The step records of a task, by key. Raises `CannotOpen`."""
-    seal = gateway.sealer.of(partition, task_id)
+    """The step records of a task, by key. Raises `DecryptionError`."""
+    seal = gateway.encryptor.of(partition, task_id)
     fields = pairs(await gateway.command("HGETALL", partition.steps(task_id)))
     return {
-        (key := name[2:].decode()): seal.open(f"d:{key}", value)
+        (key := name[2:].decode()): seal.decrypt(f"d:{key}", value)
         for name, value in fields.items()
         if name.startswith(b"d:")
     }
@@ -138,7 +148,7 @@ async def recorded_results(gateway: Gateway, partition: Partition, task_id: str)
 async def store_fork(
     gateway: Gateway,
     namespace: Namespace,
-    origin: Origin,
+    origin: TaskInput,
     task_id: str,
     *,
     at: str,
@@ -154,18 +164,18 @@ async def store_fork(
     Raises `TaskExists`, `Unavailable`.
     """
     queue = origin.partition.queue
-    seal = gateway.sealer.of(namespace.partition(queue), task_id)
+    seal = gateway.encryptor.of(namespace.partition(queue), task_id)
     args: list[Argument] = [
         orjson.dumps(orjson.loads(origin.stored) | {"id": task_id}),
-        seal.close(arguments_of(origin.envelope.task), arguments),
+        seal.encrypt(arguments_field(origin.envelope.task), arguments),
         at,
-        seal.close(event_of(1), told),
+        seal.encrypt(event_field(1), told),
     ]
     for shelf, records in (("d", done), ("s", saved)):
         for key, value in records.items():
-            args += (f"{shelf}:{key}", seal.close(f"{shelf}:{key}", value))
-    way = Way(gateway, namespace, queue)
-    await way.look()
+            args += (f"{shelf}:{key}", seal.encrypt(f"{shelf}:{key}", value))
+    way = PartitionRouter(gateway, namespace, queue)
+    await way.refresh()
     number = spread(task_id)
     while True:  # from the oldest partition that it may be in: each knows it, or is closed, or takes it
         partition = way.partition(number)
@@ -176,4 +186,4 @@ async def store_fork(
             return partition
         if answer == 0:
             raise TaskExists(task_id)
-        await way.refused([partition])
+        await way.on_closed([partition])

@@ -13,16 +13,16 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from typing import Final
 
-from .envelope import Message
+from .envelope import TaskMessage
 from .errors import NotReplicated, StillRunning
 from .keys import Partition
-from .partitions.router import Way
+from .partitions.router import PartitionRouter
 from .transport.gateway import Argument, Gateway
 from .transport.scripts import Script, queue_script
 
-__all__ = ["Sending"]
+__all__ = ["BatchEnqueuer"]
 
-_ANEW = queue_script("anew")
+_ANEW = queue_script("reset_task")
 _ENQUEUE = queue_script("enqueue")
 _SCHEDULE = queue_script("schedule")
 
@@ -37,23 +37,23 @@ _SLICE: Final = 50
 """Tasks without a key that stay together, so that a script still carries many."""
 
 
-class Sending:
+class BatchEnqueuer:
     """Stores messages on one queue.
 
     delay: seconds until they may run. replicated: whether replicas must have them too. Raises `NotReplicated` with the
     ids of those that too few are known to have.
     """
 
-    def __init__(self, gateway: Gateway, way: Way, delay: float, *, replicated: bool = False) -> None:
+    def __init__(self, gateway: Gateway, way: PartitionRouter, delay: float, *, replicated: bool = False) -> None:
         self._gateway = gateway
         self._way = way
         self._delay_ms = round(delay * 1000)
         self._replicated = replicated
 
-    async def one(self, message: Message) -> Partition:
+    async def one(self, message: TaskMessage) -> Partition:
         """Store one task; returns where it is."""
-        await self._way.look()
-        number = self._way.turn() if message.number is None else message.number
+        await self._way.refresh()
+        number = self._way.next_number() if message.number is None else message.number
         while True:
             partition = self._way.partition(number)
             if message.own_id and (known := await self._known({0: (message.id, number)})):
@@ -61,23 +61,23 @@ class Sending:
                 return known[0]
             if (await self._store(partition, [message]))[0] >= 0:
                 return partition
-            await self._way.refused([partition])
+            await self._way.on_closed([partition])
 
-    async def anew(self, message: Message) -> Partition:
+    async def fresh(self, message: TaskMessage) -> Partition:
         """Store one task of the caller's own id, in the place of a former one that has ended; returns where it is.
 
         Raises `StillRunning`.
         """
-        await self._way.look()
-        number = self._way.turn() if message.number is None else message.number
+        await self._way.refresh()
+        number = self._way.next_number() if message.number is None else message.number
         token = secrets.token_hex(8)
-        for former in self._way.former(number):
+        for former in self._way.closed_partitions(number):
             await self._begin(former, message, token)
         while not await self._begin(partition := self._way.partition(number), message, token):
-            await self._way.refused([partition])
+            await self._way.on_closed([partition])
         return partition
 
-    async def _begin(self, partition: Partition, message: Message, token: str) -> bool:
+    async def _begin(self, partition: Partition, message: TaskMessage, token: str) -> bool:
         """Begin a task afresh; False where the partition is closed, and all that had ended there is gone."""
         keys = [
             partition.ready,
@@ -93,10 +93,10 @@ class Sending:
         return answer == b"stored"
 
     async def all(
-        self, messages: Iterable[Message] | AsyncIterable[Message]
+        self, messages: Iterable[TaskMessage] | AsyncIterable[TaskMessage]
     ) -> AsyncGenerator[list[tuple[str, Partition]]]:
         """Store tasks batch by batch; yields the ids of each that is stored, with where they are, in their order."""
-        await self._way.look()
+        await self._way.refresh()
         under_way: asyncio.Task[list[tuple[str, Partition]]] | None = None
         try:
             async for batch in self._batches(messages):
@@ -111,7 +111,9 @@ class Sending:
                 under_way.cancel()
                 await asyncio.gather(under_way, return_exceptions=True)
 
-    async def _batches(self, messages: Iterable[Message] | AsyncIterable[Message]) -> AsyncIterator[list[Message]]:
+    async def _batches(
+        self, messages: Iterable[TaskMessage] | AsyncIterable[TaskMessage]
+    ) -> AsyncIterator[list[TaskMessage]]:
         batch = _Batch()
         if isinstance(messages, AsyncIterable):
             async for message in messages:
@@ -130,9 +132,9 @@ class Sending:
     def _most(self) -> int:
         return _SCRIPT_TASKS * min(self._way.width, _SCRIPTS)
 
-    async def _batch(self, batch: Sequence[Message]) -> list[tuple[str, Partition]]:
+    async def _batch(self, batch: Sequence[TaskMessage]) -> list[tuple[str, Partition]]:
         """Store messages, each partition's in their order; returns their ids and where they are."""
-        await self._way.look()
+        await self._way.refresh()
         if (only := self._way.only) is not None and min(await self._store(only, batch)) >= 0:
             return [(message.id, only) for message in batch]
         numbers = self._numbers(batch)
@@ -154,40 +156,40 @@ class Sending:
             for (where, group), answers in zip(groups.items(), stored, strict=True):
                 for position, answer in zip(group, answers, strict=True):
                     (refused if answer < 0 else found)[position] = where
-            await self._way.refused(list(dict.fromkeys(refused.values())))
+            await self._way.on_closed(list(dict.fromkeys(refused.values())))
             left = sorted(refused)
         return [(message.id, found[position]) for position, message in enumerate(batch)]
 
-    def _numbers(self, batch: Sequence[Message]) -> list[int]:
+    def _numbers(self, batch: Sequence[TaskMessage]) -> list[int]:
         """Each message's number; those without a key take turns, slice by slice."""
         keyless = sum(message.number is None for message in batch)
         slices = min(self._way.width, max(1, keyless // _SLICE))
         length = max(1, -(-keyless // slices))
-        turn, used = self._way.turn(), 0
+        turn, used = self._way.next_number(), 0
         numbers: list[int] = []
         for message in batch:
             if message.number is not None:
                 numbers.append(message.number)
                 continue
             if used == length:
-                turn, used = self._way.turn(), 0
+                turn, used = self._way.next_number(), 0
             used += 1
             numbers.append(turn)
         return numbers
 
-    async def _group(self, partition: Partition, messages: Sequence[Message]) -> list[int]:
+    async def _group(self, partition: Partition, messages: Sequence[TaskMessage]) -> list[int]:
         """Store messages of one partition, script after script."""
         answers: list[int] = []
         for start in range(0, len(messages), _SCRIPT_TASKS):
             answers += await self._store(partition, messages[start : start + _SCRIPT_TASKS])
         return answers
 
-    async def _confirm(self, known: Mapping[Partition, Sequence[Message]]) -> None:
+    async def _confirm(self, known: Mapping[Partition, Sequence[TaskMessage]]) -> None:
         """Of tasks that are stored already: have their replicas asked, where that matters. Nothing is stored."""
         for partition, messages in known.items() if self._replicated else ():
             await self._group(partition, messages)
 
-    async def _store(self, partition: Partition, messages: Sequence[Message]) -> list[int]:
+    async def _store(self, partition: Partition, messages: Sequence[TaskMessage]) -> list[int]:
         records = [partition.record(message.id) for message in messages]
         args: list[Argument] = []
         if self._delay_ms > 0:
@@ -212,7 +214,7 @@ class Sending:
         keys: Sequence[str],
         args: Sequence[Argument],
         partition: Partition,
-        messages: Sequence[Message],
+        messages: Sequence[TaskMessage],
     ) -> list[int]:
         try:
             answers: list[int] = await self._gateway.run_replicated(script, keys, args, partition.mark)
@@ -228,14 +230,14 @@ class Sending:
         places = [
             (position, partition, task_id)
             for position, (task_id, number) in named.items()
-            for partition in self._way.former(number)
+            for partition in self._way.closed_partitions(number)
         ]
         found = await self._gateway.pipeline([("EXISTS", where.record(task_id)) for _, where, task_id in places])
         return {position: where for (position, where, _), exists in zip(places, found, strict=True) if exists}
 
 
-def _by_partition(known: Mapping[int, Partition], batch: Sequence[Message]) -> dict[Partition, list[Message]]:
-    found: dict[Partition, list[Message]] = defaultdict(list)
+def _by_partition(known: Mapping[int, Partition], batch: Sequence[TaskMessage]) -> dict[Partition, list[TaskMessage]]:
+    found: dict[Partition, list[TaskMessage]] = defaultdict(list)
     for position, partition in known.items():
         found[partition].append(batch[position])
     return found
@@ -247,10 +249,10 @@ class _Batch:
     __slots__ = ("messages", "size")
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self.messages: list[TaskMessage] = []
         self.size = 0
 
-    def add(self, message: Message, most: int) -> list[Message] | None:
+    def add(self, message: TaskMessage, most: int) -> list[TaskMessage] | None:
         """Add an message; returns those before it where it is one too many, or too large to go with them."""
         weight = len(message.envelope) + len(message.arguments)
         self.size += weight

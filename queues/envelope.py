@@ -21,16 +21,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import PayloadTooLarge, UnreadableEnvelope
 from .partitions.route import spread
-from .security.secret_arguments import DEEPEST, MOST_MARKS, SECRET, Marks, reveal
+from .security.secret_arguments import DEEPEST, MOST_MARKS, SECRET, SecretPaths, unwrap_secrets
 
 __all__ = [
     "DEFAULT_PAYLOAD_LIMIT",
     "FORMAT_VERSION",
     "LONGEST",
     "Envelope",
-    "Form",
-    "Message",
+    "EnvelopeTemplate",
     "Options",
+    "TaskMessage",
     "check_task_id",
     "encode_arguments",
     "new_task_id",
@@ -133,7 +133,7 @@ class Envelope(BaseModel):
         return envelope
 
 
-def encode_arguments(arguments: Mapping[str, Any]) -> tuple[bytes, Marks]:
+def encode_arguments(arguments: Mapping[str, Any]) -> tuple[bytes, SecretPaths]:
     """Arguments by name as JSON, and where secrets are among them. `TypeError` names what cannot be JSON."""
     secret = False
 
@@ -148,7 +148,7 @@ def encode_arguments(arguments: Mapping[str, Any]) -> tuple[bytes, Marks]:
         data = orjson.dumps(dict(arguments), default=mask)
         if not secret:
             return data, ()
-        whole, marks = reveal(dict(arguments), orjson.loads(data))
+        whole, marks = unwrap_secrets(dict(arguments), orjson.loads(data))
         return orjson.dumps(whole), marks
     except (TypeError, ValueError) as error:
         raise TypeError(
@@ -162,7 +162,7 @@ def check_size(what: str, size: int, limit: int) -> None:
         raise PayloadTooLarge(what, size, limit)
 
 
-class Message(NamedTuple):
+class TaskMessage(NamedTuple):
     """A task as it is stored. number: what its key stands for; None where it has no key. own_id: its id is the
     caller's, so it may be known from before.
     """
@@ -177,7 +177,7 @@ class Message(NamedTuple):
 _PLACE = "0"
 
 
-class Form:
+class EnvelopeTemplate:
     """An envelope without its id. Raises `ValueError` for a task, headers or options that no envelope can have."""
 
     __slots__ = ("_after", "_before")
@@ -194,8 +194,8 @@ class Form:
         self._after = b'"' + self._after
 
     def message(
-        self, arguments: bytes, secrets: Marks = (), *, key: str | None = None, task_id: str | None = None
-    ) -> Message:
+        self, arguments: bytes, secrets: SecretPaths = (), *, key: str | None = None, task_id: str | None = None
+    ) -> TaskMessage:
         """One task. secrets: where its arguments hold some. task_id: the caller's own; `ValueError` for one that cannot
         be.
         """
@@ -205,4 +205,4 @@ class Form:
         envelope = b"%b%b%b" % (self._before, known.encode(), self._after)
         if secrets:
             envelope = b'%b,"secrets":%b}' % (envelope[:-1], orjson.dumps(secrets))
-        return Message(known, envelope, arguments, None if key is None else spread(key), own_id)
+        return TaskMessage(known, envelope, arguments, None if key is None else spread(key), own_id)

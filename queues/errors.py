@@ -10,11 +10,11 @@ PerdureError                    everything Perdure raises on purpose
 │   ├── EmbeddedServerError     the embedded server cannot be started, shared or stopped
 │   ├── PayloadTooLarge         arguments, result or record over the size limit
 │   ├── UnreadableEnvelope      an entry on a stream that is not a task this version can read
-│   ├── BadKeys                 keys of encryption that cannot be used
-│   ├── CannotOpen              sealed data that this process cannot open
+│   ├── InvalidKey                 keys of encryption that cannot be used
+│   ├── DecryptionError              sealed data that this process cannot open
 │   │   ├── KeyMissing          it was sealed with a key that this process has not
-│   │   ├── SealBroken          it was changed, or belongs to another task, step or kind
-│   │   └── NotSealed           it is not sealed, where only sealed data is accepted
+│   │   ├── TamperedData          it was changed, or belongs to another task, step or kind
+│   │   └── NotEncrypted           it is not sealed, where only sealed data is accepted
 │   ├── LeaseLost               a write was refused because the delivery passed to another worker
 │   ├── HandOffRefused          a task that cannot be handed on, or was in a circle
 │   ├── StillRunning            a task that was to be begun afresh has not ended
@@ -37,23 +37,23 @@ from typing import Any
 
 __all__ = [
     "BadAddress",
-    "BadKeys",
-    "CannotOpen",
+    "DecryptionError",
     "EmbeddedServerError",
     "HandOffRefused",
     "InboxError",
     "InboxFull",
+    "InvalidKey",
     "KeyMissing",
     "LeaseLost",
+    "NotEncrypted",
     "NotReplicated",
-    "NotSealed",
     "PayloadTooLarge",
     "PerdureError",
     "QueueError",
     "Refused",
-    "SealBroken",
     "ServerFull",
     "StillRunning",
+    "TamperedData",
     "TaskCancelled",
     "TaskEnded",
     "TaskExists",
@@ -148,11 +148,11 @@ class UnreadableEnvelope(QueueError, ValueError):
     """An entry on a stream that is not a task this version of Perdure can read."""
 
 
-class BadKeys(QueueError, ValueError):
+class InvalidKey(QueueError, ValueError):
     """Keys of encryption that cannot be used: not 32 bytes in base64, in a file open to all, or without the package."""
 
 
-class CannotOpen(QueueError):
+class DecryptionError(QueueError):
     """Sealed data that this process cannot open. what: which data of which task."""
 
     def __init__(self, what: str, problem: str) -> None:
@@ -160,7 +160,7 @@ class CannotOpen(QueueError):
         self.what = what
 
 
-class KeyMissing(CannotOpen):
+class KeyMissing(DecryptionError):
     """It was sealed with a key that this process has not; another process may have it."""
 
     def __init__(self, what: str, how: str) -> None:
@@ -169,14 +169,14 @@ class KeyMissing(CannotOpen):
         )
 
 
-class SealBroken(CannotOpen):
+class TamperedData(DecryptionError):
     """It was changed since it was sealed, or belongs to another task, step or kind of data."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what, "it was changed in Redis, or moved there from another task, step or field")
 
 
-class NotSealed(CannotOpen):
+class NotEncrypted(DecryptionError):
     """It is not sealed, and PERDURE_ENCRYPTION_REQUIRED accepts sealed data only."""
 
     def __init__(self, what: str) -> None:

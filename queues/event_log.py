@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final
 
-from .errors import CannotOpen
+from .errors import DecryptionError
 from .keys import Partition
 from .records import opened_error, plain_data
-from .security.encryption import Seal, event_of, is_sealed
+from .security.encryption import TaskCipher, event_field, is_encrypted
 from .transport.gateway import Gateway
 from .transport.scripts import pairs
 
 __all__ = [
     "LATEST_EVENTS",
+    "LogTail",
     "TaskEvent",
-    "Trail",
     "opened_events",
     "read_events",
     "read_last_events",
-    "read_trail",
+    "read_log_tail",
     "walk_events",
 ]
 
@@ -70,7 +70,7 @@ async def read_events(
 ) -> list[TaskEvent]:
     """Events after an event id, oldest first."""
     entries = await gateway.command("XRANGE", partition.log(task_id), f"({after}", "+", "COUNT", limit)
-    return opened_events(entries, task_id, gateway.sealer.of(partition, task_id))
+    return opened_events(entries, task_id, gateway.encryptor.of(partition, task_id))
 
 
 async def walk_events(
@@ -92,14 +92,14 @@ async def read_last_events(
     """The last events, or the last before an event id; the newest first."""
     newest = "+" if before is None else f"({before}"
     entries = await gateway.command("XREVRANGE", partition.log(task_id), newest, "-", "COUNT", limit)
-    return opened_events(entries, task_id, gateway.sealer.of(partition, task_id))
+    return opened_events(entries, task_id, gateway.encryptor.of(partition, task_id))
 
 
-def opened_events(entries: Sequence[tuple[bytes, list[bytes]]], task_id: str, seal: Seal) -> list[TaskEvent]:
+def opened_events(entries: Sequence[tuple[bytes, list[bytes]]], task_id: str, seal: TaskCipher) -> list[TaskEvent]:
     return [_event(entry_id, pairs(fields), task_id, seal) for entry_id, fields in entries]
 
 
-def _event(entry_id: bytes, fields: dict[bytes, bytes], task_id: str, seal: Seal) -> TaskEvent:
+def _event(entry_id: bytes, fields: dict[bytes, bytes], task_id: str, seal: TaskCipher) -> TaskEvent:
     number, problem = _number(fields.get(b"n"))
     data = None
     if problem is None:
@@ -130,15 +130,15 @@ _DIGITS: Final = 15
 """Of the largest number: Lua compares them as doubles, which are exact as far as that."""
 
 
-def _data(data: bytes | None, number: int | None, seal: Seal) -> tuple[Any, str | None]:
+def _data(data: bytes | None, number: int | None, seal: TaskCipher) -> tuple[Any, str | None]:
     """What an event carries, or why that cannot be had: one that is broken hides no other."""
     if not data:
         return None, None
     try:
         if number is not None:
-            return plain_data(seal.open(event_of(number), data, plain=True)), None
-        return opened_error(seal, data) if is_sealed(data) else plain_data(data), None
-    except CannotOpen as error:
+            return plain_data(seal.decrypt(event_field(number), data, plain=True)), None
+        return opened_error(seal, data) if is_encrypted(data) else plain_data(data), None
+    except DecryptionError as error:
         return None, str(error)
     except ValueError as error:
         return None, f"not JSON: {error}"
@@ -149,7 +149,7 @@ LATEST_EVENTS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Trail:
+class LogTail:
     """events: the latest, the oldest of them first, none from before a fresh start. number: of the last event that a
     run wrote. done, intents: keys of steps. saved: what is saved under names that begin with `#`, opened; what cannot
     be opened is not there. now: milliseconds of Redis' clock. unread: messages in the inbox.
@@ -164,7 +164,7 @@ class Trail:
     unread: int
 
 
-async def read_trail(gateway: Gateway, partition: Partition, task_id: str, limit: int = LATEST_EVENTS) -> Trail:
+async def read_log_tail(gateway: Gateway, partition: Partition, task_id: str, limit: int = LATEST_EVENTS) -> LogTail:
     """Read a task's trail, in two round trips; it may be running meanwhile."""
     record, steps, log = partition.record(task_id), partition.steps(task_id), partition.log(task_id)
     names, (number, mail, used), entries, time = await gateway.pipeline(
@@ -178,17 +178,17 @@ async def read_trail(gateway: Gateway, partition: Partition, task_id: str, limit
     )
     own = [name for name in names if name.startswith(b"s:#")]
     values = await gateway.command("HMGET", steps, *own) if own else []
-    seal = gateway.sealer.of(partition, task_id)
+    seal = gateway.encryptor.of(partition, task_id)
     saved: dict[str, bytes] = {}
     for name, value in zip(own, values, strict=True):
         key = name.decode().removeprefix("s:")
         try:
             if value is not None:
-                saved[key] = seal.open(f"s:{key}", value)
-        except CannotOpen:
+                saved[key] = seal.decrypt(f"s:{key}", value)
+        except DecryptionError:
             continue
     events = takewhile(lambda event: not event.starts_afresh, opened_events(entries, task_id, seal))
-    return Trail(
+    return LogTail(
         events=tuple(reversed([*events])),
         number=int(number or 0),
         done=frozenset(name.decode().removeprefix("d:") for name in names if name.startswith(b"d:")),

@@ -19,10 +19,10 @@ from .event_log import TaskEvent, read_events, walk_events
 from .inbox import InboxMessage, Sent, read_inbox, send_message
 from .inspection import find_task
 from .keys import GROUP, NOBODY, Namespace, Partition
-from .pubsub import News
+from .pubsub import TaskNotifications
 from .records import Record, State, read_record
 from .security.encryption import RESULT
-from .transport.backoff import outlive
+from .transport.backoff import retry_while_unavailable
 from .transport.gateway import Gateway
 from .transport.scripts import queue_script
 
@@ -53,7 +53,7 @@ class TaskHandle(Generic[R]):
         task_id: str,
         partition: Partition,
         gateway: Gateway,
-        news: News,
+        news: TaskNotifications,
         decode: Callable[[bytes], R] = from_json,
         *,
         retention: float = DEFAULT_RESULT_TTL,
@@ -87,12 +87,12 @@ class TaskHandle(Generic[R]):
 
         It outlives a server that goes away, also one that is away when the waiting begins. timeout: seconds to wait,
         None for ever. Raises `TimeoutError` when they have passed, `TaskFailed` when the task is a dead letter,
-        `TaskCancelled` when it was cancelled, `TaskNotFound` when nothing is known of it, `CannotOpen` when
+        `TaskCancelled` when it was cancelled, `TaskNotFound` when nothing is known of it, `DecryptionError` when
         it is sealed and the key is missing.
         """
         begun = time.monotonic()
         with anyio.fail_after(None if timeout is None else max(timeout, _ONE_LOOK)):
-            record = await outlive(self.record)
+            record = await retry_while_unavailable(self.record)
         if not record.state.terminal:
             with anyio.fail_after(None if timeout is None else timeout - (time.monotonic() - begun)):
                 record = await self._wait()
@@ -101,7 +101,7 @@ class TaskHandle(Generic[R]):
             return await (await self._next(record.handed_to)).result(left)
         return self._outcome(record)
 
-    async def following(self) -> TaskHandle[R] | None:
+    async def successor(self) -> TaskHandle[R] | None:
         """The task that goes on where this one has handed on; None where it has not. Raises `TaskNotFound`."""
         record = await self.record()
         return None if record.handed_to is None else await self._next(record.handed_to)
@@ -110,7 +110,7 @@ class TaskHandle(Generic[R]):
         if self._handed > MOST_HAND_OFFS or task_id == self.id:
             raise HandOffRefused(f"task {self.id} was handed on in a circle, or too often to be followed: {task_id}")
         namespace = Namespace(self.partition.namespace)
-        found = await outlive(lambda: find_task(self._gateway, namespace, task_id))
+        found = await retry_while_unavailable(lambda: find_task(self._gateway, namespace, task_id))
         if found is None:
             raise TaskNotFound(task_id, f"namespace {namespace.name!r}, as which task {self.id} goes on")
         following = TaskHandle(
@@ -128,7 +128,7 @@ class TaskHandle(Generic[R]):
     async def _wait(self) -> Record:
         async with self._listening() as inbox:
             while True:
-                record = await outlive(self.record)
+                record = await retry_while_unavailable(self.record)
                 if record.state.terminal:
                     return record
                 with anyio.move_on_after(_LOOK_AGAIN):
@@ -139,7 +139,7 @@ class TaskHandle(Generic[R]):
         """News of the task; begins when Redis is there to begin with."""
         channel = self.partition.record(self.id)
         async with AsyncExitStack() as stack:
-            yield await outlive(lambda: stack.enter_async_context(self._news.listen(channel)))
+            yield await retry_while_unavailable(lambda: stack.enter_async_context(self._news.listen(channel)))
 
     async def _events_after(self, last: str) -> list[TaskEvent]:
         return await read_events(self._gateway, self.partition, self.id, after=last, limit=_PAGE)
@@ -151,7 +151,7 @@ class TaskHandle(Generic[R]):
             raise TaskFailed(self.id, record.reason or "unknown", dict(record.error or {}))
         if record.result is None:
             return self._decode(b"null")
-        return self._decode(record.seal.open(RESULT, record.result))
+        return self._decode(record.cipher.decrypt(RESULT, record.result))
 
     async def cancel(self) -> State:
         """Cancel the task: at once where nobody runs it, else at its next step or beat.
@@ -188,7 +188,7 @@ class TaskHandle(Generic[R]):
             limit=self._payload_limit,
         )
 
-    async def unread(self) -> list[InboxMessage]:
+    async def pending_messages(self) -> list[InboxMessage]:
         """The messages in the task's inbox that it has not read yet, in order; they stay there."""
         return [message async for message in read_inbox(self._gateway, self.partition, self.id)]
 
@@ -203,10 +203,10 @@ class TaskHandle(Generic[R]):
             return
         async with self._listening() as inbox:
             while True:
-                state = await outlive(self.status)
+                state = await retry_while_unavailable(self.status)
                 more = True
                 while more:
-                    page = await outlive(partial(self._events_after, after))
+                    page = await retry_while_unavailable(partial(self._events_after, after))
                     more = len(page) == _PAGE
                     for event in page:
                         after = event.id

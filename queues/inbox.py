@@ -10,7 +10,7 @@ with everything else of the task. Fields of the record:
     mn:N       the digest of the id of message N
     waits      what the task waits for, while it is scheduled; a message makes it due
 
-A message is sent by `send.lua`, and leaves in the act of `record.lua` that records its use.
+A message is sent by `send_message.lua`, and leaves in the act of `write_checkpoint.lua` that records its use.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import orjson
 from pydantic_core import PydanticSerializationError, to_json
 
 from .envelope import DEFAULT_PAYLOAD_LIMIT, check_size, new_task_id
-from .errors import CannotOpen, InboxError, InboxFull, TaskEnded, TaskNotFound
+from .errors import DecryptionError, InboxError, InboxFull, TaskEnded, TaskNotFound
 from .inspection import find_task
 from .keys import Namespace, Partition
 from .records import State
-from .security.encryption import MESSAGE, Seal
+from .security.encryption import MESSAGE, TaskCipher
 from .transport.gateway import Gateway
 from .transport.scripts import queue_script
 
@@ -43,7 +43,7 @@ __all__ = [
     "send_message",
 ]
 
-_SEND = queue_script("send")
+_SEND = queue_script("send_message")
 
 MOST_MESSAGES: Final = 1000
 """Messages that an inbox holds, and ids that it knows."""
@@ -113,7 +113,7 @@ async def send_message(
     for _ in range(_MOVES):
         if known is None:
             break
-        sealed = gateway.sealer.of(known, task_id).close(MESSAGE, data)
+        sealed = gateway.encryptor.of(known, task_id).encrypt(MESSAGE, data)
         keys = [known.record(task_id), known.due, known.nudge]
         answer, *told = await gateway.run(_SEND, keys, [task_id, digest, sealed, MOST_MESSAGES])
         match answer:
@@ -141,7 +141,7 @@ def _encode(message_id: str, sender: str, content: Any, limit: int) -> bytes:
 
 async def read_inbox(gateway: Gateway, partition: Partition, task_id: str) -> AsyncIterator[InboxMessage]:
     """The messages that were not used yet, in order, page by page; of a task that is not known, none."""
-    record, seal = partition.record(task_id), gateway.sealer.of(partition, task_id)
+    record, seal = partition.record(task_id), gateway.encryptor.of(partition, task_id)
     used, mail = (int(value or 0) for value in await gateway.command("HMGET", record, "used", "mail"))
     for start in range(used + 1, mail + 1, _PAGE):
         numbers = range(start, min(start + _PAGE, mail + 1))
@@ -151,14 +151,14 @@ async def read_inbox(gateway: Gateway, partition: Partition, task_id: str) -> As
                 yield _message(number, stored, seal)
 
 
-def _message(number: int, stored: bytes, seal: Seal) -> InboxMessage:
+def _message(number: int, stored: bytes, seal: TaskCipher) -> InboxMessage:
     """A message as it is stored; one that is broken hides no other."""
     at, _, data = stored.partition(b" ")
     sent = int(at) if at.isdigit() else 0
     try:
-        told = orjson.loads(seal.open(MESSAGE, data))
+        told = orjson.loads(seal.decrypt(MESSAGE, data))
         return InboxMessage(number, str(told["id"]), str(told["sender"]), told["content"], sent)
-    except CannotOpen as error:
+    except DecryptionError as error:
         problem = str(error)
     except (orjson.JSONDecodeError, LookupError, TypeError) as error:
         problem = f"it is no message: {error}"

@@ -21,12 +21,12 @@ from .transport.scripts import pairs
 
 __all__ = [
     "QueueStats",
+    "checkpoint_fields",
+    "checkpoint_fields_of_all",
     "find_task",
     "list_queues",
     "list_tasks",
     "queue_partitions",
-    "saved_fields",
-    "saved_fields_of_all",
     "walks",
 ]
 
@@ -241,19 +241,19 @@ _PAGE: Final = 500
 _STEPS: Final = ":steps"
 
 
-async def saved_fields(gateway: Gateway, partition: Partition, task_id: str, beginning: str) -> dict[str, bytes]:
-    """By name, what a task has saved. beginning: of the names. Raises `CannotOpen`."""
+async def checkpoint_fields(gateway: Gateway, partition: Partition, task_id: str, beginning: str) -> dict[str, bytes]:
+    """By name, what a task has saved. beginning: of the names. Raises `DecryptionError`."""
     found = await _fields(gateway, [partition.steps(task_id)], beginning)
     return _opened(gateway, partition, task_id, found[partition.steps(task_id)])
 
 
-async def saved_fields_of_all(
+async def checkpoint_fields_of_all(
     gateway: Gateway, namespace: Namespace, beginning: str
 ) -> AsyncIterator[tuple[Partition, str, dict[str, bytes]]]:
     """Of every task that has a checkpoint: its partition, its id, and by name what it has saved, often nothing.
 
     Found by SCAN: a task that is there from the beginning to the end is found, one may be found twice, and no key is
-    locked. What is there in other fields is not read. Raises `CannotOpen`.
+    locked. What is there in other fields is not read. Raises `DecryptionError`.
     """
     partitions = await queue_partitions(gateway, namespace)
     for pattern, only, node in walks(gateway, namespace, None, partitions):
@@ -288,7 +288,8 @@ async def _fields(gateway: Gateway, keys: list[str], beginning: str) -> dict[str
 
 
 def _opened(gateway: Gateway, partition: Partition, task_id: str, fields: Mapping[bytes, bytes]) -> dict[str, bytes]:
-    seal = gateway.sealer.of(partition, task_id)
+    seal = gateway.encryptor.of(partition, task_id)
     return {
-        (name := field.removeprefix(b"s:").decode()): seal.open(f"s:{name}", value) for field, value in fields.items()
+        (name := field.removeprefix(b"s:").decode()): seal.decrypt(f"s:{name}", value)
+        for field, value in fields.items()
     }

@@ -15,7 +15,7 @@ as on one server.
     {ns:queue:n}:mark             string  replication         TTL of a minute: what a replica is asked for
     {ns:queue:n}:task:ID          hash    all scripts         no TTL while the task is live, retention afterwards;
                                                               its inbox is in it: fields m:1 ..., see inbox.py
-    {ns:queue:n}:task:ID:steps    hash    record.lua          like its task
+    {ns:queue:n}:task:ID:steps    hash    write_checkpoint.lua          like its task
     {ns:queue:n}:task:ID:log      stream  scripts             like its task
     {ns}:queues                   hash    producers, workers  for ever: one field per queue (its route, routes.py)
     {ns}:deployment               hash    deployment.py       for ever: the deployment's id

@@ -22,8 +22,8 @@ from .transport.scripts import pairs, queue_script
 
 __all__ = ["WorkerInfo", "announce", "deployment_id", "list_workers", "present_workers", "total_rates", "withdraw"]
 
-_ANNOUNCE = queue_script("announce")
-_PRESENT = queue_script("present")
+_ANNOUNCE = queue_script("register_worker")
+_PRESENT = queue_script("read_workers")
 
 _MISSED: Final = 2
 """Intervals without an announcement after which a worker is presumed dead."""

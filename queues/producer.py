@@ -10,23 +10,31 @@ from typing import Any, Self, TypeVar
 import orjson
 from pydantic_core import from_json
 
-from .defaults import default_address, default_namespace, default_replication, default_sealer
-from .enqueueing import Sending
-from .envelope import DEFAULT_PAYLOAD_LIMIT, LONGEST, Form, Message, Options, check_size, encode_arguments
+from .defaults import default_address, default_encryptor, default_namespace, default_replication
+from .enqueueing import BatchEnqueuer
+from .envelope import (
+    DEFAULT_PAYLOAD_LIMIT,
+    LONGEST,
+    EnvelopeTemplate,
+    Options,
+    TaskMessage,
+    check_size,
+    encode_arguments,
+)
 from .errors import TaskNotFound
 from .handle import DEFAULT_RESULT_TTL, TaskHandle
 from .inbox import Sent
 from .inspection import find_task
 from .keys import Namespace, Partition
 from .partitions.route import spread
-from .partitions.router import Way
-from .pubsub import News
-from .security.encryption import Sealer, arguments_of
+from .partitions.router import PartitionRouter
+from .pubsub import TaskNotifications
+from .security.encryption import Encryptor, arguments_field
 from .transport.address import Address
 from .transport.gateway import Gateway
 from .transport.replication import Replicated, Replication
 
-__all__ = ["Key", "Producer", "key_of", "map_each"]
+__all__ = ["Key", "Producer", "key_of", "map_items"]
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -54,7 +62,7 @@ class Producer:
         result_ttl: float = DEFAULT_RESULT_TTL,
         gateway: Gateway | None = None,
         replication: Replication | None = None,
-        sealer: Sealer | None = None,
+        sealer: Encryptor | None = None,
     ) -> None:
         """redis_url: else PERDURE_REDIS_URL, else the embedded server. namespace: else PERDURE_NAMESPACE, else
         `perdure`. address: in place of a URL. payload_limit: bytes that envelope and arguments of one task may have.
@@ -70,11 +78,11 @@ class Producer:
         self.gateway = gateway or Gateway(
             self.address,
             replication=replication or default_replication(),
-            sealer=default_sealer() if sealer is None else sealer,
+            sealer=default_encryptor() if sealer is None else sealer,
         )
         self._owns_gateway = gateway is None
-        self.news = News(self.gateway)
-        self._ways: dict[str, Way] = {}
+        self.notifications = TaskNotifications(self.gateway)
+        self._ways: dict[str, PartitionRouter] = {}
 
     async def __aenter__(self) -> Self:
         if self._owns_gateway:
@@ -84,7 +92,7 @@ class Producer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.news.close()
+        await self.notifications.close()
         if self._owns_gateway:
             await self.gateway.close()
 
@@ -114,7 +122,9 @@ class Producer:
         `ServerFull` and `NotReplicated`.
         """
         if headers or (timeout, max_attempts, result_ttl) != (None, None, None):
-            form = Form(task, headers, Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl))
+            form = EnvelopeTemplate(
+                task, headers, Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
+            )
         else:
             form = _plain(task)
         message = form.message(*encode_arguments(args or {}), key=key, task_id=task_id)
@@ -151,7 +161,7 @@ class Producer:
 
     async def send_one(
         self,
-        message: Message,
+        message: TaskMessage,
         *,
         queue: str,
         delay: float = 0.0,
@@ -164,19 +174,19 @@ class Producer:
             message = _placed_by_id(message)
         return self._handle(message.id, await self._sending(queue, delay, durability).one(message), decode)
 
-    async def send_anew(
-        self, message: Message, *, queue: str, decode: Callable[[bytes], R] = from_json
+    async def enqueue_fresh(
+        self, message: TaskMessage, *, queue: str, decode: Callable[[bytes], R] = from_json
     ) -> TaskHandle[R]:
         """Enqueue a task of the caller's own id that is encoded already, in the place of a former one that has ended.
 
         What is kept of the former run goes. Raises `StillRunning` where it has not ended.
         """
         message = self._ready(message, queue)
-        return self._handle(message.id, await self._sending(queue, 0.0, None).anew(message), decode)
+        return self._handle(message.id, await self._sending(queue, 0.0, None).fresh(message), decode)
 
     async def send(
         self,
-        messages: Iterable[Message] | AsyncIterable[Message],
+        messages: Iterable[TaskMessage] | AsyncIterable[TaskMessage],
         *,
         queue: str,
         delay: float = 0.0,
@@ -196,7 +206,7 @@ class Producer:
 
     async def send_stream(
         self,
-        messages: Iterable[Message] | AsyncIterable[Message],
+        messages: Iterable[TaskMessage] | AsyncIterable[TaskMessage],
         *,
         queue: str,
         delay: float = 0.0,
@@ -204,9 +214,9 @@ class Producer:
         durability: Replicated | None = None,
     ) -> AsyncIterator[TaskHandle[R]]:
         """Enqueue tasks that are encoded already as they come, in constant memory; yields the handle of each."""
-        ready = map_each(lambda message: self._ready(message, queue), messages)
+        ready = map_items(lambda message: self._ready(message, queue), messages)
         if durability is not None:
-            ready = map_each(_placed_by_id, ready)
+            ready = map_items(_placed_by_id, ready)
         stored = self._sending(queue, delay, durability).all(ready)
         try:
             async for batch in stored:
@@ -229,41 +239,41 @@ class Producer:
             raise TaskNotFound(str(to), f"any queue of namespace {self.namespace.name!r} on {self.address.shown}")
         return await handle.send(content, sender=sender, message_id=message_id)
 
-    def _sending(self, queue: str, delay: float, durability: Replicated | None) -> Sending:
+    def _sending(self, queue: str, delay: float, durability: Replicated | None) -> BatchEnqueuer:
         if not 0 <= delay <= LONGEST:
             raise ValueError(f"delay must be 0 to {LONGEST:.0e} seconds, not {delay}")
         if durability not in (None, "replicated"):
             raise ValueError(f"durability of what is enqueued is 'replicated' or None, not {durability!r}")
         way = self._ways.get(queue)
         if way is None:
-            way = self._ways[queue] = Way(self.gateway, self.namespace, queue)
-        return Sending(self.gateway, way, delay, replicated=durability is not None)
+            way = self._ways[queue] = PartitionRouter(self.gateway, self.namespace, queue)
+        return BatchEnqueuer(self.gateway, way, delay, replicated=durability is not None)
 
-    def _ready(self, message: Message, queue: str) -> Message:
+    def _ready(self, message: TaskMessage, queue: str) -> TaskMessage:
         """The message, checked (its size is that of the data itself) and sealed."""
         size = len(message.envelope) + len(message.arguments)
         if size > self.payload_limit:
             check_size("the task's envelope and arguments", size, self.payload_limit)
-        sealer = self.gateway.sealer
+        sealer = self.gateway.encryptor
         if not sealer.active:
             return message
-        kind = arguments_of(orjson.loads(message.envelope)["task"])
+        kind = arguments_field(orjson.loads(message.envelope)["task"])
         seal = sealer.of(self.namespace.partition(queue), message.id)
-        return message._replace(arguments=seal.close(kind, message.arguments))
+        return message._replace(arguments=seal.encrypt(kind, message.arguments))
 
     def _handle(self, task_id: str, partition: Partition, decode: Callable[[bytes], R]) -> TaskHandle[R]:
         return TaskHandle(
             task_id,
             partition,
             self.gateway,
-            self.news,
+            self.notifications,
             decode,
             retention=self.result_ttl,
             payload_limit=self.payload_limit,
         )
 
 
-def _placed_by_id(message: Message) -> Message:
+def _placed_by_id(message: TaskMessage) -> TaskMessage:
     """The same, where its id alone would put it: so that one that was not confirmed is found when it comes again."""
     number = spread(message.id) if message.number is None else message.number
     return message._replace(number=number, own_id=True)
@@ -280,17 +290,17 @@ def key_of(key: Key, args: Mapping[str, Any]) -> str | None:
 
 
 @lru_cache(maxsize=256)
-def _plain(task: str) -> Form:
-    return Form(task)
+def _plain(task: str) -> EnvelopeTemplate:
+    return EnvelopeTemplate(task)
 
 
 def _messages(
-    form: Form, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], key: Key
-) -> Iterable[Message] | AsyncIterable[Message]:
-    return map_each(lambda args: form.message(*encode_arguments(args), key=key_of(key, args)), many)
+    form: EnvelopeTemplate, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]], key: Key
+) -> Iterable[TaskMessage] | AsyncIterable[TaskMessage]:
+    return map_items(lambda args: form.message(*encode_arguments(args), key=key_of(key, args)), many)
 
 
-def map_each(make: Callable[[T], U], many: Iterable[T] | AsyncIterable[T]) -> Iterable[U] | AsyncIterable[U]:
+def map_items(make: Callable[[T], U], many: Iterable[T] | AsyncIterable[T]) -> Iterable[U] | AsyncIterable[U]:
     """What `make` makes of each, as they come; asynchronous where they are."""
     if isinstance(many, AsyncIterable):
         return (make(one) async for one in many)

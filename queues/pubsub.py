@@ -22,7 +22,7 @@ from .errors import QueueError, Unavailable
 from .transport.clients import translated
 from .transport.gateway import Gateway
 
-__all__ = ["News"]
+__all__ = ["TaskNotifications"]
 
 LOST = b""
 """What a listener hears when the connection was lost and stands again."""
@@ -41,7 +41,7 @@ _FAREWELL: Final = 1.0
 """Seconds that leaving a channel may take, also for a waiter who was cancelled: the connection is everybody's."""
 
 
-class News:
+class TaskNotifications:
     """Subscriptions of one process; opened by the first listener, closed by `close`."""
 
     def __init__(self, gateway: Gateway) -> None:

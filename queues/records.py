@@ -10,10 +10,10 @@ from typing import Any, Final
 import orjson
 
 from .envelope import Envelope
-from .errors import CannotOpen, Refused, UnreadableEnvelope
+from .errors import DecryptionError, Refused, UnreadableEnvelope
 from .keys import GROUP, Partition, is_nobody
-from .security.encryption import ERROR, NO_SEAL, RESULT, Seal, arguments_of
-from .security.secret_arguments import Marks, hide, read_marks
+from .security.encryption import ERROR, NO_CIPHER, RESULT, TaskCipher, arguments_field
+from .security.secret_arguments import SecretPaths, mask, read_secret_paths
 from .transport.gateway import Command, Gateway, is_missing_group
 from .transport.scripts import pairs
 
@@ -68,20 +68,20 @@ class Record:
     waits: str | None = None
     unused: int = 0
     handed_to: str | None = None
-    secrets: Marks = ()
-    seal: Seal = field(default=NO_SEAL, repr=False, compare=False)
+    secrets: SecretPaths = ()
+    cipher: TaskCipher = field(default=NO_CIPHER, repr=False, compare=False)
 
     def shown_arguments(self) -> bytes | None:
         """The arguments as JSON, without their secrets; where they cannot be opened, why."""
-        return shown_arguments(self.seal, self.task, self.args, self.secrets)
+        return shown_arguments(self.cipher, self.task, self.args, self.secrets)
 
     def shown_result(self) -> bytes | None:
         """The result as JSON; where it cannot be opened, why."""
         if self.result is None:
             return None
         try:
-            return self.seal.open(RESULT, self.result, plain=True)
-        except CannotOpen as error:
+            return self.cipher.decrypt(RESULT, self.result, plain=True)
+        except DecryptionError as error:
             return f"({error})".encode()
 
     def summary(self) -> dict[str, Any]:
@@ -116,21 +116,21 @@ class Record:
         return shown
 
 
-def shown_arguments(seal: Seal, task: str | None, data: bytes | None, secrets: Marks) -> bytes | None:
+def shown_arguments(seal: TaskCipher, task: str | None, data: bytes | None, secrets: SecretPaths) -> bytes | None:
     """Arguments as they may be shown: opened, and without their secrets; where they cannot be opened, why."""
     if data is None:
         return None
     try:
-        return hide(seal.open(arguments_of(task or "?"), data, plain=True), secrets)
-    except CannotOpen as error:
+        return mask(seal.decrypt(arguments_field(task or "?"), data, plain=True), secrets)
+    except DecryptionError as error:
         return f"({error})".encode()
 
 
-def opened_error(seal: Seal, data: bytes) -> Any:
+def opened_error(seal: TaskCipher, data: bytes) -> Any:
     """What is told of an error: its evidence, or in its place why it cannot be opened."""
     try:
-        return _json_or_text(seal.open(ERROR, data, plain=True))
-    except CannotOpen as error:
+        return _json_or_text(seal.decrypt(ERROR, data, plain=True))
+    except DecryptionError as error:
         return {"error": type(error).__name__, "message": str(error), "traceback": ""}
 
 
@@ -153,7 +153,7 @@ async def read_records(gateway: Gateway, partition: Partition, task_ids: Sequenc
     hashes = [{name: value for name, value in zip(_FIELDS, one, strict=True) if value is not None} for one in raw]
     messages = await _read_messages(gateway, partition, hashes)
     return [
-        _record(partition, task_id, fields, message, gateway.sealer.of(partition, task_id)) if fields else None
+        _record(partition, task_id, fields, message, gateway.encryptor.of(partition, task_id)) if fields else None
         for task_id, fields, message in zip(task_ids, hashes, messages, strict=True)
     ]
 
@@ -196,7 +196,7 @@ async def _read_messages(
 
 
 def _record(
-    partition: Partition, task_id: str, fields: Mapping[bytes, bytes], message: _Message | None, seal: Seal
+    partition: Partition, task_id: str, fields: Mapping[bytes, bytes], message: _Message | None, seal: TaskCipher
 ) -> Record:
     payload = {**fields, **(message.fields if message else {})}
     envelope = _envelope(payload.get(b"env"))
@@ -231,8 +231,8 @@ def _record(
         waits=_text(fields, b"waits") if state is State.SCHEDULED else None,
         handed_to=_text(fields, b"handed_to"),
         unused=(_number(fields, b"mail") or 0) - (_number(fields, b"used") or 0),
-        secrets=envelope.secrets if envelope else read_marks(payload.get(b"env", b"")),
-        seal=seal,
+        secrets=envelope.secrets if envelope else read_secret_paths(payload.get(b"env", b"")),
+        cipher=seal,
     )
 
 

@@ -28,9 +28,9 @@ __all__ = [
     "withdraw_supervisor",
 ]
 
-_TALLY = queue_script("tally")
-_SUPERVISE = queue_script("supervise")
-_RESUME = queue_script("resume")
+_TALLY = queue_script("count_crash")
+_SUPERVISE = queue_script("register_supervisor")
+_RESUME = queue_script("unpause_supervisor")
 
 _REMEMBERED_MS: Final = 30 * 24 * 3600 * 1000
 """Milliseconds for which a pause is kept after its supervisor was last seen."""

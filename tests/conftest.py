@@ -15,7 +15,7 @@ import fakeredis
 import pytest
 import redis.asyncio
 from perdure.queues import Address, Gateway, Namespace, Partition, Producer
-from perdure.queues.transport.pipelining import ClientWire, Command, PipelinedWire
+from perdure.queues.transport.pipelining import ClientAdapter, Command, PipelinedConnection
 from perdure.queues.transport.scripts import loaded_scripts
 from perdure.worker.settings import Settings
 
@@ -76,7 +76,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def one_slot_per_script(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whatever script any test has carried out in this process: its keys lie in one hash slot, as a cluster asks."""
     astray: list[str] = []
-    for wire in (PipelinedWire, ClientWire):
+    for wire in (PipelinedConnection, ClientAdapter):
         monkeypatch.setattr(wire, "submit", watched(wire.submit, astray))
     yield
     assert not astray, f"scripts across slots: {astray}"

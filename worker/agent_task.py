@@ -13,7 +13,7 @@ import orjson
 from pydantic import ValidationError
 
 from ..queues import TaskHandle
-from .agent import Agent, S, StateForm, problem_of
+from .agent import Agent, S, StateType, problem_of
 from .errors import InvalidArguments
 from .registry import Arguments, Task
 
@@ -32,7 +32,7 @@ def goal_id(agent: str, key: str | None, arguments: Mapping[str, Any]) -> str:
 class AgentTask(Generic[S]):
     """A registered agent. kind: its class. task: what the worker runs."""
 
-    def __init__(self, kind: type[Agent[S]], form: StateForm[S], task: Task[..., Any]) -> None:
+    def __init__(self, kind: type[Agent[S]], form: StateType[S], task: Task[..., Any]) -> None:
         self.kind = kind
         self.task = task
         self._form = form
@@ -50,7 +50,9 @@ class AgentTask(Generic[S]):
         """Its goal and its inputs, as they travel."""
         return self.task.arguments
 
-    async def enqueue(self, goal: str, *, key: str | None = None, anew: bool = False, **inputs: Any) -> TaskHandle[Any]:
+    async def enqueue(
+        self, goal: str, *, key: str | None = None, fresh: bool = False, **inputs: Any
+    ) -> TaskHandle[Any]:
         """Have a goal worked for; once this returns, it is never lost.
 
         A goal is worked for once. It is known by `key`, or else by what is given here; where it is known already, this
@@ -67,10 +69,10 @@ class AgentTask(Generic[S]):
             form.kind(**task.arguments.decode(arguments))
         except ValidationError as error:
             raise InvalidArguments(task.name, problem_of(error)) from None
-        message = task.form.message(arguments, secrets, task_id=self._id(arguments, key))
+        message = task.template.message(arguments, secrets, task_id=self._id(arguments, key))
         producer = task.app.producer
-        if anew:
-            return await producer.send_anew(message, queue=task.queue, decode=task.decode)
+        if fresh:
+            return await producer.enqueue_fresh(message, queue=task.queue, decode=task.decode)
         return await producer.send_one(message, queue=task.queue, decode=task.decode)
 
     def task_id(self, goal: str, *, key: str | None = None, **inputs: Any) -> str:

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Any, Final, Self, overload
 
 from ..deadletter import Retry
-from ..queues import Producer, Sealer, Unavailable, check_name
-from .agent import Agent, S, StateForm, make_handler
+from ..queues import Encryptor, Producer, Unavailable, check_name
+from .agent import Agent, S, StateType, make_handler
 from .agent_task import AgentTask
 from .durable import Durability
 from .journal import AgentState
@@ -52,7 +52,7 @@ class App:
         self.tasks = Registry(self)
         self.agents: dict[str, AgentTask[Any]] = {}
         self._producer: Producer | None = None
-        self._sealer: Sealer | None = None
+        self._sealer: Encryptor | None = None
         self._warned = False
         self._users = 0
 
@@ -70,10 +70,10 @@ class App:
         self._sealer = None
 
     @property
-    def sealer(self) -> Sealer:
-        """What data of tasks is sealed with; keys are read when they are first needed. Raises `BadKeys`."""
+    def encryptor(self) -> Encryptor:
+        """What data of tasks is sealed with; keys are read when they are first needed. Raises `InvalidKey`."""
         if self._sealer is None:
-            self._sealer = self.settings.sealer
+            self._sealer = self.settings.encryptor
         return self._sealer
 
     @property
@@ -90,7 +90,7 @@ class App:
                 namespace=self.settings.namespace,
                 payload_limit=self.settings.payload_limit,
                 result_ttl=self.settings.result_ttl,
-                sealer=self.sealer,
+                sealer=self.encryptor,
                 replication=self.settings.replication,
             )
             self._warn_of_open_secrets()
@@ -109,7 +109,7 @@ class App:
     def _warn_of_open_secrets(self) -> None:
         """Secrets are never shown, but without a key whoever can read Redis can read them: said once."""
         tasks = sorted(name for name, task in self.tasks.items() if task.arguments.has_secrets)
-        if tasks and not self.sealer.active and not self._warned:
+        if tasks and not self.encryptor.active and not self._warned:
             self._warned = True
             logger.warning(
                 "secret arguments of {} are stored readably in Redis: set PERDURE_ENCRYPTION_KEYS "
@@ -215,7 +215,7 @@ class App:
 
         def register(agent: type[Agent[Any]]) -> AgentTask[Any]:
             called = name or getattr(agent, "__name__", repr(agent)).lower()
-            form = StateForm(called, getattr(agent, "state_type", AgentState))
+            form = StateType(called, getattr(agent, "state_type", AgentState))
             handler = make_handler(
                 agent, form, replicated=durability == "replicated", check=lambda: self.settings.check_state
             )

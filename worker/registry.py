@@ -25,20 +25,20 @@ from typing_extensions import TypedDict
 from ..deadletter import Retry
 from ..queues import (
     LONGEST,
-    Form,
+    EnvelopeTemplate,
     Key,
-    Marks,
-    Message,
     Options,
     Producer,
     Replicated,
+    SecretPaths,
     TaskHandle,
+    TaskMessage,
+    contains_mask,
     has_secret,
     key_of,
-    map_each,
+    map_items,
     marked_values,
-    reveal,
-    shows_mask,
+    unwrap_secrets,
 )
 from .durable import Codec, Context, Durability
 from .errors import InvalidArguments, TaskDefinitionError
@@ -75,7 +75,7 @@ class Task(Generic[P, R]):
     app: HasProducer = field(repr=False)
     arguments: Arguments = field(repr=False)
     result: Codec = field(repr=False)
-    form: Form = field(repr=False)
+    template: EnvelopeTemplate = field(repr=False)
 
     async def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the handler as a plain function, within another task's run or in a test."""
@@ -91,13 +91,13 @@ class Task(Generic[P, R]):
 
         Raises `InvalidArguments` before anything is sent, `PayloadTooLarge`, `Unavailable`.
         """
-        return await TaskCall(self, self.form).enqueue(*args, **kwargs)
+        return await TaskCall(self, self.template).enqueue(*args, **kwargs)
 
     async def enqueue_many(
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
     ) -> list[TaskHandle[R]]:
         """Enqueue one task per set of arguments (by name); all are checked before any is sent."""
-        return await TaskCall(self, self.form).enqueue_many(many)
+        return await TaskCall(self, self.template).enqueue_many(many)
 
     def enqueue_stream(
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
@@ -106,7 +106,7 @@ class Task(Generic[P, R]):
 
         Each handle is of a task that is stored. Where a set of arguments is refused, those before it may be stored.
         """
-        return TaskCall(self, self.form).enqueue_stream(many)
+        return TaskCall(self, self.template).enqueue_stream(many)
 
     def options(
         self,
@@ -130,7 +130,7 @@ class Task(Generic[P, R]):
         what the task was defined with.
         """
         wish = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
-        form = Form(self.name, headers, wish) if headers or wish != _NO_WISH else self.form
+        form = EnvelopeTemplate(self.name, headers, wish) if headers or wish != _NO_WISH else self.template
         return TaskCall(self, form, delay, queue, key, task_id, durability)
 
 
@@ -139,7 +139,7 @@ class TaskCall(Generic[P, R]):
     """A task with options, ready to be enqueued."""
 
     task: Task[P, R]
-    form: Form = field(repr=False)
+    template: EnvelopeTemplate = field(repr=False)
     delay: float = 0.0
     queue: str | None = None
     key: Key = None
@@ -151,7 +151,7 @@ class TaskCall(Generic[P, R]):
         if callable(self.key):
             raise ValueError("a key that is a function is for enqueue_many and enqueue_stream: give one task its text")
         arguments, secrets = self.task.arguments.encode_call(args, kwargs)
-        message = self.form.message(arguments, secrets, key=self.key, task_id=self.task_id)
+        message = self.template.message(arguments, secrets, key=self.key, task_id=self.task_id)
         return await self.task.app.producer.send_one(
             message, queue=self._queue, delay=self.delay, decode=self.task.decode, durability=self.durability
         )
@@ -176,11 +176,11 @@ class TaskCall(Generic[P, R]):
 
     def _messages(
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
-    ) -> Iterable[Message] | AsyncIterable[Message]:
+    ) -> Iterable[TaskMessage] | AsyncIterable[TaskMessage]:
         if self.task_id is not None:
             raise ValueError("one task_id cannot name many tasks")
-        form, encode, key = self.form, self.task.arguments.encode_call, self.key
-        return map_each(lambda args: form.message(*encode((), args), key=key_of(key, args)), many)
+        form, encode, key = self.template, self.task.arguments.encode_call, self.key
+        return map_items(lambda args: form.message(*encode((), args), key=key_of(key, args)), many)
 
     @property
     def _queue(self) -> str:
@@ -207,13 +207,13 @@ class Arguments:
         self._to_json = self._adapter.serializer.to_json
         self.has_secrets = has_secret(self._adapter.core_schema)
 
-    def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, Marks]:
+    def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, SecretPaths]:
         """Arguments of a call as a JSON object, and where secrets are in it. Raises `InvalidArguments`."""
         try:
             checked = self._validate(self._named(args, kwargs))
             data: bytes = self._to_json(checked)
-            if self.has_secrets or shows_mask(data):
-                whole, secrets = reveal(checked, self._adapter.dump_python(checked, mode="json"))
+            if self.has_secrets or contains_mask(data):
+                whole, secrets = unwrap_secrets(checked, self._adapter.dump_python(checked, mode="json"))
                 return to_json(whole, inf_nan_mode="null"), secrets
             return data, ()
         except ValidationError as error:
@@ -223,7 +223,7 @@ class Arguments:
 
     def secret_values(self, arguments: Mapping[str, Any]) -> list[str]:
         """The secrets among decoded arguments, as text."""
-        whole, secrets = reveal(arguments, self._adapter.dump_python(dict(arguments), mode="json"))
+        whole, secrets = unwrap_secrets(arguments, self._adapter.dump_python(dict(arguments), mode="json"))
         return marked_values(to_json(whole, inf_nan_mode="null"), secrets)
 
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -349,7 +349,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
             app=self._app,
             arguments=Arguments(name, handler),
             result=result,
-            form=Form(name),
+            template=EnvelopeTemplate(name),
         )
         self._tasks[name] = task
         return task

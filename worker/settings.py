@@ -14,11 +14,11 @@ from ..queues import (
     DEFAULT_PAYLOAD_LIMIT,
     LONGEST,
     Address,
+    Encryptor,
     Replication,
-    Sealer,
     check_name,
     default_data_dir,
-    make_sealer,
+    make_encryptor,
 )
 from .errors import ConfigurationError
 
@@ -79,7 +79,7 @@ class Settings(BaseSettings):
     stall_limit: Seconds = 60.0
     stall_warning: Seconds = 5.0
     heartbeat: Seconds = 5.0
-    probation: Seconds = 30.0
+    quarantine_window: Seconds = 30.0
     result_ttl: Seconds = 86_400.0
     dead_letter_ttl: Seconds = DEFAULT_RETENTION
     partitions: Literal["all", "share"] = "all"
@@ -140,10 +140,10 @@ class Settings(BaseSettings):
         return Address.parse(self.redis_url or "embedded:", data_dir=lambda: self.data_dir or default_data_dir())
 
     @property
-    def sealer(self) -> Sealer:
-        """What data of tasks is sealed with; without keys, nothing. Reads the key file. Raises `BadKeys`."""
+    def encryptor(self) -> Encryptor:
+        """What data of tasks is sealed with; without keys, nothing. Reads the key file. Raises `InvalidKey`."""
         file = self.encryption_key_file
-        return make_sealer(
+        return make_encryptor(
             self.encryption_keys.get_secret_value(),
             None if file is None else file.expanduser(),
             required=self.encryption_required,

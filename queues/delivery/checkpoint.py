@@ -12,16 +12,16 @@ import orjson
 from ..errors import LeaseLost
 from ..event_log import TaskEvent, opened_events, read_last_events
 from ..keys import Partition
-from ..security.encryption import Seal, event_of
+from ..security.encryption import TaskCipher, event_field
 from ..transport.gateway import Argument, Gateway
 from ..transport.scripts import pairs, queue_script
 from .leases import Delivery
 from .settlement import Counters
 
-__all__ = ["Entry", "History", "Kind", "last_step", "load_history", "note_alive", "recorded_steps", "write_entries"]
+__all__ = ["Entry", "History", "Kind", "last_step", "load_history", "recorded_steps", "touch_step", "write_entries"]
 
-_RECORD = queue_script("record")
-_NOTE = queue_script("note")
+_RECORD = queue_script("write_checkpoint")
+_NOTE = queue_script("touch_step")
 
 
 class Kind(StrEnum):
@@ -30,15 +30,15 @@ class Kind(StrEnum):
     DONE = "done"
     INTENT = "intent"
     SAVED = "saved"
-    MARK = "mark"
+    DONE_WITH_EVENT = "mark"
     """Done, and an event that goes along tells of it."""
     EVENT = "event"
     """One entry of the event log: `step` is its type, `value` its number, `log` its data."""
     DROP = "drop"
     """What is kept of the step goes: it is part of something larger that is recorded in the same act."""
-    TAKEN = "taken"
+    CONSUMED = "taken"
     """A message of the inbox was used: `step` is its number there."""
-    MOVED = "moved"
+    TRANSFERRED = "moved"
     """Another task goes on in the place of this one, and is to have the messages that come: `value` is its id."""
 
 
@@ -50,16 +50,16 @@ class Entry(NamedTuple):
     value: bytes
     log: bytes = b"{}"
 
-    def sealed(self, seal: Seal) -> Entry:
+    def encrypted(self, seal: TaskCipher) -> Entry:
         """The entry as it is stored. Once only: written again, it must be the same."""
         if self.kind is Kind.EVENT:
-            return self._replace(log=seal.close(event_of(int(self.value)), self.log))
-        if self.kind not in _SHELF:
+            return self._replace(log=seal.encrypt(event_field(int(self.value)), self.log))
+        if self.kind not in _FIELD_PREFIX:
             return self
-        return self._replace(value=seal.close(f"{_SHELF[self.kind]}:{self.step}", self.value))
+        return self._replace(value=seal.encrypt(f"{_FIELD_PREFIX[self.kind]}:{self.step}", self.value))
 
 
-_SHELF = {Kind.DONE: "d", Kind.MARK: "d", Kind.INTENT: "i", Kind.SAVED: "s"}
+_FIELD_PREFIX = {Kind.DONE: "d", Kind.DONE_WITH_EVENT: "d", Kind.INTENT: "i", Kind.SAVED: "s"}
 """What the names of a step hash's fields begin with."""
 
 
@@ -80,8 +80,8 @@ class History:
     events: int = 0
     mail: int = 0
     cancel: bool = False
-    suspect: bool = False
-    excused: int = 0
+    quarantined: bool = False
+    forgiven_crashes: int = 0
     enqueued: int | None = None
     crash: Mapping[str, Any] = field(default_factory=dict)
     latest: Sequence[TaskEvent] = ()
@@ -89,15 +89,15 @@ class History:
     read_at: int = 0
 
     @property
-    def blamed(self) -> int:
+    def counted_crashes(self) -> int:
         """Crashes that count against the task: those since it last got further."""
-        return self.counters.crashes - self.excused
+        return self.counters.crashes - self.forgiven_crashes
 
-    def open(self, seal: Seal) -> None:
-        """Open what is sealed. Raises `CannotOpen`."""
+    def decrypt(self, seal: TaskCipher) -> None:
+        """Open what is sealed. Raises `DecryptionError`."""
         for shelf, records in (("d", self.done), ("i", self.intents), ("s", self.saved)):
             for step, value in records.items():
-                records[step] = seal.open(f"{shelf}:{step}", value)
+                records[step] = seal.decrypt(f"{shelf}:{step}", value)
 
 
 async def write_entries(
@@ -121,7 +121,7 @@ async def write_entries(
     return bool(answer == 2)
 
 
-async def note_alive(gateway: Gateway, delivery: Delivery, task_id: str, step: str) -> None:
+async def touch_step(gateway: Gateway, delivery: Delivery, task_id: str, step: str) -> None:
     """Note that a step is still running. Raises `LeaseLost`."""
     partition = delivery.partition
     if not await gateway.run(_NOTE, [partition.ready, partition.record(task_id)], [*delivery.fence, step]):
@@ -169,14 +169,14 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         events=events,
         mail=mail,
         cancel=cancel is not None,
-        excused=excused,
+        forgiven_crashes=excused,
         enqueued=None if enqueued is None else int(enqueued),
         crash=orjson.loads(crash) if crash else {},
-        latest=opened_events(latest, task_id, gateway.sealer.of(partition, task_id)),
+        latest=opened_events(latest, task_id, gateway.encryptor.of(partition, task_id)),
         alive_at=None if alive is None else int(alive),
         read_at=int(time[0]) * 1000 + int(time[1]) // 1000,
     )
-    history.suspect = suspect is not None or (delivery.count > 1 and history.blamed > 0)
+    history.quarantined = suspect is not None or (delivery.count > 1 and history.counted_crashes > 0)
     shelves = {b"d": history.done, b"i": history.intents, b"s": history.saved}
     for name, value in pairs(steps).items():
         kind, _, step = name.partition(b":")

@@ -15,13 +15,13 @@ from ..keys import GROUP, RELEASED, Partition, is_nobody
 from ..transport.gateway import BLOCK, Argument, Command, Gateway, is_missing_group
 from ..transport.scripts import pairs, queue_script
 from .leases import Delivery, Leases
-from .quarantine_store import Suspect, take_suspect
-from .stream_reader import Reading, Stream
+from .quarantine_store import QuarantinedDelivery, take_quarantined
+from .stream_reader import Stream, StreamReader
 
-__all__ = ["RELEASED_IDLE_MS", "Consumer", "Taken"]
+__all__ = ["RELEASED_IDLE_MS", "Consumer", "ReadResult"]
 
-_LEAVE = queue_script("leave")
-_FORGET = queue_script("forget")
+_LEAVE = queue_script("leave_group")
+_FORGET = queue_script("remove_consumer")
 
 _TURN: Final = 0.025
 """Seconds between looks at more partitions than there are slots. A read that waits on all of them could bring more than
@@ -36,26 +36,26 @@ RELEASED_IDLE_MS = 30 * 24 * 3600 * 1000
 
 
 @dataclass(slots=True)
-class Taken:
+class ReadResult:
     """What one read brought: deliveries, and the hints that came with them."""
 
     deliveries: list[Delivery] = field(default_factory=list)
     claimable: bool = False
     due: bool = False
-    rerouted: bool = False
-    suspects: bool = False
+    route_changed: bool = False
+    quarantined: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.deliveries) or self.claimable or self.due or self.rerouted or self.suspects
+        return bool(self.deliveries) or self.claimable or self.due or self.route_changed or self.quarantined
 
-    def hear(self, why: Sequence[bytes]) -> None:
+    def add_nudge(self, why: Sequence[bytes]) -> None:
         """A nudge: what it is about."""
         if list(why) == [b"due"]:
             self.due = True
         elif list(why) == [b"route"]:
-            self.rerouted = True
+            self.route_changed = True
         elif list(why) == [b"suspect"]:
-            self.suspects = True
+            self.quarantined = True
         else:
             self.claimable = True
 
@@ -66,7 +66,7 @@ class Consumer:
     def __init__(
         self,
         gateway: Gateway,
-        reading: Reading,
+        reading: StreamReader,
         partitions: Sequence[Partition],
         worker: str,
         lease: float,
@@ -120,13 +120,13 @@ class Consumer:
             return False
         return any(pairs(group)[b"name"] == GROUP.encode() for group in groups)
 
-    async def read(self, free: int, *, block: float | None) -> Taken:
+    async def read(self, free: int, *, block: float | None) -> ReadResult:
         """Read up to `free` new messages; wait up to `block` seconds for one, at most BLOCK.
 
         One look at many partitions, each with its share of the free slots; then the room that is left goes to those
         whose share was too small. Where there are more partitions than slots, they are looked at in turn.
         """
-        taken = Taken()
+        taken = ReadResult()
         if not self._taken_from:
             await self._be_idle(block)
             return taken
@@ -160,7 +160,7 @@ class Consumer:
         self._taken_from = [*(one for one in self._taken_from if one not in passed), *passed]
         return window
 
-    async def _look(self, window: Sequence[Partition], free: int, block: float | None, taken: Taken) -> None:
+    async def _look(self, window: Sequence[Partition], free: int, block: float | None, taken: ReadResult) -> None:
         """One look at several partitions; then more from those that may have more, while there is room."""
         share = free // len(window)
         full = self._sort(window, await self._read(window, share, block), share, taken)
@@ -186,7 +186,9 @@ class Consumer:
             await self._gateway.pipeline(nudges)
         return reply
 
-    def _sort(self, window: Sequence[Partition], reply: Sequence[Stream], share: int, taken: Taken) -> list[Partition]:
+    def _sort(
+        self, window: Sequence[Partition], reply: Sequence[Stream], share: int, taken: ReadResult
+    ) -> list[Partition]:
         """Add what came to what was taken; returns the partitions that gave their whole share, and may have more."""
         by_stream = {partition.ready.encode(): partition for partition in window}
         full: list[Partition] = []
@@ -198,16 +200,16 @@ class Consumer:
                 if partition is not None:
                     taken.deliveries.append(Delivery(partition, entry, self._worker, 1, pairs(fields or [])))
                 else:
-                    taken.hear((fields or [])[1:2])
+                    taken.add_nudge((fields or [])[1:2])
         return full
 
     def is_away(self, partition: Partition) -> bool:
         """Whether this one partition cannot be reached now, while others can."""
         return self._reading.is_away(partition)
 
-    def leave_out(self, partition: Partition, error: Unavailable) -> bool:
+    def mark_unavailable(self, partition: Partition, error: Unavailable) -> bool:
         """A partition could not be reached; whether it alone is left out for that, and the others go on."""
-        return self._reading.leave_out(partition, error)
+        return self._reading.mark_unavailable(partition, error)
 
     def returned(self) -> list[Partition]:
         """Partitions that were away, and can be reached again since this was asked last."""
@@ -249,20 +251,22 @@ class Consumer:
             await self._drop_deleted(partition)
         return reply[0].decode(), await self._with_counts(partition, found)
 
-    async def take_suspect(self, partition: Partition) -> Suspect:
+    async def take_quarantined(self, partition: Partition) -> QuarantinedDelivery:
         """The suspect that has waited longest in a partition. Not at the same time as `read`, `claim` or `adopt`."""
-        return await take_suspect(self._gateway, partition, self._worker)
+        return await take_quarantined(self._gateway, partition, self._worker)
 
-    async def adopt(self, partition: Partition) -> list[Delivery]:
+    async def recover_own(self, partition: Partition) -> list[Delivery]:
         """Messages that are this worker's in Redis but not in its table: the reply that brought them was lost."""
-        return await self._with_counts(partition, [found[0] for _, found in await self._unheld(partition) if found])
+        return await self._with_counts(
+            partition, [found[0] for _, found in await self._pending_but_untracked(partition) if found]
+        )
 
     async def _drop_deleted(self, partition: Partition) -> None:
         """Redis 6.2 hands over deleted entries too, without their ids; from 7.0 on it drops them by itself."""
-        gone = [entry for entry, found in await self._unheld(partition) if not found]
+        gone = [entry for entry, found in await self._pending_but_untracked(partition) if not found]
         await self._gateway.pipeline([("XACK", partition.ready, GROUP, entry) for entry in gone])
 
-    async def _unheld(self, partition: Partition) -> list[tuple[bytes, list[Any]]]:
+    async def _pending_but_untracked(self, partition: Partition) -> list[tuple[bytes, list[Any]]]:
         """What is this worker's in Redis but not in its table: entry ids, each with its message or an empty list."""
         pending = await self._gateway.command("XPENDING", partition.ready, GROUP, "-", "+", 1000, self._worker)
         missing = [entry for entry, _, _, _ in pending if not self._leases.holds(partition, entry)]
@@ -285,7 +289,7 @@ class Consumer:
         with suppress(ServerFull):
             await self._gateway.command("XADD", partition.nudge, "MAXLEN", 16, "*", "why", "released")
 
-    async def forget(self, partition: Partition, gone_for: float, present: Collection[str]) -> int:
+    async def remove_idle_consumers(self, partition: Partition, gone_for: float, present: Collection[str]) -> int:
         """Remove names of workers that have been silent for `gone_for` seconds and hold nothing. Returns how many.
 
         A worker that never had a message may have a name among those who hear nudges only.

@@ -14,20 +14,20 @@ from ..errors import QueueError
 from ..keys import GROUP, Partition
 from ..transport.address import Address
 from ..transport.clients import is_read_only, sync_client, translated
-from ..transport.cluster import ClusterLine
+from ..transport.cluster import SyncClusterConnection
 from ..transport.pipelining import Argument
 from ..transport.scripts import queue_script
 from .leases import Leases
 
-__all__ = ["Beat"]
+__all__ = ["LeaseHeartbeat"]
 
-_BEAT = queue_script("beat")
+_BEAT = queue_script("renew_leases")
 
 _BATCH = 500
 """Deliveries renewed by one call of the script."""
 
 
-class Beat:
+class LeaseHeartbeat:
     """Renews all of a worker's leases every third of the lease.
 
     When a delivery turns out to be another worker's, its `on_lost` is called; when somebody asked for the task to be
@@ -43,16 +43,16 @@ class Beat:
         worker: str,
         leases: Leases[Any],
         lease: float,
-        on_trouble: Callable[[QueueError | None], None],
-        may_beat: Callable[[], bool] = lambda: True,
+        on_error: Callable[[QueueError | None], None],
+        should_renew: Callable[[], bool] = lambda: True,
     ) -> None:
         self._address = address
         self._socket = socket
         self._worker = worker
         self._leases = leases
         self._interval = lease / 3
-        self._on_trouble = on_trouble
-        self._may_beat = may_beat
+        self._on_error = on_error
+        self._should_renew = should_renew
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="perdure beat", daemon=True)
 
@@ -65,34 +65,34 @@ class Beat:
         self._thread.join(timeout=self._interval + 1.0)
 
     def _run(self) -> None:
-        line = _open_line(self._address, self._socket, self._interval)
+        line = _open_connection(self._address, self._socket, self._interval)
         troubled = held_back = False
         try:
             while not self._stop.wait(self._interval / 4 if troubled or held_back else self._interval):
-                held_back = not self._may_beat()
+                held_back = not self._should_renew()
                 if held_back:
                     continue
                 try:
                     self._renew_all(line)
                 except QueueError as error:
                     troubled = True
-                    self._on_trouble(error)
+                    self._on_error(error)
                 else:
                     if troubled:
-                        self._on_trouble(None)
+                        self._on_error(None)
                     troubled = False
         finally:
             line.close()
 
-    def _renew_all(self, line: _Line) -> None:
+    def _renew_all(self, line: _RenewalConnection) -> None:
         """One beat. A node of a cluster that does not answer keeps no lease on another one from being renewed."""
         trouble: QueueError | None = None
         by_partition = self._leases.by_partition()
         # Who did not answer lately is asked last, and once only: its silence takes time.
-        for partition in sorted(by_partition, key=lambda partition: line.in_doubt(partition.ready)):
+        for partition in sorted(by_partition, key=lambda partition: line.is_suspect(partition.ready)):
             held = by_partition[partition]
             for start in range(0, len(held), _BATCH):
-                if trouble is not None and line.in_doubt(partition.ready):
+                if trouble is not None and line.is_suspect(partition.ready):
                     break
                 batch = held[start : start + _BATCH]
                 keys = [partition.ready, *(one.record for one in batch)]
@@ -114,7 +114,9 @@ class Beat:
         if trouble is not None:
             raise trouble
 
-    def _call(self, line: _Line, partition: Partition, keys: list[str], args: list[Any]) -> tuple[list[int], list[int]]:
+    def _call(
+        self, line: _RenewalConnection, partition: Partition, keys: list[str], args: list[Any]
+    ) -> tuple[list[int], list[int]]:
         with translated(f"{self._address.shown} ({partition.queue})"):
             try:
                 reply: Any = line.execute(partition.ready, "EVALSHA", _BEAT.sha, len(keys), *keys, *args)
@@ -123,19 +125,19 @@ class Beat:
         return reply[0], reply[1]
 
 
-class _Line(Protocol):
+class _RenewalConnection(Protocol):
     """A way to the server that holds a key."""
 
     def execute(self, key: str, *command: Argument) -> Any: ...
 
-    def in_doubt(self, key: str) -> bool: ...
+    def is_suspect(self, key: str) -> bool: ...
 
     def refresh(self) -> None: ...
 
     def close(self) -> None: ...
 
 
-class _ServerLine:
+class _SingleConnection:
     """One server, on one connection."""
 
     def __init__(self, client: redis.Redis) -> None:
@@ -149,7 +151,7 @@ class _ServerLine:
                 self._client.connection_pool.disconnect()
             raise
 
-    def in_doubt(self, key: str) -> bool:
+    def is_suspect(self, key: str) -> bool:
         return False
 
     def refresh(self) -> None:
@@ -159,7 +161,7 @@ class _ServerLine:
         self._client.close()
 
 
-def _open_line(address: Address, socket: Path | None, interval: float) -> _Line:
+def _open_connection(address: Address, socket: Path | None, interval: float) -> _RenewalConnection:
     if address.clustered:
-        return ClusterLine(address, timeout=interval / 2)
-    return _ServerLine(sync_client(address, socket, timeout=interval))
+        return SyncClusterConnection(address, timeout=interval / 2)
+    return _SingleConnection(sync_client(address, socket, timeout=interval))

@@ -38,7 +38,7 @@ class Delivery:
         return (GROUP, self.worker, self.entry, self.count)
 
     @property
-    def history(self) -> bool:
+    def has_history(self) -> bool:
         return self.claimed or b"again" in self.fields
 
     @property

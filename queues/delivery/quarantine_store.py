@@ -21,33 +21,33 @@ from ..keys import GROUP, SUSPECTS, Namespace, Partition
 from ..partitions.resharding import load_routes
 from ..partitions.route import SINGLE
 from ..presence import withdraw
-from ..transport.backoff import outlive
+from ..transport.backoff import retry_while_unavailable
 from ..transport.gateway import Gateway, is_missing_group
 from ..transport.scripts import pairs, queue_script
 from .leases import Delivery
 
-__all__ = ["CrashReport", "Suspect", "acquit", "report_crash", "set_aside", "take_suspect"]
+__all__ = ["CrashReport", "QuarantinedDelivery", "clear_quarantined", "quarantine", "report_crash", "take_quarantined"]
 
-_ASIDE = queue_script("aside")
-_SUSPECT = queue_script("suspect")
-_ACQUIT = queue_script("acquit")
+_ASIDE = queue_script("quarantine")
+_SUSPECT = queue_script("take_quarantined")
+_ACQUIT = queue_script("clear_quarantined")
 
 
-class Suspect(NamedTuple):
+class QuarantinedDelivery(NamedTuple):
     """What `take_suspect` found. delivery: None where nothing was to be run. more: whether others are waiting."""
 
     delivery: Delivery | None
     more: bool
 
 
-async def set_aside(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
+async def quarantine(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
     """Leave a suspect to a worker that runs it alone, at no cost. Raises `LeaseLost`."""
     partition = delivery.partition
     if not await gateway.run(_ASIDE, [partition.ready, partition.nudge], [*delivery.fence, SUSPECTS]):
         raise LeaseLost(task_id, "setting aside")
 
 
-async def take_suspect(gateway: Gateway, partition: Partition, worker: str) -> Suspect:
+async def take_quarantined(gateway: Gateway, partition: Partition, worker: str) -> QuarantinedDelivery:
     """Take the suspect that has waited longest in a partition.
 
     Raises `Unavailable` also where only the reply was lost: then a suspect may be this worker's, see `Consumer.adopt`.
@@ -56,14 +56,14 @@ async def take_suspect(gateway: Gateway, partition: Partition, worker: str) -> S
     ask = ("EVAL", _SUSPECT.source, 1, partition.ready, GROUP, worker, SUSPECTS)
     reply = await gateway.command(*ask, repeatable=False)
     if not reply:
-        return Suspect(None, more=False)
+        return QuarantinedDelivery(None, more=False)
     entry, count, fields, more = reply
     if entry is None:  # somebody deleted the message by hand
-        return Suspect(None, more=bool(more))
-    return Suspect(Delivery(partition, entry, worker, count, pairs(fields), claimed=True), more=bool(more))
+        return QuarantinedDelivery(None, more=bool(more))
+    return QuarantinedDelivery(Delivery(partition, entry, worker, count, pairs(fields), claimed=True), more=bool(more))
 
 
-async def acquit(gateway: Gateway, delivery: Delivery, task_id: str, crashes: int) -> None:
+async def clear_quarantined(gateway: Gateway, delivery: Delivery, task_id: str, crashes: int) -> None:
     """Clear a suspect that has recorded a new step. crashes: how many are counted by now. Raises `LeaseLost`."""
     partition = delivery.partition
     keys = [partition.ready, partition.record(task_id), partition.log(task_id)]
@@ -71,8 +71,8 @@ async def acquit(gateway: Gateway, delivery: Delivery, task_id: str, crashes: in
         raise LeaseLost(task_id, "clearing of suspicion")
 
 
-_CRASH = queue_script("crash")
-_FORGET = queue_script("forget")
+_CRASH = queue_script("report_crash")
+_FORGET = queue_script("remove_consumer")
 
 _MOST: Final = 1000
 """Deliveries of one worker in one partition that are looked at: more than a worker has slots."""
@@ -81,7 +81,7 @@ _MOST: Final = 1000
 class CrashReport(NamedTuple):
     """What a dead worker held: how many deliveries, all of them suspects now."""
 
-    held: int
+    deliveries: int
 
 
 class _Held(NamedTuple):
@@ -98,20 +98,22 @@ async def report_crash(
     queues: Sequence[str],
     worker: str,
     *,
-    how: str,
-    doing: Mapping[str, str],
+    exit_status: str,
+    steps: Mapping[str, str],
 ) -> CrashReport:
     """Set aside everything that a worker holds, which must be dead for certain: its process has ended.
 
     queues: those it worked on. how: its end, such as "SIGKILL" or "exit code 1". doing: by task id, the step in flight,
     as far as it is known. While Redis is away it is asked again: this returns when all is reported.
     """
-    held = await outlive(lambda: _held_by(gateway, namespace, queues, worker))
+    held = await retry_while_unavailable(lambda: _held_by(gateway, namespace, queues, worker))
     # Seen as a whole before anything is moved: whether the worker held one delivery is asked of all its partitions.
     alone = sum(map(len, held.values())) == 1
     for partition, deliveries in held.items():
-        await outlive(partial(_report, gateway, partition, worker, deliveries, alone, how, doing))
-    await outlive(lambda: _forget(gateway, namespace, list(held), worker))
+        await retry_while_unavailable(
+            partial(_report, gateway, partition, worker, deliveries, alone, exit_status, steps)
+        )
+    await retry_while_unavailable(lambda: _forget(gateway, namespace, list(held), worker))
     return CrashReport(sum(map(len, held.values())))
 
 

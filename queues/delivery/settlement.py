@@ -23,7 +23,7 @@ from .leases import Delivery
 __all__ = ["Counters", "cancelled", "park", "release", "reschedule", "succeed"]
 
 _FINISH = queue_script("finish")
-_RETRY = queue_script("retry")
+_RETRY = queue_script("reschedule")
 _RELEASE = queue_script("release")
 
 _NO_DATA = b"{}"
@@ -36,11 +36,11 @@ class Counters(NamedTuple):
 
     attempts: int = 0
     crashes: int = 0
-    returns: int = 0
+    requeues: int = 0
 
     def attempted(self) -> Counters:
         """With one attempt more."""
-        return Counters(self.attempts + 1, self.crashes, self.returns)
+        return Counters(self.attempts + 1, self.crashes, self.requeues)
 
 
 async def succeed(
@@ -63,8 +63,8 @@ async def succeed(
     envelope: the message's, where the caller has read it, which saves the script reading the message once more.
     written: False where this delivery has put nothing into the checkpoint.
     """
-    if gateway.sealer.active:
-        result = gateway.sealer.of(delivery.partition, task_id).close(RESULT, result)
+    if gateway.encryptor.active:
+        result = gateway.encryptor.of(delivery.partition, task_id).encrypt(RESULT, result)
     await _finish(gateway, delivery, task_id, State.SUCCEEDED, result, counters, ran, ttl, envelope, written, handed_to)
 
 
@@ -101,7 +101,7 @@ async def _finish(
     if handed_to is not None:
         kept = (*(kept or _whole(delivery)), "handed_to", handed_to)
     keys = [partition.ready, partition.record(task_id)]
-    if written or delivery.history:
+    if written or delivery.has_history:
         keys += (partition.steps(task_id), partition.log(task_id))
     args: list[Argument] = [
         *delivery.fence,
@@ -159,7 +159,7 @@ async def reschedule(
 
     Raises `LeaseLost`.
     """
-    told = gateway.sealer.of(delivery.partition, task_id).close(ERROR, orjson.dumps(data))
+    told = gateway.encryptor.of(delivery.partition, task_id).encrypt(ERROR, orjson.dumps(data))
     rest = ("waited",) if suspect else ()
     await _put_off(gateway, delivery, task_id, counters, delay, event, told, rest)
 
@@ -193,7 +193,7 @@ async def _put_off(
         partition.due,
         partition.nudge,
     ]
-    counts = (counters.attempts, counters.crashes, counters.returns)
+    counts = (counters.attempts, counters.crashes, counters.requeues)
     args: list[Argument] = [*delivery.fence, task_id, max(0, round(delay * 1000)), *counts, event, told, *rest]
     if not await gateway.run(_RETRY, keys, args):
         raise LeaseLost(task_id, "retry")

@@ -17,9 +17,9 @@ from typing import Any, Final, Protocol
 
 from ..errors import Unavailable
 from ..keys import GROUP, Partition
-from ..transport.gateway import Argument, Gateway, Reader
+from ..transport.gateway import Argument, BlockingConnection, Gateway
 
-__all__ = ["OneConnection", "PerPartition", "Reading", "Stream", "read_partitions"]
+__all__ = ["PerNodeReader", "SingleNodeReader", "Stream", "StreamReader", "read_partitions"]
 
 Stream = tuple[bytes, list[tuple[bytes, list[bytes] | None]]]
 """A stream's key, and the entries that came from it."""
@@ -52,7 +52,7 @@ class _Absence:
         return self.until - time.monotonic()
 
 
-class Reading(Protocol):
+class StreamReader(Protocol):
     """Reads from ready and nudge streams of partitions, as one worker."""
 
     async def read(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Stream]:
@@ -70,7 +70,7 @@ class Reading(Protocol):
     def rests(self, partition: Partition) -> bool:
         """Whether it is away, and not to be tried again yet."""
 
-    def leave_out(self, partition: Partition, error: Unavailable) -> bool:
+    def mark_unavailable(self, partition: Partition, error: Unavailable) -> bool:
         """The partition could not be reached; whether it is left out for that, and the others go on."""
 
     def returned(self) -> list[Partition]:
@@ -96,10 +96,10 @@ def _command(worker: str, partitions: Sequence[Partition], count: int, block: fl
     )
 
 
-class OneConnection:
+class SingleNodeReader:
     """One server: one command. One that may wait has a connection of its own; others go out with everything else."""
 
-    def __init__(self, gateway: Gateway, reader: Reader, worker: str) -> None:
+    def __init__(self, gateway: Gateway, reader: BlockingConnection, worker: str) -> None:
         self._gateway = gateway
         self._reader = reader
         self._worker = worker
@@ -123,7 +123,7 @@ class OneConnection:
     def rests(self, partition: Partition) -> bool:
         return False
 
-    def leave_out(self, partition: Partition, error: Unavailable) -> bool:
+    def mark_unavailable(self, partition: Partition, error: Unavailable) -> bool:
         return False
 
     def returned(self) -> list[Partition]:
@@ -133,15 +133,15 @@ class OneConnection:
         await self._reader.close()
 
 
-class PerPartition:
+class PerNodeReader:
     """A cluster: a command for each partition, and for one that may wait a connection to the node that has it."""
 
     def __init__(self, gateway: Gateway, worker: str) -> None:
         self._gateway = gateway
         self._worker = worker
-        self._readers: dict[Partition, Reader] = {}
+        self._readers: dict[Partition, BlockingConnection] = {}
         self._kept: set[Partition] = set()
-        self._waiting: dict[asyncio.Task[Any], Reader] = {}
+        self._waiting: dict[asyncio.Task[Any], BlockingConnection] = {}
         self._absences: dict[Partition, _Absence] = {}
         self._returned: list[Partition] = []
         self._late: dict[Partition, asyncio.Future[Any]] = {}
@@ -172,7 +172,7 @@ class PerPartition:
         absence = self._absences.get(partition)
         return absence is not None and absence.left > 0
 
-    def leave_out(self, partition: Partition, error: Unavailable) -> bool:
+    def mark_unavailable(self, partition: Partition, error: Unavailable) -> bool:
         self._note(partition, error)
         return True
 
@@ -248,7 +248,7 @@ class PerPartition:
             raise errors[0]  # with something found, the next read meets the same trouble again
         return found
 
-    def _reader(self, partition: Partition) -> Reader:
+    def _reader(self, partition: Partition) -> BlockingConnection:
         found = self._readers.get(partition)
         if found is None:
             found = self._readers[partition] = self._gateway.reader(partition.ready)
@@ -278,6 +278,6 @@ async def _cancel(futures: Collection[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*futures, return_exceptions=True)
 
 
-def read_partitions(gateway: Gateway, worker: str) -> Reading:
+def read_partitions(gateway: Gateway, worker: str) -> StreamReader:
     """The way to read that the server asks for."""
-    return PerPartition(gateway, worker) if gateway.clustered else OneConnection(gateway, gateway.reader(), worker)
+    return PerNodeReader(gateway, worker) if gateway.clustered else SingleNodeReader(gateway, gateway.reader(), worker)

@@ -23,18 +23,18 @@ from typing import Final
 from ..keys import Namespace, Partition
 from ..transport.gateway import Gateway
 from ..transport.scripts import queue_script
-from .resharding import Standing, close_former, ensure_route, standing
+from .resharding import PartitionStatus, close_previous, partition_status, sync_route
 from .route import SINGLE, Generation, Route, spread
 
-__all__ = ["READERS", "Coverage", "share_of", "share_queue", "unshare_queue"]
+__all__ = ["READERS", "PartitionAssignment", "assigned_partitions", "join_group", "leave_group"]
 
-_SHARE = queue_script("share")
+_SHARE = queue_script("join_group")
 
 READERS: Final = 2
 """Workers that read a partition, where there are so many: one may die and nobody waits for the others to notice."""
 
 
-def share_of(worker: str, sharers: Collection[str], partitions: Sequence[Partition]) -> list[Partition]:
+def assigned_partitions(worker: str, sharers: Collection[str], partitions: Sequence[Partition]) -> list[Partition]:
     """The partitions that are for `worker` to read, of all that the sharers have together."""
     return [partition for partition in partitions if worker in _readers(sharers, partition)]
 
@@ -44,13 +44,13 @@ def _readers(sharers: Collection[str], partition: Partition) -> list[str]:
     return nlargest(READERS, sharers, key=lambda sharer: (spread(place + sharer), sharer))
 
 
-async def share_queue(gateway: Gateway, namespace: Namespace, queue: str, worker: str, ttl: float) -> set[str]:
+async def join_group(gateway: Gateway, namespace: Namespace, queue: str, worker: str, ttl: float) -> set[str]:
     """Say that a worker shares a queue, and hear who else does. ttl: seconds after which a silent one is gone."""
     found = await gateway.run(_SHARE, [namespace.sharing(queue)], [worker, round(ttl * 1000)])
     return {name.decode() for name in found}
 
 
-async def unshare_queue(gateway: Gateway, namespace: Namespace, queue: str, worker: str) -> None:
+async def leave_group(gateway: Gateway, namespace: Namespace, queue: str, worker: str) -> None:
     """Say that the worker has left: its partitions are the others' as soon as they look."""
     await gateway.command("ZREM", namespace.sharing(queue), worker)
 
@@ -70,12 +70,12 @@ class _Queue:
     drained: set[int] = field(default_factory=set)
     empty: set[int] = field(default_factory=set)
     reviewed: int = 0
-    sharers: set[str] = field(default_factory=set)
+    members: set[str] = field(default_factory=set)
     taken_from: list[Partition] = field(default_factory=list)
     served: list[Partition] = field(default_factory=list)
 
 
-class Coverage:
+class PartitionAssignment:
     """One worker's partitions, as of the last look."""
 
     def __init__(
@@ -113,18 +113,18 @@ class Coverage:
     def routes(self) -> dict[str, Route]:
         return {queue.name: queue.route for queue in self._queues}
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Hear of routes, complete changes that were begun, see what is drained and who shares."""
         for queue in self._queues:
-            queue.route = await ensure_route(self._gateway, self._namespace, queue.name, queue.route)
-            former = [index for generation in queue.route.former for index in generation.indexes]
+            queue.route = await sync_route(self._gateway, self._namespace, queue.name, queue.route)
+            former = [index for generation in queue.route.previous for index in generation.indexes]
             await self._review(queue, former)
             await self._close(queue, [index for index in former if index not in queue.closed])
             if self._share and not self._leaving:
-                queue.sharers = await share_queue(self._gateway, self._namespace, queue.name, self._worker, _PRESENCE)
+                queue.members = await join_group(self._gateway, self._namespace, queue.name, self._worker, _PRESENCE)
             await self._follow(queue)
 
-    async def look_on(self) -> None:
+    async def follow_changes(self) -> None:
         """See only whether what was to be drained is drained by now: one question for each queue that changes."""
         for queue in self._queues:
             if _undrained(queue):
@@ -134,11 +134,11 @@ class Coverage:
         """Leave its share to the others: from now on this worker takes nothing more."""
         self._leaving = True
         for queue in self._queues if self._share else ():
-            await unshare_queue(self._gateway, self._namespace, queue.name, self._worker)
+            await leave_group(self._gateway, self._namespace, queue.name, self._worker)
 
     async def _close(self, queue: _Queue, indexes: Sequence[int]) -> None:
         """Whoever began the change may have died before all was closed."""
-        await close_former(self._gateway, self._namespace, queue.name, queue.route, indexes)
+        await close_previous(self._gateway, self._namespace, queue.name, queue.route, indexes)
         queue.closed.update(indexes)
 
     async def _follow(self, queue: _Queue) -> None:
@@ -149,7 +149,7 @@ class Coverage:
             if generation != queue.route.last and not await self._is_drained(queue, generation):
                 break
         served = self._partitions(queue, queue.route.generations)
-        queue.served = share_of(self._worker, queue.sharers, served) if self._share else served
+        queue.served = assigned_partitions(self._worker, queue.members, served) if self._share else served
         mine = set(queue.served)
         queue.taken_from = [partition for partition in self._partitions(queue, reached) if partition in mine]
 
@@ -180,18 +180,18 @@ class Coverage:
         await asyncio.gather(*(self._ask(queue, index) for index in some))
 
     async def _ask(self, queue: _Queue, index: int) -> bool:
-        found = await standing(self._gateway, self._namespace.partition(queue.name, index))
-        if found is Standing.OPEN:
+        found = await partition_status(self._gateway, self._namespace.partition(queue.name, index))
+        if found is PartitionStatus.OPEN:
             for known in (queue.closed, queue.drained, queue.empty):
                 known.discard(index)
-        if found >= Standing.DRAINED:
+        if found >= PartitionStatus.DRAINED:
             queue.drained.add(index)
-        if found is Standing.EMPTY:
+        if found is PartitionStatus.EMPTY:
             queue.empty.add(index)
         else:
             queue.empty.discard(index)
-        return found >= Standing.DRAINED
+        return found >= PartitionStatus.DRAINED
 
 
 def _undrained(queue: _Queue) -> bool:
-    return any(index not in queue.drained for generation in queue.route.former for index in generation.indexes)
+    return any(index not in queue.drained for generation in queue.route.previous for index in generation.indexes)

@@ -19,21 +19,21 @@ from ..transport.scripts import pairs, queue_script
 from .route import SINGLE, Generation, Route, UnreadableRoute
 
 __all__ = [
-    "Standing",
-    "close_former",
-    "ensure_route",
+    "PartitionStatus",
+    "close_previous",
     "load_route",
     "load_routes",
+    "next_route",
+    "partition_status",
     "retire_generation",
     "set_partitions",
-    "standing",
-    "successors",
+    "sync_route",
 ]
 
-_REROUTE = queue_script("reroute")
-_CLOSE = queue_script("close")
-_DRAINED = queue_script("drained")
-_RETIRE = queue_script("retire")
+_REROUTE = queue_script("set_route")
+_CLOSE = queue_script("close_partition")
+_DRAINED = queue_script("partition_status")
+_RETIRE = queue_script("retire_partition")
 
 
 async def load_routes(gateway: Gateway, namespace: Namespace) -> dict[str, Route]:
@@ -48,7 +48,7 @@ async def load_route(gateway: Gateway, namespace: Namespace, queue: str) -> Rout
     return None if data is None else _decode(queue, data)
 
 
-async def ensure_route(gateway: Gateway, namespace: Namespace, queue: str, known: Route = SINGLE) -> Route:
+async def sync_route(gateway: Gateway, namespace: Namespace, queue: str, known: Route = SINGLE) -> Route:
     """The route of a queue, with all that the caller knows of it: a new queue is made known to whoever lists queues,
     and a server that lost its memory, or a change, is told again.
     """
@@ -68,11 +68,11 @@ async def set_partitions(gateway: Gateway, namespace: Namespace, queue: str, cou
     if await gateway.run(_REROUTE, [namespace.queues], [queue, b"", first.encode()]):
         return first  # nobody ever used it
     while True:
-        route = await ensure_route(gateway, namespace, queue)
+        route = await sync_route(gateway, namespace, queue)
         route = await _heard_of(gateway, namespace, queue, route)
         changed = route.changed(count)
         if await gateway.run(_REROUTE, [namespace.queues], [queue, route.encode(), changed.encode()]):
-            await close_former(gateway, namespace, queue, changed)
+            await close_previous(gateway, namespace, queue, changed)
             return changed
 
 
@@ -85,24 +85,24 @@ async def _heard_of(gateway: Gateway, namespace: Namespace, queue: str, route: R
     for mark in marks:
         if mark is not None:
             joined = joined.joined(_decode(queue, mark))
-    return route if joined == route else await ensure_route(gateway, namespace, queue, joined)
+    return route if joined == route else await sync_route(gateway, namespace, queue, joined)
 
 
-async def close_former(
+async def close_previous(
     gateway: Gateway, namespace: Namespace, queue: str, route: Route, indexes: Iterable[int] | None = None
 ) -> None:
     """Close the partitions of all generations but the last, or those of them that `indexes` names."""
     if indexes is None:
-        indexes = (index for generation in route.former for index in generation.indexes)
+        indexes = (index for generation in route.previous for index in generation.indexes)
     partitions = [namespace.partition(queue, index) for index in indexes]
-    await asyncio.gather(*(close(gateway, partition, route) for partition in partitions))
+    await asyncio.gather(*(close_partition(gateway, partition, route) for partition in partitions))
 
 
-async def close(gateway: Gateway, partition: Partition, route: Route) -> None:
+async def close_partition(gateway: Gateway, partition: Partition, route: Route) -> None:
     await gateway.run(_CLOSE, [partition.ready, partition.nudge, partition.closed], [route.encode()])
 
 
-class Standing(IntEnum):
+class PartitionStatus(IntEnum):
     """How far a partition has been left."""
 
     OPEN = -1
@@ -114,18 +114,18 @@ class Standing(IntEnum):
     """And nothing waits, runs or is due in it: only the replay of a dead letter brings something."""
 
 
-async def standing(gateway: Gateway, partition: Partition) -> Standing:
+async def partition_status(gateway: Gateway, partition: Partition) -> PartitionStatus:
     """How far a partition has been left."""
     keys = [partition.ready, partition.due, partition.closed]
-    return Standing(await gateway.run(_DRAINED, keys, [GROUP]))
+    return PartitionStatus(await gateway.run(_DRAINED, keys, [GROUP]))
 
 
-async def successors(gateway: Gateway, namespace: Namespace, partition: Partition, known: Route) -> Route:
+async def next_route(gateway: Gateway, namespace: Namespace, partition: Partition, known: Route) -> Route:
     """The route, after a partition was found closed. Raises `Refused` where nothing says how the queue goes on."""
     mark = await gateway.command("HGET", partition.closed, "route")
     if mark is not None:
         known = known.joined(_decode(partition.queue, mark))
-    route = await ensure_route(gateway, namespace, partition.queue, known)
+    route = await sync_route(gateway, namespace, partition.queue, known)
     if partition.index in route.last.indexes:
         raise Refused(f"partition {partition.index} of queue {partition.queue!r} is closed, and its route has no other")
     return route

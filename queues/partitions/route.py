@@ -60,7 +60,7 @@ class Route:
         return (index for generation in self.generations for index in generation.indexes)
 
     @property
-    def former(self) -> tuple[Generation, ...]:
+    def previous(self) -> tuple[Generation, ...]:
         """All generations but the last: those that are closed, or are being closed."""
         return self.generations[:-1]
 

@@ -11,16 +11,16 @@ from typing import Final
 from ..errors import Unavailable
 from ..keys import Namespace, Partition
 from ..transport.gateway import Gateway
-from .resharding import ensure_route, successors
+from .resharding import next_route, sync_route
 from .route import SINGLE, Route
 
-__all__ = ["Way"]
+__all__ = ["PartitionRouter"]
 
 _BELIEVED: Final = 60.0
 """Seconds for which a route is used without looking: a server that lost it is told of it again within this time."""
 
 
-class Way:
+class PartitionRouter:
     """Which partition the next task goes to.
 
     A partition is believed to be open until it refuses. So per key the change from one generation to the next is one
@@ -42,18 +42,18 @@ class Way:
         """Over how many partitions the queue is spread now."""
         return self._route.last.count
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Hear of the route, if it is some time ago."""
         if time.monotonic() - self._loaded > _BELIEVED:
             try:
-                self._follow(await ensure_route(self._gateway, self._namespace, self._queue, self._route))
+                self._follow(await sync_route(self._gateway, self._namespace, self._queue, self._route))
             except Unavailable:
                 if self._loaded == -math.inf:
                     raise
                 # Routes are on one node of a cluster, partitions on others: those say themselves when one has changed.
             self._loaded = time.monotonic()
 
-    def turn(self) -> int:
+    def next_number(self) -> int:
         """The number of a task that has no key: one after the other, from a random start."""
         self._turn += 1
         return self._turn
@@ -62,18 +62,18 @@ class Way:
         """Where a task of this number goes now."""
         return self.only or self._at(next(index for index in self._indexes(number) if index not in self._closed))
 
-    def former(self, number: int) -> Sequence[Partition]:
+    def closed_partitions(self, number: int) -> Sequence[Partition]:
         """The closed partitions where tasks of this number went before."""
         if not self._closed:
             return ()
         return [self._at(index) for index in self._indexes(number) if index in self._closed]
 
-    async def refused(self, partitions: Sequence[Partition]) -> None:
+    async def on_closed(self, partitions: Sequence[Partition]) -> None:
         """Partitions were found closed: hear of those that come after them."""
         for partition in partitions:
             self._closed.add(partition.index)
             if partition.index in self._route.last.indexes:
-                self._follow(await successors(self._gateway, self._namespace, partition, self._route))
+                self._follow(await next_route(self._gateway, self._namespace, partition, self._route))
                 self._loaded = time.monotonic()
 
     def _follow(self, route: Route) -> None:

@@ -32,21 +32,21 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, Final
 
-from ..errors import BadKeys, KeyMissing, NotSealed, SealBroken
+from ..errors import InvalidKey, KeyMissing, NotEncrypted, TamperedData
 from ..keys import Partition
 
 __all__ = [
     "ERROR",
     "MARK",
     "MESSAGE",
+    "NO_CIPHER",
     "NO_KEYS",
-    "NO_SEAL",
     "RESULT",
-    "Seal",
-    "Sealer",
-    "arguments_of",
-    "event_of",
-    "is_sealed",
+    "Encryptor",
+    "TaskCipher",
+    "arguments_field",
+    "event_field",
+    "is_encrypted",
 ]
 
 MARK: Final = b"\xc1"
@@ -62,30 +62,30 @@ _NEWEST: Final = 15
 """Versions of the form that may come: what has none of them was never sealed, or was changed."""
 
 
-def arguments_of(task: str) -> str:
+def arguments_field(task: str) -> str:
     """The kind of the arguments of a task of this name: an envelope that is changed to another name opens nothing."""
     return f"args:{task}"
 
 
-def event_of(number: int) -> str:
+def event_field(number: int) -> str:
     """The kind of the data of an event: in another place of the log it cannot be opened."""
     return f"event:{number}"
 
 
-def is_sealed(data: bytes) -> bool:
+def is_encrypted(data: bytes) -> bool:
     """Whether the data is sealed, by this version or a later one."""
     return data[:1] == MARK and len(data) >= _OVERHEAD
 
 
-class Sealer:
+class Encryptor:
     """Seals with the first of its keys, opens with any. Without keys it leaves data as it is."""
 
     __slots__ = ("_ring", "active", "required")
 
     def __init__(self, keys: Sequence[bytes] = (), *, required: bool = False) -> None:
-        """keys: 32 bytes each. required: data that is not sealed is refused. Raises `BadKeys`."""
+        """keys: 32 bytes each. required: data that is not sealed is refused. Raises `InvalidKey`."""
         if required and not keys:
-            raise BadKeys(
+            raise InvalidKey(
                 "encryption is required and there is no key: set PERDURE_ENCRYPTION_KEYS or PERDURE_ENCRYPTION_KEY_FILE"
             )
         self.active = bool(keys)
@@ -97,20 +97,20 @@ class Sealer:
         """The ids of the keys, as errors name them; the first one seals."""
         return self._ring.ids if self._ring is not None else ()
 
-    def of(self, partition: Partition, task_id: str) -> Seal:
+    def of(self, partition: Partition, task_id: str) -> TaskCipher:
         """The seal of one task."""
-        return Seal(self, partition, task_id)
+        return TaskCipher(self, partition, task_id)
 
     def __repr__(self) -> str:
-        return f"Sealer(keys={list(self.key_ids)}, required={self.required})"
+        return f"Encryptor(keys={list(self.key_ids)}, required={self.required})"
 
 
-class Seal:
+class TaskCipher:
     """What seals and opens the data of one task."""
 
     __slots__ = ("_ciphers", "_partition", "_place", "_ring", "_sealer", "_task_id")
 
-    def __init__(self, sealer: Sealer, partition: Partition, task_id: str) -> None:
+    def __init__(self, sealer: Encryptor, partition: Partition, task_id: str) -> None:
         self._sealer = sealer
         self._ring = sealer._ring
         self._partition = partition
@@ -118,7 +118,7 @@ class Seal:
         self._place = b""
         self._ciphers: dict[bytes, Any] | None = None
 
-    def close(self, kind: str, data: bytes) -> bytes:
+    def encrypt(self, kind: str, data: bytes) -> bytes:
         """The data sealed; as it is where there is no key."""
         if self._ring is None:
             return data
@@ -127,16 +127,16 @@ class Seal:
         cipher = self._cipher(key_id)
         return bytes(head + cipher.encrypt(data, self._bound(head, kind)))
 
-    def open(self, kind: str, data: bytes, *, plain: bool | None = None) -> bytes:
+    def decrypt(self, kind: str, data: bytes, *, plain: bool | None = None) -> bytes:
         """The data as it was before it was sealed. plain: whether data that is not sealed will do; else as the sealer
-        says. Raises `KeyMissing`, `SealBroken`, `NotSealed`.
+        says. Raises `KeyMissing`, `TamperedData`, `NotEncrypted`.
         """
-        if not is_sealed(data):
+        if not is_encrypted(data):
             if self._sealer.required if plain is None else not plain:
-                raise NotSealed(self._what(kind))
+                raise NotEncrypted(self._what(kind))
             return data
         if not 0 < data[1] <= _NEWEST:
-            raise SealBroken(self._what(kind))
+            raise TamperedData(self._what(kind))
         if data[1:2] != VERSION:
             raise KeyMissing(self._what(kind), f"in a form of version {data[1]}, which this version cannot open")
         key_id = data[2:6]
@@ -146,7 +146,7 @@ class Seal:
         cipher = self._cipher(key_id)
         opened: bytes | None = cipher.decrypt(data[6:], self._bound(data[:6], kind))
         if opened is None:
-            raise SealBroken(self._what(kind))
+            raise TamperedData(self._what(kind))
         return opened
 
     def _cipher(self, key_id: bytes) -> Any:
@@ -176,12 +176,14 @@ def _ring(keys: tuple[bytes, ...]) -> Any:
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "cryptography":
             raise
-        raise BadKeys("encryption needs a package that is not installed: pip install 'perdure[encryption]'") from None
+        raise InvalidKey(
+            "encryption needs a package that is not installed: pip install 'perdure[encryption]'"
+        ) from None
     return module.KeyRing(keys)
 
 
-NO_KEYS: Final = Sealer()
+NO_KEYS: Final = Encryptor()
 """Leaves data as it is, and says so clearly where it meets sealed data."""
 
-NO_SEAL: Final = NO_KEYS.of(Partition("", "", 0), "")
+NO_CIPHER: Final = NO_KEYS.of(Partition("", "", 0), "")
 """Of no task."""

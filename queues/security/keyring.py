@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ..errors import BadKeys
-from .encryption import NO_KEYS, Sealer
+from ..errors import InvalidKey
+from .encryption import NO_KEYS, Encryptor
 
-__all__ = ["generate_key", "key_id", "make_sealer", "read_key_file", "read_keys"]
+__all__ = ["generate_key", "key_id", "make_encryptor", "read_key_file", "read_keys"]
 
 _BYTES: Final = 32
 _BETWEEN = re.compile(r"[\s,]+")
@@ -34,7 +34,7 @@ def key_id(key: bytes) -> bytes:
 
 
 def read_keys(text: str, source: str) -> list[bytes]:
-    """Keys apart by commas or white space. Raises `BadKeys`, which names the source and the place, never the text."""
+    """Keys apart by commas or white space. Raises `InvalidKey`, which names source and place, never the text."""
     found: list[bytes] = []
     for number, word in enumerate(filter(None, _BETWEEN.split(text)), 1):
         try:
@@ -42,35 +42,37 @@ def read_keys(text: str, source: str) -> list[bytes]:
         except binascii.Error:
             key = b""
         if len(key) != _BYTES:
-            raise BadKeys(f"{source}: key {number} is not {_BYTES} bytes in base64: 'perdure keys generate' makes one")
+            raise InvalidKey(
+                f"{source}: key {number} is not {_BYTES} bytes in base64: 'perdure keys generate' makes one"
+            )
         found.append(key)
     return list(dict.fromkeys(found))
 
 
 def read_key_file(path: Path) -> list[bytes]:
-    """Keys from a file, one per line; a line that begins with # is a comment. Raises `BadKeys`."""
+    """Keys from a file, one per line; a line that begins with # is a comment. Raises `InvalidKey`."""
     source = f"key file {path}"
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & (stat.S_IROTH | stat.S_IWOTH):
-                raise BadKeys(f"{source} is open to everybody on this machine (mode {mode:04o}): chmod 600 {path}")
+                raise InvalidKey(f"{source} is open to everybody on this machine (mode {mode:04o}): chmod 600 {path}")
             text = file.read().decode("utf-8", "replace")
     except OSError as error:
-        raise BadKeys(f"{source} cannot be read: {error.strerror or error}") from None
+        raise InvalidKey(f"{source} cannot be read: {error.strerror or error}") from None
     keys = read_keys("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")), source)
     if not keys:
-        raise BadKeys(f"{source} holds no key: 'perdure keys generate' makes one")
+        raise InvalidKey(f"{source} holds no key: 'perdure keys generate' makes one")
     return keys
 
 
-def make_sealer(text: str, path: Path | None, *, required: bool | str = False) -> Sealer:
-    """The sealer that settings ask for: keys as text or in a file. Raises `BadKeys`."""
+def make_encryptor(text: str, path: Path | None, *, required: bool | str = False) -> Encryptor:
+    """The sealer that settings ask for: keys as text or in a file. Raises `InvalidKey`."""
     if isinstance(required, str):
         if required.lower() not in (*_YES, *_NO):
-            raise BadKeys(f"PERDURE_ENCRYPTION_REQUIRED is 1 or 0, not {required!r}")
+            raise InvalidKey(f"PERDURE_ENCRYPTION_REQUIRED is 1 or 0, not {required!r}")
         required = required.lower() in _YES
     if text.strip() and path is not None:
-        raise BadKeys("PERDURE_ENCRYPTION_KEYS and PERDURE_ENCRYPTION_KEY_FILE are both set: leave one of them out")
+        raise InvalidKey("PERDURE_ENCRYPTION_KEYS and PERDURE_ENCRYPTION_KEY_FILE are both set: leave one of them out")
     keys: Sequence[bytes] = read_key_file(path) if path is not None else read_keys(text, "PERDURE_ENCRYPTION_KEYS")
-    return Sealer(keys, required=required) if keys or required else NO_KEYS
+    return Encryptor(keys, required=required) if keys or required else NO_KEYS

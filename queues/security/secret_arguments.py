@@ -28,26 +28,26 @@ __all__ = [
     "MOST_MARKS",
     "SECRET",
     "Mark",
-    "Marks",
+    "SecretPaths",
     "bounded",
+    "contains_mask",
     "has_secret",
-    "hide",
-    "keep_hidden",
     "marked_values",
-    "read_marks",
-    "reveal",
-    "shows_mask",
+    "mask",
+    "read_secret_paths",
+    "restore_masked",
+    "unwrap_secrets",
 ]
 
 Mark = tuple[str, ...]
-Marks = tuple[Mark, ...]
+SecretPaths = tuple[Mark, ...]
 
 MASK: Final = "**********"
 """As pydantic shows a secret."""
 
 ANY: Final = "*"
 
-EVERYTHING: Final[Marks] = ((),)
+EVERYTHING: Final[SecretPaths] = ((),)
 """The whole of the arguments."""
 
 MOST_MARKS: Final = 100
@@ -55,7 +55,7 @@ DEEPEST: Final = 30
 """Names in a mark: what lies deeper is hidden with what it is in."""
 
 
-def read_marks(envelope: bytes) -> Marks:
+def read_secret_paths(envelope: bytes) -> SecretPaths:
     """The marks in an envelope that may be of a version that cannot be read otherwise."""
     try:
         found = orjson.loads(envelope).get("secrets", ())
@@ -64,14 +64,14 @@ def read_marks(envelope: bytes) -> Marks:
         return ()
 
 
-def bounded(marks: Sequence[Mark]) -> Marks:
+def bounded(marks: Sequence[Mark]) -> SecretPaths:
     """Marks that an envelope can carry, which hide as much or more."""
     if len(marks) > MOST_MARKS:
         return EVERYTHING
     return tuple(dict.fromkeys(mark[:DEEPEST] for mark in marks))
 
 
-def hide(arguments: bytes, marks: Marks) -> bytes:
+def mask(arguments: bytes, marks: SecretPaths) -> bytes:
     """The arguments as they may be shown. What is no JSON, or is nested too deeply, is hidden as a whole."""
     if not marks:
         return arguments
@@ -87,7 +87,7 @@ def hide(arguments: bytes, marks: Marks) -> bytes:
         return orjson.dumps(MASK)
 
 
-def keep_hidden(edited: bytes, former: Callable[[], bytes], marks: Marks) -> bytes:
+def restore_masked(edited: bytes, former: Callable[[], bytes], marks: SecretPaths) -> bytes:
     """Edited arguments, in which what is hidden stands for the former value: who edits sees no more than that.
 
     former: the arguments before, asked for where they are needed.
@@ -103,7 +103,7 @@ def keep_hidden(edited: bytes, former: Callable[[], bytes], marks: Marks) -> byt
         return edited
 
 
-def marked_values(arguments: bytes, marks: Marks) -> list[str]:
+def marked_values(arguments: bytes, marks: SecretPaths) -> list[str]:
     """The secrets among the arguments, as text."""
     found: list[str] = []
     try:
@@ -184,7 +184,7 @@ def has_secret(schema: Any) -> bool:
     return False
 
 
-def reveal(value: Any, shown: Any) -> tuple[Any, Marks]:
+def unwrap_secrets(value: Any, shown: Any) -> tuple[Any, SecretPaths]:
     """The JSON form of a value with its secrets in place, and where they are. shown: the form with asterisks.
 
     Raises `ValueError` for secret bytes that are not UTF-8, which JSON cannot carry.
@@ -233,7 +233,7 @@ def _members(value: Any, shown: dict[str, Any], path: Mark, marks: dict[Mark, No
     return revealed
 
 
-def shows_mask(data: bytes) -> bool:
+def contains_mask(data: bytes) -> bool:
     """Whether JSON may hold a secret as asterisks."""
     return _MASKED in data
 

@@ -10,7 +10,7 @@ import anyio
 
 from ..errors import Unavailable
 
-__all__ = ["outlive"]
+__all__ = ["retry_while_unavailable"]
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ _LONGEST_DELAY: Final = 2.0
 """Seconds before it is tried again, for the first time and after many."""
 
 
-async def outlive(act: Callable[[], Awaitable[T]]) -> T:
+async def retry_while_unavailable(act: Callable[[], Awaitable[T]]) -> T:
     """What comes of a repeatable act, carried out again and again while Redis is away; bounded by who calls."""
     delay = _FIRST_DELAY
     while True:

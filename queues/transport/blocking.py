@@ -14,10 +14,10 @@ from redis.exceptions import ClusterDownError, ResponseError
 from ..errors import Unavailable
 from .address import Node
 from .clients import translated
-from .cluster import ClusterWire, Pursuit, slot_of
+from .cluster import ClusterConnection, RedirectPolicy, slot_of
 from .pipelining import Argument
 
-__all__ = ["Reader"]
+__all__ = ["BlockingConnection"]
 
 _PATIENCE: Final = 1.0
 """Seconds that a server has to end a read; then the connection is broken off, so that it holds up no other read."""
@@ -26,7 +26,7 @@ Dial = Callable[[Node | None], redis.asyncio.Redis]
 Unblock = Callable[[int, Node | None], Awaitable[Any]]
 
 
-class Reader:
+class BlockingConnection:
     """One connection for reads that block, and the way to end such a read from outside. One read at a time."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Reader:
         dial: Dial,
         unblock: Unblock,
         *,
-        cluster: ClusterWire | None = None,
+        cluster: ClusterConnection | None = None,
         key: str | None = None,
         borrowed: bool = False,
     ) -> None:
@@ -81,7 +81,7 @@ class Reader:
         if cluster is None or key is None:
             return await self._read_from(None, command, asking=False)
         slot = slot_of((), key)
-        pursuit, node, asking = Pursuit(slot), cluster.serving(key), False
+        pursuit, node, asking = RedirectPolicy(slot), cluster.serving(key), False
         while not self._interrupted.is_set():
             error: Exception = ClusterDownError(f"no node serves {key}")
             if node is not None:
@@ -90,7 +90,7 @@ class Reader:
                 except ResponseError as refused:
                     error = refused
                 except (redis.ConnectionError, redis.TimeoutError, OSError):
-                    cluster.lost(node)
+                    cluster.mark_failed(node)
                     raise
             pause = pursuit.pause(error)  # raises where it will not pass
             with suppress(TimeoutError):

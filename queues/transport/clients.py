@@ -42,10 +42,10 @@ __all__ = [
     "async_client",
     "check_server",
     "is_read_only",
+    "pipelined_connection",
     "sync_client",
     "translated",
     "was_not_executed",
-    "wire_connection",
 ]
 
 CONNECT_TIMEOUT: Final = 5.0
@@ -110,7 +110,7 @@ def async_client(
     return client
 
 
-def wire_connection(address: Address, socket: Path | None, node: Node | None = None) -> AbstractConnection:
+def pipelined_connection(address: Address, socket: Path | None, node: Node | None = None) -> AbstractConnection:
     """One connection, not yet connected, that leaves all timing to its user."""
     with _bad_address(address):
         pool = redis.asyncio.ConnectionPool(**_pool_options(address, socket, None, node))

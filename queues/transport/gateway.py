@@ -28,24 +28,24 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from ..embedded import EmbeddedServer
 from ..errors import NotReplicated, QueueError, Refused, ServerFull, Unavailable
-from ..security.encryption import NO_KEYS, Sealer
+from ..security.encryption import NO_KEYS, Encryptor
 from .address import Address, Node
-from .blocking import Reader
+from .blocking import BlockingConnection
 from .clients import (
     COMMAND_TIMEOUT,
     async_client,
     check_server,
     is_read_only,
+    pipelined_connection,
     translated,
     was_not_executed,
-    wire_connection,
 )
-from .cluster import ClusterWire
-from .pipelining import Argument, ClientWire, Command, PipelinedWire, Wire
+from .cluster import ClusterConnection
+from .pipelining import Argument, ClientAdapter, Command, CommandConnection, PipelinedConnection
 from .replication import Replication, Replicator
 from .scripts import Script, loaded_scripts
 
-__all__ = ["BLOCK", "Argument", "Command", "Gateway", "Reader"]
+__all__ = ["BLOCK", "Argument", "BlockingConnection", "Command", "Gateway"]
 
 BLOCK: Final = 5.0
 """Seconds for which a blocking read waits on the server before it asks again."""
@@ -69,7 +69,7 @@ class Gateway:
         *,
         patience: float = 3.0,
         replication: Replication | None = None,
-        sealer: Sealer = NO_KEYS,
+        sealer: Encryptor = NO_KEYS,
     ) -> None:
         """`patience`: seconds for which a repeatable command is asked again before `Unavailable` is raised.
 
@@ -78,12 +78,12 @@ class Gateway:
         """
         self.address = address
         self.replication = replication or Replication()
-        self.sealer = sealer
+        self.encryptor = sealer
         self.patience = patience
         self._embedded = EmbeddedServer(address.directory) if address.directory is not None else None
         self._client: redis.asyncio.Redis | None = None
-        self._open_wire: Wire | None = None
-        self._cluster: ClusterWire | None = None
+        self._open_wire: CommandConnection | None = None
+        self._cluster: ClusterConnection | None = None
         self._replicator: Replicator | None = None
         self._borrowed = False
 
@@ -98,14 +98,14 @@ class Gateway:
         gateway = cls(Address("redis://borrowed"))
         client.response_callbacks.clear()
         gateway._client = client
-        gateway._open_wire = ClientWire(client)
+        gateway._open_wire = ClientAdapter(client)
         gateway._borrowed = True
         return gateway
 
     async def open(self) -> None:
         """Connect and check the server; `Unavailable` or `Refused` says what is wrong."""
         if self.clustered:
-            cluster = self._open_wire = self._cluster = ClusterWire(self.address, self._dial)
+            cluster = self._open_wire = self._cluster = ClusterConnection(self.address, self._dial)
             check: Callable[[], Awaitable[Any]] = cluster.open
         else:
             await self._join()
@@ -138,8 +138,8 @@ class Gateway:
             if self._embedded is not None:
                 await anyio.to_thread.run_sync(self._embedded.leave)
 
-    def _dial(self, node: Node | None) -> Wire:
-        return PipelinedWire(wire_connection(self.address, self.socket, node), COMMAND_TIMEOUT)
+    def _dial(self, node: Node | None) -> CommandConnection:
+        return PipelinedConnection(pipelined_connection(self.address, self.socket, node), COMMAND_TIMEOUT)
 
     async def _join(self) -> Path | None:
         if self._embedded is None:
@@ -220,12 +220,12 @@ class Gateway:
     def _replicated(self) -> Replicator:
         """Where replicated writes go. Raises `Unavailable` where the connection is not open."""
         wire = self._wire
-        if isinstance(wire, ClientWire):
+        if isinstance(wire, ClientAdapter):
             raise Refused("on a client that is somebody else's, replicas cannot be waited for")
         if self._replicator is None:
 
             def dial(node: Node | None) -> AbstractConnection:
-                return wire_connection(self.address, self.socket, node)
+                return pipelined_connection(self.address, self.socket, node)
 
             self._replicator = Replicator(self.address.shown, self.replication, dial, self._cluster)
         return self._replicator
@@ -267,7 +267,7 @@ class Gateway:
         return self._wire.submit(command)
 
     @property
-    def _wire(self) -> Wire:
+    def _wire(self) -> CommandConnection:
         if self._open_wire is None:
             raise Unavailable(
                 f"the connection to {self.address.shown} is not open: use 'async with' around what needs it"
@@ -298,7 +298,7 @@ class Gateway:
             raise  # somebody must make room, or mend a replica, which takes longer
         except Unavailable:
             if is_read_only(error) and self._open_wire is not None:
-                self._open_wire.renew()
+                self._open_wire.reconnect()
             if not again or time.monotonic() + delay > deadline or self._open_wire is None:
                 raise
         await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
@@ -306,11 +306,11 @@ class Gateway:
 
     # connections of their own
 
-    def reader(self, key: str | None = None) -> Reader:
+    def reader(self, key: str | None = None) -> BlockingConnection:
         """A connection for blocking reads. key: in a cluster, what is read; the connection follows it."""
         if self._cluster is not None and key is None:
             raise ValueError("in a cluster, a reader needs the key of what it will read")
-        return Reader(
+        return BlockingConnection(
             self.address.shown,
             self._dial_reader,
             self._unblock,
@@ -346,7 +346,7 @@ class Gateway:
                 with translated(self.address.shown):
                     return await _connected(async_client(self.address, None, connections=1, node=node).pubsub())
             except Unavailable as error:
-                self._cluster.lost(node)
+                self._cluster.mark_failed(node)
                 lost = error
         raise lost
 

@@ -22,7 +22,7 @@ from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import InvalidResponse, RedisError
 from redis.exceptions import TimeoutError as ReplyTimeout
 
-__all__ = ["Argument", "ClientWire", "Command", "PipelinedWire", "Wire"]
+__all__ = ["Argument", "ClientAdapter", "Command", "CommandConnection", "PipelinedConnection"]
 
 Argument = str | bytes | int | float
 Command = Sequence[Argument]
@@ -34,7 +34,7 @@ _MOST_UNANSWERED: Final = 4096
 """Commands that may wait for their replies at once: what is beyond stays in the outbox, where it can be taken back."""
 
 
-class Wire(Protocol):
+class CommandConnection(Protocol):
     """Where commands are submitted. The future gives the raw reply or raises the client library's error."""
 
     def submit(self, command: Command) -> asyncio.Future[Any]: ...
@@ -42,13 +42,13 @@ class Wire(Protocol):
     def flush(self) -> None:
         """Let what was submitted go out now, and not at the end of the tick."""
 
-    def renew(self) -> None:
+    def reconnect(self) -> None:
         """Let what is submitted from now on go out on a new connection: the server is not the one that is wanted."""
 
     async def close(self) -> None: ...
 
 
-class PipelinedWire:
+class PipelinedConnection:
     """Commands of many callers on one connection."""
 
     def __init__(self, connection: AbstractConnection, timeout: float) -> None:
@@ -60,7 +60,7 @@ class PipelinedWire:
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._outbox: list[tuple[bytes, asyncio.Future[Any]]] = []
-        self._line: _Line | None = None
+        self._line: _Transport | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._flushing = False
         self._closed = False
@@ -82,7 +82,7 @@ class PipelinedWire:
     def flush(self) -> None:
         self._send()
 
-    def renew(self) -> None:
+    def reconnect(self) -> None:
         if self._line is not None:
             self._line.drop(ConnectionLost("the server is not the one that is wanted any more"))
 
@@ -120,7 +120,7 @@ class PipelinedWire:
         try:
             async with asyncio.timeout(self._timeout):
                 await self._connection.connect()
-            self._line = _Line(self._connection, self._timeout, self._flush, self._lost)
+            self._line = _Transport(self._connection, self._timeout, self._flush, self._lost)
         except (RedisError, OSError) as error:
             await self._connection.disconnect(nowait=True)
             self._fail_outbox(
@@ -133,7 +133,7 @@ class PipelinedWire:
             self._connecting = None
         self._flush()
 
-    def _lost(self, line: _Line) -> None:
+    def _lost(self, line: _Transport) -> None:
         """The line has failed what it had sent; what waits in the outbox goes out on another."""
         if self._line is line:
             self._line = None
@@ -145,7 +145,7 @@ class PipelinedWire:
         _fail((future for _, future in waiting), error)
 
 
-class _Line(asyncio.Protocol):
+class _Transport(asyncio.Protocol):
     """A connection from the end of its handshake on, which is the client library's: its transport, taken over."""
 
     def __init__(
@@ -153,7 +153,7 @@ class _Line(asyncio.Protocol):
         connection: AbstractConnection,
         timeout: float,
         on_room: Callable[[], None],
-        on_lost: Callable[[_Line], None],
+        on_lost: Callable[[_Transport], None],
     ) -> None:
         """on_room: called when commands may be sent again. on_lost: called once, with the line, when it has ended."""
         self._connection = connection
@@ -260,7 +260,7 @@ def _fail(futures: Iterable[asyncio.Future[Any]], error: BaseException) -> None:
             future.set_exception(own)
 
 
-class ClientWire:
+class ClientAdapter:
     """Commands on a client that is there already, such as a fake one: one after another, in the order submitted."""
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
@@ -277,7 +277,7 @@ class ClientWire:
     def flush(self) -> None:
         """Nothing is held back."""
 
-    def renew(self) -> None:
+    def reconnect(self) -> None:
         """The client is its owner's to connect anew."""
 
     async def close(self) -> None:

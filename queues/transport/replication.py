@@ -30,7 +30,7 @@ from redis.exceptions import TimeoutError as ReplyTimeout
 from ..errors import NotReplicated
 from .address import Node
 from .clients import COMMAND_TIMEOUT, is_read_only
-from .cluster import ClusterWire, Pursuit, slot_of
+from .cluster import ClusterConnection, RedirectPolicy, slot_of
 from .pipelining import Command
 
 __all__ = ["Replicated", "Replication", "Replicator"]
@@ -72,7 +72,7 @@ class Replicator:
         shown: str,
         replication: Replication,
         dial: Callable[[Node | None], AbstractConnection],
-        cluster: ClusterWire | None,
+        cluster: ClusterConnection | None,
     ) -> None:
         """dial: makes a connection without timeouts, in a cluster to a node; it is connected when it is needed."""
         self._shown = shown
@@ -89,7 +89,7 @@ class Replicator:
         if self._cluster is None:
             return await self._to(None).submit(command, mark)
         cluster, slot = self._cluster, slot_of(command)
-        pursuit, node, asking = Pursuit(slot), cluster.serving(mark), False
+        pursuit, node, asking = RedirectPolicy(slot), cluster.serving(mark), False
         while True:
             error: Exception = ClusterDownError(f"no node serves {mark}")
             if asking:
@@ -101,7 +101,7 @@ class Replicator:
                 except ResponseError as refused:
                     error = refused
                 except (ConnectionLost, ReplyTimeout, OSError):
-                    cluster.lost(node)
+                    cluster.mark_failed(node)
                     raise
             await anyio.sleep(pursuit.pause(error))  # raises where it will not pass
             node, asking = await cluster.next_node(slot, node, error)

@@ -37,7 +37,15 @@ from redis.retry import Retry
 from ..errors import Refused
 from .address import Node
 
-__all__ = ["Replaced", "Sentinels", "cut_from", "cut_socket", "followed_async", "followed_sync", "replaced"]
+__all__ = [
+    "FailoverListener",
+    "Sentinels",
+    "abort_socket",
+    "abort_transport",
+    "failover_listener",
+    "followed_async",
+    "followed_sync",
+]
 
 _HEARING: Final = 1.0
 """Seconds of listening after which it is looked whether there is still a connection to cut."""
@@ -61,7 +69,7 @@ class Connection(Protocol):
     port: int
 
 
-class Replaced:
+class FailoverListener:
     """What was said of one service, and the connections that follow its primary."""
 
     def __init__(self, service: str, urls: Sequence[str]) -> None:
@@ -130,21 +138,21 @@ class Replaced:
 
 
 _LOCK = threading.Lock()
-_KNOWN: dict[tuple[str, tuple[str, ...]], Replaced] = {}
+_KNOWN: dict[tuple[str, tuple[str, ...]], FailoverListener] = {}
 
 
-def replaced(service: str, urls: Sequence[str]) -> Replaced:
+def failover_listener(service: str, urls: Sequence[str]) -> FailoverListener:
     """The one listener of this process for a service and its sentinels."""
     with _LOCK:
-        return _KNOWN.setdefault((service, tuple(urls)), Replaced(service, urls))
+        return _KNOWN.setdefault((service, tuple(urls)), FailoverListener(service, urls))
 
 
-def cut_from(loop: asyncio.AbstractEventLoop, transport: asyncio.WriteTransport) -> Callable[[], object]:
+def abort_transport(loop: asyncio.AbstractEventLoop, transport: asyncio.WriteTransport) -> Callable[[], object]:
     """What cuts a connection of an event loop from another thread."""
     return lambda: loop.call_soon_threadsafe(transport.abort)
 
 
-def cut_socket(found: socket.socket) -> Callable[[], object]:
+def abort_socket(found: socket.socket) -> Callable[[], object]:
     """What cuts a connection that a thread reads, from another thread; TLS has no say in it."""
     return lambda: socket.socket.shutdown(found, socket.SHUT_RDWR)
 
@@ -159,7 +167,7 @@ class Sentinels:
     def __init__(self, service: str, sentinels: list[tuple[Node, str]]) -> None:
         """sentinels: each with its plain URL."""
         self.service = service
-        self.replaced = replaced(service, [url for _, url in sentinels])
+        self.failover_listener = failover_listener(service, [url for _, url in sentinels])
         self._sentinels = sentinels
 
     def locate(self) -> Node:
@@ -185,7 +193,7 @@ class Sentinels:
                     "redis+cluster:// for a Redis Cluster"
                 ) from error
             else:
-                if found is not None and self.replaced.was(found):
+                if found is not None and self.failover_listener.was(found):
                     silent.append(f"{node}: it has not heard that {found} was replaced")
                 elif found is not None:
                     self._prefer(sentinel)
@@ -205,18 +213,18 @@ class Sentinels:
     def _prefer(self, sentinel: tuple[Node, str]) -> None:
         self._sentinels = [sentinel, *(other for other in self._sentinels if other is not sentinel)]
 
-    def distrust(self) -> None:
+    def rotate(self) -> None:
         """What the first sentinel said was wrong: ask another one first."""
         self._sentinels = [*self._sentinels[1:], *self._sentinels[:1]]
 
 
 def _check_role(sentinels: Sentinels, role: Any, host: str, port: int) -> None:
     if role[0] not in (b"master", "master"):
-        sentinels.distrust()
+        sentinels.rotate()
         raise ConnectionLost(f"{Node(host, port)} is not the primary of {sentinels.service!r} any more")
 
 
-class _Followed(redis.asyncio.Connection):
+class _SentinelConnection(redis.asyncio.Connection):
     """A connection to wherever the primary is when it is made."""
 
     def __init__(self, *, sentinels: Sentinels, **options: Any) -> None:
@@ -229,7 +237,9 @@ class _Followed(redis.asyncio.Connection):
 
     async def _greet(self, _: Any) -> None:
         if self._writer is not None:
-            self._primary.replaced.follow(self, cut_from(asyncio.get_running_loop(), self._writer.transport))
+            self._primary.failover_listener.follow(
+                self, abort_transport(asyncio.get_running_loop(), self._writer.transport)
+            )
         await self.on_connect()
         await self.send_command("ROLE", check_health=False)
         try:
@@ -239,11 +249,11 @@ class _Followed(redis.asyncio.Connection):
         _check_role(self._primary, role, self.host, int(self.port))
 
 
-class _FollowedTls(_Followed, redis.asyncio.SSLConnection):
+class _SentinelTlsConnection(_SentinelConnection, redis.asyncio.SSLConnection):
     """The same, encrypted."""
 
 
-class _SyncFollowed(redis.Connection):
+class _SyncSentinelConnection(redis.Connection):
     """The same for a thread that has no event loop."""
 
     def __init__(self, *, sentinels: Sentinels, **options: Any) -> None:
@@ -256,7 +266,7 @@ class _SyncFollowed(redis.Connection):
 
     def _greet(self, _: Any) -> None:
         found: Any = self._sock
-        self._primary.replaced.follow(self, cut_socket(found))
+        self._primary.failover_listener.follow(self, abort_socket(found))
         self.on_connect()  # type: ignore[no-untyped-call]
         self.send_command("ROLE", check_health=False)  # type: ignore[no-untyped-call]
         try:
@@ -266,15 +276,18 @@ class _SyncFollowed(redis.Connection):
         _check_role(self._primary, role, self.host, int(self.port))
 
 
-class _SyncFollowedTls(_SyncFollowed, redis.SSLConnection):
+class _SyncSentinelTlsConnection(_SyncSentinelConnection, redis.SSLConnection):
     """The same, encrypted."""
 
 
 def followed_async(sentinels: Sentinels, *, encrypted: bool) -> dict[str, Any]:
     """Options that make a pool of the asynchronous client connect to the primary."""
-    return {"connection_class": _FollowedTls if encrypted else _Followed, "sentinels": sentinels}
+    return {"connection_class": _SentinelTlsConnection if encrypted else _SentinelConnection, "sentinels": sentinels}
 
 
 def followed_sync(sentinels: Sentinels, *, encrypted: bool) -> dict[str, Any]:
     """The same for the synchronous client."""
-    return {"connection_class": _SyncFollowedTls if encrypted else _SyncFollowed, "sentinels": sentinels}
+    return {
+        "connection_class": _SyncSentinelTlsConnection if encrypted else _SyncSentinelConnection,
+        "sentinels": sentinels,
+    }

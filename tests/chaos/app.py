@@ -1,6 +1,6 @@
 """The application of the run: every kind of task there is, each telling the journal what it does.
 
-It is loaded by the workers of two versions, so it uses what both have. `perdure worker run chaos.app:app`.
+It is loaded by the workers of two versions, so it uses what both have. `perdure worker run tests.chaos.app:app`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ from typing import Any
 
 import anyio
 import perdure
-from perdure import App, Context, Happened, Retry, Snooze, current_step
+from perdure import App, Context, Retry, Snooze, current_step
 
 from .journal import SECOND
 from .kinds import KINDS
 from .telling import FOLDER, PEN, began, effect, made, running, stepped, told
+
+try:
+    from perdure import AlreadyDone
+except ImportError:  # workers of an earlier version load this module too
+    from perdure import Happened as AlreadyDone  # type: ignore[attr-defined, no-redef]
 
 app = App("chaos")
 
@@ -125,12 +130,12 @@ async def charge(inputs: list[str], pause: float) -> str:
     return token
 
 
-def find_charge(inputs: list[str], pause: float) -> Happened[str] | None:
+def find_charge(inputs: list[str], pause: float) -> AlreadyDone[str] | None:
     step = current_step()
     task, _, key = step.idempotency_key.partition(":")
     ledger = _ledger()
     PEN.note("verifies", task=task, run=running(), step=key, found=ledger.exists())
-    return Happened(ledger.read_text().splitlines()[0]) if ledger.exists() else None
+    return AlreadyDone(ledger.read_text().splitlines()[0]) if ledger.exists() else None
 
 
 def _ledger() -> Path:

@@ -106,7 +106,7 @@ class Observer:
 
     def _handle(self, task_id: str, queue: str, index: int) -> TaskHandle[Any]:
         partition = self._producer.namespace.partition(queue, index)
-        return TaskHandle(task_id, partition, self._producer.gateway, self._producer.news)
+        return TaskHandle(task_id, partition, self._producer.gateway, self._producer.notifications)
 
 
 async def _state(handle: TaskHandle[Any]) -> str:

@@ -1,7 +1,6 @@
 """A producer of the run: enqueues tasks of every kind, waits for their outcomes, cancels some.
 
-`python -m chaos.producer SEED RATE`. At SIGTERM it enqueues nothing more and goes on waiting; whoever started it ends
-it.
+`python -m tests.chaos.producer SEED RATE`. At SIGTERM it stops enqueuing and waits on; its parent ends it.
 """
 
 from __future__ import annotations

@@ -366,7 +366,7 @@ async def test_a_replay_begins_with_counters_at_zero_and_the_checkpoint(
     assert record.args == b'{"n":1}'
     again = await read_one(await worker(gateway, partition))
     history = await load_history(gateway, again, "x")
-    assert again.history
+    assert again.has_history
     assert (history.counters, history.done) == (Counters(), {"list": b"[1]"})
     assert Envelope.decode(again.fields[b"env"]).headers == {"trace": "7"}
 
@@ -395,7 +395,7 @@ async def test_a_fresh_replay_goes_on_nowhere_else(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:
     """The worker died again and again between handing on and its outcome; then somebody wants it done here."""
-    await write_entries(gateway, delivery, "x", [Entry(Kind.MOVED, "x.h1", b"x.h1")])
+    await write_entries(gateway, delivery, "x", [Entry(Kind.TRANSFERRED, "x.h1", b"x.h1")])
     await bury_as(gateway, delivery, "x")
     assert await replay(gateway, await letter_of(gateway, partition, "x"), Replay(fresh=True))
     sent = await producer.send_message("x", "hello")

@@ -17,9 +17,9 @@ from perdure.queues import (
     Producer,
     last_step,
     load_history,
-    note_alive,
     read_events,
     reschedule,
+    touch_step,
     write_entries,
 )
 from perdure.queues.transport.scripts import queue_script
@@ -68,7 +68,7 @@ async def test_a_dropped_step_leaves_nothing_and_others_stay(gateway: Gateway, d
     parts = [done("read/a"), Entry(Kind.INTENT, "read/b", b"1"), Entry(Kind.SAVED, "read/c", b"2"), done("read")]
     await write_entries(gateway, delivery, "x", parts)
     dropped = [Entry(Kind.DROP, key, b"") for key in ("read/a", "read/b", "read/c")]
-    await write_entries(gateway, delivery, "x", [Entry(Kind.MARK, "next", b"3"), *dropped])
+    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE_WITH_EVENT, "next", b"3"), *dropped])
     history = await load_history(gateway, await take_over(gateway, delivery), "x")
     assert (history.done, history.intents, history.saved) == ({"read": b"1", "next": b"3"}, {}, {})
 
@@ -144,7 +144,7 @@ async def test_what_is_dropped_with_what_it_is_a_part_of_is_logged_once(
 async def test_a_lost_reply_records_once(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     needs_one_server(gateway, "the line that loses replies stands before one server")
     async with lossy_gateway(gateway) as (lossy, line):
-        line.lose(queue_script("record").sha.encode())
+        line.lose(queue_script("write_checkpoint").sha.encode())
         await write_entries(lossy, delivery, "x", [done("list"), done("sum")])
         assert line.lost == 1
     assert [event.step for event in await read_events(gateway, partition, "x")] == ["list", "sum"]
@@ -183,7 +183,7 @@ async def test_a_write_hears_of_a_request_to_cancel(gateway: Gateway, producer: 
 async def test_a_note_says_which_step_lives(gateway: Gateway, producer: Producer, delivery: Delivery) -> None:
     handle = await producer.find("x")
     assert handle is not None
-    await note_alive(gateway, delivery, "x", "download")
+    await touch_step(gateway, delivery, "x", "download")
     record = await handle.record()
     now = int((await gateway.command("TIME"))[0]) * 1000
     assert record.step == "download"
@@ -195,7 +195,7 @@ async def test_a_note_says_which_step_lives(gateway: Gateway, producer: Producer
 async def test_a_run_that_ended_has_no_step_that_lives(
     gateway: Gateway, producer: Producer, delivery: Delivery, act: str
 ) -> None:
-    await note_alive(gateway, delivery, "x", "download")
+    await touch_step(gateway, delivery, "x", "download")
     await SETTLING[act](gateway, delivery, "x")
     handle = await producer.find("x")
     assert handle is not None

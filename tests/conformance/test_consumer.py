@@ -14,9 +14,9 @@ from perdure.queues import (
     Gateway,
     Leases,
     Namespace,
-    OneConnection,
     Partition,
     Producer,
+    SingleNodeReader,
     Unavailable,
     load_history,
     release,
@@ -49,7 +49,7 @@ BOUND = 10.0
 
 def blocking(gateway: Gateway, *partitions: Partition) -> Consumer:
     """A worker with a connection of its own, as the runtime has it. Its reader is to be closed."""
-    reading = OneConnection(gateway, gateway.reader(partitions[0].ready), "a")
+    reading = SingleNodeReader(gateway, gateway.reader(partitions[0].ready), "a")
     return Consumer(gateway, reading, partitions, "a", 60.0, Leases())
 
 
@@ -239,7 +239,7 @@ async def test_a_lease_that_has_passed_is_claimed_and_counted(
     await age(gateway, first, 61_000)
     second = await claim_one(b)
     assert (second.entry, second.worker, second.count, second.claimed) == (first.entry, "b", 2, True)
-    assert second.history
+    assert second.has_history
     assert second.fields == first.fields
     assert await places(gateway, partition, "x") == [PENDING]
 
@@ -330,7 +330,7 @@ async def test_what_another_took_before_the_count_was_read_is_not_ones_own(
 
     b = Consumer(
         Interrupted(gateway, steal),
-        OneConnection(gateway, SharedReader(gateway), "b"),
+        SingleNodeReader(gateway, SharedReader(gateway), "b"),
         [partition],
         "b",
         60.0,
@@ -368,7 +368,7 @@ async def test_a_lost_reply_to_a_claim_is_not_asked_again(
             await b.claim(partition, "0-0", 10)
         assert line.lost == 1
         assert await claim_all(b) == []
-        (adopted,) = await b.adopt(partition)
+        (adopted,) = await b.recover_own(partition)
     assert (ids([adopted]), adopted.count, adopted.claimed) == ([handle.id], 2, True)
 
 
@@ -385,7 +385,7 @@ async def test_what_a_lost_reply_brought_is_adopted(gateway: Gateway, partition:
             await a.read(1, block=None)
         assert line.lost == 1
         assert await read(a) == []
-        (adopted,) = await a.adopt(partition)
+        (adopted,) = await a.recover_own(partition)
         assert ids([adopted]) == [handle.id]
         history = await load_history(gateway, adopted, handle.id)
     assert (adopted.count, history.counters.crashes) == (1, 0)
@@ -400,13 +400,13 @@ async def test_only_what_is_its_own_and_not_in_its_table_is_adopted(
     held, missing = await read(a, 2)
     await read(await worker(gateway, partition, name="b"))
     leases.hold(Held(held, handles[0].id))
-    adopted = await a.adopt(partition)
+    adopted = await a.recover_own(partition)
     assert [one.entry for one in adopted] == [missing.entry]
     assert [one.fence for one in adopted] == [missing.fence]
 
 
 async def test_nothing_to_adopt(gateway: Gateway, partition: Partition) -> None:
-    assert await (await worker(gateway, partition)).adopt(partition) == []
+    assert await (await worker(gateway, partition)).recover_own(partition) == []
 
 
 # giving back by leaving
@@ -478,7 +478,7 @@ async def test_a_lost_reply_to_leaving_gives_back_once(
     async with lossy_gateway(gateway) as (lossy, line):
         a = await worker(lossy, partition)
         await read(a)
-        line.lose(queue_script("leave").sha.encode())
+        line.lose(queue_script("leave_group").sha.encode())
         await a.leave()
         assert line.lost == 1
     assert [(owner, count) for _, owner, _, count in await pending(gateway, partition)] == [(RELEASED, 0)]
@@ -498,7 +498,7 @@ async def idle(gateway: Gateway, partition: Partition, *names: str) -> Consumer:
 
 async def test_a_silent_name_that_holds_nothing_is_removed(gateway: Gateway, partition: Partition) -> None:
     b = await idle(gateway, partition, "a", "b")
-    assert await b.forget(partition, -1.0, present=["b"]) == 1
+    assert await b.remove_idle_consumers(partition, -1.0, present=["b"]) == 1
     assert await consumers(gateway, partition.ready) == {"b"}
     assert await consumers(gateway, partition.nudge) == {"b"}
 
@@ -506,7 +506,7 @@ async def test_a_silent_name_that_holds_nothing_is_removed(gateway: Gateway, par
 async def test_a_name_of_one_that_only_ever_heard_nudges_is_removed(gateway: Gateway, partition: Partition) -> None:
     b = await idle(gateway, partition, "a", "b")
     await gateway.command("XGROUP", "DELCONSUMER", partition.ready, GROUP, "a")
-    assert await b.forget(partition, -1.0, present=["b"]) == 1
+    assert await b.remove_idle_consumers(partition, -1.0, present=["b"]) == 1
     assert await consumers(gateway, partition.nudge) == {"b"}
 
 
@@ -518,7 +518,7 @@ async def test_a_name_that_holds_something_stays(
     delivery = await read_one(await worker(gateway, partition))
     b = await worker(gateway, partition, name="b")
     before = await dump(gateway, namespace)
-    assert await b.forget(partition, -1.0, present=[]) == 0
+    assert await b.remove_idle_consumers(partition, -1.0, present=[]) == 0
     assert await dump(gateway, namespace) == before
     assert await places(gateway, partition, "x") == [PENDING]
     assert (await take_over(gateway, delivery, "b")).count == 2
@@ -531,14 +531,14 @@ async def test_a_name_that_took_something_since_it_was_looked_at_stays(
     await producer.enqueue("t", task_id="x")
     await read_one(await worker(gateway, partition))
     keys = [partition.ready, partition.nudge]
-    assert await gateway.run(queue_script("forget"), keys, [GROUP, "a"]) == 0
+    assert await gateway.run(queue_script("remove_consumer"), keys, [GROUP, "a"]) == 0
     assert await places(gateway, partition, "x") == [PENDING]
 
 
 async def test_a_name_that_was_heard_of_lately_or_is_present_stays(gateway: Gateway, partition: Partition) -> None:
     b = await idle(gateway, partition, "a", "b")
-    assert await b.forget(partition, 3600.0, present=[]) == 0
-    assert await b.forget(partition, -1.0, present=["a", "b"]) == 0
+    assert await b.remove_idle_consumers(partition, 3600.0, present=[]) == 0
+    assert await b.remove_idle_consumers(partition, -1.0, present=["a", "b"]) == 0
     assert "a" in await consumers(gateway, partition.ready)
 
 
@@ -549,13 +549,13 @@ async def test_the_keeper_of_what_was_given_back_stays(
     a = await worker(gateway, partition)
     await release(gateway, await read_one(a), None, data=None)
     await claim_one(a)
-    assert await a.forget(partition, -1.0, present=["a"]) == 0
+    assert await a.remove_idle_consumers(partition, -1.0, present=["a"]) == 0
     assert RELEASED in await consumers(gateway, partition.ready)
 
 
 async def test_forgetting_where_nobody_ever_was(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
     a = await worker(gateway, partition)
-    assert await a.forget(namespace.partition("other"), -1.0, present=[]) == 0
+    assert await a.remove_idle_consumers(namespace.partition("other"), -1.0, present=[]) == 0
 
 
 # nudging

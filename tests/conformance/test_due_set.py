@@ -48,7 +48,7 @@ async def test_when_it_is_due_it_is_a_message(gateway: Gateway, partition: Parti
     record = await handle.record()
     assert (record.state, record.due_at, record.task, record.args) == (State.QUEUED, None, "t", b'{"n":1}')
     delivery = await read_one(await worker(gateway, partition))
-    assert delivery.history
+    assert delivery.has_history
     assert delivery.fields[b"args"] == b'{"n":1}'
     assert ids([delivery]) == ["x"]
 

@@ -9,9 +9,8 @@ import pytest
 from perdure.queues import (
     Counters,
     Envelope,
-    Form,
+    EnvelopeTemplate,
     Gateway,
-    Message,
     Namespace,
     Options,
     Partition,
@@ -19,6 +18,7 @@ from perdure.queues import (
     Producer,
     State,
     TaskHandle,
+    TaskMessage,
     TaskNotFound,
     succeed,
 )
@@ -30,8 +30,8 @@ from tests.support.lossy_proxy import lossy_gateway
 from tests.support.task_places import DUE, PENDING, READY, dump, places
 
 
-def message(task_id: str, arguments: bytes = b"{}") -> Message:
-    return Form("t").message(arguments, task_id=task_id)
+def message(task_id: str, arguments: bytes = b"{}") -> TaskMessage:
+    return EnvelopeTemplate("t").message(arguments, task_id=task_id)
 
 
 async def script_calls(gateway: Gateway) -> int:
@@ -52,7 +52,7 @@ async def test_a_task_is_one_message_and_one_record(gateway: Gateway, partition:
     assert (record.attempts, record.crashes, record.replays, record.worker) == (0, 0, 0, None)
     delivery = await read_one(await worker(gateway, partition))
     assert Envelope.decode(delivery.fields[b"env"]).options == Options(timeout=9.5, max_attempts=2)
-    assert not delivery.history
+    assert not delivery.has_history
 
 
 async def test_its_time_is_that_of_redis(gateway: Gateway, producer: Producer) -> None:
@@ -179,7 +179,7 @@ async def test_what_is_too_large_keeps_the_whole_batch_back(
 
 
 async def test_the_limit_itself_is_allowed(gateway: Gateway, namespace_name: str) -> None:
-    exactly = Form("t").message(b"{}")
+    exactly = EnvelopeTemplate("t").message(b"{}")
     size = len(exactly.envelope) + len(b"{}")
     async with Producer(namespace=namespace_name, gateway=gateway, payload_limit=size) as exact:
         await exact.send([exactly], queue="default")

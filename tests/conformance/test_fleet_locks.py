@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from perdure import App, Context, Settings
 from perdure.queues import (
-    Coverage,
     Gateway,
     Namespace,
     Partition,
+    PartitionAssignment,
     Producer,
     WorkerInfo,
     announce,
@@ -174,11 +174,11 @@ async def test_of_many_janitors_one_cleans_up(gateway: Gateway, namespace: Names
             cleaned.append(name)
             return 0
 
-        consumer.forget = forget
+        consumer.remove_idle_consumers = forget
         return Janitor(gateway, namespace, coverage, consumer, dead_letter_ttl=60.0, result_ttl=60.0, worker=name)
 
-    coverage = Coverage(gateway, namespace, [partition.queue], "w0", share=False)
-    await coverage.look()
+    coverage = PartitionAssignment(gateway, namespace, [partition.queue], "w0", share=False)
+    await coverage.refresh()
     await announce(gateway, namespace, INFO, ttl=30.0)
     crew = [janitor(await worker(gateway, partition, name=f"w{number}"), f"w{number}") for number in range(10)]
     await asyncio.gather(*(one.clean() for one in crew))

@@ -10,6 +10,7 @@ from perdure.deadletter import Evidence, Filter, Reason, Replay, bury, list_lett
 from perdure.queues import (
     Counters,
     Delivery,
+    Encryptor,
     Entry,
     Gateway,
     InboxFull,
@@ -19,7 +20,6 @@ from perdure.queues import (
     Partition,
     PayloadTooLarge,
     Producer,
-    Sealer,
     State,
     TaskEnded,
     TaskNotFound,
@@ -32,7 +32,7 @@ from perdure.queues import (
     succeed,
     write_entries,
 )
-from perdure.queues.security.encryption import is_sealed
+from perdure.queues.security.encryption import is_encrypted
 
 from tests.support.consumers import promote, read_one, take_over, worker
 
@@ -44,7 +44,7 @@ async def unread(gateway: Gateway, partition: Partition, task: str = "t") -> lis
 
 
 async def use(gateway: Gateway, delivery: Delivery, *numbers: int) -> None:
-    await write_entries(gateway, delivery, "t", [Entry(Kind.TAKEN, str(number), b"") for number in numbers])
+    await write_entries(gateway, delivery, "t", [Entry(Kind.CONSUMED, str(number), b"") for number in numbers])
 
 
 async def test_messages_are_kept_in_their_order_until_they_are_used(producer: Producer, partition: Partition) -> None:
@@ -57,7 +57,7 @@ async def test_messages_are_kept_in_their_order_until_they_are_used(producer: Pr
         ("t", 1, State.QUEUED),
         ("t", 2, State.QUEUED),
     ]
-    found = await handle.unread()
+    found = await handle.pending_messages()
     assert [(one.number, one.sender, one.content) for one in found] == [(1, "ada", "one"), (2, "bob", {"two": [2]})]
     seconds = int((await gateway.command("TIME"))[0])
     assert 0 <= seconds - found[0].at // 1000 <= 60
@@ -169,13 +169,13 @@ async def test_what_was_not_read_goes_along_with_a_task_that_is_handed_on(
     for _ in range(2):
         left = await inbox.forward_messages(gateway, partition, "t", there.partition, "next")
         assert [one.number for one in left] == [2], "which is broken"
-    assert [(one.id, one.sender, one.content) for one in await there.unread()] == [
+    assert [(one.id, one.sender, one.content) for one in await there.pending_messages()] == [
         ("m0", "ada", 0),
         ("m2", "ada", 2),
         ("m3", "ada", 3),
     ]
     delivery = await read_one(await worker(gateway, partition))
-    await write_entries(gateway, delivery, "t", [Entry(Kind.MOVED, "#handed", b"next")])
+    await write_entries(gateway, delivery, "t", [Entry(Kind.TRANSFERRED, "#handed", b"next")])
     with pytest.raises(InboxFull, match="next"):
         await handle.send("later")
     await gateway.command("HSET", partition.record("t"), "m:2", b"1 " + orjson.dumps(_MESSAGE), "m:3", "1 ?")
@@ -273,13 +273,13 @@ async def test_a_message_wakes_no_task_that_waits_for_something_else(producer: P
 async def test_messages_are_sealed(producer: Producer, partition: Partition) -> None:
     await producer.enqueue("t", task_id="t")
     gateway, key = producer.gateway, bytes(range(32))
-    gateway.sealer = Sealer([key])
+    gateway.encryptor = Encryptor([key])
     await send_message(gateway, partition, "t", "private", sender="ada")
     stored = await gateway.command("HGET", partition.record("t"), "m:1")
-    assert is_sealed(stored.partition(b" ")[2])
+    assert is_encrypted(stored.partition(b" ")[2])
     assert b"private" not in stored
     assert [one.content async for one in read_inbox(gateway, partition, "t")] == ["private"]
-    gateway.sealer = Sealer([bytes(32)])
+    gateway.encryptor = Encryptor([bytes(32)])
     (found,) = [one async for one in read_inbox(gateway, partition, "t")]
     assert found.problem is not None
     assert "the message of task t cannot be opened: sealed with key" in found.problem
@@ -298,7 +298,7 @@ async def test_what_is_taken_out_of_a_full_inbox_makes_room(
     assert (await handle.send(3)).number == 3
     with pytest.raises(InboxFull):
         await handle.send(4)
-    assert [one.content for one in await handle.unread()] == [2, 3]
+    assert [one.content for one in await handle.pending_messages()] == [2, 3]
 
 
 async def test_a_message_that_is_broken_hides_no_other(producer: Producer, partition: Partition) -> None:
@@ -306,13 +306,13 @@ async def test_a_message_that_is_broken_hides_no_other(producer: Producer, parti
     for number in range(1, 5):
         await handle.send(number)
     await producer.gateway.command("HSET", partition.record("t"), "m:2", b'1 {"id"', "m:3", b"\xff")
-    found = await handle.unread()
+    found = await handle.pending_messages()
     assert [one.content for one in found] == [1, None, None, 4]
     assert [one.problem is None for one in found] == [True, False, False, True]
     assert "problem" not in found[0].summary()
     assert await inbox.drop_message(producer.gateway, partition, "t", 2)
     assert not await inbox.drop_message(producer.gateway, partition, "t", 2)
-    assert [one.number for one in await handle.unread()] == [1, 3, 4]
+    assert [one.number for one in await handle.pending_messages()] == [1, 3, 4]
 
 
 async def test_a_long_inbox_is_read_page_by_page(producer: Producer, partition: Partition) -> None:

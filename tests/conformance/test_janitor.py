@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from perdure.queues import Consumer, Coverage, Gateway, Namespace, Partition, Producer, WorkerInfo, announce
+from perdure.queues import Consumer, Gateway, Namespace, Partition, PartitionAssignment, Producer, WorkerInfo, announce
 from perdure.queues.keys import GROUP
 from perdure.worker.runtime.maintenance import janitor as janitor_module
 from perdure.worker.runtime.maintenance.janitor import Janitor
@@ -26,8 +26,8 @@ async def announced(gateway: Gateway, namespace: Namespace, name: str, *, seen: 
 
 
 async def clean(gateway: Gateway, namespace: Namespace, partition: Partition, consumer: Consumer) -> None:
-    coverage = Coverage(gateway, namespace, [partition.queue], "me", share=False)
-    await coverage.look()
+    coverage = PartitionAssignment(gateway, namespace, [partition.queue], "me", share=False)
+    await coverage.refresh()
     await gateway.command("DEL", partition.cleaning)
     await Janitor(gateway, namespace, coverage, consumer, dead_letter_ttl=60.0, result_ttl=60.0, worker="me").clean()
 

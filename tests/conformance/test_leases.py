@@ -7,7 +7,17 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from perdure.queues import Address, Beat, Delivery, Gateway, Leases, Namespace, Partition, Producer, QueueError
+from perdure.queues import (
+    Address,
+    Delivery,
+    Gateway,
+    LeaseHeartbeat,
+    Leases,
+    Namespace,
+    Partition,
+    Producer,
+    QueueError,
+)
 from perdure.queues.keys import GROUP
 from perdure.queues.transport.scripts import queue_script
 
@@ -96,9 +106,9 @@ def test_an_old_delivery_does_not_drop_the_new_one_of_the_same_message(partition
 
 
 def test_a_delivery_has_history_when_it_was_claimed_or_ran_before(partition: Partition) -> None:
-    assert not Delivery(partition, b"1-1", "a", 1, {b"env": b""}).history
-    assert Delivery(partition, b"1-1", "a", 1, {b"env": b""}, claimed=True).history
-    assert Delivery(partition, b"1-1", "a", 1, {b"again": b"1"}).history
+    assert not Delivery(partition, b"1-1", "a", 1, {b"env": b""}).has_history
+    assert Delivery(partition, b"1-1", "a", 1, {b"env": b""}, claimed=True).has_history
+    assert Delivery(partition, b"1-1", "a", 1, {b"again": b"1"}).has_history
 
 
 # the script
@@ -108,7 +118,7 @@ async def renew(gateway: Gateway, name: str, *held: tuple[Delivery, str]) -> lis
     partition = held[0][0].partition
     keys = [partition.ready, *(partition.record(task_id) for _, task_id in held)]
     fences = [part for delivery, _ in held for part in (delivery.entry, delivery.count)]
-    answer: list[list[int]] = await gateway.run(queue_script("beat"), keys, [GROUP, name, *fences])
+    answer: list[list[int]] = await gateway.run(queue_script("renew_leases"), keys, [GROUP, name, *fences])
     return answer
 
 
@@ -156,28 +166,28 @@ async def test_a_beat_hears_of_requests_to_cancel(gateway: Gateway, partition: P
 
 
 @pytest.fixture
-def beats() -> Iterator[list[Beat]]:
-    started: list[Beat] = []
+def beats() -> Iterator[list[LeaseHeartbeat]]:
+    started: list[LeaseHeartbeat] = []
     yield started
     for beat in started:
         beat.stop()
 
 
 def begin(
-    beats: list[Beat],
+    beats: list[LeaseHeartbeat],
     gateway: Gateway,
     leases: Leases,
     on_trouble: Callable[[QueueError | None], None] = lambda error: None,
     address: Address | None = None,
-) -> Beat:
-    beat = Beat(address or gateway.address, None, "a", leases, LEASE, on_trouble)
+) -> LeaseHeartbeat:
+    beat = LeaseHeartbeat(address or gateway.address, None, "a", leases, LEASE, on_trouble)
     beats.append(beat)
     beat.start()
     return beat
 
 
 async def test_a_worker_that_beats_keeps_its_leases_and_hears_of_those_it_lost(
-    gateway: Gateway, partition: Partition, producer: Producer, beats: list[Beat]
+    gateway: Gateway, partition: Partition, producer: Producer, beats: list[LeaseHeartbeat]
 ) -> None:
     needs_server(gateway, "the beat has a connection of its own")
     await producer.enqueue_many("t", [{}] * 2)
@@ -194,7 +204,7 @@ async def test_a_worker_that_beats_keeps_its_leases_and_hears_of_those_it_lost(
 
 
 async def test_it_goes_on_while_the_event_loop_is_stuck(
-    gateway: Gateway, partition: Partition, producer: Producer, beats: list[Beat]
+    gateway: Gateway, partition: Partition, producer: Producer, beats: list[LeaseHeartbeat]
 ) -> None:
     needs_server(gateway, "the beat has a connection of its own")
     await producer.enqueue_many("t", [{}] * 2)
@@ -210,7 +220,7 @@ async def test_it_goes_on_while_the_event_loop_is_stuck(
 
 
 async def test_what_was_settled_since_is_not_lost(
-    gateway: Gateway, partition: Partition, producer: Producer, beats: list[Beat]
+    gateway: Gateway, partition: Partition, producer: Producer, beats: list[LeaseHeartbeat]
 ) -> None:
     """The table was read, then the delivery was settled and dropped, then the beat came to Redis."""
     needs_server(gateway, "the beat has a connection of its own")
@@ -232,7 +242,7 @@ async def test_what_was_settled_since_is_not_lost(
 
 
 async def test_a_request_to_cancel_reaches_the_run_by_the_beat(
-    gateway: Gateway, partition: Partition, producer: Producer, beats: list[Beat]
+    gateway: Gateway, partition: Partition, producer: Producer, beats: list[LeaseHeartbeat]
 ) -> None:
     needs_server(gateway, "the beat has a connection of its own")
     handle = await producer.enqueue("t", task_id="x")
@@ -246,7 +256,7 @@ async def test_a_request_to_cancel_reaches_the_run_by_the_beat(
 
 
 async def test_more_leases_than_one_call_renews(
-    gateway: Gateway, partition: Partition, producer: Producer, beats: list[Beat]
+    gateway: Gateway, partition: Partition, producer: Producer, beats: list[LeaseHeartbeat]
 ) -> None:
     needs_server(gateway, "the beat has a connection of its own")
     handles = await producer.enqueue_many("t", [{}] * 1_001)
@@ -265,7 +275,7 @@ async def test_more_leases_than_one_call_renews(
 
 
 async def test_a_script_that_the_server_forgot_is_sent_again(
-    gateway: Gateway, partition: Partition, producer: Producer, beats: list[Beat]
+    gateway: Gateway, partition: Partition, producer: Producer, beats: list[LeaseHeartbeat]
 ) -> None:
     needs_server(gateway, "the beat has a connection of its own")
     await producer.enqueue("t")
@@ -279,7 +289,7 @@ async def test_a_script_that_the_server_forgot_is_sent_again(
     assert trouble.times == 0
 
 
-async def test_trouble_is_told_and_so_is_its_end(partition: Partition, beats: list[Beat]) -> None:
+async def test_trouble_is_told_and_so_is_its_end(partition: Partition, beats: list[LeaseHeartbeat]) -> None:
     program = find_program(BUNDLED)
     if program is None:
         pytest.skip("no bundled redis-server here")
@@ -312,7 +322,7 @@ async def test_trouble_is_told_and_so_is_its_end(partition: Partition, beats: li
         server.stop()
 
 
-async def test_it_stops_when_told_to(gateway: Gateway, beats: list[Beat]) -> None:
+async def test_it_stops_when_told_to(gateway: Gateway, beats: list[LeaseHeartbeat]) -> None:
     needs_server(gateway, "the beat has a connection of its own")
     beat = begin(beats, gateway, Leases())
     beat.stop()

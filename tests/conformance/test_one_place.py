@@ -220,8 +220,8 @@ class Walk:
     async def look(self) -> str:
         """What must not change anything, at whatever moment."""
         one = self.dice.choice(self.crew)
-        await self.unchanged(lambda: one.adopt(self.partition))
-        await self.unchanged(lambda: one.forget(self.partition, -1.0, present=[]))
+        await self.unchanged(lambda: one.recover_own(self.partition))
+        await self.unchanged(lambda: one.remove_idle_consumers(self.partition, -1.0, present=[]))
         await self.unchanged(lambda: trim_letters(self.gateway, self.partition, 3600.0))
         return "look"
 

@@ -14,17 +14,17 @@ from perdure.queues import (
     Partition,
     Producer,
     State,
-    acquit,
+    clear_quarantined,
     list_queues,
     load_history,
+    quarantine,
     read_events,
     release,
     report_crash,
     reschedule,
-    set_aside,
     set_partitions,
     succeed,
-    take_suspect,
+    take_quarantined,
     write_entries,
 )
 from perdure.queues.delivery import quarantine_store
@@ -46,7 +46,7 @@ from tests.support.consumers import (
 
 async def take(gateway: Gateway, partition: Partition, name: str = "b") -> Delivery:
     """Take the next suspect; there must be one."""
-    found = await take_suspect(gateway, partition, name)
+    found = await take_quarantined(gateway, partition, name)
     assert found.delivery is not None
     return found.delivery
 
@@ -63,7 +63,7 @@ async def test_what_is_set_aside_is_nobodys_and_costs_nothing(
 ) -> None:
     handle = await producer.enqueue("t")
     delivery = await read_one(await worker(gateway, partition))
-    await set_aside(gateway, delivery, handle.id)
+    await quarantine(gateway, delivery, handle.id)
     assert [(owner, count) for _, owner, _, count in await pending(gateway, partition)] == [(SUSPECTS, 0)]
     assert (await handle.record()).state is State.QUEUED
     (queue,) = await list_queues(gateway, namespace)
@@ -80,11 +80,11 @@ async def test_setting_aside_twice_is_the_same_as_once(
     """The reply was lost, and the worker asks again."""
     await producer.enqueue("t", task_id="x")
     delivery = await read_one(await worker(gateway, partition))
-    await set_aside(gateway, delivery, "x")
-    await set_aside(gateway, delivery, "x")
+    await quarantine(gateway, delivery, "x")
+    await quarantine(gateway, delivery, "x")
     assert (await take(gateway, partition)).count == 1
     with pytest.raises(LeaseLost):
-        await set_aside(gateway, delivery, "x")
+        await quarantine(gateway, delivery, "x")
 
 
 async def test_another_workers_delivery_is_not_set_aside(
@@ -94,16 +94,16 @@ async def test_another_workers_delivery_is_not_set_aside(
     delivery = await read_one(await worker(gateway, partition))
     await take_over(gateway, delivery, "thief")
     with pytest.raises(LeaseLost):
-        await set_aside(gateway, delivery, "x")
+        await quarantine(gateway, delivery, "x")
     assert [owner for _, owner, _, _ in await pending(gateway, partition)] == ["thief"]
 
 
 async def test_setting_aside_wakes_a_worker(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     await producer.enqueue("t", task_id="x")
     a, b = await worker(gateway, partition), await worker(gateway, partition, name="b")
-    await set_aside(gateway, await read_one(a), "x")
+    await quarantine(gateway, await read_one(a), "x")
     heard = await b.read(5, block=None)
-    assert (heard.suspects, heard.claimable, heard.deliveries) == (True, False, [])
+    assert (heard.quarantined, heard.claimable, heard.deliveries) == (True, False, [])
 
 
 async def test_what_nobody_takes_is_claimed_once_a_lease_has_passed(
@@ -111,7 +111,7 @@ async def test_what_nobody_takes_is_claimed_once_a_lease_has_passed(
 ) -> None:
     await producer.enqueue("t", task_id="x")
     delivery = await read_one(await worker(gateway, partition))
-    await set_aside(gateway, delivery, "x")
+    await quarantine(gateway, delivery, "x")
     patient = await worker(gateway, partition, name="b")
     assert await claim_all(patient) == []
     idle = ("XCLAIM", partition.ready, GROUP, SUSPECTS, 0, delivery.entry, "IDLE", LONG_AGO, "RETRYCOUNT", 0, "JUSTID")
@@ -124,9 +124,9 @@ async def test_a_suspect_that_waits_can_be_cancelled(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     handle = await producer.enqueue("t")
-    await set_aside(gateway, await read_one(await worker(gateway, partition)), handle.id)
+    await quarantine(gateway, await read_one(await worker(gateway, partition)), handle.id)
     assert await handle.cancel() is State.CANCELLED
-    assert await take_suspect(gateway, partition, "b") == (None, False)
+    assert await take_quarantined(gateway, partition, "b") == (None, False)
 
 
 async def test_the_name_that_holds_them_is_never_removed(
@@ -134,9 +134,9 @@ async def test_the_name_that_holds_them_is_never_removed(
 ) -> None:
     await producer.enqueue("t", task_id="x")
     a = await worker(gateway, partition)
-    await set_aside(gateway, await read_one(a), "x")
+    await quarantine(gateway, await read_one(a), "x")
     await take(gateway, partition)
-    await a.forget(partition, -1.0, present=["a", "b"])
+    await a.remove_idle_consumers(partition, -1.0, present=["a", "b"])
     assert SUSPECTS in await consumers(gateway, partition.ready)
 
 
@@ -148,17 +148,17 @@ async def test_they_are_taken_one_by_one_in_their_order(
 ) -> None:
     handles = await producer.enqueue_many("t", [{}] * 3)
     for delivery, handle in zip(await read(await worker(gateway, partition), 3), handles, strict=True):
-        await set_aside(gateway, delivery, handle.id)
-    found = [await take_suspect(gateway, partition, name) for name in ("b", "c", "d", "e")]
+        await quarantine(gateway, delivery, handle.id)
+    found = [await take_quarantined(gateway, partition, name) for name in ("b", "c", "d", "e")]
     assert ids([one.delivery for one in found if one.delivery]) == [handle.id for handle in handles]
     assert [one.more for one in found] == [True, True, False, False]
 
 
 async def test_one_whose_reply_was_lost_is_adopted(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     handle = await producer.enqueue("t")
-    await set_aside(gateway, await read_one(await worker(gateway, partition)), handle.id)
+    await quarantine(gateway, await read_one(await worker(gateway, partition)), handle.id)
     await take(gateway, partition, "b")  # and it never hears of it
-    (adopted,) = await (await worker(gateway, partition, name="b")).adopt(partition)
+    (adopted,) = await (await worker(gateway, partition, name="b")).recover_own(partition)
     assert (adopted.worker, adopted.count) == ("b", 1)
 
 
@@ -168,15 +168,15 @@ async def test_a_suspect_whose_message_was_deleted_is_dropped(
     await producer.enqueue_many("t", [{}] * 2)
     gone, kept = await read(await worker(gateway, partition), 2)
     for delivery in (gone, kept):
-        await set_aside(gateway, delivery, "x")
+        await quarantine(gateway, delivery, "x")
     await gateway.command("XDEL", partition.ready, gone.entry)
-    assert await take_suspect(gateway, partition, "b") == (None, True)
+    assert await take_quarantined(gateway, partition, "b") == (None, True)
     assert (await take(gateway, partition)).entry == kept.entry
     assert len(await pending(gateway, partition)) == 1
 
 
 async def test_where_there_is_no_queue_there_is_no_suspect(gateway: Gateway, partition: Partition) -> None:
-    assert await take_suspect(gateway, partition, "b") == (None, False)
+    assert await take_quarantined(gateway, partition, "b") == (None, False)
 
 
 # reported
@@ -187,12 +187,14 @@ async def test_of_several_none_is_blamed(
 ) -> None:
     handles = await producer.enqueue_many("t", [{}] * 3)
     await read(await worker(gateway, partition, name="dead"), 3)
-    found = await report_crash(gateway, namespace, ["default"], "dead", how="SIGKILL", doing={handles[1].id: "parse"})
-    assert found.held == 3
+    found = await report_crash(
+        gateway, namespace, ["default"], "dead", exit_status="SIGKILL", steps={handles[1].id: "parse"}
+    )
+    assert found.deliveries == 3
     for number, handle in enumerate(handles):
         taken = await take(gateway, partition)
         history = await load_history(gateway, taken, handle.id)
-        assert (taken.count, history.suspect, history.blamed, history.counters.crashes) == (1, True, 0, 0)
+        assert (taken.count, history.quarantined, history.counted_crashes, history.counters.crashes) == (1, True, 0, 0)
         step = {"step": "parse"} if number == 1 else {}
         assert history.crash == {"how": "SIGKILL", "worker": "dead", "alone": False} | step
         assert await types(gateway, partition, handle.id) == ["crashed"]
@@ -204,12 +206,12 @@ async def test_who_was_alone_is_blamed_for_good(
     handle = await producer.enqueue("t")
     delivery = await read_one(await worker(gateway, partition, name="first"))
     for number, heir in enumerate(("second", "third"), start=1):
-        await report_crash(gateway, namespace, ["default"], delivery.worker, how="SIGSEGV", doing={})
+        await report_crash(gateway, namespace, ["default"], delivery.worker, exit_status="SIGSEGV", steps={})
         delivery = await take(gateway, partition, heir)
         history = await load_history(gateway, delivery, handle.id)
-        assert (history.suspect, history.blamed, history.counters.crashes) == (True, number, number)
-    await acquit(gateway, delivery, handle.id, crashes=2)
-    assert (await load_history(gateway, delivery, handle.id)).blamed == 2
+        assert (history.quarantined, history.counted_crashes, history.counters.crashes) == (True, number, number)
+    await clear_quarantined(gateway, delivery, handle.id, crashes=2)
+    assert (await load_history(gateway, delivery, handle.id)).counted_crashes == 2
 
 
 async def test_a_report_is_of_all_partitions_and_of_one_worker(
@@ -225,11 +227,11 @@ async def test_a_report_is_of_all_partitions_and_of_one_worker(
     assert place != partition
     await read_one(await worker(gateway, place, name="dead"))
     await read_one(await worker(gateway, place, name="other"))
-    found = await report_crash(gateway, namespace, ["default"], "dead", how="SIGKILL", doing={})
-    assert found.held == 2
+    found = await report_crash(gateway, namespace, ["default"], "dead", exit_status="SIGKILL", steps={})
+    assert found.deliveries == 2
     for where, handle in ((partition, first), (place, second)):
         delivery = await take(gateway, where)
-        assert (await load_history(gateway, delivery, handle.id)).blamed == 0
+        assert (await load_history(gateway, delivery, handle.id)).counted_crashes == 0
     assert [owner for _, owner, _, _ in await pending(gateway, third.partition)] == ["b", "other"]
     assert "dead" not in await consumers(gateway, partition.ready)
 
@@ -239,8 +241,12 @@ async def test_a_report_made_twice_finds_nothing_more(
 ) -> None:
     await producer.enqueue("t", task_id="x")
     await read_one(await worker(gateway, partition, name="dead"))
-    assert (await report_crash(gateway, namespace, ["default"], "dead", how="SIGKILL", doing={})).held == 1
-    assert (await report_crash(gateway, namespace, ["default"], "dead", how="SIGKILL", doing={})).held == 0
+    assert (
+        await report_crash(gateway, namespace, ["default"], "dead", exit_status="SIGKILL", steps={})
+    ).deliveries == 1
+    assert (
+        await report_crash(gateway, namespace, ["default"], "dead", exit_status="SIGKILL", steps={})
+    ).deliveries == 0
     assert await types(gateway, partition, "x") == ["crashed"]
 
 
@@ -250,7 +256,9 @@ async def test_what_was_settled_in_the_last_moment_is_not_touched(
     handle = await producer.enqueue("t")
     delivery = await read_one(await worker(gateway, partition, name="dead"))
     await succeed(gateway, delivery, handle.id, b"1", Counters(1), ran=0.0, ttl=60.0)
-    assert (await report_crash(gateway, namespace, ["default"], "dead", how="SIGKILL", doing={})).held == 0
+    assert (
+        await report_crash(gateway, namespace, ["default"], "dead", exit_status="SIGKILL", steps={})
+    ).deliveries == 0
     assert (await handle.record()).state is State.SUCCEEDED
 
 
@@ -274,13 +282,13 @@ async def test_an_unreadable_message_is_set_aside_and_leaves_no_record(
     a = await worker(gateway, partition, name="dead")
     entry = await gateway.command("XADD", partition.ready, "*", "env", b"\xff")
     await read_one(a)
-    await report_crash(gateway, namespace, ["default"], "dead", how="SIGKILL", doing={})
+    await report_crash(gateway, namespace, ["default"], "dead", exit_status="SIGKILL", steps={})
     assert (await take(gateway, partition)).entry == entry
     assert await gateway.command("EXISTS", partition.record(f"entry-{entry.decode()}")) == 0
 
 
 async def test_a_queue_that_nobody_used_has_nothing_to_report(gateway: Gateway, namespace: Namespace) -> None:
-    assert (await report_crash(gateway, namespace, ["never"], "dead", how="SIGKILL", doing={})).held == 0
+    assert (await report_crash(gateway, namespace, ["never"], "dead", exit_status="SIGKILL", steps={})).deliveries == 0
 
 
 # cleared
@@ -293,12 +301,12 @@ async def test_an_unseen_crash_is_excused_by_getting_further(
     await producer.enqueue("t", task_id="x")
     third = await take_over(gateway, await take_over(gateway, await read_one(await worker(gateway, partition))), "c")
     history = await load_history(gateway, third, "x")
-    assert (history.suspect, history.blamed, history.counters.crashes) == (True, 2, 2)
+    assert (history.quarantined, history.counted_crashes, history.counters.crashes) == (True, 2, 2)
     await write_entries(gateway, third, "x", [Entry(Kind.DONE, "s", b"1")])
-    await acquit(gateway, third, "x", history.counters.crashes)
-    await acquit(gateway, third, "x", history.counters.crashes)
+    await clear_quarantined(gateway, third, "x", history.counters.crashes)
+    await clear_quarantined(gateway, third, "x", history.counters.crashes)
     cleared = await load_history(gateway, third, "x")
-    assert (cleared.suspect, cleared.blamed, cleared.counters.crashes) == (False, 0, 2)
+    assert (cleared.quarantined, cleared.counted_crashes, cleared.counters.crashes) == (False, 0, 2)
     assert (await types(gateway, partition, "x")).count("cleared") == 1
 
 
@@ -307,7 +315,7 @@ async def test_who_has_lost_the_lease_clears_nobody(gateway: Gateway, partition:
     delivery = await read_one(await worker(gateway, partition))
     await take_over(gateway, delivery, "thief")
     with pytest.raises(LeaseLost):
-        await acquit(gateway, delivery, "x", 0)
+        await clear_quarantined(gateway, delivery, "x", 0)
 
 
 async def test_an_outcome_of_its_own_ends_the_suspicion(
@@ -315,7 +323,7 @@ async def test_an_outcome_of_its_own_ends_the_suspicion(
 ) -> None:
     handles = await producer.enqueue_many("t", [{}] * 2)
     await read(await worker(gateway, partition, name="dead"), 2)
-    await report_crash(gateway, namespace, ["default"], "dead", how="SIGKILL", doing={})
+    await report_crash(gateway, namespace, ["default"], "dead", exit_status="SIGKILL", steps={})
     one, other = await take(gateway, partition), await take(gateway, partition, "c")
     await reschedule(gateway, one, handles[0].id, Counters(1), delay=60, event="attempt_failed", data={})
     await reschedule(gateway, other, handles[1].id, Counters(), delay=60, event="crash_backoff", data={}, suspect=True)
@@ -328,8 +336,8 @@ async def test_a_suspect_that_is_handed_off_stays_one(
 ) -> None:
     handles = await producer.enqueue_many("t", [{}] * 2)
     await read(await worker(gateway, partition, name="dead"), 2)
-    await report_crash(gateway, namespace, ["default"], "dead", how="SIGKILL", doing={})
+    await report_crash(gateway, namespace, ["default"], "dead", exit_status="SIGKILL", steps={})
     await release(gateway, await take(gateway, partition), handles[0].id, data={})
     again = await claim_one(await worker(gateway, partition, name="c"))
     history = await load_history(gateway, again, handles[0].id)
-    assert (history.suspect, history.counters.crashes) == (True, 0)
+    assert (history.quarantined, history.counters.crashes) == (True, 0)

@@ -21,7 +21,7 @@ from perdure.queues import (
     present_workers,
     withdraw,
 )
-from perdure.worker.runtime.maintenance.registration import WINDOW, Rates
+from perdure.worker.runtime.maintenance.registration import WINDOW, SettleRate
 
 from tests.support.consumers import needs_server, read, read_one, worker
 from tests.support.workers import soon, until, working
@@ -48,7 +48,7 @@ class Clock:
 
 def test_a_rate_is_what_was_settled_in_the_window() -> None:
     clock, settled = Clock(), Counter[str]()
-    rates = Rates(settled, clock)
+    rates = SettleRate(settled, clock)
     for _ in range(100):
         clock.now += 5
         settled["fast"] += 50
@@ -59,7 +59,7 @@ def test_a_rate_is_what_was_settled_in_the_window() -> None:
 
 def test_a_young_worker_is_judged_by_its_life_so_far() -> None:
     clock, settled = Clock(), Counter[str]()
-    rates = Rates(settled, clock)
+    rates = SettleRate(settled, clock)
     assert rates.look() == {}
     clock.now, settled["q"] = 2.0, 40
     assert rates.look() == {"q": 20.0}
@@ -67,7 +67,7 @@ def test_a_young_worker_is_judged_by_its_life_so_far() -> None:
 
 def test_a_rate_ends_with_the_window_and_begins_anew() -> None:
     clock, settled = Clock(), Counter[str]()
-    rates = Rates(settled, clock)
+    rates = SettleRate(settled, clock)
     clock.now, settled["q"] = 5.0, 60
     assert rates.look() == {"q": 12.0}
     for _ in range(round(WINDOW / 5)):
@@ -82,7 +82,7 @@ def test_a_rate_ends_with_the_window_and_begins_anew() -> None:
 def test_looks_that_come_late_do_not_stretch_the_figure() -> None:
     """The loop was blocked for minutes: the rate is over the time that was counted, not over the window."""
     clock, settled = Clock(), Counter[str]()
-    rates = Rates(settled, clock)
+    rates = SettleRate(settled, clock)
     clock.now, settled["q"] = 300.0, 300
     assert rates.look() == {"q": 1.0}
 

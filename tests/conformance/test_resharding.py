@@ -11,13 +11,13 @@ import pytest
 from perdure.deadletter import Filter, Replay, list_letters, replay
 from perdure.queues import (
     Counters,
-    Coverage,
     Envelope,
-    Form,
+    EnvelopeTemplate,
     Gateway,
     Generation,
     Namespace,
     Partition,
+    PartitionAssignment,
     Producer,
     Refused,
     Route,
@@ -33,7 +33,7 @@ from perdure.queues import (
     set_partitions,
     succeed,
 )
-from perdure.queues.partitions.resharding import Standing, close, ensure_route, standing
+from perdure.queues.partitions.resharding import PartitionStatus, close_partition, partition_status, sync_route
 from perdure.queues.partitions.route import SINGLE, spread
 from perdure.queues.transport.gateway import Argument
 from perdure.queues.transport.scripts import Script, queue_script
@@ -60,10 +60,12 @@ async def lengths(gateway: Gateway, namespace: Namespace) -> list[int]:
     return [await gateway.command("XLEN", partition.ready) for partition in found]
 
 
-async def known_by(gateway: Gateway, namespace: Namespace, name: str = "a", *, share: bool = False) -> Coverage:
+async def known_by(
+    gateway: Gateway, namespace: Namespace, name: str = "a", *, share: bool = False
+) -> PartitionAssignment:
     """What a worker that has just come sees of the default queue."""
-    coverage = Coverage(gateway, namespace, ["default"], name, share=share)
-    await coverage.look()
+    coverage = PartitionAssignment(gateway, namespace, ["default"], name, share=share)
+    await coverage.refresh()
     return coverage
 
 
@@ -101,9 +103,9 @@ async def test_changes_at_once_never_share_an_index(gateway: Gateway, namespace:
     assert route is not None
     assert sorted(one.count for one in route.generations) == [1, 2, 3, 4, 5, 6, 7]
     assert list(route.indexes) == list(range(28))
-    for index in (index for one in route.former for index in one.indexes):
-        assert await standing(gateway, at(namespace, index)) >= Standing.CLOSED
-    assert await standing(gateway, at(namespace, route.last.first)) is Standing.OPEN
+    for index in (index for one in route.previous for index in one.indexes):
+        assert await partition_status(gateway, at(namespace, index)) >= PartitionStatus.CLOSED
+    assert await partition_status(gateway, at(namespace, route.last.first)) is PartitionStatus.OPEN
 
 
 async def test_a_route_of_a_newer_version_is_named(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
@@ -212,8 +214,8 @@ async def test_an_id_that_is_known_from_before_the_change_is_left_alone(
             assert (found.partition.index, (await found.record()).args) == (0, b'{"n":1}')
             found = await one.enqueue("t", {"n": 2}, task_id="order-8", key="k", delay=60)
             assert (found.partition.index, (await found.record()).args) == (0, b'{"n":1}')
-            named = Form("t").message(b"{}", task_id="order-7")
-            other = Form("t").message(b"{}", task_id="order-9")
+            named = EnvelopeTemplate("t").message(b"{}", task_id="order-7")
+            other = EnvelopeTemplate("t").message(b"{}", task_id="order-9")
             handles: list[TaskHandle[Any]] = await one.send([named, other], queue="default")
             assert [handle.partition.index for handle in handles] == [0, home("order-9", FOUR.last)]
     assert sum(await lengths(gateway, namespace)) == 2 + 1 + 1
@@ -280,16 +282,16 @@ async def test_a_server_that_was_emptied_is_told_the_route_by_whoever_knows_it(
     await set_partitions(gateway, namespace, "default", 4)
     coverage = await known_by(gateway, namespace)
     await gateway.command("DEL", at(namespace, 0).ready)
-    await coverage.look()
-    await coverage.look()
+    await coverage.refresh()
+    await coverage.refresh()
     assert indexes(coverage.served) == [1, 2, 3, 4]
     await gateway.pipeline([("DEL", namespace.queues), ("DEL", at(namespace, 0).closed)])
     async with Producer(namespace=namespace.name, gateway=gateway) as fresh:
         lonely = await fresh.enqueue("t")
         assert lonely.partition.index == 0
-    await coverage.look()
+    await coverage.refresh()
     assert await load_route(gateway, namespace, "default") == FOUR
-    assert await standing(gateway, at(namespace, 0)) is Standing.CLOSED
+    assert await partition_status(gateway, at(namespace, 0)) is PartitionStatus.CLOSED
     assert indexes(coverage.taken_from) == [0]
 
 
@@ -343,7 +345,9 @@ async def test_a_command_that_dies_at_any_line_harms_nothing(
     assert indexes(coverage.served) == list(route.indexes)
     assert indexes(coverage.taken_from) == [0, 1, 2]
     if changed:
-        assert [await standing(gateway, at(namespace, index)) for index in range(3)] == [Standing.CLOSED] * 3
+        assert [await partition_status(gateway, at(namespace, index)) for index in range(3)] == [
+            PartitionStatus.CLOSED
+        ] * 3
     after = [await producer.enqueue("t", key=f"k{number}") for number in range(9)]
     order = await taken_in_order(gateway, namespace, coverage)
     for one, other, last in zip(before, between, after, strict=True):
@@ -351,7 +355,7 @@ async def test_a_command_that_dies_at_any_line_harms_nothing(
     assert len(order) == 27
 
 
-async def taken_in_order(gateway: Gateway, namespace: Namespace, coverage: Coverage) -> list[str]:
+async def taken_in_order(gateway: Gateway, namespace: Namespace, coverage: PartitionAssignment) -> list[str]:
     """All that a worker takes, in the order in which it does."""
     taken: list[str] = []
     a = await worker(gateway, *coverage.served)
@@ -360,7 +364,7 @@ async def taken_in_order(gateway: Gateway, namespace: Namespace, coverage: Cover
         found = ids(await read(a, 2))
         taken += found
         before = coverage.taken_from
-        await coverage.look()
+        await coverage.refresh()
         await a.assign(coverage.taken_from, coverage.served)
         if not found and before == coverage.taken_from:
             return taken
@@ -379,14 +383,14 @@ async def test_the_next_generation_waits_until_the_former_is_drained(
     coverage = await known_by(gateway, namespace)
     assert (indexes(coverage.taken_from), indexes(coverage.served), coverage.changing) == ([0], [0, 1, 2], True)
     await handles[1].cancel()
-    await coverage.look()
+    await coverage.refresh()
     assert indexes(coverage.taken_from) == [0]
     (last,) = await read(a, 5)
-    await coverage.look()
+    await coverage.refresh()
     assert (indexes(coverage.taken_from), coverage.changing) == ([0, 1, 2], False)
     for delivery, handle in ((first, handles[0]), (last, handles[2])):
         await succeed(gateway, delivery, handle.id, b"null", Counters(), ran=0, ttl=60)
-    await coverage.look()
+    await coverage.refresh()
     assert (indexes(coverage.taken_from), indexes(coverage.served)) == ([1, 2], [1, 2])
 
 
@@ -419,7 +423,7 @@ async def test_a_delayed_task_keeps_its_partition_until_it_has_run(
     await promote_due(gateway, later.partition)
     a = await worker(gateway, later.partition)
     await succeed(gateway, await read_one(a), later.id, b"42", Counters(), ran=0, ttl=60)
-    await coverage.look()
+    await coverage.refresh()
     assert indexes(coverage.served) == [1, 2]
     assert await find_task(gateway, namespace, later.id) == later.partition
 
@@ -428,27 +432,27 @@ async def test_a_nudge_tells_a_worker_of_the_change(gateway: Gateway, namespace:
     await producer.enqueue("t")
     a = await worker(gateway, at(namespace, 0))
     await set_partitions(gateway, namespace, "default", 2)
-    assert (await a.read(5, block=None)).rerouted
+    assert (await a.read(5, block=None)).route_changed
 
 
 async def test_closing_twice_changes_nothing(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
     await producer.enqueue("t")
     await set_partitions(gateway, namespace, "default", 2)
     before = await gateway.command("HGETALL", at(namespace, 0).closed)
-    await close(gateway, at(namespace, 0), SINGLE)
+    await close_partition(gateway, at(namespace, 0), SINGLE)
     assert await gateway.command("HGETALL", at(namespace, 0).closed) == before
 
 
 async def test_what_a_producer_of_a_former_version_puts_into_a_closed_partition_is_found(
     gateway: Gateway, namespace: Namespace
 ) -> None:
-    await ensure_route(gateway, namespace, "default")
+    await sync_route(gateway, namespace, "default")
     await set_partitions(gateway, namespace, "default", 2)
     coverage = await known_by(gateway, namespace)
-    await coverage.look()
+    await coverage.refresh()
     assert indexes(coverage.taken_from) == [1, 2]
     await gateway.command("XADD", at(namespace, 0).ready, "*", "env", "{}")
-    await coverage.look()
+    await coverage.refresh()
     assert indexes(coverage.taken_from) == [0, 1, 2]
 
 
@@ -460,7 +464,7 @@ async def test_a_generation_that_held_nothing_for_long_is_retired(
 ) -> None:
     handle = await producer.enqueue("t")
     route = await set_partitions(gateway, namespace, "default", 2)
-    partition, gone = at(namespace, 0), route.former[0]
+    partition, gone = at(namespace, 0), route.previous[0]
 
     async def retire(kept: float) -> bool:
         return await retire_generation(gateway, namespace, "default", route, gone, kept)
@@ -482,10 +486,10 @@ async def test_a_generation_that_held_nothing_for_long_is_retired(
 async def test_a_generation_is_not_retired_from_a_route_that_has_changed(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
-    await ensure_route(gateway, namespace, "default")
+    await sync_route(gateway, namespace, "default")
     route = await set_partitions(gateway, namespace, "default", 2)
     longer = await set_partitions(gateway, namespace, "default", 3)
-    assert not await retire_generation(gateway, namespace, "default", route, route.former[0], 0)
+    assert not await retire_generation(gateway, namespace, "default", route, route.previous[0], 0)
     assert await load_route(gateway, namespace, "default") == longer
 
 
@@ -498,10 +502,10 @@ async def test_a_dead_letter_keeps_its_partition_and_is_taken_up_when_it_is_repl
     coverage = await known_by(gateway, namespace)
     assert indexes(coverage.taken_from) == [1, 2]
     assert indexes(coverage.known) == [0, 1, 2]
-    assert not await retire_generation(gateway, namespace, "default", route, route.former[0], 0)
+    assert not await retire_generation(gateway, namespace, "default", route, route.previous[0], 0)
     (letter,) = [one async for one in list_letters(gateway, coverage.known, Filter())]
     assert await replay(gateway, letter, Replay())
-    await coverage.look()
+    await coverage.refresh()
     assert indexes(coverage.taken_from) == [0, 1, 2]
     a = await worker(gateway, *coverage.taken_from, name="b")
     assert ids(await read(a)) == [handle.id]
@@ -514,18 +518,18 @@ async def test_workers_that_share_divide_the_partitions_and_inherit(gateway: Gat
     await set_partitions(gateway, namespace, "default", 12)
     crew = {name: await known_by(gateway, namespace, name, share=True) for name in ("a", "b", "c")}
     for coverage in crew.values():
-        await coverage.look()
+        await coverage.refresh()
     taken = [index for coverage in crew.values() for index in indexes(coverage.taken_from)]
     assert sorted(taken) == sorted([*range(12), *range(12)])
     gone = crew.pop("b")
     await gone.leave()
-    await gone.look()  # while it finishes what it does
+    await gone.refresh()  # while it finishes what it does
     assert b"b" not in await gateway.command("ZRANGE", namespace.sharing("default"), 0, -1)
     for coverage in crew.values():
-        await coverage.look()
+        await coverage.refresh()
         assert indexes(coverage.taken_from) == list(range(12))
     await gateway.command("ZADD", namespace.sharing("default"), 1, "c")  # it fell silent long ago
-    await crew["a"].look()
+    await crew["a"].refresh()
     assert await gateway.command("ZRANGE", namespace.sharing("default"), 0, -1) == [b"a"]
     assert 0 < await gateway.command("PTTL", namespace.sharing("default")) <= 15_000
 

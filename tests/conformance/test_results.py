@@ -33,7 +33,7 @@ from perdure.queues import (
     succeed,
     write_entries,
 )
-from perdure.queues.pubsub import News
+from perdure.queues.pubsub import TaskNotifications
 from perdure.queues.transport.scripts import queue_script
 
 from tests.support.consumers import (
@@ -135,7 +135,7 @@ async def test_who_waits_already_goes_on_waiting_while_the_server_is_away(
     assert asked
 
 
-class Meddling(News):
+class Meddling(TaskNotifications):
     """News by which something happens at the worst moment: just before, or just after, the subscription stands."""
 
     def __init__(
@@ -305,7 +305,7 @@ async def test_waiters_come_and_go_on_one_channel(
 
 
 async def test_an_unknown_task_is_not_waited_for(producer: Producer, partition: Partition, gateway: Gateway) -> None:
-    stranger: TaskHandle[Any] = TaskHandle("nobody", partition, gateway, producer.news)
+    stranger: TaskHandle[Any] = TaskHandle("nobody", partition, gateway, producer.notifications)
     for act in (stranger.result, stranger.status, stranger.cancel, stranger.record):
         with pytest.raises(TaskNotFound, match="nobody"):
             await act()
@@ -326,7 +326,9 @@ async def test_a_result_is_decoded_by_whoever_asks(
     gateway: Gateway, partition: Partition, producer: Producer, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
     await succeed(gateway, delivery, "x", b"[1,2]", Counters(1), ran=0, ttl=60)
-    typed: TaskHandle[int] = TaskHandle("x", partition, gateway, producer.news, lambda data: sum(orjson.loads(data)))
+    typed: TaskHandle[int] = TaskHandle(
+        "x", partition, gateway, producer.notifications, lambda data: sum(orjson.loads(data))
+    )
     assert await typed.result() == 3
 
 
@@ -375,7 +377,7 @@ async def test_waiting_begins_on_a_connection_that_was_killed_unnoticed(
     needs_server(gateway, "there is no connection to kill")
     handles = await producer.enqueue_many("t", [{}] * 10)
     deliveries = await read(await worker(gateway, partition), 10)
-    async with producer.news.listen(partition.record("somebody else")):
+    async with producer.notifications.listen(partition.record("somebody else")):
         for handle, delivery in zip(handles, deliveries, strict=True):
             await on_every_node(gateway, "CLIENT", "KILL", "TYPE", "pubsub")
             waiting = asyncio.create_task(handle.result())
@@ -391,7 +393,7 @@ async def test_a_subscription_stands_again_after_its_connection_was_killed(
     needs_server(gateway, "there is no connection to kill")
     names = [partition.record(f"x{number}") for number in range(20)]
     async with AsyncExitStack() as stack:
-        inboxes = [await stack.enter_async_context(producer.news.listen(name)) for name in names]
+        inboxes = [await stack.enter_async_context(producer.notifications.listen(name)) for name in names]
         for _ in range(3):
             await on_every_node(gateway, "CLIENT", "KILL", "TYPE", "pubsub")
             assert await channels(gateway, namespace) == []
@@ -408,7 +410,7 @@ async def test_what_was_published_while_the_connection_was_away_is_not_missed(
     """All connections die, the outcome comes before any of them is back."""
     needs_one_server(gateway, "the line that breaks stands before one server")
     async with lossy_gateway(gateway) as (lossy, line):
-        news = News(lossy)
+        news = TaskNotifications(lossy)
         watcher: TaskHandle[Any] = TaskHandle("x", partition, lossy, news)
         waiting = asyncio.create_task(watcher.result())
         await listeners(gateway, partition, "x")
@@ -426,7 +428,7 @@ async def test_what_was_published_while_the_subscription_was_being_renewed_is_no
     """The new connection is there, the subscription on its way: the outcome comes first."""
     needs_one_server(gateway, "the line that breaks stands before one server")
     async with lossy_gateway(gateway) as (lossy, line):
-        news = News(lossy)
+        news = TaskNotifications(lossy)
         watcher: TaskHandle[Any] = TaskHandle("x", partition, gateway, news)
         waiting = asyncio.create_task(watcher.result())
         await listeners(gateway, partition, "x")
@@ -443,7 +445,7 @@ async def test_what_was_published_while_the_subscription_was_being_renewed_is_no
             await news.close()
 
 
-async def hear(news: News, channel: str) -> bytes:
+async def hear(news: TaskNotifications, channel: str) -> bytes:
     async with news.listen(channel) as inbox:
         return await inbox.get()
 
@@ -453,7 +455,7 @@ async def test_a_subscription_that_failed_does_not_stand_in_the_way_of_the_next(
 ) -> None:
     needs_one_server(gateway, "the line that breaks stands before one server")
     async with lossy_gateway(gateway) as (lossy, line):
-        news = News(lossy)
+        news = TaskNotifications(lossy)
         watcher: TaskHandle[Any] = TaskHandle("x", partition, gateway, news)
         try:
             line.accepted.clear()
@@ -478,7 +480,7 @@ async def test_waiting_begins_while_the_server_is_away(
 ) -> None:
     needs_one_server(gateway, "the line that breaks stands before one server")
     async with lossy_gateway(gateway) as (lossy, line):
-        news = News(lossy)
+        news = TaskNotifications(lossy)
         watcher: TaskHandle[Any] = TaskHandle("x", partition, lossy, news)
         async with line.down():
             waiting = [asyncio.create_task(watcher.result()) for _ in range(5)]
@@ -599,7 +601,7 @@ async def test_a_lost_reply_cancels_once(
 ) -> None:
     needs_one_server(gateway, "the line that loses replies stands before one server")
     async with lossy_gateway(gateway) as (lossy, line):
-        far: TaskHandle[Any] = TaskHandle("x", partition, lossy, producer.news)
+        far: TaskHandle[Any] = TaskHandle("x", partition, lossy, producer.notifications)
         line.lose(queue_script("cancel").sha.encode())
         assert await far.cancel() is State.CANCELLED
         assert line.lost == 1

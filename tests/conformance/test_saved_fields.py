@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from perdure.queues import Gateway, Namespace, Partition, deployment_id, saved_fields, saved_fields_of_all
-from perdure.queues.partitions.resharding import ensure_route
+from perdure.queues import Gateway, Namespace, Partition, checkpoint_fields, checkpoint_fields_of_all, deployment_id
+from perdure.queues.partitions.resharding import sync_route
 
 
 async def checkpoint(gateway: Gateway, partition: Partition, task_id: str, **fields: str) -> None:
@@ -15,14 +15,16 @@ async def checkpoint(gateway: Gateway, partition: Partition, task_id: str, **fie
 
 
 async def test_fields_of_one_task_and_of_all(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
-    await ensure_route(gateway, namespace, partition.queue)
+    await sync_route(gateway, namespace, partition.queue)
     many = {f"s_a:{number}": str(number) for number in range(1200)}  # more than a page, and no small hash
     await checkpoint(gateway, partition, "many", **many, **{f"d_{number}": "x" for number in range(100)})
     await checkpoint(gateway, partition, "one", s_a="whole", s_b="other", d_a="result", i_a="intent")
     await checkpoint(gateway, partition, "none", d_a="result")
-    assert await saved_fields(gateway, partition, "one", "a") == {"a": b"whole"}
-    assert await saved_fields(gateway, partition, "nobody", "a") == {}
-    found = {task_id: (where, saved) async for where, task_id, saved in saved_fields_of_all(gateway, namespace, "a")}
+    assert await checkpoint_fields(gateway, partition, "one", "a") == {"a": b"whole"}
+    assert await checkpoint_fields(gateway, partition, "nobody", "a") == {}
+    found = {
+        task_id: (where, saved) async for where, task_id, saved in checkpoint_fields_of_all(gateway, namespace, "a")
+    }
     assert {where for where, _ in found.values()} == {partition}
     assert {task_id: len(saved) for task_id, (_, saved) in found.items()} == {"many": 1200, "one": 1, "none": 0}
     assert found["many"][1]["a:7"] == b"7"

@@ -18,7 +18,7 @@ from perdure.deadletter import Filter, Replay, list_letters, purge, replay
 from perdure.queues import (
     Address,
     Envelope,
-    Form,
+    EnvelopeTemplate,
     Gateway,
     Namespace,
     Producer,
@@ -29,28 +29,28 @@ from perdure.queues import (
     SupervisorInfo,
     TaskHandle,
     WorkerInfo,
-    acquit,
     announce,
+    clear_quarantined,
     count_crash,
+    enqueue_successor,
     find_task,
-    hand_on,
     list_workers,
     load_script,
     promote_due,
-    read_origin,
+    quarantine,
+    read_task_input,
     release,
     report_crash,
     resume_supervisor,
     retire_generation,
-    set_aside,
     set_partitions,
     store_fork,
     supervise,
-    take_suspect,
+    take_quarantined,
 )
 from perdure.queues.keys import GROUP
-from perdure.queues.partitions.assignment import share_queue
-from perdure.queues.partitions.resharding import Standing, standing
+from perdure.queues.partitions.assignment import join_group
+from perdure.queues.partitions.resharding import PartitionStatus, partition_status
 from perdure.queues.transport.gateway import Argument
 from perdure.queues.transport.scripts import loaded_scripts, queue_script
 
@@ -171,9 +171,11 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         await make_due(gateway, partition, "later")
         assert (await promote_due(gateway, partition))[0] == 1
         assert await later.cancel() is State.CANCELLED
-        again: TaskHandle[Any] = await producer.send_anew(Form("t").message(b"{}", task_id="later"), queue="default")
+        again: TaskHandle[Any] = await producer.enqueue_fresh(
+            EnvelopeTemplate("t").message(b"{}", task_id="later"), queue="default"
+        )
         assert await again.cancel() is State.CANCELLED
-        origin = await read_origin(gateway, partition, "later")
+        origin = await read_task_input(gateway, partition, "later")
         copied: dict[str, Any] = {
             "at": "later 0-0",
             "arguments": b"{}",
@@ -186,30 +188,30 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert forked is not None
         assert await forked.cancel() is State.CANCELLED
         following = Successor(Envelope(id="next", task="t"), "default", b"{}", ("#received", b"{}"), "later token")
-        assert await hand_on(gateway, namespace, following) == partition
+        assert await enqueue_successor(gateway, namespace, following) == partition
         assert await (await known(producer, "next")).cancel() is State.CANCELLED
         dropped, kept = [one async for one in list_letters(gateway, [partition], Filter())]
         assert await replay(gateway, kept, Replay())
         assert await purge(gateway, dropped)
         await release(gateway, await read_one(a), None, data=None)
         await gateway.command("XGROUP", "CREATECONSUMER", partition.ready, GROUP, "gone")
-        assert await a.forget(partition, -1.0, present=["a"]) == 1
+        assert await a.remove_idle_consumers(partition, -1.0, present=["a"]) == 1
         await producer.enqueue("t", task_id="suspect")
-        await set_aside(gateway, await read_one(a), "suspect")
-        suspect = await take_suspect(gateway, partition, "a")
+        await quarantine(gateway, await read_one(a), "suspect")
+        suspect = await take_quarantined(gateway, partition, "a")
         assert suspect.delivery is not None
-        await acquit(gateway, suspect.delivery, "suspect", crashes=0)
-        found = await report_crash(gateway, namespace, ["default"], "a", how="SIGKILL", doing={})
-        assert found.held == 1
+        await clear_quarantined(gateway, suspect.delivery, "suspect", crashes=0)
+        found = await report_crash(gateway, namespace, ["default"], "a", exit_status="SIGKILL", steps={})
+        assert found.deliveries == 1
         await supervise(gateway, namespace, SupervisorInfo(id="s", name="s", window=60.0), ttl=15)
         assert (await count_crash(gateway, namespace, "s", "a", why="", threshold=0, window=60)).paused
         assert await resume_supervisor(gateway, namespace, "s")
         await a.leave()
         assert "a" not in await consumers(gateway, partition.ready)
     route = await set_partitions(gateway, namespace, "default", 2)
-    assert await standing(gateway, partition) is Standing.DRAINED
-    assert not await retire_generation(gateway, namespace, "default", route, route.former[0], kept=60)
-    assert await share_queue(gateway, namespace, "default", "a", ttl=60) == {"a"}
+    assert await partition_status(gateway, partition) is PartitionStatus.DRAINED
+    assert not await retire_generation(gateway, namespace, "default", route, route.previous[0], kept=60)
+    assert await join_group(gateway, namespace, "default", "a", ttl=60) == {"a"}
     info = WorkerInfo("a", "x", "h", 7, "0.1", ("default",), concurrency=8, in_flight=3, started=0)
     await announce(gateway, namespace, info, ttl=60)
     assert [one.id for one in await list_workers(gateway, namespace)] == ["a"]
@@ -223,7 +225,7 @@ async def test_each_survives_a_server_that_forgot_it(gateway: Gateway, namespace
         await live(forgetful, namespace)
     finally:
         await forgetful.close()
-    assert forgetful.called == {path.stem for path in SCRIPTS} - PRELUDES - {"beat", "suspect"}
+    assert forgetful.called == {path.stem for path in SCRIPTS} - PRELUDES - {"renew_leases", "take_quarantined"}
 
 
 @pytest.mark.parametrize("kind", [BUNDLED, SYSTEM])

@@ -359,7 +359,7 @@ async def test_what_is_released_is_taken_by_another_at_once_and_costs_nothing(
     await release(gateway, delivery, "x", data={"why": "shutdown"})
     assert [(owner, count) for _, owner, _, count in await pending(gateway, partition)] == [(RELEASED, 0)]
     second = await claim_one(await worker(gateway, partition, name="b", lease=7 * 24 * 3600.0))
-    assert (second.entry, second.worker, second.count, second.history) == (delivery.entry, "b", 1, True)
+    assert (second.entry, second.worker, second.count, second.has_history) == (delivery.entry, "b", 1, True)
     assert (await load_history(gateway, second, "x")).counters == Counters()
 
 

@@ -13,8 +13,8 @@ from perdure.queues import (
     Partition,
     Producer,
     Successor,
-    hand_on,
-    read_trail,
+    enqueue_successor,
+    read_log_tail,
     set_partitions,
     write_entries,
 )
@@ -28,11 +28,11 @@ def successor(task_id: str, source: str = "first token") -> Successor:
 
 async def test_it_is_stored_once_with_its_handoff(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
     for _ in range(2):
-        assert await hand_on(gateway, namespace, successor("first.h1")) == partition
+        assert await enqueue_successor(gateway, namespace, successor("first.h1")) == partition
     assert await gateway.command("XLEN", partition.ready) == 1
-    assert (await read_trail(gateway, partition, "first.h1")).saved == {"#received": b'{"v":1}'}
+    assert (await read_log_tail(gateway, partition, "first.h1")).saved == {"#received": b'{"v":1}'}
     delivery = await read_one(await worker(gateway, partition))
-    assert delivery.history
+    assert delivery.has_history
     assert delivery.fields[b"args"] == b'{"n":1}'
 
 
@@ -42,7 +42,7 @@ async def test_another_tasks_id_is_refused_and_that_task_stays(
     handle = await producer.enqueue("other", {"a": 1}, task_id="first.h1")
     for source in ("first token", "first another"):
         with pytest.raises(HandOffRefused, match=r"first\.h1, as which it would go on, is another task"):
-            await hand_on(gateway, namespace, successor("first.h1", source))
+            await enqueue_successor(gateway, namespace, successor("first.h1", source))
     assert (await handle.record()).task == "other"
     assert await gateway.command("EXISTS", partition.steps("first.h1")) == 0
 
@@ -50,10 +50,10 @@ async def test_another_tasks_id_is_refused_and_that_task_stays(
 async def test_it_is_found_where_it_was_stored_before_the_queue_was_spread(
     gateway: Gateway, namespace: Namespace, partition: Partition
 ) -> None:
-    assert await hand_on(gateway, namespace, successor("known")) == partition
+    assert await enqueue_successor(gateway, namespace, successor("known")) == partition
     await set_partitions(gateway, namespace, "default", 2)
-    assert await hand_on(gateway, namespace, successor("known")) == partition
-    found = await hand_on(gateway, namespace, successor("new"))
+    assert await enqueue_successor(gateway, namespace, successor("known")) == partition
+    found = await enqueue_successor(gateway, namespace, successor("new"))
     assert found.index > 0
     assert await gateway.command("XLEN", partition.ready) == 1
 
@@ -71,7 +71,7 @@ async def test_a_trail_is_the_end_of_the_log_and_what_the_checkpoint_names(
         *(Entry(Kind.EVENT, "decided", b"%d" % number, b'{"choice":"a"}') for number in range(1, 6)),
     ]
     await write_entries(gateway, delivery, "x", entries)
-    trail = await read_trail(gateway, partition, "x", limit=3)
+    trail = await read_log_tail(gateway, partition, "x", limit=3)
     assert [event.number for event in trail.events] == [3, 4, 5]
     assert (trail.number, set(trail.done), set(trail.intents)) == (5, {"list"}, {"pay"})
     assert trail.saved == {"#state": b"{}"}

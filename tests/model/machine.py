@@ -23,28 +23,28 @@ from perdure.queues import (
     Kind,
     LeaseLost,
     Leases,
-    Message,
     Namespace,
     State,
     TaskHandle,
+    TaskMessage,
     TaskNotFound,
     cancelled,
     load_history,
-    note_alive,
     park,
     promote_due,
     read_record,
     release,
     reschedule,
     succeed,
+    touch_step,
     write_entries,
 )
-from perdure.queues.delivery.quarantine_store import acquit, report_crash, set_aside, take_suspect
-from perdure.queues.enqueueing import Sending
+from perdure.queues.delivery.quarantine_store import clear_quarantined, quarantine, report_crash, take_quarantined
+from perdure.queues.enqueueing import BatchEnqueuer
 from perdure.queues.keys import GROUP, RELEASED, SUSPECTS, is_nobody
-from perdure.queues.partitions.assignment import share_queue
-from perdure.queues.partitions.resharding import close
-from perdure.queues.partitions.resharding import standing as standing_of
+from perdure.queues.partitions.assignment import join_group
+from perdure.queues.partitions.resharding import close_partition
+from perdure.queues.partitions.resharding import partition_status as standing_of
 from perdure.queues.partitions.route import SINGLE
 from perdure.queues.transport.scripts import queue_script
 
@@ -218,13 +218,13 @@ class Queues(RuleBasedStateMachine):
     def held_by_workers(self) -> list[bytes]:
         return [one for one, pending in self.ledger.pending.items() if pending.owner != RELEASED]
 
-    def messages(self, some: list[str], headers: bool) -> list[Message]:
+    def messages(self, some: list[str], headers: bool) -> list[TaskMessage]:
         found = []
         for task in some:
             self.number += 1
             told = {"from": "here"} if headers else {}
             envelope = Envelope(id=task, task="t", headers=told).encode()
-            found.append(Message(task, envelope, orjson.dumps({"n": self.number}), None, True))
+            found.append(TaskMessage(task, envelope, orjson.dumps({"n": self.number}), None, True))
         return found
 
     def join(self, name: str) -> Consumer:
@@ -270,7 +270,7 @@ class Queues(RuleBasedStateMachine):
     @rule(some=st.lists(tasks, unique=True, min_size=1, max_size=3), delay=delays, headers=st.booleans())
     def enqueue(self, some: list[str], delay: int, headers: bool) -> None:
         messages = self.messages(some, headers)
-        sending: Any = Sending(self.ground.gateway, None, delay / 1000)  # type: ignore[arg-type]  # it goes one way
+        sending: Any = BatchEnqueuer(self.ground.gateway, None, delay / 1000)  # type: ignore[arg-type]  # it goes one way
         stored = [(one.id, one.envelope, one.arguments) for one in messages]
         for _ in range(2):  # the reply may be lost
             expected = self.ledger.schedule(delay, stored) if delay else self.ledger.enqueue(stored)
@@ -284,7 +284,9 @@ class Queues(RuleBasedStateMachine):
         given = (message.envelope, message.arguments, source, "s:#received", b"{}")
         for _ in range(2):
             expected = self.ledger.hand(task, *given)
-            self.same(self.ground.run(self.ground.gateway.run(queue_script("hand"), keys, given)), expected)
+            self.same(
+                self.ground.run(self.ground.gateway.run(queue_script("enqueue_successor"), keys, given)), expected
+            )
 
     @rule(task=tasks, source=st.sampled_from(["one 1-0", "one 2-0"]), kept=st.booleans())
     def fork(self, task: str, source: str, kept: bool) -> None:
@@ -296,7 +298,9 @@ class Queues(RuleBasedStateMachine):
         flat = [part for pair in fields.items() for part in pair]
         for _ in range(2):
             expected = self.ledger.fork(task, *given, fields)
-            self.same(self.ground.run(self.ground.gateway.run(queue_script("fork"), keys, [*given, *flat])), expected)
+            self.same(
+                self.ground.run(self.ground.gateway.run(queue_script("enqueue_fork"), keys, [*given, *flat])), expected
+            )
 
     def post_garbage(self, fields: dict[bytes, bytes]) -> None:
         flat = [part for pair in fields.items() for part in pair]
@@ -320,7 +324,7 @@ class Queues(RuleBasedStateMachine):
         taken = self.ground.run(self.join(name).read(most, block=None))
         expected, why = self.ledger.read(self.names[name], most)
         self.begin(name, taken.deliveries, expected, heard=heard)
-        told = (taken.claimable, taken.due, taken.rerouted, taken.suspects)
+        told = (taken.claimable, taken.due, taken.route_changed, taken.quarantined)
         heard_of = [one in why for one in (b"released", b"due", b"route", b"suspect")]
         agree(told, tuple(heard_of))
 
@@ -342,7 +346,7 @@ class Queues(RuleBasedStateMachine):
 
     @rule(name=workers)
     def adopt(self, name: str) -> None:
-        adopted = self.ground.run(self.join(name).adopt(self.partition))
+        adopted = self.ground.run(self.join(name).recover_own(self.partition))
         holding = {held.delivery.entry for held in self.tables[self.names[name]].holders()}
         self.begin(name, adopted, self.ledger.adopt(self.names[name], holding))
 
@@ -359,7 +363,7 @@ class Queues(RuleBasedStateMachine):
         for delivery, _ in picked:
             args += (delivery.entry, delivery.count)
         for _ in range(2):
-            answer = self.ground.run(self.ground.gateway.run(queue_script("beat"), keys, args))
+            answer = self.ground.run(self.ground.gateway.run(queue_script("renew_leases"), keys, args))
             self.same(tuple(answer), self.ledger.beat(beating, picked))
 
     # -- while it runs
@@ -395,7 +399,7 @@ class Queues(RuleBasedStateMachine):
         if task in TASKS:
             expected = self.ledger.note(delivery, task, "s")
             self.same(
-                self.ground.accepted(note_alive(self.ground.gateway, delivery, task, "s")),
+                self.ground.accepted(touch_step(self.ground.gateway, delivery, task, "s")),
                 bool(expected),
             )
 
@@ -419,7 +423,7 @@ class Queues(RuleBasedStateMachine):
         kept = self.kept(delivery, envelope) if sent else None
         for _ in range(2):
             expected = self.ledger.finish(
-                delivery, task, state, result, counters, 1500, ttl, kept, written or delivery.history
+                delivery, task, state, result, counters, 1500, ttl, kept, written or delivery.has_history
             )
             counts, given = Counters(*counters), envelope if sent else None
             rest: dict[str, Any] = {"ran": 1.5, "ttl": ttl / 1000, "envelope": given, "written": written}
@@ -470,7 +474,9 @@ class Queues(RuleBasedStateMachine):
         keys = [self.partition.record(task), self.partition.due, self.partition.nudge]
         for _ in range(2):
             expected = self.ledger.send(task, digest, message, 3)
-            answer = self.ground.run(self.ground.gateway.run(queue_script("send"), keys, [task, digest, message, 3]))
+            answer = self.ground.run(
+                self.ground.gateway.run(queue_script("send_message"), keys, [task, digest, message, 3])
+            )
             self.same(answer, expected)
 
     def put_off(
@@ -535,8 +541,8 @@ class Queues(RuleBasedStateMachine):
         dead = self.names[name]
         doing = dict.fromkeys(stepping, "s")
         expected = self.ledger.crash(dead, "SIGKILL", doing)
-        act = report_crash(self.ground.gateway, self.namespace, ["default"], dead, how="SIGKILL", doing=doing)
-        agree(self.ground.run(act).held, expected)
+        act = report_crash(self.ground.gateway, self.namespace, ["default"], dead, exit_status="SIGKILL", steps=doing)
+        agree(self.ground.run(act).deliveries, expected)
         self.names[name] = f"{name}{len(self.crew)}"
 
     @rule(which=which, standing=standings)
@@ -544,7 +550,7 @@ class Queues(RuleBasedStateMachine):
         delivery, task = self.pick(which, standing)
         for _ in range(2):
             expected = self.ledger.set_aside(delivery)
-            self.same(self.ground.accepted(set_aside(self.ground.gateway, delivery, task)), expected)
+            self.same(self.ground.accepted(quarantine(self.ground.gateway, delivery, task)), expected)
         self.end(delivery)
 
     @rule(name=workers, heard=st.booleans(), which=which)
@@ -557,7 +563,7 @@ class Queues(RuleBasedStateMachine):
                     self.crash(one, {"t0"})
             self.is_as_expected()
             self.join(name)
-        taken = self.ground.run(take_suspect(self.ground.gateway, self.partition, self.names[name]))
+        taken = self.ground.run(take_quarantined(self.ground.gateway, self.partition, self.names[name]))
         expected, more = self.ledger.take_suspect(self.names[name])
         self.begin(name, [taken.delivery] if taken.delivery else [], expected, heard=heard)
         agree(taken.more, more)
@@ -569,7 +575,9 @@ class Queues(RuleBasedStateMachine):
             crashes = int(self.ledger.held.get(self.partition.record(task), "guilty") or 0) + more
             for _ in range(2):
                 expected = self.ledger.acquit(delivery, task, crashes)
-                self.same(self.ground.accepted(acquit(self.ground.gateway, delivery, task, crashes)), expected)
+                self.same(
+                    self.ground.accepted(clear_quarantined(self.ground.gateway, delivery, task, crashes)), expected
+                )
 
     # -- from outside
 
@@ -728,7 +736,7 @@ class Queues(RuleBasedStateMachine):
 
     def forget(self, name: str, present: set[str]) -> None:
         there = {self.names[one] for one in present}
-        self.ground.run(self.join(name).forget(self.partition, -1.0, there))
+        self.ground.run(self.join(name).remove_idle_consumers(self.partition, -1.0, there))
         self.ledger.forget(there)
 
     # -- partitions that close
@@ -737,7 +745,7 @@ class Queues(RuleBasedStateMachine):
         route = SINGLE.changed(count)
         for _ in range(2):
             self.ledger.close(route.encode())
-            self.ground.run(close(self.ground.gateway, self.partition, route))
+            self.ground.run(close_partition(self.ground.gateway, self.partition, route))
             self.is_as_expected()
 
     def retire(self, kept: int, long_ago: bool) -> None:
@@ -747,7 +755,7 @@ class Queues(RuleBasedStateMachine):
         at = self.partition
         for _ in range(2):
             keys = [at.ready, at.nudge, at.dead, at.due, at.closed]
-            answer = self.ground.run(self.ground.gateway.run(queue_script("retire"), keys, [kept]))
+            answer = self.ground.run(self.ground.gateway.run(queue_script("retire_partition"), keys, [kept]))
             self.same(bool(answer), self.ledger.retire(kept))
 
     def reroute(self, was: bytes, new: bytes) -> None:
@@ -755,7 +763,7 @@ class Queues(RuleBasedStateMachine):
         done = known in (was, new)
         for _ in range(2):
             answer = self.ground.run(
-                self.ground.gateway.run(queue_script("reroute"), [self.namespace.queues], ["other", was, new])
+                self.ground.gateway.run(queue_script("set_route"), [self.namespace.queues], ["other", was, new])
             )
             if done:
                 self.ledger.held.put(self.namespace.queues, {"other": new})
@@ -770,7 +778,7 @@ class Queues(RuleBasedStateMachine):
             del sharers[silent]
         self.ledger.held.set_score(key, name, Moment())
         self.ledger.held.expire(10 * MINUTE, key)
-        found = self.ground.run(share_queue(self.ground.gateway, self.namespace, "default", name, 600.0))
+        found = self.ground.run(join_group(self.ground.gateway, self.namespace, "default", name, 600.0))
         agree(found, set(self.ledger.held.sets[key]))
 
     # -- looking, which changes nothing
@@ -794,7 +802,10 @@ class Queues(RuleBasedStateMachine):
                 excused = int(held.get(self.partition.record(task), "excused") or 0)
                 marked = held.get(self.partition.record(task), "suspect") is not None
                 blamed = history.counters.crashes - excused
-                agree((history.blamed, history.suspect), (blamed, marked or (delivery.count > 1 and blamed > 0)))
+                agree(
+                    (history.counted_crashes, history.quarantined),
+                    (blamed, marked or (delivery.count > 1 and blamed > 0)),
+                )
                 steps = {
                     name: text_of(value) for name, value in held.hashes.get(self.partition.steps(task), {}).items()
                 }

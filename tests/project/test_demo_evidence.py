@@ -17,7 +17,7 @@ from perdure.worker.cli.demo.evidence import Claim, DemoEvidence, Takeover
 from perdure.worker.cli.demo.journal import StepRun, read_step_runs
 from perdure.worker.cli.demo.processes import Kill, draw_moments
 from perdure.worker.cli.demo.scenario import DemoPlan, DemoResult
-from perdure.worker.cli.support.connection import Place
+from perdure.worker.cli.support.connection import ConnectionOptions
 
 SHA256 = "ab" * 32
 FIRST, SECOND = Kill(11.5, 101, -signal.SIGKILL), Kill(15.5, 102, -signal.SIGKILL)
@@ -176,7 +176,7 @@ def result(tmp_path: Path, evidence: DemoEvidence) -> DemoResult:
         raw={},
     )
     files = ["a", "b", "c"]
-    plan = DemoPlan(tmp_path, "a\x1b[31m title", files, 2, 1, tmp_path / "report.txt", Place())
+    plan = DemoPlan(tmp_path, "a\x1b[31m title", files, 2, 1, tmp_path / "report.txt", ConnectionOptions())
     return DemoResult(plan, evidence, letter, replay_seconds=0.1, seconds=12.0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any, assert_type
 
-from perdure import App, Context, Happened, Retry, TaskHandle
+from perdure import AlreadyDone, App, Context, Retry, TaskHandle
 
 app = App("typing")
 
@@ -47,7 +47,7 @@ async def steps(ctx: Context) -> None:
     assert_type(await ctx.step("count", count, "text"), int)
     assert_type(await ctx.step("fetch", fetch, "url", timeout=1), bytes)
     assert_type(await ctx.step("count", count, "text", retry=Retry()), int)
-    assert_type(await ctx.step("act", fetch, "url", risky=True, verify=lambda url: Happened(b"")), bytes)
+    assert_type(await ctx.step("act", fetch, "url", risky=True, verify=lambda url: AlreadyDone(b"")), bytes)
     assert_type(await ctx.step("later", lambda: 1), int)
     await ctx.step("fetch", fetch, "url", durability="never")  # type: ignore[call-overload]
     call: Any = await plain(ctx, "src")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perdure.queues import (
     FORMAT_VERSION,
     Envelope,
-    Form,
+    EnvelopeTemplate,
     Options,
     PayloadTooLarge,
     UnreadableEnvelope,
@@ -151,14 +151,14 @@ def test_a_size_is_refused_above_the_limit_only(size: int, limit: int) -> None:
 def test_a_form_makes_the_envelopes_that_it_stands_for(
     task: str, headers: dict[str, str], options: Options | None
 ) -> None:
-    message = Form(task, headers, options).message(b"{}", task_id="order-7")
+    message = EnvelopeTemplate(task, headers, options).message(b"{}", task_id="order-7")
     envelope = Envelope(id="order-7", task=task, headers=headers, options=options or Options())
     assert message.envelope == envelope.encode()
     assert Envelope.decode(message.envelope) == envelope
 
 
 def test_the_number_of_a_task_is_that_of_its_key_or_of_its_own_id() -> None:
-    form = Form("t")
+    form = EnvelopeTemplate("t")
     assert form.message(b"{}").number is None
     assert form.message(b"{}", key="k").number == spread("k")
     assert form.message(b"{}", task_id="x").number == spread("x")
@@ -169,4 +169,4 @@ def test_the_number_of_a_task_is_that_of_its_key_or_of_its_own_id() -> None:
 @pytest.mark.parametrize(("task", "headers"), [("", {}), ("t" * 257, {}), ("t", {"n": 1})])
 def test_what_no_envelope_can_have_makes_no_form(task: str, headers: Any) -> None:
     with pytest.raises(ValueError, match=r"task|headers"):
-        Form(task, headers)
+        EnvelopeTemplate(task, headers)

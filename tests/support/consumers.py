@@ -7,27 +7,27 @@ from typing import Any
 
 import pytest
 from perdure.queues import (
+    BlockingConnection,
     Consumer,
     Delivery,
     Envelope,
     Gateway,
     Leases,
     Namespace,
-    OneConnection,
     Partition,
-    Reader,
+    SingleNodeReader,
     promote_due,
 )
-from perdure.queues.delivery.stream_reader import PerPartition
+from perdure.queues.delivery.stream_reader import PerNodeReader
 from perdure.queues.keys import GROUP
-from perdure.queues.partitions.resharding import ensure_route
+from perdure.queues.partitions.resharding import sync_route
 from perdure.queues.transport.gateway import Argument
 
 LONG_AGO = 3_600_000
 """Milliseconds by which `age` lets a lease pass."""
 
 
-class SharedReader(Reader):
+class SharedReader(BlockingConnection):
     """Reads that do not wait, on the gateway's own connection."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -40,10 +40,10 @@ class SharedReader(Reader):
         """No read waits."""
 
 
-class SharedReaders(PerPartition):
+class SharedReaders(PerNodeReader):
     """The same for a cluster."""
 
-    def _reader(self, partition: Partition) -> Reader:
+    def _reader(self, partition: Partition) -> BlockingConnection:
         return SharedReader(self._gateway)
 
 
@@ -64,11 +64,11 @@ async def worker(
 ) -> Consumer:
     """A worker that reads without waiting. With `lease=0`, it claims whatever is pending."""
     apart = gateway.clustered and len(partitions) > 1
-    reading = SharedReaders(gateway, name) if apart else OneConnection(gateway, SharedReader(gateway), name)
+    reading = SharedReaders(gateway, name) if apart else SingleNodeReader(gateway, SharedReader(gateway), name)
     consumer = Consumer(gateway, reading, partitions, name, lease, Leases() if leases is None else leases)
     await consumer.create_groups()
     for partition in partitions:
-        await ensure_route(gateway, Namespace(partition.namespace), partition.queue)
+        await sync_route(gateway, Namespace(partition.namespace), partition.queue)
     return consumer
 
 

@@ -12,11 +12,11 @@ from perdure.queues import (
     Gateway,
     Kind,
     cancelled,
-    note_alive,
     park,
     release,
     reschedule,
     succeed,
+    touch_step,
     write_entries,
 )
 
@@ -72,7 +72,7 @@ async def _record(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
 
 
 async def _note(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
-    await note_alive(gateway, delivery, task_id, "list")
+    await touch_step(gateway, delivery, task_id, "list")
 
 
 SETTLING: dict[str, Act] = {

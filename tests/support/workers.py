@@ -134,7 +134,7 @@ class Gate:
         run = Gateway.run
 
         async def gated(gateway: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
-            if script.name == "record":
+            if script.name == "write_checkpoint":
                 self.reached.set()
                 await self.open.wait()
             self.sent.append(script.name)

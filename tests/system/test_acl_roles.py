@@ -148,7 +148,7 @@ async def test_each_role_lives_its_whole_life_as_its_user(
             await until(partial(waits_for, reading, "approval"), "it waits for an answer")
             assert [one["content"] for one in (await operate("task", "inbox", late.id, "--json")).lines] == ["hello"]
             await operate("task", "inbox", late.id, "--drop", "1")
-            assert await late.unread() == []
+            assert await late.pending_messages() == []
             await operate("task", "send", reading.id, "yes", "--from", "operator")
             assert await soon(reading.result()) == ["hello", "yes"]
             await operate("task", "cancel", holding.id)

@@ -116,14 +116,14 @@ async def test_a_loop_that_is_blocked_for_less_than_the_limit_keeps_its_task(
 
 BUSY = """
 import asyncio
-from perdure.worker.runtime.vigil import Vigil
+from perdure.worker.runtime.health.loop_watchdog import LoopWatchdog
 
 def recurse(depth):
     if depth:
         recurse(depth - 1)
 
 async def main():
-    Vigil(warn_after=0.02, stall_limit=10.0).start()
+    LoopWatchdog(warn_after=0.02, stall_limit=10.0).start()
     print("ready", flush=True)
     while True:
         recurse(50)

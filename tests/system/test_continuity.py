@@ -10,7 +10,7 @@ import pytest
 from perdure import App, Settings, TaskHandle
 from perdure.worker.durable.task_artifacts import artifact_store
 from perdure.worker.journal import check_state
-from perdure.worker.memory import Keeper
+from perdure.worker.memory import LazyMemoryStore
 
 from tests.support.paths import PROGRAMS
 from tests.support.processes import Crew, hire
@@ -66,7 +66,7 @@ async def test_killed_once_at_each_place_it_ends_as_if_nothing_had_happened(sett
         own = settings.model_copy(update={"data_dir": tmp_path / "troubled"})
         store = await artifact_store(app.producer.gateway, own)
         assert [kept.hash async for kept in store.objects()] == [found["results"]["artifact"]]
-    memories = Keeper(own)
+    memories = LazyMemoryStore(own)
     try:
         known = [memory.text for memory in await (await memories.get()).list()]
     finally:

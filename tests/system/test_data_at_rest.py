@@ -22,7 +22,7 @@ from perdure import (
     current_step,
 )
 from perdure.deadletter import DeadLetter, Reason, Replay, replay
-from perdure.queues import CannotOpen, KeyMissing, NotSealed, SealBroken, make_sealer
+from perdure.queues import DecryptionError, KeyMissing, NotEncrypted, TamperedData, make_encryptor
 
 from tests.support.consumers import promote
 from tests.support.processes import give, hire
@@ -48,7 +48,7 @@ def build(settings: Settings) -> App:
             raise ValueError(f"{name} is ill")
 
         found = await ctx.step("examine", examine, patient, risky=True)
-        await ctx.say("user", patient)
+        await ctx.add_message("user", patient)
         await ctx.decide(patient, reasoning=patient, alternatives=[patient])
         await ctx.tool("look_up", lambda name: [name], patient, reasoning=patient)
         with suppress(ValueError):
@@ -165,7 +165,7 @@ async def test_results_cannot_be_swapped(settings: Settings) -> None:
         first, second = [await app.tasks["echo"].enqueue(value) for value in ("a", "b")]
         await work_off(app)
         await swap(app, first, second, "result")
-        with pytest.raises(SealBroken, match=f"the result of task {first.id} cannot be opened: it was changed"):
+        with pytest.raises(TamperedData, match=f"the result of task {first.id} cannot be opened: it was changed"):
             await first.result()
 
 
@@ -217,7 +217,7 @@ async def test_errors_cannot_be_swapped(settings: Settings) -> None:
         handles = [await app.tasks["treat"].enqueue(name) for name in ("Ada", "Bob")]
         await work_off(app)
         await swap(app, handles[0], handles[1], "error")
-        with pytest.raises(TaskFailed, match="SealBroken: the error of task"):
+        with pytest.raises(TaskFailed, match="TamperedData: the error of task"):
             await handles[0].result()
 
 
@@ -348,7 +348,7 @@ async def test_what_is_not_sealed_is_refused_where_that_is_asked_for(settings: S
         await work_off(plain)
         found = await strict.producer.find(done.id)
         assert found is not None
-        with pytest.raises(NotSealed):
+        with pytest.raises(NotEncrypted):
             await found.result()
         handle = await plain.tasks["echo"].enqueue("b")
         await work_off(strict)
@@ -386,7 +386,7 @@ async def test_keys_are_changed_while_workers_of_both_sets_run(settings: Setting
         async with working(d):  # a worker of before would have returned what it cannot open, and one of since opens all
             late = [await c.tasks["echo"].enqueue(f"{n}") for n in range(10)]
             assert [await soon(one.result()) for one in late] == [f"{n}" for n in range(10)]
-        with pytest.raises(CannotOpen):
+        with pytest.raises(DecryptionError):
             handle = await d.producer.find(early[0].id)
             assert handle is not None
             await handle.result()
@@ -397,7 +397,7 @@ async def test_keys_are_changed_while_workers_of_both_sets_run(settings: Setting
 async def test_a_killed_worker_s_checkpoint_goes_on_under_new_keys(settings: Settings, tmp_path: Path) -> None:
     """The killed process sealed with the old key; the one that goes on seals with the new one and opens both."""
     known = f"{SECOND},{FIRST}"
-    sealer = make_sealer(known, None)
+    sealer = make_encryptor(known, None)
     with hire(settings, tmp_path) as crew:
         async with Producer(settings.redis_url, namespace=settings.namespace, sealer=sealer) as producer:
             crew.environment["PERDURE_ENCRYPTION_KEYS"] = f"{FIRST},{SECOND}"
@@ -413,7 +413,7 @@ async def test_a_killed_worker_s_checkpoint_goes_on_under_new_keys(settings: Set
             assert result["steps"] == ["first", f"{MARKER} after progress", "third"]
             assert len(crew.lines("begin", f"{handle.id}:first")) == 1
             stored = await producer.gateway.command("HVALS", handle.partition.steps(handle.id))
-            ids = make_sealer(known, None).key_ids
+            ids = make_encryptor(known, None).key_ids
             assert {value[2:6].hex() for value in stored} == set(ids)
             assert not [value for value in stored if MARKER.encode() in value]
 

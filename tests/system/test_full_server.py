@@ -14,7 +14,7 @@ import redis
 from perdure import App, Context, Retry, ServerFull, Settings, State, TaskCancelled, TaskFailed, TaskHandle, Worker
 from perdure.deadletter import Replay, find_letter, replay
 from perdure.queues import Delivery, Gateway, Namespace, Partition, Producer, default_address
-from perdure.queues.partitions.assignment import share_queue
+from perdure.queues.partitions.assignment import join_group
 
 from tests.conformance.test_settlement import WHERE
 from tests.conftest import SERVERS
@@ -167,7 +167,7 @@ async def test_what_is_due_is_moved_and_a_worker_can_leave_and_share(
     handle = await producer.enqueue("t", delay=60)
     await make_due(gateway, partition, handle.id)
     await full(gateway)
-    assert await share_queue(gateway, namespace, "default", "a", 15.0) == {"a"}
+    assert await join_group(gateway, namespace, "default", "a", 15.0) == {"a"}
     async with App("promotes", settings=Settings(redis_url=gateway.address.url, namespace=namespace.name)) as app:
 
         @app.task(name="t")

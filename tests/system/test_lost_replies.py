@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from perdure import Producer, State, TaskHandle, Unavailable
-from perdure.queues import Form, Gateway, Message, Namespace, enqueueing, set_partitions
+from perdure.queues import EnvelopeTemplate, Gateway, Namespace, TaskMessage, enqueueing, set_partitions
 
 from tests.support.consumers import needs_one_server
 from tests.support.lossy_proxy import LossyLine, lossy_gateway
@@ -31,9 +31,9 @@ async def lossy(gateway: Gateway, namespace_name: str) -> AsyncIterator[tuple[Pr
         yield producer, line
 
 
-def messages(ids: bool) -> list[Message]:
+def messages(ids: bool) -> list[TaskMessage]:
     """Tasks, with ids of the caller's own or without."""
-    form = Form("t")
+    form = EnvelopeTemplate("t")
     return [form.message(b'{"n":%d}' % n, task_id=f"mine-{n}" if ids else None) for n in range(MANY)]
 
 

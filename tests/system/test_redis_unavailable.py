@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from anyio.to_thread import run_sync
 from perdure import App, Context, Settings, State, TaskHandle, Unavailable
-from perdure.queues import Beat, Delivery, Gateway, Leases, QueueError, default_address
+from perdure.queues import Delivery, Gateway, LeaseHeartbeat, Leases, QueueError, default_address
 from perdure.queues import pubsub as newses
 from perdure.queues.delivery import consumer as consumers
 from perdure.queues.transport import gateway as gateways
@@ -293,7 +293,7 @@ async def test_the_beat_renews_again(scene: Scene, way: str) -> None:
     handle = await scene.job.enqueue()
     delivery = await read_one(await worker(scene.direct, partition, leases=leases))
     leases.hold(Held(delivery, handle.id))
-    beat = Beat(scene.app.producer.address, None, "a", leases, 0.6, troubles.append)
+    beat = LeaseHeartbeat(scene.app.producer.address, None, "a", leases, 0.6, troubles.append)
     await age(scene.direct, delivery)
     beat.start()
     try:

@@ -46,9 +46,9 @@ async def test_a_first_run_has_nothing_to_take_up(settings: Settings) -> None:
 
     @app.task
     async def looks(ctx: Context) -> list[list[str]]:
-        before = [name async for name, _ in ctx.boot()]
+        before = [name async for name, _ in ctx.resume_info()]
         await ctx.step("one", lambda: 1)
-        return [before, [name async for name, _ in ctx.boot()]]
+        return [before, [name async for name, _ in ctx.resume_info()]]
 
     async with app, working(app):
         assert await soon((await looks.enqueue()).result()) == [[], []]

@@ -261,13 +261,13 @@ def test_a_worker_whose_loop_is_stuck_ends_though_its_supervisor_is_gone() -> No
 import asyncio, os, sys, time
 from types import SimpleNamespace
 from perdure.worker.cli import reins
-from perdure.worker.runtime.link import Link
+from perdure.worker.runtime.supervisor_link import SupervisorLink
 
 reins._LEAVING = 0.1
 
 async def work():
     worker = SimpleNamespace(settings=SimpleNamespace(grace=0.1), stop=lambda: print("never"))
-    reins.Reins(Link("worker", int(sys.argv[1]), int(sys.argv[2]))).take(worker)
+    reins.Reins(SupervisorLink("worker", int(sys.argv[1]), int(sys.argv[2]))).take(worker)
     print("stuck", flush=True)
     time.sleep(1000)
 

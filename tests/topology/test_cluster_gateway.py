@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from perdure.queues import (
-    Beat,
     Delivery,
     Gateway,
+    LeaseHeartbeat,
     Leases,
     Namespace,
     Partition,
@@ -220,7 +220,7 @@ class Beating:
         self.leases = Leases()
         self.lost: list[Delivery] = []
         self.troubles: list[QueueError | None] = []
-        self._beat = Beat(gateway.address, None, "w", self.leases, 0.6, self.troubles.append)
+        self._beat = LeaseHeartbeat(gateway.address, None, "w", self.leases, 0.6, self.troubles.append)
 
     def hold(self, delivery: Delivery) -> None:
         self.leases.hold(Held(delivery, "id", lost=lambda: self.lost.append(delivery)))

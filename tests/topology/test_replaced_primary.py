@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 from perdure import App, Context, Settings
 from perdure.queues.transport.address import Node
-from perdure.queues.transport.sentinel import Replaced
+from perdure.queues.transport.sentinel import FailoverListener
 
 from tests.conftest import default_kind
 from tests.support.nodes import Node as Server
@@ -26,7 +26,7 @@ class Connection:
     port: int
 
 
-class Silent(Replaced):
+class Silent(FailoverListener):
     """What is said comes from the test."""
 
     def _listen(self) -> None:
@@ -34,7 +34,7 @@ class Silent(Replaced):
 
 
 @pytest.fixture
-def replaced() -> Replaced:
+def replaced() -> FailoverListener:
     return Silent("jobs", [])
 
 
@@ -42,7 +42,7 @@ def said(service: str = "jobs", former: Node = FORMER, new: Node = NEW) -> str:
     return f"{service} {former.host} {former.port} {new.host} {new.port}"
 
 
-def test_connections_to_the_former_primary_are_cut_and_no_others(replaced: Replaced) -> None:
+def test_connections_to_the_former_primary_are_cut_and_no_others(replaced: FailoverListener) -> None:
     cut: list[str] = []
     connections = [Connection(*FORMER), Connection(*NEW), Connection(*FORMER)]
     for number, connection in enumerate(connections):
@@ -51,7 +51,7 @@ def test_connections_to_the_former_primary_are_cut_and_no_others(replaced: Repla
     assert cut == ["0", "2"]
 
 
-def test_a_connection_that_was_made_anew_is_where_it_is_now(replaced: Replaced) -> None:
+def test_a_connection_that_was_made_anew_is_where_it_is_now(replaced: FailoverListener) -> None:
     cut: list[str] = []
     connection = Connection(*FORMER)
     replaced.follow(connection, lambda: cut.append("first"))
@@ -63,7 +63,7 @@ def test_a_connection_that_was_made_anew_is_where_it_is_now(replaced: Replaced) 
     assert cut == ["second"]
 
 
-def test_one_that_cannot_be_cut_keeps_no_other_from_it(replaced: Replaced) -> None:
+def test_one_that_cannot_be_cut_keeps_no_other_from_it(replaced: FailoverListener) -> None:
     cut: list[str] = []
     connections = [Connection(*FORMER), Connection(*FORMER)]
 
@@ -76,7 +76,7 @@ def test_one_that_cannot_be_cut_keeps_no_other_from_it(replaced: Replaced) -> No
     assert cut == ["second"]
 
 
-def test_the_former_primary_is_not_believed_to_be_the_primary(replaced: Replaced) -> None:
+def test_the_former_primary_is_not_believed_to_be_the_primary(replaced: FailoverListener) -> None:
     replaced._take(said())
     assert replaced.was(FORMER)
     assert not replaced.was(NEW)
@@ -86,7 +86,7 @@ def test_the_former_primary_is_not_believed_to_be_the_primary(replaced: Replaced
 
 
 @pytest.mark.parametrize("text", [said("others"), "jobs 10.0.0.1", ""])
-def test_what_concerns_others_is_not_heard(replaced: Replaced, text: str) -> None:
+def test_what_concerns_others_is_not_heard(replaced: FailoverListener, text: str) -> None:
     cut: list[str] = []
     connection = Connection(*FORMER)
     replaced.follow(connection, lambda: cut.append("cut"))

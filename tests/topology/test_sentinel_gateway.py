@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from perdure.queues import (
-    Beat,
     Delivery,
     Gateway,
+    LeaseHeartbeat,
     Leases,
     Namespace,
     Partition,
@@ -98,7 +98,7 @@ async def test_everything_finds_the_new_primary(
     leases, lost, troubles = Leases(), list[str](), list[QueueError | None]()
     delivery = Delivery(partition, entry, "w", 1, {})
     leases.hold(Held(delivery, "id", lost=lambda: lost.append("lost")))
-    beat = Beat(gateway.address, None, "w", leases, 0.6, troubles.append)
+    beat = LeaseHeartbeat(gateway.address, None, "w", leases, 0.6, troubles.append)
     async with Producer(namespace=namespace.name, gateway=gateway) as producer:
         handle = await producer.enqueue("t", queue="another")
         await gateway.command("WAIT", 2, 5000)

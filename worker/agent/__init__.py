@@ -3,7 +3,7 @@
 from .agent import Agent, S
 from .coherence import Coherence
 from .handler import make_handler
-from .live_state import session_of
-from .state_type import StateForm, problem_of
+from .live_state import live_state_of
+from .state_type import StateType, problem_of
 
-__all__ = ["Agent", "Coherence", "S", "StateForm", "make_handler", "problem_of", "session_of"]
+__all__ = ["Agent", "Coherence", "S", "StateType", "live_state_of", "make_handler", "problem_of"]

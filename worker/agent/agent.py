@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin
 
-from ..durable import Context, Happened
+from ..durable import AlreadyDone, Context
 from ..journal import AgentState, PlanStep
 from ..memory import NewMemory
 from .coherence import Coherence
@@ -79,6 +79,6 @@ class Agent(Generic[S]):
         """
         return None
 
-    async def verify(self, ctx: Context, state: S, step: PlanStep) -> Happened[Any] | None:
+    async def verify(self, ctx: Context, state: S, step: PlanStep) -> AlreadyDone[Any] | None:
         """Of a risky step that was begun and has no record: whether it happened, with its result."""
         return None

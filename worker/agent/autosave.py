@@ -12,16 +12,16 @@ import orjson
 from ...queues import Entry, Kind, LeaseLost, PayloadTooLarge, check_size
 from ..journal import PlanStep
 from ..log import logger
-from .background import meanwhile
-from .live_state import Session
+from .background import in_background
+from .live_state import LiveState
 
-__all__ = ["Keeper", "snapshots"]
+__all__ = ["Autosave", "snapshots"]
 
 
-class Keeper:
+class Autosave:
     """Saves the progress of one step. What an earlier run saved of it is there to begin with."""
 
-    def __init__(self, session: Session[Any], step: PlanStep, every: float) -> None:
+    def __init__(self, session: LiveState[Any], step: PlanStep, every: float) -> None:
         """every: seconds between two saves."""
         self._run = session.run
         self._session = session
@@ -36,7 +36,7 @@ class Keeper:
         """Save for as long as the block runs."""
         self._run.on_checkpoint = self.save
         try:
-            async with meanwhile(self._save_at_times()):
+            async with in_background(self._save_at_times()):
                 yield
         finally:
             self._run.on_checkpoint = None
@@ -49,7 +49,7 @@ class Keeper:
         check_size(f"the progress of step {self._step.key!r}", len(data), self._run.payload_limit)
         await self._run.recorder.put(Entry(Kind.SAVED, self._step.key, data), wait=True)
         self._saved = self._run.history.saved[self._step.key] = data
-        self._run.stir()
+        self._run.touch()
 
     async def _save_at_times(self) -> None:
         while True:
@@ -65,13 +65,13 @@ class Keeper:
 
 
 @asynccontextmanager
-async def snapshots(session: Session[Any]) -> AsyncIterator[None]:
+async def snapshots(session: LiveState[Any]) -> AsyncIterator[None]:
     """Store a snapshot whenever one is due, for as long as the block runs."""
-    async with meanwhile(_snapshot_when_due(session)):
+    async with in_background(_snapshot_when_due(session)):
         yield
 
 
-async def _snapshot_when_due(session: Session[Any]) -> None:
+async def _snapshot_when_due(session: LiveState[Any]) -> None:
     while True:
         await session.wanted.wait()
         if entries := session.snapshot():

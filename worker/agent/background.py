@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-__all__ = ["meanwhile"]
+__all__ = ["in_background"]
 
 
 @asynccontextmanager
-async def meanwhile(act: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def in_background(act: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Have something done while the block runs; what the block raises comes out as it is."""
     doing = asyncio.create_task(act)
     try:

@@ -9,9 +9,9 @@ from typing import Any, get_type_hints
 from ..durable import CURRENT_RUN, Context
 from ..errors import StepOutsideTask, TaskDefinitionError
 from .agent import Agent
-from .live_state import Session
+from .live_state import LiveState
 from .loop import Loop
-from .state_type import StateForm
+from .state_type import StateType
 
 __all__ = ["make_handler"]
 
@@ -19,7 +19,7 @@ Handler = Callable[..., Coroutine[Any, Any, Any]]
 
 
 def make_handler(
-    kind: type[Agent[Any]], form: StateForm[Any], *, replicated: bool = False, check: Callable[[], bool]
+    kind: type[Agent[Any]], form: StateType[Any], *, replicated: bool = False, check: Callable[[], bool]
 ) -> Handler:
     """An async function that runs the agent.
 
@@ -34,7 +34,7 @@ def make_handler(
         run = CURRENT_RUN.get()
         if run is None or run.id != ctx.task_id or run.envelope.task != form.agent:
             raise StepOutsideTask(f"agent {form.agent!r} runs as a task of its own: enqueue it")
-        session = Session(run, form, snapshot_every=kind.snapshot_every, check=check())
+        session = LiveState(run, form, snapshot_every=kind.snapshot_every, check=check())
         return await Loop(kind(), ctx, session, replicated=replicated).drive(goal, inputs)
 
     parameters = {"ctx": Context, "goal": str, **{name: form.annotation(name) for name in form.inputs}}
@@ -45,7 +45,7 @@ def make_handler(
     return handler
 
 
-def _signature(parameters: dict[str, Any], form: StateForm[Any]) -> inspect.Signature:
+def _signature(parameters: dict[str, Any], form: StateType[Any]) -> inspect.Signature:
     """That of `async def handler(ctx, goal, *, ...)`; inputs with a default may be left out."""
     found = []
     for name, annotation in parameters.items():

@@ -33,14 +33,14 @@ from ..journal.event_redaction import redacted
 from ..journal.events import Changed, Snapshot, Started
 from ..log import logger
 from .agent import S
-from .coherence import Watch
+from .coherence import CoherenceMonitor
 from .restoration import restore
-from .state_type import StateForm, problem_of
+from .state_type import StateType, problem_of
 
-__all__ = ["Session", "inherit", "session_of"]
+__all__ = ["LiveState", "live_state_of", "seed_from_handoff"]
 
 
-def inherit(state: AgentState, received: Handoff) -> None:
+def seed_from_handoff(state: AgentState, received: Handoff) -> None:
     """Take over what the other has decided and found out. The numbers of its events are those of another log."""
     decisions = [
         Decision(n=0, choice=one.choice, reasoning=one.reasoning, alternatives=list(one.alternatives))
@@ -55,7 +55,7 @@ _LARGE: Final = 64 * 1024
 """Bytes of a state from which on its growing is warned of, each time that it has doubled."""
 
 
-class Session(Generic[S]):
+class LiveState(Generic[S]):
     """The state of one run.
 
     `state` is what the agent works on. `mirror` is what the log comes to, as JSON: the reduction of all events so far.
@@ -65,15 +65,15 @@ class Session(Generic[S]):
     number: of the last event in the mirror. wanted: set when a snapshot is due. watch: over its coherence.
     """
 
-    def __init__(self, run: Run, form: StateForm[S], *, snapshot_every: int, check: bool = False) -> None:
+    def __init__(self, run: Run, form: StateType[S], *, snapshot_every: int, check: bool = False) -> None:
         """snapshot_every: entries of the log between two snapshots. check: compare state and log at each checkpoint."""
         self.run = run
         self.form = form
-        self.mirror: dict[str, Any] = empty_state()
+        self.logged_state: dict[str, Any] = empty_state()
         self.state: S = form.kind.model_construct()
         self.number = 0
         self.wanted = asyncio.Event()
-        self.watch: Watch | None = None
+        self.watch: CoherenceMonitor | None = None
         self._every = snapshot_every
         self._check = check
         self._since = 0
@@ -87,14 +87,14 @@ class Session(Generic[S]):
         """
         run, form = self.run, self.form
         found = await restore(run, form.agent)
-        self.mirror, self.number, self._since = found.state, found.number, found.since
+        self.logged_state, self.number, self._since = found.state, found.number, found.since
         self._blobs = {key for key in run.history.saved if key.startswith(BLOB)}
         if run.redact is not None and run.redact.blind:
             raise StateError(f"agent {form.agent!r}: task {run.id} has too many secrets to keep them out of its state")
         run.session = self
-        run.on_event = self._heard
+        run.on_event = self._on_event
         if found.begun:
-            self.state = form.load(run.id, self.mirror)
+            self.state = form.load(run.id, self.logged_state)
             for name in form.ephemeral & inputs.keys():
                 setattr(self.state, name, inputs[name])
             return
@@ -104,18 +104,18 @@ class Session(Generic[S]):
             problem = problem_of(error)
             raise StateError(f"agent {form.agent!r} cannot begin task {run.id} with these inputs: {problem}") from None
         if run.resumption is not None and run.resumption.received is not None:
-            inherit(self.state, run.resumption.received)
+            seed_from_handoff(self.state, run.resumption.received)
         await run.recorder.put(self.checkpoint(Started(goal=goal, agent=form.agent)), wait=False)
 
     def rollback(self) -> None:
         """Undo what was changed since the last checkpoint, but in ephemeral fields."""
-        former, self.state = self.state, self.form.load(self.run.id, self.mirror)
+        former, self.state = self.state, self.form.load(self.run.id, self.logged_state)
         for name in self.form.ephemeral:
             setattr(self.state, name, getattr(former, name))
 
     def has_changed(self) -> bool:
         """Whether the agent has changed anything since the last checkpoint."""
-        return bool(self._changes(self.mirror))
+        return bool(self._changes(self.logged_state))
 
     # what is stored of it
 
@@ -125,15 +125,15 @@ class Session(Generic[S]):
         It must be put at once, for it has the next number. Raises `StateTooLarge`, `StateUnstorable`.
         """
         number = self.number + 1
-        ruled = reduce(self.mirror, event, number)
-        self._follow(self.mirror, ruled, event, number)
+        ruled = reduce(self.logged_state, event, number)
+        self._apply(self.logged_state, ruled, event, number)
         event = event.model_copy(update={"changes": self._changes(ruled)})
         self._checkpointing = True
         try:
-            entry = self.run.number(event)
+            entry = self.run.next_entry(event)
         finally:
             self._checkpointing = False
-        if self._check and (changes := self._changes(self.mirror)):
+        if self._check and (changes := self._changes(self.logged_state)):
             raise StateDrift(self.run.id, self.number, [str(one["path"]) for one in changes[:10]])
         return entry
 
@@ -147,10 +147,10 @@ class Session(Generic[S]):
             return []
         blobs: dict[str, bytes] = {}
         number = self.number + 1
-        data = encode_snapshot(self.mirror, number, self.form.agent, blobs)
+        data = encode_snapshot(self.logged_state, number, self.form.agent, blobs)
         self._checkpointing = True
         try:
-            entries = [self.run.number(Snapshot(at=number, size=len(data)))]
+            entries = [self.run.next_entry(Snapshot(at=number, size=len(data)))]
         finally:
             self._checkpointing = False
         entries += [Entry(Kind.SAVED, key, blob) for key, blob in blobs.items() if key not in self._blobs]
@@ -163,19 +163,19 @@ class Session(Generic[S]):
 
     # what is heard of it
 
-    def _heard(self, event: Event, number: int) -> None:
+    def _on_event(self, event: Event, number: int) -> None:
         """An event was numbered, by a checkpoint of ours or by whoever tells something."""
-        after = reduce(self.mirror, event, number)
+        after = reduce(self.logged_state, event, number)
         if not self._checkpointing:
-            self._follow(self.mirror, after, event, number)  # where it cannot, there is no such event
-        self.mirror, self.number = after, number
+            self._apply(self.logged_state, after, event, number)  # where it cannot, there is no such event
+        self.logged_state, self.number = after, number
         self._since += 1
         if not self._checkpointing and self._since >= self._every:
             self.wanted.set()
         if self.watch is not None:
             self.watch.hear(event)
 
-    def _follow(self, before: dict[str, Any], after: dict[str, Any], event: Event, number: int) -> None:
+    def _apply(self, before: dict[str, Any], after: dict[str, Any], event: Event, number: int) -> None:
         """Do to the agent's own state what an event does to the mirror; what it has not stored yet stays."""
         touched = [name for name, value in after.items() if before.get(name) is not value]
         if not event.changes:
@@ -192,7 +192,7 @@ class Session(Generic[S]):
     def _changes(self, stored: dict[str, Any]) -> Patch:
         """What makes the agent's own state of a stored one, without secrets. What its class does not know stays."""
         data = self.form.dump(self.run.id, self.state)
-        self._weigh(data)
+        self._check_size(data)
         own = {
             name: value for name, value in orjson.loads(data).items() if not _same(stored.get(name, _MISSING), value)
         }
@@ -203,7 +203,7 @@ class Session(Generic[S]):
         shown = redacted(Changed(changes=changes), redact).changes
         return changes if shown is changes else diff(stored, apply(stored, shown))
 
-    def _weigh(self, data: bytes) -> None:
+    def _check_size(self, data: bytes) -> None:
         size, limit = len(data), self.run.payload_limit
         if size > limit:
             raise StateTooLarge(self.run.id, self.form.agent, size, limit, _largest(orjson.loads(data)))
@@ -234,6 +234,6 @@ def _largest(state: dict[str, Any]) -> list[tuple[str, int]]:
     return sorted(sizes.items(), key=lambda one: -one[1])[:3]
 
 
-def session_of(run: Run) -> Session[AgentState] | None:
+def live_state_of(run: Run) -> LiveState[AgentState] | None:
     """The session of the agent that a run is of, once it has begun; None for a plain function."""
-    return run.session if isinstance(run.session, Session) else None
+    return run.session if isinstance(run.session, LiveState) else None

@@ -11,15 +11,15 @@ from typing import Any, Final, Generic
 import orjson
 
 from ...queues import Entry, Kind, LeaseLost, check_size
-from ..durable import Context, Happened, codec_of, forgotten, keep_findings
+from ..durable import AlreadyDone, Context, codec_of, forgotten, store_findings
 from ..errors import Reschedule, RetryLater, StateError, StepInDoubt
 from ..journal import Event, PlanStep, StepStatus
 from ..journal.events import Changed, Finished, Planned, PlannedStep, StepCompleted, StepFailed, StepStarted
 from .agent import Agent, S
-from .autosave import Keeper, snapshots
-from .coherence import Watch, watching
+from .autosave import Autosave, snapshots
+from .coherence import CoherenceMonitor, watching
 from .context.tokens import Estimate, message_tokens
-from .live_state import Session
+from .live_state import LiveState
 
 __all__ = ["Loop"]
 
@@ -40,7 +40,7 @@ _OPEN: Final = (StepStatus.PENDING, StepStatus.RUNNING)
 class Loop(Generic[S]):
     """One run of an agent. replicated: a step is done when replicas know it."""
 
-    def __init__(self, agent: Agent[S], ctx: Context, session: Session[S], *, replicated: bool = False) -> None:
+    def __init__(self, agent: Agent[S], ctx: Context, session: LiveState[S], *, replicated: bool = False) -> None:
         self._agent = agent
         self._ctx = ctx
         self._session = session
@@ -66,20 +66,20 @@ class Loop(Generic[S]):
     def _state(self) -> S:
         return self._session.state
 
-    async def _watch(self, goal: str) -> Watch:
+    async def _watch(self, goal: str) -> CoherenceMonitor:
         session = self._session
         counter = Estimate()  # a tokenizer would take its time, before every step
-        watch = session.watch = Watch(
+        watch = session.watch = CoherenceMonitor(
             self._run,
             goal,
             self._agent.coherence,
-            state=lambda: session.mirror,
+            state=lambda: session.logged_state,
             tokens=lambda: sum(message_tokens(message, counter) for message in session.state.messages),
         )
         await watch.open()
         return watch
 
-    async def _next(self, watch: Watch) -> PlanStep | None:
+    async def _next(self, watch: CoherenceMonitor) -> PlanStep | None:
         """The step to be taken next. Here a run may be stopped, and is looked at."""
         if self._run.stopping:
             await self._run.boundary()
@@ -93,7 +93,7 @@ class Loop(Generic[S]):
             await self._replan_where_due()
             return
         steps = await self._within(_PLAN, lambda: self._agent.plan(self._ctx, self._state))
-        mark = Entry(Kind.MARK, _PLAN, _HEAD + b"null")
+        mark = Entry(Kind.DONE_WITH_EVENT, _PLAN, _HEAD + b"null")
         await self._record(_PLAN, Planned(steps=_planned("plan", steps)), mark)
 
     async def _replan_where_due(self) -> None:
@@ -113,7 +113,7 @@ class Loop(Generic[S]):
 
     async def _finish(self) -> Any:
         data, result = await self._within(_FINISH, self._close)
-        await self._record(_FINISH, Finished(), Entry(Kind.MARK, _FINISH, _HEAD + data))
+        await self._record(_FINISH, Finished(), Entry(Kind.DONE_WITH_EVENT, _FINISH, _HEAD + data))
         return result
 
     async def _close(self) -> tuple[bytes, Any]:
@@ -121,7 +121,7 @@ class Loop(Generic[S]):
         agent = self._agent
         data, result = codec_of(agent.finish).encode("finish", await agent.finish(self._ctx, self._state))
         check_size("what finish returned", len(data), self._run.payload_limit)
-        await keep_findings(self._run, await agent.remember(self._ctx, self._state))
+        await store_findings(self._run, await agent.remember(self._ctx, self._state))
         return data, result
 
     # a step of the plan
@@ -158,17 +158,17 @@ class Loop(Generic[S]):
 
     async def _reach(self, step: PlanStep, *, doubtful: bool) -> Any:
         """The step's result: by taking it, or by learning that it happened already."""
-        async with Keeper(self._session, step, self._agent.save_every).keeping():
+        async with Autosave(self._session, step, self._agent.save_every).keeping():
             if doubtful:
                 happened = await self._resolve_doubt(step)
                 if happened is not None:
                     return happened.result
             return await self._agent.act(self._ctx, self._state, step)
 
-    async def _resolve_doubt(self, step: PlanStep) -> Happened[Any] | None:
+    async def _resolve_doubt(self, step: PlanStep) -> AlreadyDone[Any] | None:
         if type(self._agent).verify is not Agent.verify:
             answer = await self._agent.verify(self._ctx, self._state, step)
-            if answer is not None and not isinstance(answer, Happened):
+            if answer is not None and not isinstance(answer, AlreadyDone):
                 raise TypeError(f"verify of step {step.key!r} must return Happened(result) or None, not {answer!r}")
             return answer
         if self._agent.in_doubt == "fail":
@@ -212,7 +212,7 @@ class Loop(Generic[S]):
         snapshot = session.snapshot(more=len(parts))
         await run.recorder.put(told, *entries, *dropped, *snapshot, wait=True, replicated=self._replicated)
         run.steps_recorded += 1
-        run.stir()
+        run.touch()
         if run.on_recorded is not None:
             run.on_recorded()
 

@@ -21,7 +21,7 @@ from ..errors import StateMismatch, StateUnstorable, TaskDefinitionError
 from ..journal import AgentState, Ephemeral, PlanStep
 from .agent import S
 
-__all__ = ["StateForm", "follow", "problem_of"]
+__all__ = ["StateType", "follow", "problem_of"]
 
 _MISSING: Final = object()
 
@@ -83,10 +83,10 @@ def _add(held: dict[str, Any], before: dict[str, Any], after: dict[str, Any], re
     return True
 
 
-_RESERVED: Final = frozenset({"ctx", "self", "goal", "key", "anew"})
+_RESERVED: Final = frozenset({"ctx", "self", "goal", "key", "fresh"})
 
 
-class StateForm(Generic[S]):
+class StateType(Generic[S]):
     """One agent's type of state. Raises `TaskDefinitionError` for one that cannot be kept.
 
     inputs: those of its own fields that may be given when a goal is enqueued. ephemeral: those that are never stored.

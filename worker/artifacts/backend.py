@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Protocol
 
-__all__ = ["INCOMING", "Draft", "Object", "Shelf", "is_hash", "path_of"]
+__all__ = ["INCOMING", "ArtifactBackend", "Object", "Upload", "is_hash", "path_of"]
 
 INCOMING: Final = "incoming"
 
@@ -26,7 +26,7 @@ class Object:
     modified: float
 
 
-class Draft(Protocol):
+class Upload(Protocol):
     """Something that is being written, under a temporary name."""
 
     def write(self, data: bytes | memoryview) -> None: ...
@@ -43,7 +43,7 @@ class Draft(Protocol):
         ...
 
 
-class Shelf(Protocol):
+class ArtifactBackend(Protocol):
     """A place. Raises `FileNotFoundError` for what is not there, and whatever it raises where it cannot be reached."""
 
     @property
@@ -51,7 +51,7 @@ class Shelf(Protocol):
         """Where it is, without any password."""
         ...
 
-    def draft(self) -> Draft: ...
+    def draft(self) -> Upload: ...
 
     def open(self, digest: str) -> IO[bytes]: ...
 

@@ -18,18 +18,18 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ...queues import Gateway, Namespace, Partition, saved_fields, saved_fields_of_all
+from ...queues import Gateway, Namespace, Partition, checkpoint_fields, checkpoint_fields_of_all
 from ..errors import ArtifactError
 from .store import ArtifactStore, Kept
 
-__all__ = ["Link", "all_links", "field_of", "links_among", "orphans", "task_links"]
+__all__ = ["ArtifactLink", "all_links", "field_of", "links_among", "orphans", "task_links"]
 
 _FIELDS: Final = "#artifact:"
 
 VERSION: Final = 1
 
 
-class Link(BaseModel):
+class ArtifactLink(BaseModel):
     """What a task keeps of an artifact. hash: SHA-256 in hexadecimal. size: bytes. n: the number of its event."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -45,7 +45,7 @@ class Link(BaseModel):
         return self.model_dump_json().encode()
 
     @classmethod
-    def decode(cls, task_id: str, name: str, data: bytes) -> Link:
+    def decode(cls, task_id: str, name: str, data: bytes) -> ArtifactLink:
         """Raises `ArtifactError`, which names the task and the artifact."""
         try:
             link = cls.model_validate_json(data)
@@ -65,27 +65,27 @@ def field_of(name: str) -> str:
     return _FIELDS + name
 
 
-def links_among(task_id: str, saved: Mapping[str, bytes]) -> list[Link]:
+def links_among(task_id: str, saved: Mapping[str, bytes]) -> list[ArtifactLink]:
     """The links among what is saved in a task's checkpoint, in the order in which they were made."""
     found = [
-        Link.decode(task_id, field.removeprefix(_FIELDS), data)
+        ArtifactLink.decode(task_id, field.removeprefix(_FIELDS), data)
         for field, data in saved.items()
         if field.startswith(_FIELDS)
     ]
     return sorted(found, key=lambda link: (link.n, link.name))
 
 
-async def task_links(gateway: Gateway, partition: Partition, task_id: str) -> list[Link]:
-    """What a task links. Raises `ArtifactError`, `CannotOpen`."""
-    return links_among(task_id, await saved_fields(gateway, partition, task_id, _FIELDS))
+async def task_links(gateway: Gateway, partition: Partition, task_id: str) -> list[ArtifactLink]:
+    """What a task links. Raises `ArtifactError`, `DecryptionError`."""
+    return links_among(task_id, await checkpoint_fields(gateway, partition, task_id, _FIELDS))
 
 
-async def all_links(gateway: Gateway, namespace: Namespace) -> AsyncIterator[tuple[Partition, str, list[Link]]]:
+async def all_links(gateway: Gateway, namespace: Namespace) -> AsyncIterator[tuple[Partition, str, list[ArtifactLink]]]:
     """Of every task of the namespace that is kept, what it links; also of those that link nothing, for the progress.
 
-    Raises `ArtifactError` or `CannotOpen` for a link that cannot be read.
+    Raises `ArtifactError` or `DecryptionError` for a link that cannot be read.
     """
-    async for partition, task_id, saved in saved_fields_of_all(gateway, namespace, _FIELDS):
+    async for partition, task_id, saved in checkpoint_fields_of_all(gateway, namespace, _FIELDS):
         yield partition, task_id, links_among(task_id, saved)
 
 

@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from .backend import INCOMING, Draft, Object, WrongSize, is_hash, path_of
+from .backend import INCOMING, Object, Upload, WrongSize, is_hash, path_of
 
-__all__ = ["Folder"]
+__all__ = ["LocalBackend"]
 
 
-class Folder:
+class LocalBackend:
     """A shelf on a file system.
 
     Bytes are on the disk before they get their name, and the name is before `keep` returns: what was linked survives a
@@ -30,7 +30,7 @@ class Folder:
     def shown(self) -> str:
         return str(self._root)
 
-    def draft(self) -> Draft:
+    def draft(self) -> Upload:
         incoming = self._root / INCOMING
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         incoming.mkdir(mode=0o700, exist_ok=True)
@@ -80,7 +80,7 @@ class Folder:
 
 
 class _FileDraft:
-    def __init__(self, folder: Folder, incoming: Path) -> None:
+    def __init__(self, folder: LocalBackend, incoming: Path) -> None:
         self._folder = folder
         number, name = tempfile.mkstemp(dir=incoming)
         self._path = Path(name)

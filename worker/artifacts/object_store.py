@@ -10,12 +10,12 @@ from typing import IO, Any
 
 from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
 
-from .backend import INCOMING, Draft, Object, WrongSize, is_hash, path_of
+from .backend import INCOMING, Object, Upload, WrongSize, is_hash, path_of
 
-__all__ = ["Remote"]
+__all__ = ["ObjectStoreBackend"]
 
 
-class Remote:
+class ObjectStoreBackend:
     """A shelf on a file system of fsspec.
 
     What is written is moved into its place when it is complete; an object store copies it there, which is all or
@@ -32,7 +32,7 @@ class Remote:
     def shown(self) -> str:
         return self._shown
 
-    def draft(self) -> Draft:
+    def draft(self) -> Upload:
         self._files.makedirs(self._at(INCOMING), exist_ok=True)
         return _RemoteDraft(self._files, self._root)
 

@@ -32,9 +32,9 @@ from ..errors import (
     ConfigurationError,
     StoreUnavailable,
 )
-from .backend import Object, Shelf, WrongSize
+from .backend import ArtifactBackend, Object, WrongSize
 from .chunks import CHUNK, Data, chunks_of
-from .local import Folder
+from .local import LocalBackend
 
 __all__ = ["ArtifactStore", "Kept", "Stored", "check_artifact_name", "open_store"]
 
@@ -61,7 +61,7 @@ class ArtifactStore:
     Every method takes `what`, which names the artifact (and its task) in errors.
     """
 
-    def __init__(self, shelf: Shelf, *, limit: int) -> None:
+    def __init__(self, shelf: ArtifactBackend, *, limit: int) -> None:
         """limit: bytes that one artifact may have."""
         self._shelf = shelf
         self.limit = limit
@@ -232,11 +232,13 @@ def open_store(place: str, folder: str, *, limit: int) -> ArtifactStore:
 
     limit: bytes that one artifact may have. Nothing is written yet. Raises `ConfigurationError`.
     """
-    shelf: Shelf = _remote(place, folder) if _URL.match(place) else Folder(Path(place).expanduser() / folder)
+    shelf: ArtifactBackend = (
+        _remote(place, folder) if _URL.match(place) else LocalBackend(Path(place).expanduser() / folder)
+    )
     return ArtifactStore(shelf, limit=limit)
 
 
-def _remote(url: str, folder: str) -> Shelf:
+def _remote(url: str, folder: str) -> ArtifactBackend:
     shown = re.sub(r"//[^/@]*@", "//", url.partition("?")[0])
     try:
         core: Any = import_module("fsspec.core")
@@ -249,5 +251,7 @@ def _remote(url: str, folder: str) -> Shelf:
         files, root = core.url_to_fs(url)
     except (ImportError, ValueError, TypeError, OSError) as error:
         raise ConfigurationError(f"artifacts cannot be kept at {shown} (PERDURE_ARTIFACTS): {error}") from None
-    shelf: Shelf = remote.Remote(files, f"{root.rstrip('/')}/{folder}", f"{shown.rstrip('/')}/{folder}")
+    shelf: ArtifactBackend = remote.ObjectStoreBackend(
+        files, f"{root.rstrip('/')}/{folder}", f"{shown.rstrip('/')}/{folder}"
+    )
     return shelf

@@ -9,22 +9,22 @@ from typing import Annotated, Any
 
 import typer
 
-from .lazy import LazyGroup, Promise, load
+from .lazy import LazyCommand, LazyGroup, load
 
 __all__ = ["commands", "main"]
 
 COMMANDS = (
-    Promise("demo", ".demo.command:demo", "Kill workers and replay a dead letter, on real files."),
-    Promise("worker", ".worker:app", "Run workers, and see who works."),
-    Promise("enqueue", ".enqueue:enqueue", "Put tasks on a queue."),
-    Promise("task", ".task:app", "See, wait for, watch and cancel tasks, and send them messages."),
-    Promise("queue", ".queue:app", "See queues in numbers."),
-    Promise("dlq", ".dlq:app", "See, replay, purge and export dead letters."),
-    Promise("artifacts", ".artifacts:app", "See what tasks have saved, and collect what nothing links."),
-    Promise("memory", ".memory:app", "What agents know beyond their tasks: add, search, list, forget."),
-    Promise("keys", ".encryption_keys:app", "Make keys of encryption, and see which are in use."),
-    Promise("server", ".server:app", "Start and stop the embedded server."),
-    Promise("bench", ".bench.command:bench", "Measure Perdure on your server, beside a raw client."),
+    LazyCommand("demo", ".demo.command:demo", "Kill workers and replay a dead letter, on real files."),
+    LazyCommand("worker", ".worker:app", "Run workers, and see who works."),
+    LazyCommand("enqueue", ".enqueue:enqueue", "Put tasks on a queue."),
+    LazyCommand("task", ".task:app", "See, wait for, watch and cancel tasks, and send them messages."),
+    LazyCommand("queue", ".queue:app", "See queues in numbers."),
+    LazyCommand("dlq", ".dlq:app", "See, replay, purge and export dead letters."),
+    LazyCommand("artifacts", ".artifacts:app", "See what tasks have saved, and collect what nothing links."),
+    LazyCommand("memory", ".memory:app", "What agents know beyond their tasks: add, search, list, forget."),
+    LazyCommand("keys", ".encryption_keys:app", "Make keys of encryption, and see which are in use."),
+    LazyCommand("server", ".server:app", "Start and stop the embedded server."),
+    LazyCommand("bench", ".bench.command:bench", "Measure Perdure on your server, beside a raw client."),
 )
 
 # The base of all of typer's usage errors; typer exports this one alone.

@@ -18,13 +18,13 @@ import anyio.to_thread
 import typer
 
 from ...queues import Producer
-from ..artifacts import ArtifactStore, Link, all_links, orphans, task_links
+from ..artifacts import ArtifactLink, ArtifactStore, all_links, orphans, task_links
 from ..durable import artifact_store
 from ..settings import load_settings
-from .support.connection import Place, find_handle, placed
+from .support.connection import ConnectionOptions, find_handle, with_connection_options
 from .support.errors import Failed, Misuse
 from .support.options import TaskId, in_duration
-from .support.output import AsJson, Bar, duration, print_data, print_json, print_json_lines, print_table, tell
+from .support.output import AsJson, Bar, duration, note, print_data, print_json, print_json_lines, print_table
 
 __all__ = ["app", "artifact", "describe_link", "size_text"]
 
@@ -33,9 +33,9 @@ _UNITS: Final = (("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1_000))
 STDOUT: Final = "-"
 
 
-@placed
+@with_connection_options
 def artifact(
-    place: Place,
+    place: ConnectionOptions,
     task_id: TaskId,
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="The artifact. Else all are listed.", show_default=False)
@@ -63,7 +63,7 @@ def artifact(
     anyio.run(_run, place, task_id, name, output, json)
 
 
-async def _run(place: Place, task_id: str, name: str | None, output: str | None, json: bool) -> None:
+async def _run(place: ConnectionOptions, task_id: str, name: str | None, output: str | None, json: bool) -> None:
     async with place.producer() as producer:
         handle = await find_handle(producer, task_id)
         links = await task_links(producer.gateway, handle.partition, task_id)
@@ -82,10 +82,10 @@ async def _run(place: Place, task_id: str, name: str | None, output: str | None,
         to = _target(link.name, output)
         await store.fetch(what, link.hash, link.size, to)
     print_data(str(to))
-    tell(f"{what}: {size_text(link.size)}, SHA-256 {link.hash}")
+    note(f"{what}: {size_text(link.size)}, SHA-256 {link.hash}")
 
 
-def _list_of_task(task_id: str, links: list[Link], *, json: bool) -> None:
+def _list_of_task(task_id: str, links: list[ArtifactLink], *, json: bool) -> None:
     if json:
         print_json([describe_link(link) for link in links])
     elif links:
@@ -94,7 +94,7 @@ def _list_of_task(task_id: str, links: list[Link], *, json: bool) -> None:
             [(link.name, size_text(link.size), link.media_type, link.hash) for link in links],
         )
     else:
-        tell(f"task {task_id} has saved no artifacts")
+        note(f"task {task_id} has saved no artifacts")
 
 
 def _target(name: str, output: str | None) -> Path:
@@ -110,7 +110,7 @@ def _target(name: str, output: str | None) -> Path:
     return target
 
 
-async def _print(store: ArtifactStore, what: str, link: Link) -> None:
+async def _print(store: ArtifactStore, what: str, link: ArtifactLink) -> None:
     """Through a temporary file: the bytes are known to be right before the first one is printed."""
     with tempfile.TemporaryDirectory(prefix="perdure-") as folder:
         file = Path(folder) / "fetched"
@@ -129,7 +129,7 @@ def _copy_to_stdout(file: Path) -> None:
             raise Failed(f"stdout cannot be written: {error}") from error
 
 
-def describe_link(link: Link) -> dict[str, object]:
+def describe_link(link: ArtifactLink) -> dict[str, object]:
     """A link as plain data, for programs."""
     return {"name": link.name, "size": link.size, "media_type": link.media_type, "hash": link.hash}
 
@@ -151,9 +151,9 @@ def artifacts() -> None:
 
 
 @app.command("list")
-@placed
+@with_connection_options
 def list_(
-    place: Place,
+    place: ConnectionOptions,
     *,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="No more than so many.")] = 1000,
     json: AsJson = False,
@@ -165,7 +165,7 @@ def list_(
     anyio.run(_list, place, limit, json)
 
 
-async def _list(place: Place, limit: int, json: bool) -> None:
+async def _list(place: ConnectionOptions, limit: int, json: bool) -> None:
     rows: list[tuple[str, str, str, str, str]] = []
     seen: set[tuple[str, str]] = set()
     async with place.producer() as producer:
@@ -185,15 +185,15 @@ async def _list(place: Place, limit: int, json: bool) -> None:
         if rows:
             print_table(("task", "name", "size#", "media type", "sha-256"), rows)
         elif not seen:
-            tell(f"no artifacts of tasks of namespace {producer.namespace.name!r} on {producer.address.shown}")
+            note(f"no artifacts of tasks of namespace {producer.namespace.name!r} on {producer.address.shown}")
     if len(seen) == limit:
-        tell(f"there may be more than {limit}: raise --limit to see them")
+        note(f"there may be more than {limit}: raise --limit to see them")
 
 
 @app.command()
-@placed
+@with_connection_options
 def gc(
-    place: Place,
+    place: ConnectionOptions,
     *,
     grace: Annotated[
         float,
@@ -213,7 +213,7 @@ def gc(
     anyio.run(_collect, place, grace, dry_run, json)
 
 
-async def _collect(place: Place, grace: float, dry_run: bool, json: bool) -> None:
+async def _collect(place: ConnectionOptions, grace: float, dry_run: bool, json: bool) -> None:
     found: list[dict[str, object]] = []
     count = size = 0
     async with place.producer() as producer:
@@ -242,6 +242,6 @@ async def _linked(producer: Producer, bar: Bar) -> AsyncIterator[str]:
 def _say(store: ArtifactStore, count: int, size: int, drafts: int, grace: float, *, dry_run: bool) -> None:
     done = "would be deleted" if dry_run else "deleted"
     rest = f", and {drafts} that were never completed" if drafts else ""
-    tell(f"{count} artifacts ({size_text(size)}) that no task links {done} in {store.shown}{rest}")
+    note(f"{count} artifacts ({size_text(size)}) that no task links {done} in {store.shown}{rest}")
     if count and dry_run:
-        tell(f"all of them were saved more than {duration(grace)} ago")
+        note(f"all of them were saved more than {duration(grace)} ago")

@@ -37,13 +37,13 @@ from .support.output import (
     AsJson,
     Bar,
     ago,
+    note,
     print_data,
     print_fields,
     print_json,
     print_json_lines,
     print_table,
     print_text,
-    tell,
     timestamp,
 )
 
@@ -169,7 +169,7 @@ async def _rehearse(selected: Selection, json: bool) -> None:
         reasons[letter.reason] += 1
         _report(letter, "would be replayed", json)
     listed = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-    tell(f"would be replayed: {reasons.total()}{f' ({listed})' if listed else ''}; nothing was changed")
+    note(f"would be replayed: {reasons.total()}{f' ({listed})' if listed else ''}; nothing was changed")
 
 
 @connected
@@ -223,7 +223,7 @@ def _report(letter: DeadLetter, what: str, json: bool) -> None:
 
 
 def _sum_up(what: str, done: int, gone: list[str]) -> None:
-    tell(f"{what}: {done - len(gone)}")
+    note(f"{what}: {done - len(gone)}")
     if gone:
         raise Failed(f"{len(gone)} were gone already, replayed or purged by others: {', '.join(gone[:5])}")
 
@@ -280,9 +280,9 @@ async def list_(
             ],
         )
     else:
-        tell(f"no such dead letters in namespace {producer.namespace.name!r} on {producer.address.shown}")
+        note(f"no such dead letters in namespace {producer.namespace.name!r} on {producer.address.shown}")
     if more:
-        tell(f"there are more than {limit}: raise --limit to see them")
+        note(f"there are more than {limit}: raise --limit to see them")
 
 
 @app.command()
@@ -346,7 +346,7 @@ async def export(
         async for letter in selected.letters:
             print_json_lines([letter.summary()], file)
             bar.advance()
-    tell(f"dead letters exported: {bar.done}")
+    note(f"dead letters exported: {bar.done}")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import typer
 from ...queues import generate_key
 from ..settings import load_settings
 from .support.errors import Failed
-from .support.output import AsJson, print_data, print_json, tell
+from .support.output import AsJson, note, print_data, print_json
 
 __all__ = ["app"]
 
@@ -44,7 +44,7 @@ def generate(
         raise Failed(f"cannot make {output}: {error.strerror}") from None
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(f"{generate_key()}\n")
-    tell(f"a new key is in {output}: name it as PERDURE_ENCRYPTION_KEY_FILE")
+    note(f"a new key is in {output}: name it as PERDURE_ENCRYPTION_KEY_FILE")
 
 
 @app.command("list")
@@ -53,10 +53,10 @@ def list_(*, json: AsJson = False) -> None:
 
     Example: perdure keys list
     """
-    found = load_settings().sealer
+    found = load_settings().encryptor
     if json:
         print_json({"keys": list(found.key_ids), "required": found.required})
     elif found.active:
         print_data("\n".join(found.key_ids))
     else:
-        tell("no key is set: data is stored as it is")
+        note("no key is set: data is stored as it is")

@@ -29,14 +29,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import to_json
 
 from ...queues import (
-    Form,
-    Marks,
-    Message,
+    EnvelopeTemplate,
     Options,
     PayloadTooLarge,
     Producer,
     Replicated,
+    SecretPaths,
     TaskHandle,
+    TaskMessage,
     check_name,
     check_size,
     spread,
@@ -44,7 +44,7 @@ from ...queues import (
 from .support.connection import connected
 from .support.errors import Failed, Misuse
 from .support.options import in_seconds, read_object, read_queue, read_task_id
-from .support.output import AsJson, Bar, print_data, print_json, print_json_lines, tell
+from .support.output import AsJson, Bar, note, print_data, print_json, print_json_lines
 
 __all__ = ["Defaults", "Item", "check", "enqueue", "items", "make_message", "opened", "problem"]
 
@@ -61,7 +61,7 @@ class Defaults:
     key: str | None
     options: Options
     payload_limit: int
-    secrets: Marks = ()
+    secrets: SecretPaths = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Item:
 
     queue: str
     delay: float
-    message: Message
+    message: TaskMessage
 
 
 class _Line(BaseModel):
@@ -155,9 +155,11 @@ def make_message(
     task_id: str | None,
     key: str | None,
     headers: dict[str, str] | None = None,
-) -> Message:
+) -> TaskMessage:
     """A task ready to be sent. Raises `ValueError` of several kinds: `problem` has their text."""
-    message = Form(task, headers, defaults.options).message(to_json(args), defaults.secrets, key=key, task_id=task_id)
+    message = EnvelopeTemplate(task, headers, defaults.options).message(
+        to_json(args), defaults.secrets, key=key, task_id=task_id
+    )
     size = len(message.envelope) + len(message.arguments)
     check_size("the task's envelope and arguments", size, defaults.payload_limit)
     return message
@@ -308,7 +310,7 @@ async def _send_one(
         print_json({"id": message.id, "queue": defaults.queue})
     else:
         print_data(message.id)
-        tell(f"{defaults.task} is on queue {defaults.queue} of {producer.address.shown}")
+        note(f"{defaults.task} is on queue {defaults.queue} of {producer.address.shown}")
 
 
 async def _send_file(
@@ -329,7 +331,7 @@ async def _send_file(
                     if len(sent) == _SHOWN:
                         sent = _show(sent, queue, bar, json)
                 _show(sent, queue, bar, json)
-    tell(f"tasks enqueued on {producer.address.shown}: {count}")
+    note(f"tasks enqueued on {producer.address.shown}: {count}")
 
 
 def _show(sent: Sequence[str], queue: str, bar: Bar, json: bool) -> list[str]:

@@ -13,16 +13,16 @@ from rich.text import Text
 
 from ...queues import Unavailable, WorkerInfo, list_workers
 from ..runtime.health.report import ALIVE, CONNECTED, LEVELS, Level, Report
-from .support.connection import Place, placed
+from .support.connection import ConnectionOptions, with_connection_options
 from .support.errors import Failed, Misuse
-from .support.output import AsJson, duration, print_data, print_json, print_table, tell
+from .support.output import AsJson, duration, note, print_data, print_json, print_table
 
 __all__ = ["health"]
 
 
-@placed
+@with_connection_options
 def health(
-    place: Place,
+    place: ConnectionOptions,
     worker: Annotated[
         str | None, typer.Argument(metavar="[WORKER-ID]", help="The worker, as listed.", show_default=False)
     ] = None,
@@ -63,7 +63,7 @@ def health(
     failing = [(report.worker, level) for report in reports for level in report.levels if not level.ok]
     for worker_id, level in failing:
         remedy = f"; {level.remedy}" if level.remedy else ""
-        tell(f"worker {worker_id} is not {_AS_ADJECTIVE.get(level.name, level.name)}: {level.said}{remedy}")
+        note(f"worker {worker_id} is not {_AS_ADJECTIVE.get(level.name, level.name)}: {level.said}{remedy}")
     if failing:
         raise typer.Exit(1)
 
@@ -71,7 +71,7 @@ def health(
 _AS_ADJECTIVE = {"progress": "making progress"}
 
 
-async def _announced(place: Place) -> list[WorkerInfo]:
+async def _announced(place: ConnectionOptions) -> list[WorkerInfo]:
     async with place.producer() as producer:
         return await list_workers(producer.gateway, producer.namespace)
 

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["LazyGroup", "Promise", "load"]
+__all__ = ["LazyCommand", "LazyGroup", "load"]
 
 
 def load(target: str) -> Any:
@@ -17,7 +17,7 @@ def load(target: str) -> Any:
     return getattr(import_module(module, __package__), attribute)
 
 
-class Promise(TyperCommand):
+class LazyCommand(TyperCommand):
     """Stands for a command where commands are listed or completed; `fetch` imports the command itself."""
 
     def __init__(self, name: str, target: str, help: str) -> None:
@@ -40,4 +40,4 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command.fetch() if isinstance(command, Promise) else command, rest
+        return name, command.fetch() if isinstance(command, LazyCommand) else command, rest

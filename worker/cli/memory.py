@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from ..memory import Found, HybridStore, Memory, new_memory, strength
+from ..memory import FoundMemory, HybridStore, Memory, new_memory, strength
 from .memory_admin import export, prune, reembed, take_in
 from .support.errors import Failed, Misuse
-from .support.memory_store import Owner, Tags, Type, stored
-from .support.output import AsJson, duration, print_data, print_json, print_table, tell
+from .support.memory_store import Owner, Tags, Type, with_memory_store
+from .support.output import AsJson, duration, note, print_data, print_json, print_table
 
 __all__ = ["app"]
 
@@ -35,7 +35,7 @@ def memory() -> None:
 
 
 @app.command()
-@stored(create=True)
+@with_memory_store(create=True)
 async def add(
     store: HybridStore,
     text: Annotated[str | None, typer.Argument(metavar="TEXT", help="What to remember.", show_default=False)] = None,
@@ -77,7 +77,7 @@ async def add(
         counts = await take_in(store, file, {"type": type, "owner": owner, "source": source, "tags": tag or []})
         if json:
             print_json(counts)
-        tell(f"memories from {file}: {counts['stored']} stored, {counts['known']} known already, in {store.place}")
+        note(f"memories from {file}: {counts['stored']} stored, {counts['known']} known already, in {store.place}")
         return
     if text is None:
         raise Misuse("say what to remember, or name a file with --file")
@@ -88,11 +88,11 @@ async def add(
         print_json(kept.model_dump(mode="json"))
     else:
         print_data(kept.id)
-        tell(f"it is in {store.place}{'' if kept.created >= began else ', and was known'}")
+        note(f"it is in {store.place}{'' if kept.created >= began else ', and was known'}")
 
 
 @app.command()
-@stored()
+@with_memory_store()
 async def search(
     store: HybridStore,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="Words, or a whole question.", show_default=False)],
@@ -114,10 +114,10 @@ async def search(
         columns = ("id", "score#", "words#", "meaning#", "type", "owner", "text")
         print_table(columns, [_found_row(one) for one in found])
     else:
-        tell(f"nothing is found in {store.place}")
+        note(f"nothing is found in {store.place}")
 
 
-def _found_row(found: Found) -> Sequence[str]:
+def _found_row(found: FoundMemory) -> Sequence[str]:
     memory = found.memory
     by_words = "-" if found.text_rank is None else f"{found.text_rank}."
     by_meaning = "-" if found.vector_rank is None else f"{found.vector_rank}. ({found.similarity:.2f})"
@@ -125,7 +125,7 @@ def _found_row(found: Found) -> Sequence[str]:
 
 
 @app.command("list")
-@stored(embeds=False)
+@with_memory_store(embeds=False)
 async def list_(
     store: HybridStore,
     *,
@@ -147,9 +147,9 @@ async def list_(
         columns = ("id", "type", "owner", "strength#", "uses#", "used", "text")
         print_table(columns, [_row(one, now) for one in found[:limit]])
     else:
-        tell(f"no such memories in {store.place}")
+        note(f"no such memories in {store.place}")
     if len(found) > limit:
-        tell(f"there are more than {limit}: raise --limit to see them, or export them")
+        note(f"there are more than {limit}: raise --limit to see them, or export them")
 
 
 def _row(memory: Memory, now: float) -> Sequence[str]:
@@ -164,7 +164,7 @@ def _short(text: str) -> str:
 
 
 @app.command()
-@stored(embeds=False)
+@with_memory_store(embeds=False)
 async def forget(
     store: HybridStore,
     ids: Annotated[
@@ -201,7 +201,7 @@ async def forget(
         print_json({"forgotten": gone, "dry_run": dry_run})
     elif gone:
         print_data("\n".join(gone))
-    tell(f"memories that {'would be ' if dry_run else 'are '}forgotten: {len(gone)}")
+    note(f"memories that {'would be ' if dry_run else 'are '}forgotten: {len(gone)}")
 
 
 app.command()(export)

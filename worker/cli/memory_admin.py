@@ -25,14 +25,14 @@ from ..memory.factory import is_postgres, store_path
 from ..settings import Settings
 from .enqueue import opened, problem
 from .support.errors import Failed, Misuse
-from .support.memory_store import Owner, Tags, Type, placed, stored, without_embedder
+from .support.memory_store import Owner, Tags, Type, with_memory_store, with_store_options, without_embedder
 from .support.options import read_object
-from .support.output import AsJson, Bar, print_data, print_json, print_json_lines, tell
+from .support.output import AsJson, Bar, note, print_data, print_json, print_json_lines
 
 __all__ = ["export", "prune", "reembed", "take_in"]
 
 
-@placed
+@with_store_options
 def export(
     settings: Settings,
     *,
@@ -62,7 +62,7 @@ def export(
                 async for memory in store.export(owner=owner, type=type, tags=tag or ()):
                     print_json_lines([memory.model_dump(mode="json")], file)
                     bar.advance()
-            tell(f"memories exported from {store.place}: {bar.done}")
+            note(f"memories exported from {store.place}: {bar.done}")
         finally:
             await store.close()
 
@@ -81,7 +81,7 @@ def _salvage(
             if of_owner and of_type and set(tag or ()) <= set(memory.tags):
                 print_json_lines([memory.model_dump(mode="json")], file)
                 bar.advance()
-    tell(f"memories salvaged from {store_path(settings)}: {bar.done}; places that cannot be read: {reading.lost}")
+    note(f"memories salvaged from {store_path(settings)}: {bar.done}; places that cannot be read: {reading.lost}")
     if reading.lost:
         raise typer.Exit(1)
 
@@ -99,7 +99,7 @@ def _opened(path: Path | None) -> Iterator[TextIO | None]:
         raise Failed(f"cannot write {path}: {error.strerror}") from None
 
 
-@stored(embeds=False)
+@with_memory_store(embeds=False)
 async def prune(
     store: HybridStore,
     *,
@@ -133,10 +133,10 @@ async def prune(
         print_json({"pruned": gone, "dry_run": dry_run})
     elif gone:
         print_data("\n".join(gone))
-    tell(f"memories that {'would go' if dry_run else 'are gone'}: {len(gone)}")
+    note(f"memories that {'would go' if dry_run else 'are gone'}: {len(gone)}")
 
 
-@stored(anew=True)
+@with_memory_store(reembedding=True)
 async def reembed(store: HybridStore, *, json: AsJson = False) -> None:
     """Embed all memories with the embedder that is set, for search by meaning: another one than before, or the first.
 
@@ -151,7 +151,7 @@ async def reembed(store: HybridStore, *, json: AsJson = False) -> None:
             bar.advance(done - bar.done)
     if json:
         print_json({"embedded": done})
-    tell(f"memories embedded: {done}, in {store.place}")
+    note(f"memories embedded: {done}, in {store.place}")
 
 
 _SHOWN = 10

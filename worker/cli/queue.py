@@ -24,7 +24,7 @@ from ...queues import (
     QueueError,
     QueueStats,
     Route,
-    close_former,
+    close_previous,
     list_queues,
     load_route,
     set_partitions,
@@ -33,7 +33,7 @@ from .lazy import load
 from .support.connection import connected, known_partitions
 from .support.errors import Failed
 from .support.options import read_queue
-from .support.output import AsJson, duration, print_data, print_json, print_table, tell
+from .support.output import AsJson, duration, note, print_data, print_json, print_table
 
 __all__ = ["app", "exposition", "queue_registry"]
 
@@ -86,7 +86,7 @@ async def list_(producer: Producer, *, json: AsJson = False) -> None:
             ],
         )
     else:
-        tell(f"no queues in namespace {producer.namespace.name!r} on {producer.address.shown}")
+        note(f"no queues in namespace {producer.namespace.name!r} on {producer.address.shown}")
 
 
 def _drained_in(stats: QueueStats) -> str:
@@ -183,12 +183,12 @@ async def partitions(
     before = await load_route(producer.gateway, producer.namespace, queue_name)
     route = await set_partitions(producer.gateway, producer.namespace, queue_name, count)
     if before is None:
-        tell(f"queue {queue_name} is new: nobody has used it yet")
+        note(f"queue {queue_name} is new: nobody has used it yet")
     if route == before:
-        await close_former(producer.gateway, producer.namespace, queue_name, route)
-        tell(f"queue {queue_name} has {_partitions(count)} already: nothing was changed")
+        await close_previous(producer.gateway, producer.namespace, queue_name, route)
+        note(f"queue {queue_name} has {_partitions(count)} already: nothing was changed")
     else:
-        tell(f"queue {queue_name} is spread over {_partitions(count)} from now on: {_indexes(route)}")
+        note(f"queue {queue_name} is spread over {_partitions(count)} from now on: {_indexes(route)}")
     await _show(producer, queue_name, json)
 
 

@@ -11,7 +11,7 @@ import typer
 from ...queues import default_data_dir
 from ...queues.embedded import ServerStatus, start, status, stop
 from .support.connection import DataDir
-from .support.output import AsJson, print_data, print_fields, print_json, tell
+from .support.output import AsJson, note, print_data, print_fields, print_json
 
 __all__ = ["app"]
 
@@ -39,7 +39,7 @@ def start_(*, data_dir: DataDir = None, json: AsJson = False) -> None:
         print_json(_summary(directory, found))
     else:
         print_data(_address(directory))
-        tell(f"the server is Redis {found.version}, process {found.pid}, on unix://{found.socket}")
+        note(f"the server is Redis {found.version}, process {found.pid}, on unix://{found.socket}")
 
 
 @app.command("stop")
@@ -55,7 +55,7 @@ def stop_(
     directory = _directory(data_dir)
     ran = status(directory).running
     stop(directory, force=force)
-    tell(f"the server in {directory} {'has stopped' if ran else 'did not run'}")
+    note(f"the server in {directory} {'has stopped' if ran else 'did not run'}")
 
 
 @app.command("status")

@@ -16,12 +16,12 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from ...queues import CannotOpen, Gateway, Partition, Producer, Record, State, TaskHandle, TaskOutcome, list_tasks
-from ..agent.coherence import StandingFinding, standing_findings
-from ..artifacts import Link, task_links
+from ...queues import DecryptionError, Gateway, Partition, Producer, Record, State, TaskHandle, TaskOutcome, list_tasks
+from ..agent.coherence import StoredFinding, stored_findings
+from ..artifacts import ArtifactLink, task_links
 from ..errors import ArtifactError
 from .artifacts import artifact, describe_link, size_text
-from .lazy import LazyGroup, Promise
+from .lazy import LazyCommand, LazyGroup
 from .support.connection import connected, find_handle, known_partitions, redis_now
 from .support.errors import Failed
 from .support.events_text import describe_event
@@ -32,6 +32,7 @@ from .support.output import (
     as_data,
     clean,
     duration,
+    note,
     print_data,
     print_fields,
     print_json,
@@ -40,7 +41,6 @@ from .support.output import (
     print_text,
     state_text,
     stdout,
-    tell,
     timestamp,
 )
 from .task_inbox import inbox, send, shown_due, shown_inbox, shown_wait
@@ -97,35 +97,35 @@ def _outcome(record: Record) -> Text:
     return Text.assemble(state_text(record.state), clean(said))
 
 
-async def shown_links(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[Link]:
+async def shown_links(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[ArtifactLink]:
     """What it has saved; none, and a line that says why, where that cannot be read."""
     try:
         return await task_links(gateway, partition, task_id)
-    except (ArtifactError, CannotOpen) as error:
-        tell(str(error))
+    except (ArtifactError, DecryptionError) as error:
+        note(str(error))
         return ()
 
 
-async def shown_findings(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[StandingFinding]:
+async def shown_findings(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[StoredFinding]:
     """What its agent is known to have wrong; none, and a line that says why, where that cannot be read."""
     try:
-        return await standing_findings(gateway, partition, task_id)
-    except CannotOpen as error:
-        tell(str(error))
+        return await stored_findings(gateway, partition, task_id)
+    except DecryptionError as error:
+        note(str(error))
         return ()
 
 
-def link_text(links: Sequence[Link]) -> str | None:
+def link_text(links: Sequence[ArtifactLink]) -> str | None:
     """A line for each, if there is any."""
     return "\n".join(f"{link.name}  {size_text(link.size)}  {link.hash}" for link in links) or None
 
 
-def finding_text(findings: Sequence[StandingFinding]) -> str | None:
+def finding_text(findings: Sequence[StoredFinding]) -> str | None:
     """A line for each, if there is any."""
     return "\n".join(f"{one.check}: {one.detail} ({one.policy}, event {one.n})" for one in findings) or None
 
 
-def describe_finding(finding: StandingFinding) -> dict[str, object]:
+def describe_finding(finding: StoredFinding) -> dict[str, object]:
     """A finding as plain data, for programs."""
     return {"check": finding.check, "detail": finding.detail, "policy": finding.policy, "event": finding.n}
 
@@ -136,7 +136,7 @@ class _Commands(LazyGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         for name, (target, help_text) in _ELSEWHERE.items():
-            self.add_command(Promise(name, target, help_text))
+            self.add_command(LazyCommand(name, target, help_text))
 
 
 _ELSEWHERE = {
@@ -202,9 +202,9 @@ async def list_(
             ],
         )
     else:
-        tell(f"no such tasks in namespace {producer.namespace.name!r} on {producer.address.shown}")
+        note(f"no such tasks in namespace {producer.namespace.name!r} on {producer.address.shown}")
     if more:
-        tell(f"there are more than {limit}: raise --limit to see them")
+        note(f"there are more than {limit}: raise --limit to see them")
 
 
 @app.command()
@@ -304,11 +304,11 @@ async def result(
 async def _raw_handle(producer: Producer, task_id: str) -> TaskHandle[str]:
     """The task, with its result as the JSON text that it is."""
     partition = (await find_handle(producer, task_id)).partition
-    return TaskHandle(task_id, partition, producer.gateway, producer.news, bytes.decode)
+    return TaskHandle(task_id, partition, producer.gateway, producer.notifications, bytes.decode)
 
 
 async def _print_outcome(handle: TaskHandle[Any]) -> None:
-    while (following := await handle.following()) is not None:
+    while (following := await handle.successor()) is not None:
         handle = following
     record = await handle.record()
     outcome = {"id": record.id, "state": record.state, "result": as_data(record.shown_result())}
@@ -351,7 +351,7 @@ async def cancel(producer: Producer, task_id: TaskId, *, json: AsJson = False) -
     if not json:
         print_data(task_id)
     asked = state is State.RUNNING
-    tell(f"task {task_id} is running: its worker has been asked" if asked else f"task {task_id} is cancelled")
+    note(f"task {task_id} is running: its worker has been asked" if asked else f"task {task_id} is cancelled")
 
 
 app.command("artifact")(artifact)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import orjson
 import typer
 
-from ...queues import Producer, Record, State, TaskHandle, Trail, read_trail
+from ...queues import LogTail, Producer, Record, State, TaskHandle, read_log_tail
 from ..errors import BadHandoff
 from ..journal import (
     HANDOFF,
@@ -35,7 +35,7 @@ from ..journal.handoff.document import RECEIVED, Why
 from .support.connection import connected, find_handle
 from .support.errors import Misuse
 from .support.options import TaskId, read_object, read_task_id
-from .support.output import AsJson, print_data, print_fields, print_json, print_text, tell
+from .support.output import AsJson, note, print_data, print_fields, print_json, print_text
 
 __all__ = ["fork", "handoff", "replay"]
 
@@ -92,9 +92,9 @@ async def _check(handle: TaskHandle[Any], producer: Producer, *, json: bool) -> 
     stored = await check_state(producer.gateway, handle.partition, handle.id)
     if stored is None:
         past = await state_at(producer.gateway, handle.partition, handle.id)
-        tell(f"task {handle.id} has no snapshot; its log is sound, {past.number} events")
+        note(f"task {handle.id} has no snapshot; its log is sound, {past.number} events")
     else:
-        tell(f"task {handle.id}: the snapshot at event {stored.number} is what the log comes to")
+        note(f"task {handle.id}: the snapshot at event {stored.number} is what the log comes to")
     if json:
         print_json({"id": handle.id, "sound": True, "snapshot": None if stored is None else stored.number})
 
@@ -114,7 +114,7 @@ async def _compare(
         print_json({"id": handle.id, "from": first, "to": second, "changes": changes})
         return
     if not changes:
-        tell(f"nothing changed from event {first} to event {second}")
+        note(f"nothing changed from event {first} to event {second}")
     for change in changes:
         value = "" if change["op"] == "remove" else f" {_shown(change['value'])}"
         print_text(f"{change['op']:8}{change['path'] or '/'}{value}")
@@ -122,9 +122,9 @@ async def _compare(
 
 def _warn(past: Past) -> None:
     for problem in past.skipped[:_MOST]:
-        tell(f"left out: {problem}")
+        note(f"left out: {problem}")
     if len(past.skipped) > _MOST:
-        tell(f"left out: {len(past.skipped) - _MOST} more")
+        note(f"left out: {len(past.skipped) - _MOST} more")
 
 
 _MOST: Final = 5
@@ -247,9 +247,9 @@ async def fork(
     else:
         print_data(forked.handle.id)
     of = "" if forked.agent is None else f" of agent {forked.agent}"
-    tell(f"a new task{of} goes on from event {forked.event} of task {task_id}, with {forked.steps} recorded steps")
+    note(f"a new task{of} goes on from event {forked.event} of task {task_id}, with {forked.steps} recorded steps")
     if forked.within is not None:
-        tell(f"step {forked.within!r} was under way then: it begins anew, and may tell again what it had told")
+        note(f"step {forked.within!r} was under way then: it begins anew, and may tell again what it had told")
 
 
 def _edits(texts: list[str]) -> dict[str, Any]:
@@ -292,10 +292,10 @@ async def handoff(
     """
     handle = await find_handle(producer, task_id)
     record = await handle.record()
-    trail = await read_trail(producer.gateway, handle.partition, task_id)
+    trail = await read_log_tail(producer.gateway, handle.partition, task_id)
     found = _stored(trail, task_id, RECEIVED) if received else _current(trail, record)
     if found is None:
-        tell(f"task {task_id} goes on from no other task")
+        note(f"task {task_id} goes on from no other task")
         raise typer.Exit(1)
     if json:
         small = fitted(found, budget, form=lambda one: one.to_json().decode())
@@ -304,7 +304,7 @@ async def handoff(
         print_text(fitted_text(found, budget).rstrip())
 
 
-def _current(trail: Trail, record: Record) -> Handoff:
+def _current(trail: LogTail, record: Record) -> Handoff:
     """The one that is stored, if nothing has happened since and the task does not run; else one as of now."""
     stored = _stored(trail, record.id, HANDOFF)
     if stored is not None and stored.events == trail.number and record.state is not State.RUNNING:
@@ -315,7 +315,7 @@ def _current(trail: Trail, record: Record) -> Handoff:
     return drawn if why == "asked" else drawn.model_copy(update={"at": record.finished_at or trail.events[-1].at})
 
 
-def _why(trail: Trail, record: Record) -> Why:
+def _why(trail: LogTail, record: Record) -> Why:
     if record.state is State.SUCCEEDED:
         return "finished"
     if record.state is State.DEAD:
@@ -325,12 +325,12 @@ def _why(trail: Trail, record: Record) -> Why:
     return known.get(last, "asked")
 
 
-def _stored(trail: Trail, task_id: str, key: str) -> Handoff | None:
+def _stored(trail: LogTail, task_id: str, key: str) -> Handoff | None:
     data = trail.saved.get(key)
     if data is None:
         return None
     try:
         return Handoff.from_json(task_id, data)
     except BadHandoff as error:
-        tell(f"{error}; this one is from the event log")
+        note(f"{error}; this one is from the event log")
         return None

@@ -15,7 +15,7 @@ from ...queues import LONGEST, InboxMessage, Producer, Record, Sent, State, drop
 from .support.connection import connected, find_handle, redis_now
 from .support.errors import Failed, Misuse
 from .support.options import TaskId
-from .support.output import AsJson, ago, print_data, print_json, print_json_lines, print_table, tell, timestamp
+from .support.output import AsJson, ago, note, print_data, print_json, print_json_lines, print_table, timestamp
 
 __all__ = ["inbox", "send", "shown_due", "shown_inbox", "shown_wait"]
 
@@ -57,7 +57,7 @@ async def send(
         print_json({"id": sent.task_id, "number": sent.number, "state": sent.state})
     else:
         print_data(sent.task_id)
-    tell(
+    note(
         f"message {sent.number} from {sender!r} is in the inbox of task {sent.task_id}{await _outlook(producer, sent)}"
     )
 
@@ -114,9 +114,9 @@ async def inbox(
     if drop is not None:
         if not await drop_message(producer.gateway, handle.partition, task_id, drop):
             raise Failed(f"no message {drop} in the inbox of task {task_id}: it was read, dropped, or never sent")
-        tell(f"message {drop} was taken out of the inbox of task {task_id}")
+        note(f"message {drop} was taken out of the inbox of task {task_id}")
         return
-    found = await handle.unread()
+    found = await handle.pending_messages()
     if json:
         print_json_lines([message.summary() for message in found])
     elif found:
@@ -124,7 +124,7 @@ async def inbox(
         rows = [(str(one.number), since(one.at), one.sender or "-", _shown(one)) for one in found]
         print_table(("number#", "sent", "from", "content"), rows)
     else:
-        tell(f"no messages wait in the inbox of task {task_id}")
+        note(f"no messages wait in the inbox of task {task_id}")
 
 
 def _shown(message: InboxMessage) -> str:

@@ -20,10 +20,10 @@ from ...queues import (
 )
 from .health import health
 from .lazy import load
-from .support.connection import Place, connected, placed, redis_now
+from .support.connection import ConnectionOptions, connected, redis_now, with_connection_options
 from .support.errors import Failed, Misuse
 from .support.options import in_seconds
-from .support.output import AsJson, ago, duration, print_data, print_json, print_table, tell
+from .support.output import AsJson, ago, duration, note, print_data, print_json, print_table
 
 __all__ = ["app"]
 
@@ -47,9 +47,9 @@ def worker() -> None:
 
 
 @app.command()
-@placed
+@with_connection_options
 def run(
-    place: Place,
+    place: ConnectionOptions,
     context: typer.Context,
     application: Annotated[
         str, typer.Argument(metavar="APP", help="module:attribute or path/to/file.py:attribute.", show_default=False)
@@ -152,7 +152,7 @@ def run(
         return
     if isolated is not None or alert is not None:
         raise Misuse(f"--{'alert' if isolated is None else 'isolated'} is a supervisor's: give --processes too")
-    load(".support.worker_process:run_replica")(
+    load(".support.worker_process:run_worker")(
         place,
         probe,
         application,
@@ -199,7 +199,7 @@ async def list_(producer: Producer, *, json: AsJson = False) -> None:
     if workers:
         _show_workers(workers, now)
     else:
-        tell(f"no workers in namespace {producer.namespace.name!r} on {producer.address.shown}")
+        note(f"no workers in namespace {producer.namespace.name!r} on {producer.address.shown}")
     if supervisors:
         if workers:
             print_data("")
@@ -260,7 +260,7 @@ def _show_supervisors(supervisors: list[SupervisorInfo], now: int) -> None:
         ],
     )
     for name in sorted({info.name for info in supervisors if info.paused_since}):
-        tell(f"supervisor {name} is paused; when the cause is gone: perdure worker resume {name}")
+        note(f"supervisor {name} is paused; when the cause is gone: perdure worker resume {name}")
 
 
 def _count_states(info: SupervisorInfo) -> str:
@@ -303,7 +303,7 @@ async def resume(
     else:
         for one in lifted:
             print_data(one)
-        tell(f"resumed: {len(lifted)}")
+        note(f"resumed: {len(lifted)}")
 
 
 app.command()(health)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from ...queues import Delivery, Entry, Gateway, LeaseLost, write_entries
 from .patience import until_available
 
-__all__ = ["Recorder"]
+__all__ = ["CheckpointWriter"]
 
 
-class Recorder:
+class CheckpointWriter:
     """The one writer of a run's checkpoint. Entries are written in the order in which they were put."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Recorder:
         self._task_id = task_id
         self._on_lost = on_lost
         self._on_cancel = on_cancel
-        sealer = gateway.sealer
+        sealer = gateway.encryptor
         self._seal = sealer.of(delivery.partition, task_id) if sealer.active else None
         self._on_wait = on_wait
         self._pending: list[Entry] = []
@@ -47,7 +47,7 @@ class Recorder:
         replicated: stored means that replicas have it too. Raises `LeaseLost`.
         """
         if self._seal is not None:
-            entries = tuple([entry.sealed(self._seal) for entry in entries])
+            entries = tuple([entry.encrypted(self._seal) for entry in entries])
         self._pending += entries
         if replicated:
             self._replicated = True

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from ...queues import reveal, shows_mask
+from ...queues import contains_mask, unwrap_secrets
 from ..errors import UnserialisableResult
 
 __all__ = ["Codec", "codec_of", "fingerprint", "is_async"]
@@ -48,8 +48,8 @@ class Codec:
             if self._adapter is not None:
                 checked = self._adapter.validate_python(value)
                 data = self._adapter.dump_json(checked)
-                if self._secrets and shows_mask(data):
-                    whole, _ = reveal(checked, self._adapter.dump_python(checked, mode="json"))
+                if self._secrets and contains_mask(data):
+                    whole, _ = unwrap_secrets(checked, self._adapter.dump_python(checked, mode="json"))
                     data = to_json(whole, inf_nan_mode="strings")
                 return data, checked
             data = to_json(value, inf_nan_mode="strings")

@@ -11,14 +11,14 @@ from ...queues import InboxMessage, Sent, TaskHandle
 from ..journal import Event, Message, Resumption, Role, ToolCall
 from ..journal.events import Decided, Discovered, MessageAdded
 from ..log import logger
-from .continuation import Receiver, hand_off
-from .log_calls import call_tool, tell_once
+from .continuation import Receiver, continue_as
+from .log_calls import call_tool, log_once
 from .messaging import ask, receive, send
-from .resume_info import Boot
+from .resume_info import ResumeInfo
 from .run import Run
-from .step import Durability, StepOptions, perform
+from .step import Durability, StepOptions, run_step
 from .task_artifacts import Artifacts
-from .task_memory import Remembering
+from .task_memory import TaskMemory
 
 if TYPE_CHECKING:
     from loguru import Logger  # exists in its type stubs only
@@ -73,9 +73,9 @@ class Context:
         """What a former run left, why it stopped and how long ago; None where this is the first run."""
         return self._run.resumption
 
-    def boot(self) -> Boot:
+    def resume_info(self) -> ResumeInfo:
         """What to know before going on, in its order: what was left undone, messages, state; history where wanted."""
-        return Boot(self._run)
+        return ResumeInfo(self._run)
 
     @property
     def log(self) -> Logger:
@@ -83,9 +83,9 @@ class Context:
         return logger.bind(task=self.task, id=self.task_id)
 
     @property
-    def memory(self) -> Remembering:
+    def memory(self) -> TaskMemory:
         """What is known beyond this task: long-term memories, see docs/memory.md."""
-        return Remembering(self._run, self._durability)
+        return TaskMemory(self._run, self._durability)
 
     @property
     def artifacts(self) -> Artifacts:
@@ -160,7 +160,7 @@ class Context:
             or on_mismatch != "error"
         ):
             options = StepOptions(timeout, retry, durability, risky, verify, in_doubt, on_mismatch)
-        return await perform(self._run, name, fn, args, kwargs, options, self._durability)
+        return await run_step(self._run, name, fn, args, kwargs, options, self._durability)
 
     async def checkpoint(self) -> None:
         """Save now what the step of an agent's plan has in its `progress`; it is saved once in a while anyway.
@@ -174,13 +174,13 @@ class Context:
 
     async def decide(self, choice: str, *, reasoning: str = "", alternatives: Sequence[str] = ()) -> None:
         """Record a choice, why it was made, and what was left open. Recorded once, as steps are."""
-        await tell_once(self._run, Decided(choice=choice, reasoning=reasoning, alternatives=tuple(alternatives)))
+        await log_once(self._run, Decided(choice=choice, reasoning=reasoning, alternatives=tuple(alternatives)))
 
     async def discover(self, fact: str, *, source: str = "") -> None:
         """Record a fact that was found, and where. Recorded once."""
-        await tell_once(self._run, Discovered(fact=fact, source=source))
+        await log_once(self._run, Discovered(fact=fact, source=source))
 
-    async def say(
+    async def add_message(
         self,
         role: Role,
         content: str = "",
@@ -196,16 +196,16 @@ class Context:
         message = Message(
             role=role, content=content, tool_calls=tuple(tool_calls), tool_call_id=tool_call_id, name=name
         )
-        number = await tell_once(self._run, MessageAdded(message=message))
+        number = await log_once(self._run, MessageAdded(message=message))
         return message.model_copy(update={"n": number})
 
-    async def record(self, event: Event) -> None:
+    async def record_event(self, event: Event) -> None:
         """Record an event of a type of one's own, see `register_event`. Recorded once."""
-        await tell_once(self._run, event)
+        await log_once(self._run, event)
 
     # another task, see docs/handoff.md
 
-    async def hand_off(
+    async def continue_as(
         self,
         to: Receiver | str | None = None,
         *,
@@ -221,7 +221,7 @@ class Context:
         else this task's own. The other finds the handoff in `ctx.resumption`. Raises `InvalidArguments`,
         `HandOffRefused` where it was handed on too often, `PayloadTooLarge`, `LeaseLost`.
         """
-        await hand_off(self._run, to, why=why, queue=queue, message=message, arguments=arguments)
+        await continue_as(self._run, to, why=why, queue=queue, message=message, arguments=arguments)
 
     # messages, see docs/inbox.md
 

@@ -19,25 +19,25 @@ from ...queues import (
     Envelope,
     HandOffRefused,
     Kind,
-    Marks,
     Namespace,
+    SecretPaths,
     Successor,
-    arguments_of,
+    arguments_field,
     check_name,
     check_size,
     check_task_id,
     encode_arguments,
     find_task,
     new_task_id,
-    read_trail,
+    read_log_tail,
 )
 from ..journal import HANDOFF, handoff_of
 from ..journal.events import HandedOff
 from ..journal.handoff.document import RECEIVED
-from .run import Ending, Run
+from .run import Run, StopReason
 from .step import check_place
 
-__all__ = ["HANDING", "Receiver", "hand_off", "successor_of"]
+__all__ = ["HANDING", "Receiver", "continue_as", "successor_of"]
 
 HANDING: Final = "#handing"
 """The key of the plan in the checkpoint."""
@@ -46,7 +46,7 @@ _HANDED: Final = re.compile(r"(.+)\.h([1-9][0-9]*)")
 
 
 class _Arguments(Protocol):
-    def encode_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], /) -> tuple[bytes, Marks]: ...
+    def encode_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], /) -> tuple[bytes, SecretPaths]: ...
 
     def decode(self, data: bytes, /) -> dict[str, Any]: ...
 
@@ -64,7 +64,7 @@ class Receiver(Protocol):
     def arguments(self) -> Any: ...
 
 
-async def hand_off(
+async def continue_as(
     run: Run,
     to: Receiver | str | None,
     *,
@@ -86,8 +86,8 @@ async def hand_off(
     task_id = await _free_id(run)
     await run.flush()
     event = HandedOff(why=why, to=task_id, steps=len(run.history.done) + run.steps_recorded)
-    trail = await read_trail(run.gateway, run.delivery.partition, run.id)
-    told = run.number(event)
+    trail = await read_log_tail(run.gateway, run.delivery.partition, run.id)
+    told = run.next_entry(event)
     handoff = handoff_of(
         trail, task=own.task, session=run.id, why="hand_off", detail=_shown(run, why), to=task_id,
         message=_shown(run, message), number=run.events,
@@ -105,7 +105,7 @@ async def hand_off(
     entries = [told, Entry(Kind.SAVED, HANDOFF, handoff.to_json()), Entry(Kind.SAVED, HANDING, orjson.dumps(plan))]
     await run.recorder.put(*entries, wait=True)
     run.history.saved[HANDING] = orjson.dumps(plan)
-    await run.leave(Ending.HANDED_ON)
+    await run.exit_at_boundary(StopReason.CONTINUED)
     raise AssertionError("a run that was left goes on")
 
 
@@ -124,13 +124,13 @@ def successor_of(run: Run) -> Successor | None:
     )
 
 
-def _arguments(run: Run, to: Receiver | None, given: Mapping[str, Any] | None) -> tuple[bytes, Marks]:
+def _arguments(run: Run, to: Receiver | None, given: Mapping[str, Any] | None) -> tuple[bytes, SecretPaths]:
     """As JSON, and where secrets are among them: those that are given, else this task's own; checked, if `to` can."""
     checks: _Arguments | None = getattr(to, "arguments", None)
     if given is not None:
         return encode_arguments(given) if checks is None else checks.encode_call((), given)
-    seal = run.gateway.sealer.of(run.delivery.partition, run.id)
-    data = seal.open(arguments_of(run.envelope.task), run.delivery.fields.get(b"args", b"{}"), plain=True)
+    seal = run.gateway.encryptor.of(run.delivery.partition, run.id)
+    data = seal.decrypt(arguments_field(run.envelope.task), run.delivery.fields.get(b"args", b"{}"), plain=True)
     if checks is not None:
         checks.decode(data)
     return data, run.envelope.secrets

@@ -12,9 +12,9 @@ from ...queues import Entry, Kind
 from ..journal import Event
 from ..journal.events import ToolCalled
 from .run import Run
-from .step import Durability, StepOptions, check_place, perform
+from .step import Durability, StepOptions, check_place, run_step
 
-__all__ = ["call_tool", "tell_once"]
+__all__ = ["call_tool", "log_once"]
 
 _HEAD: Final = b"{}\n"
 """What the record of an event in the checkpoint begins with, as those of steps do; the event's number follows."""
@@ -23,7 +23,7 @@ _SHOWN: Final = 16_384
 """Bytes of a tool's result that the log has; the whole is in the checkpoint."""
 
 
-async def tell_once(run: Run, event: Event) -> int:
+async def log_once(run: Run, event: Event) -> int:
     """Put an event into the log, unless a former run of the same handler has: the second `decided` is the second.
     Returns its number.
 
@@ -36,8 +36,8 @@ async def tell_once(run: Run, event: Event) -> int:
     told = run.history.done.get(key)
     if told is not None:
         return int(told.removeprefix(_HEAD))
-    entry = run.number(event)
-    await run.recorder.put(Entry(Kind.MARK, key, _HEAD + entry.value), entry, wait=False)
+    entry = run.next_entry(event)
+    await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, _HEAD + entry.value), entry, wait=False)
     return int(entry.value)
 
 
@@ -72,7 +72,7 @@ async def call_tool(
             step=key,
         )
 
-    return await perform(run, name, fn, args, kwargs, options, durability, told, tool=name)
+    return await run_step(run, name, fn, args, kwargs, options, durability, told, tool=name)
 
 
 def _arguments(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

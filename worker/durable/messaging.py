@@ -31,9 +31,9 @@ from ...queues import (
     send_message,
 )
 from ..errors import StepMismatch, StepOutsideTask
-from ..journal.events import MessageSent, Received, Waited, Waiting
+from ..journal.events import MessageSent, Received, Waited, WaitStarted
 from .codec import fingerprint
-from .run import Ending, Parked, Run
+from .run import ParkReason, Run, StopReason
 from .step import Durability, check_place
 
 __all__ = ["ask", "receive", "send"]
@@ -57,7 +57,7 @@ async def receive(
     """See `Context.inbox`."""
     if limit is not None and limit < 1:
         raise ValueError(f"limit is a number of messages, 1 or more, not {limit}")
-    waiting = Waiting(what="message", on=sender or "", why=why)
+    waiting = WaitStarted(what="message", on=sender or "", why=why)
     return await _receive(run, wait or None, limit, sender, waiting, durability, new_only=False)
 
 
@@ -65,7 +65,7 @@ async def ask(run: Run, who: str, question: str, *, wait: float, durability: Dur
     """See `Context.ask`."""
     if not wait > 0:
         raise ValueError(f"to ask is to wait for more than 0 seconds, not {wait}")
-    waiting = Waiting(what="approval", on=who, why=question)
+    waiting = WaitStarted(what="approval", on=who, why=question)
     found = await _receive(run, wait, 1, who, waiting, durability, new_only=True)
     return found[0] if found else None
 
@@ -75,7 +75,7 @@ async def _receive(
     wait: float | None,
     limit: int | None,
     sender: str | None,
-    waiting: Waiting,
+    waiting: WaitStarted,
     durability: Durability,
     *,
     new_only: bool,
@@ -86,7 +86,7 @@ async def _receive(
     key = run.keys.next(_INBOX)
     recorded = run.history.done.get(key)
     if recorded is not None:
-        run.stir()
+        run.touch()
         return [InboxMessage(**one) for one in orjson.loads(recorded.partition(b"\n")[2])]
     if run.stopping:
         await run.boundary()
@@ -105,9 +105,9 @@ async def _receive(
     if begun is None:
         begun = {"until": None if wait > LONGEST else now + round(wait * 1000), "after": after}
         run.history.saved[key] = orjson.dumps(begun)
-        await run.recorder.put(Entry(Kind.SAVED, key, run.history.saved[key]), run.number(waiting), wait=True)
+        await run.recorder.put(Entry(Kind.SAVED, key, run.history.saved[key]), run.next_entry(waiting), wait=True)
     delay = LONGEST if begun["until"] is None else (begun["until"] - now) / 1000
-    await run.leave(Ending.PARKED, Parked(delay, waiting.what, last))
+    await run.exit_at_boundary(StopReason.PARKED, ParkReason(delay, waiting.what, last))
     raise AssertionError("a parked run does not go on")
 
 
@@ -167,12 +167,12 @@ async def _unused(run: Run, limit: int | None, sender: str | None, after: int) -
 
 async def _record(run: Run, key: str, found: Sequence[InboxMessage], *, waited: bool, durability: Durability) -> None:
     """What was read, that it was used, and that the log tells of it, in one act; of nothing soon, else now."""
-    entries = [Entry(Kind.MARK, key, _HEAD + orjson.dumps([message.summary() for message in found]))]
+    entries = [Entry(Kind.DONE_WITH_EVENT, key, _HEAD + orjson.dumps([message.summary() for message in found]))]
     for message in found:
         told = Received(number=message.number, sender=message.sender, content=message.content)
-        entries += (run.number(told), Entry(Kind.TAKEN, str(message.number), b""))
+        entries += (run.next_entry(told), Entry(Kind.CONSUMED, str(message.number), b""))
     if waited and not found:
-        entries.append(run.number(Waited()))
+        entries.append(run.next_entry(Waited()))
     stored = bool(entries[1:])
     await run.recorder.put(*entries, wait=stored, replicated=stored and durability == "replicated")
     _progressed(run, stored)
@@ -180,7 +180,7 @@ async def _record(run: Run, key: str, found: Sequence[InboxMessage], *, waited: 
 
 def _progressed(run: Run, stored: bool) -> None:
     """The run got further than those before it."""
-    run.stir()
+    run.touch()
     if stored and run.on_recorded is not None:
         run.on_recorded()
 
@@ -200,7 +200,7 @@ async def send(
         asked = orjson.loads(head)
         if asked["h"] != digest:
             raise StepMismatch(key, asked["a"], shown)
-        run.stir()
+        run.touch()
         known, number, state = orjson.loads(data)
         return Sent(known, number, State(state))
     if run.stopping:
@@ -214,9 +214,11 @@ async def send(
         own = {"sender": run.id if sender is None else sender, "message_id": f"{run.id}:{key}"}
         sent = await send_message(run.gateway, partition, task_id, content, **own, limit=run.payload_limit)
         value = orjson.dumps({"h": digest, "a": shown}) + b"\n" + orjson.dumps(list(sent))
-        told = run.number(MessageSent(to=sent.task_id, number=sent.number, content=content))
+        told = run.next_entry(MessageSent(to=sent.task_id, number=sent.number, content=content))
         stored = durability != "async"
-        await run.recorder.put(Entry(Kind.MARK, key, value), told, wait=stored, replicated=durability == "replicated")
+        await run.recorder.put(
+            Entry(Kind.DONE_WITH_EVENT, key, value), told, wait=stored, replicated=durability == "replicated"
+        )
         run.steps_recorded += 1
         _progressed(run, stored)
     finally:

@@ -9,7 +9,7 @@ from ...queues import InboxMessage, read_inbox, walk_events
 from ..journal import AgentState, Event, Handoff, parse_event
 from .run import Run
 
-__all__ = ["Boot"]
+__all__ = ["ResumeInfo"]
 
 Part = tuple[str, Any]
 
@@ -22,7 +22,7 @@ class _HasState(Protocol):
     def state(self) -> AgentState: ...
 
 
-class Boot:
+class ResumeInfo:
     """The order in which a run takes up its work again:
 
     async for name, part in ctx.boot():

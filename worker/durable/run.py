@@ -16,23 +16,23 @@ import anyio
 
 from ...queues import Delivery, Entry, Envelope, Gateway, History, Kind, Redaction, check_size
 from ..journal import Event, Resumption, redacted
-from ..memory import Keeper
+from ..memory import LazyMemoryStore
 from ..settings import Settings
-from .checkpoint_writer import Recorder
+from .checkpoint_writer import CheckpointWriter
 from .step_keys import StepKeys
 from .threads import Threads
 
-__all__ = ["Ending", "Parked", "Run"]
+__all__ = ["ParkReason", "Run", "StopReason"]
 
 
-class Ending(Enum):
+class StopReason(Enum):
     """Why a run was ended from outside."""
 
     LOST = "lost"
     """Its lease has passed to another worker."""
     CANCELLED = "cancelled"
     """Somebody asked for its cancellation."""
-    HANDED_OFF = "handed_off"
+    RELEASED = "handed_off"
     """The worker is stopping."""
     TIMED_OUT = "timed_out"
     """It took longer than it may."""
@@ -40,14 +40,14 @@ class Ending(Enum):
     """It did nothing for longer than it may."""
     INCOHERENT = "incoherent"
     """Its agent no longer knows what it is doing; the run's `fault` says so."""
-    HANDED_ON = "handed_on"
+    CONTINUED = "handed_on"
     """Another task goes on with it."""
     PARKED = "parked"
     """It waits for something, and gives its slot away meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class ParkReason:
     """What a run waits for. delay: seconds until it goes on without. waits: what, such as "message".
 
     seen: the number of the last message to its inbox that it knows of: a later one is what it waits for.
@@ -61,7 +61,7 @@ class Parked:
 _INSIST: Final = 0.5
 """Seconds after which a handler that goes on in spite of its cancellation is cancelled again."""
 
-_SHUTDOWN: Final[tuple[Ending, Parked | None]] = (Ending.HANDED_OFF, None)
+_SHUTDOWN: Final[tuple[StopReason, ParkReason | None]] = (StopReason.RELEASED, None)
 """How a run ends that is stopped."""
 
 
@@ -94,7 +94,6 @@ class Run:
         "delivery",
         "ended_at",
         "ended_in",
-        "ending",
         "envelope",
         "events",
         "fault",
@@ -117,6 +116,7 @@ class Run:
         "started",
         "steps_in_flight",
         "steps_recorded",
+        "stop_reason",
         "stopping",
         "taken",
         "threads",
@@ -131,7 +131,7 @@ class Run:
         *,
         payload_limit: int,
         threads: Threads,
-        memory: Keeper | None = None,
+        memory: LazyMemoryStore | None = None,
         settings: Settings,
     ) -> None:
         self.gateway = gateway
@@ -144,7 +144,7 @@ class Run:
         self.settings = settings
         self.record = delivery.partition.record(envelope.id)
         self.redact: Redaction | None = None
-        self.ending: Ending | None = None
+        self.stop_reason: StopReason | None = None
         self.stopping = False
         self.closed = False
         self.started = self.active = time.monotonic()
@@ -160,17 +160,17 @@ class Run:
         self.result_ttl: float | None = None
         self.resumption: Resumption | None = None
         self.events = 0
-        self.parked: Parked | None = None
+        self.parked: ParkReason | None = None
         self.fault: Exception | None = None
         self.taken: set[int] | None = None
         self.keys = StepKeys()
         self._quiet: anyio.Event | None = None
-        self._recorder: Recorder | None = None
+        self._recorder: CheckpointWriter | None = None
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[object] | None = None
         self._again: asyncio.TimerHandle | None = None
         self._cancels = 0
-        self._leaving: tuple[Ending, Parked | None] = _SHUTDOWN
+        self._leaving: tuple[StopReason, ParkReason | None] = _SHUTDOWN
 
     @property
     def id(self) -> str:
@@ -179,16 +179,16 @@ class Run:
     # the checkpoint
 
     @property
-    def recorder(self) -> Recorder:
+    def recorder(self) -> CheckpointWriter:
         """The writer of the checkpoint: made when it is first needed, for many runs have no steps."""
         if self._recorder is None:
-            self._recorder = Recorder(
+            self._recorder = CheckpointWriter(
                 self.gateway,
                 self.delivery,
                 self.envelope.id,
-                on_lost=lambda: self.end(Ending.LOST),
-                on_cancel=lambda: self.end(Ending.CANCELLED),
-                on_wait=self.stir,
+                on_lost=lambda: self.cancel(StopReason.LOST),
+                on_cancel=lambda: self.cancel(StopReason.CANCELLED),
+                on_wait=self.touch,
             )
         return self._recorder
 
@@ -197,7 +197,7 @@ class Run:
         """Whether anything was put into the checkpoint in this run."""
         return self._recorder is not None
 
-    def number(self, event: Event) -> Entry:
+    def next_entry(self, event: Event) -> Entry:
         """An event's entry for the log. It must be put at once, for it has the next number.
 
         `on_event` hears of it as readers of the log will: without secrets, and of data that is JSON. Raises
@@ -213,9 +213,9 @@ class Run:
         self.events = number
         return Entry(Kind.EVENT, event.type, str(number).encode(), data)
 
-    async def tell(self, event: Event, *, wait: bool = False) -> None:
+    async def log_event(self, event: Event, *, wait: bool = False) -> None:
         """Put an event into the log: with the next write of the checkpoint, or at once. Raises `LeaseLost`."""
-        await self.recorder.put(self.number(event), wait=wait)
+        await self.recorder.put(self.next_entry(event), wait=wait)
 
     async def flush(self) -> None:
         """Store what was put into the checkpoint. Raises `LeaseLost`."""
@@ -234,7 +234,7 @@ class Run:
     def __enter__(self) -> None:
         """From here on the run can be cancelled: this asyncio task is its handler's."""
         self._task = asyncio.current_task()
-        if self.ending is not None:  # before it began
+        if self.stop_reason is not None:  # before it began
             self._cancel()
 
     def __exit__(self, *raised: object) -> None:
@@ -245,7 +245,7 @@ class Run:
         for _ in range(self._cancels if task is not None else 0):
             task.uncancel()  # type: ignore[union-attr]
 
-    async def settled_down(self) -> None:
+    async def drain_cancellation(self) -> None:
         """Let a cancellation of the handler that came too late for it pass, so that it hits nothing else.
 
         Raises `CancelledError` where it is the worker itself that is being cancelled.
@@ -260,27 +260,27 @@ class Run:
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
 
-    def end(self, why: Ending) -> None:
+    def cancel(self, why: StopReason) -> None:
         """Cancel the handler. The first reason counts, but a lost lease beats every other."""
-        if self.ending is None:
+        if self.stop_reason is None:
             self.ended_at = time.monotonic()
             self.ended_in = tuple(self.steps_in_flight)
-        if self.ending is None or why is Ending.LOST:
-            self.ending = why
+        if self.stop_reason is None or why is StopReason.LOST:
+            self.stop_reason = why
         if self._again is None:
             self._cancel()
 
     def limit(self, seconds: float) -> asyncio.TimerHandle:
         """End the run as timed out after so many seconds; the handle takes that back."""
-        return self._loop.call_later(seconds, self.end, Ending.TIMED_OUT)
+        return self._loop.call_later(seconds, self.cancel, StopReason.TIMED_OUT)
 
     def on_lost(self) -> None:
         """From the beat's thread: the lease has passed to another worker."""
-        self._loop.call_soon_threadsafe(self.end, Ending.LOST)
+        self._loop.call_soon_threadsafe(self.cancel, StopReason.LOST)
 
     def on_cancel(self) -> None:
         """From the beat's thread: somebody asked for the cancellation."""
-        self._loop.call_soon_threadsafe(self.end, Ending.CANCELLED)
+        self._loop.call_soon_threadsafe(self.cancel, StopReason.CANCELLED)
 
     def _cancel(self) -> None:
         if self._task is not None:
@@ -295,11 +295,11 @@ class Run:
 
     # its steps
 
-    def stir(self) -> None:
+    def touch(self) -> None:
         """Something happened: the run is not idle."""
         self.active = time.monotonic()
 
-    def stop(self) -> None:
+    def request_stop(self) -> None:
         """Have the run stop at its next step boundary."""
         self.stopping = True
 
@@ -317,17 +317,17 @@ class Run:
 
     async def boundary(self) -> None:
         """Where a run may be stopped: between steps. Does not return when it is. Called when `stopping`."""
-        await self.leave(*self._leaving)
+        await self.exit_at_boundary(*self._leaving)
 
-    async def leave(self, why: Ending, parked: Parked | None = None) -> None:
+    async def exit_at_boundary(self, why: StopReason, parked: ParkReason | None = None) -> None:
         """End the run from within, when the steps that are under way are recorded; no other begins. Does not return."""
         self.stopping, self._leaving = True, (why, parked)
         while self.steps_in_flight:
             self._quiet = self._quiet or anyio.Event()
             await self._quiet.wait()
-        if self.ending is None:
+        if self.stop_reason is None:
             self.parked = parked
-        self.end(why)
+        self.cancel(why)
         await anyio.sleep_forever()
 
     def __repr__(self) -> str:

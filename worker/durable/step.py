@@ -22,13 +22,13 @@ from .run import Run
 
 __all__ = [
     "CURRENT_RUN",
+    "AlreadyDone",
     "Durability",
-    "Happened",
     "Step",
     "StepOptions",
     "check_place",
     "current_step",
-    "perform",
+    "run_step",
     "step_here",
 ]
 
@@ -41,7 +41,7 @@ _CURRENT_STEP: ContextVar[Step | None] = ContextVar("perdure_step", default=None
 
 
 @dataclass(frozen=True, slots=True)
-class Happened(Generic[R]):
+class AlreadyDone(Generic[R]):
     """What `verify` returns when the effect has happened; `result` becomes the step's result."""
 
     result: R
@@ -119,7 +119,7 @@ class Step:
         data, _ = _PLAIN.encode(f"save in step {self.key!r}", value)
         check_size(f"what step {self.key!r} saves", len(data), self._run.payload_limit)
         await self._run.recorder.put(Entry(Kind.SAVED, self.key, data), wait=True, replicated=self._replicated)
-        self._run.stir()
+        self._run.touch()
         self._run.history.saved[self.key] = data
 
 
@@ -139,7 +139,7 @@ def step_here() -> Step | None:
     return _CURRENT_STEP.get()
 
 
-async def perform(
+async def run_step(
     run: Run,
     name: str,
     fn: Callable[..., Any],
@@ -165,7 +165,7 @@ async def perform(
         head, _, data = recorded.partition(b"\n")
         asked = orjson.loads(head)
         if asked["h"] == digest:
-            run.stir()
+            run.touch()
             return codec.decode(data)
         if options.on_mismatch == "error":
             raise StepMismatch(key, asked["a"], shown)
@@ -188,8 +188,8 @@ async def perform(
         if told is None:
             await run.recorder.put(entry, wait=stored, replicated=replicated)
         else:
-            event = run.number(told(key, orjson.loads(data), step.attempt))
-            await run.recorder.put(entry._replace(kind=Kind.MARK), event, wait=stored, replicated=replicated)
+            event = run.next_entry(told(key, orjson.loads(data), step.attempt))
+            await run.recorder.put(entry._replace(kind=Kind.DONE_WITH_EVENT), event, wait=stored, replicated=replicated)
         run.steps_recorded += 1
         if stored and run.on_recorded is not None:
             run.on_recorded()
@@ -254,7 +254,7 @@ async def _reach(
                     return happened.result
             else:
                 intent = orjson.dumps({"a": shown})
-                told = run.number(StepStarted(step=step.key, attempt=step.attempt))
+                told = run.next_entry(StepStarted(step=step.key, attempt=step.attempt))
                 await run.recorder.put(Entry(Kind.INTENT, step.key, intent), told, wait=True, replicated=replicated)
                 run.history.intents[step.key] = intent
         try:
@@ -267,7 +267,7 @@ async def _reach(
             await anyio.sleep(backoff(retry, step.attempt))
             step.attempt += 1
             step.remembered = 0
-            run.stir()
+            run.touch()
 
 
 async def _tell_failure(step: Step, run: Run, error: Exception) -> None:
@@ -277,15 +277,15 @@ async def _tell_failure(step: Step, run: Run, error: Exception) -> None:
     what = Evidence.brief(error)
     failed = StepFailed(step=step.key, attempt=step.attempt, tool=step.tool, error=what.error, message=what.message)
     with suppress(PayloadTooLarge):
-        await run.recorder.put(run.number(failed), wait=False)
+        await run.recorder.put(run.next_entry(failed), wait=False)
 
 
 async def _resolve_doubt(
     step: Step, run: Run, args: tuple[Any, ...], kwargs: dict[str, Any], options: StepOptions
-) -> Happened[Any] | None:
+) -> AlreadyDone[Any] | None:
     if options.verify is not None:
         answer = await _call(step, run, options.verify, args, kwargs, options.timeout)
-        if answer is not None and not isinstance(answer, Happened):
+        if answer is not None and not isinstance(answer, AlreadyDone):
             raise TypeError(f"verify of step {step.key!r} must return Happened(result) or None, not {answer!r}")
         return answer
     if options.in_doubt == "fail":

@@ -13,7 +13,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from ...queues import Entry, Gateway, Kind, Namespace, deployment_id
-from ..artifacts import ArtifactStore, Data, Link, check_artifact_name, field_of, open_store
+from ..artifacts import ArtifactLink, ArtifactStore, Data, check_artifact_name, field_of, open_store
 from ..artifacts.links import links_among
 from ..errors import ArtifactError
 from ..journal import Artifact
@@ -70,34 +70,34 @@ class Artifacts:
         if step is None:
             key = run.keys.next(f"#artifact_saved:{name}")
             if (recorded := run.history.done.get(key)) is not None:
-                return _artifact(Link.decode(run.id, name, recorded.removeprefix(_HEAD)))
+                return _artifact(ArtifactLink.decode(run.id, name, recorded.removeprefix(_HEAD)))
             if run.stopping:
                 await run.boundary()
             run.step_began(key)  # a worker that is stopped lets it end
         try:
-            stored = await (await self._store()).save(self._what(name), data, run.stir)
+            stored = await (await self._store()).save(self._what(name), data, run.touch)
             kind = media_type or mimetypes.guess_type(name)[0] or _default_type(data)
-            link = Link(name=name, hash=stored.hash, size=stored.size, media_type=kind)
+            link = ArtifactLink(name=name, hash=stored.hash, size=stored.size, media_type=kind)
             await self._link(link, key, step)
         finally:
             if key is not None:
                 run.step_ended(key)
         return _artifact(link)
 
-    async def _link(self, link: Link, key: str | None, step: Step | None) -> None:
+    async def _link(self, link: ArtifactLink, key: str | None, step: Step | None) -> None:
         run, field = self._run, field_of(link.name)
         if key is None and (linked := run.history.saved.get(field)) is not None:
-            former = Link.decode(run.id, link.name, linked)
+            former = ArtifactLink.decode(run.id, link.name, linked)
             if former == link.model_copy(update={"n": former.n}):
                 return  # by an earlier try of this step
         where = step.key if step is not None else run.keys.within
-        event = run.number(
+        event = run.next_entry(
             ArtifactSaved(name=link.name, hash=link.hash, size=link.size, media_type=link.media_type, step=where)
         )
         data = link.model_copy(update={"n": int(event.value)}).encode()
         entries = [Entry(Kind.SAVED, field, data), event]
         if key is not None:
-            entries.insert(0, Entry(Kind.MARK, key, _HEAD + data))
+            entries.insert(0, Entry(Kind.DONE_WITH_EVENT, key, _HEAD + data))
         run.history.saved[field] = data
         await run.recorder.put(*entries, wait=self._durability != "async", replicated=self._durability == "replicated")
 
@@ -140,7 +140,7 @@ class Artifacts:
         if data is None:
             names = ", ".join(repr(one.name) for one in self.list()) or "none"
             raise ArtifactError(f"task {self._run.id} has saved no artifact {artifact!r}; it has: {names}")
-        return _artifact(Link.decode(self._run.id, artifact, data))
+        return _artifact(ArtifactLink.decode(self._run.id, artifact, data))
 
     def _what(self, name: str) -> str:
         return f"artifact {name!r} of task {self._run.id}"
@@ -148,11 +148,11 @@ class Artifacts:
     async def _store(self) -> ArtifactStore:
         run = self._run
         return await until_available(
-            lambda: artifact_store(run.gateway, run.settings), f"artifacts of task {run.id}", run.stir
+            lambda: artifact_store(run.gateway, run.settings), f"artifacts of task {run.id}", run.touch
         )
 
 
-def _artifact(link: Link) -> Artifact:
+def _artifact(link: ArtifactLink) -> Artifact:
     return Artifact(name=link.name, hash=link.hash, size=link.size, media_type=link.media_type)
 
 

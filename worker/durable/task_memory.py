@@ -7,16 +7,16 @@ from typing import Any, Final
 
 from ..errors import ConfigurationError, StepOutsideTask
 from ..journal import redacted
-from ..memory import Found, HybridStore, Memory, NewMemory, new_memory
+from ..memory import FoundMemory, HybridStore, Memory, NewMemory, new_memory
 from .run import Run
-from .step import CURRENT_RUN, Durability, Step, StepOptions, current_step, perform
+from .step import CURRENT_RUN, Durability, Step, StepOptions, current_step, run_step
 
-__all__ = ["Remembering", "keep_findings"]
+__all__ = ["TaskMemory", "store_findings"]
 
 _PLAIN: Final = StepOptions()
 
 
-class Remembering:
+class TaskMemory:
     """The long-term memories of this task's agent: those that belong to the agent's (or the task's) name.
 
     Within a step, what is written carries a key of the step with a number (`task_id@enqueued:step_key:2` is the second
@@ -63,11 +63,11 @@ class Remembering:
         limit: int = 10,
         everyone: bool = False,
         touch: bool = False,
-    ) -> list[Found]:
+    ) -> list[FoundMemory]:
         """What fits best. everyone: not this agent's alone. touch: count it as used, so that it stays strong."""
         types = type if type is None or isinstance(type, str) else sorted(type)
         asked = (query, types, sorted(tags), limit, everyone, touch)
-        found: list[Found] = await self._do("memory.search", self._search, *asked)
+        found: list[FoundMemory] = await self._do("memory.search", self._search, *asked)
         return found
 
     async def touch(self, *memories: Memory | str) -> int:
@@ -89,7 +89,7 @@ class Remembering:
     async def _do(self, name: str, act: Callable[..., Any], *args: Any) -> Any:
         if _step_of(self._run) is not None:
             return await act(*args)
-        return await perform(self._run, name, act, args, {}, _PLAIN, self._durability)
+        return await run_step(self._run, name, act, args, {}, _PLAIN, self._durability)
 
     # within a step
 
@@ -99,7 +99,7 @@ class Remembering:
 
     async def _search(
         self, query: str, types: str | list[str] | None, tags: list[str], limit: int, everyone: bool, touch: bool
-    ) -> list[Found]:
+    ) -> list[FoundMemory]:
         key = self._next_key() if touch else None
         store = await self.store()
         owner = None if everyone else self.owner
@@ -131,7 +131,7 @@ def _key(run: Run, what: str, number: int) -> str:
     return f"{run.id}@{at}:{what}" if number == 1 else f"{run.id}@{at}:{what}:{number}"
 
 
-async def keep_findings(run: Run, memories: Sequence[NewMemory | str]) -> None:
+async def store_findings(run: Run, memories: Sequence[NewMemory | str]) -> None:
     """Remember what an agent found, at its end; asked again after a crash, nothing is remembered twice.
 
     Keys: `task_id@enqueued:remember`, `task_id@enqueued:remember:2` and so on. Raises `MemoryStoreError`,
@@ -147,7 +147,7 @@ async def keep_findings(run: Run, memories: Sequence[NewMemory | str]) -> None:
             memory = redacted(memory, run.redact)
         key = _key(run, "remember", number)
         await (await run.memory.get()).add(memory, owner=run.envelope.task, key=key)
-        run.stir()
+        run.touch()
 
 
 def _step_of(run: Run) -> Step | None:

@@ -31,7 +31,7 @@ __all__ = [
     "Finished",
     "Forked",
     "HandedOff",
-    "Incoherent",
+    "IncoherenceFound",
     "MessageAdded",
     "MessageSent",
     "Notified",
@@ -49,8 +49,8 @@ __all__ = [
     "StepFailed",
     "StepStarted",
     "ToolCalled",
+    "WaitStarted",
     "Waited",
-    "Waiting",
 ]
 
 
@@ -246,7 +246,7 @@ class Received(Event):
     content: Any = None
 
 
-class Waiting(Event):
+class WaitStarted(Event):
     """Nothing can be done before something comes. what: such as "message" or "approval". on: whom."""
 
     type: Literal["waiting"] = "waiting"
@@ -279,7 +279,7 @@ class Notified(Event):
     failed: str | None = None
 
 
-class Incoherent(Event):
+class IncoherenceFound(Event):
     """A check found that the agent no longer knows what it does. policy: what followed."""
 
     type: Literal["incoherent"] = "incoherent"
@@ -399,11 +399,11 @@ TYPES: Final[dict[str, type[Event]]] = {
         Compacted,
         Repaired,
         Received,
-        Waiting,
+        WaitStarted,
         Waited,
         MessageSent,
         Notified,
-        Incoherent,
+        IncoherenceFound,
         Changed,
         Finished,
         Forked,

@@ -24,11 +24,11 @@ from ...queues import (
     TaskNotFound,
     check_size,
     check_task_id,
+    checkpoint_fields,
     new_task_id,
     read_last_events,
-    read_origin,
+    read_task_input,
     recorded_results,
-    saved_fields,
     store_fork,
     walk_events,
 )
@@ -178,14 +178,14 @@ async def fork(
     state of an agent, and in its arguments where they have the name; in the arguments of a function. new_id: else one
     is made; asked again under the same one, there is one task. lenient: leave out events that cannot be read.
 
-    Raises `TaskNotFound`, `TaskExists`, `BadHistory`, `BadEdit`, `CannotOpen`, `PayloadTooLarge`.
+    Raises `TaskNotFound`, `TaskExists`, `BadHistory`, `BadEdit`, `DecryptionError`, `PayloadTooLarge`.
     """
     new_id = new_task_id() if new_id is None else check_task_id(new_id)
     handle = await producer.find(task_id)
     if handle is None:
         raise TaskNotFound(task_id, f"any queue of namespace {producer.namespace.name!r}")
     gateway, partition = producer.gateway, handle.partition
-    origin = await read_origin(gateway, partition, task_id)
+    origin = await read_task_input(gateway, partition, task_id)
     known = await _as_of(producer, partition, task_id, at, lenient=lenient)
     secret = {mark[0] if mark else ANY for mark in origin.envelope.secrets}
     state, arguments = edited(
@@ -198,11 +198,11 @@ async def fork(
     if last and last[0].id != known.entry:  # it runs: what it has recorded since is not of the state that was read
         known = replace(known, whole=False)
     done = {key: value for key, value in recorded.items() if known.has(key, value)}
-    saved = _links(known, await saved_fields(gateway, partition, task_id, _ARTIFACTS))
+    saved = _links(known, await checkpoint_fields(gateway, partition, task_id, _ARTIFACTS))
     if known.agent is not None:
         blobs: dict[str, bytes] = {}
         if known.whole:
-            saved |= await saved_fields(gateway, partition, task_id, _REPLAN)
+            saved |= await checkpoint_fields(gateway, partition, task_id, _REPLAN)
         saved[SNAPSHOT] = encode_snapshot(state, 1, known.agent, blobs)
         saved |= blobs
     forked = Forked(source=task_id, at=known.number, changes=diff(empty_state(), state))
@@ -217,7 +217,7 @@ async def fork(
         done=done,
         saved=saved,
     )
-    started = TaskHandle[Any](new_id, place, gateway, producer.news)
+    started = TaskHandle[Any](new_id, place, gateway, producer.notifications)
     steps = sum("#" not in key for key in done)
     return Fork(started, known.number, known.agent, steps, state.get("current"))
 

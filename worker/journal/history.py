@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from ...queues import Gateway, Partition, TaskEvent, saved_fields, walk_events
+from ...queues import Gateway, Partition, TaskEvent, checkpoint_fields, walk_events
 from ..errors import BadHistory, StateDrift
 from .events import Started
 from .json_patch import BadPatch, diff
@@ -98,11 +98,11 @@ async def state_at(
 
 
 async def read_snapshot(gateway: Gateway, partition: Partition, task_id: str) -> StoredState | None:
-    """The stored snapshot of a task's state, None where there is none. Raises `BadSnapshot`, `CannotOpen`."""
-    data = (await saved_fields(gateway, partition, task_id, SNAPSHOT)).get(SNAPSHOT)
+    """The stored snapshot of a task's state, None where there is none. Raises `BadSnapshot`, `DecryptionError`."""
+    data = (await checkpoint_fields(gateway, partition, task_id, SNAPSHOT)).get(SNAPSHOT)
     if data is None:
         return None
-    return decode_snapshot(task_id, data, await saved_fields(gateway, partition, task_id, BLOB))
+    return decode_snapshot(task_id, data, await checkpoint_fields(gateway, partition, task_id, BLOB))
 
 
 async def check_state(gateway: Gateway, partition: Partition, task_id: str) -> StoredState | None:

@@ -23,7 +23,7 @@ from .events import (
     StepFailed,
     StepStarted,
     Waited,
-    Waiting,
+    WaitStarted,
 )
 from .json_patch import BadPatch, apply
 from .state import AgentState
@@ -138,7 +138,7 @@ def _compacted(state: State, event: Compacted, number: int) -> State:
     return {"messages": [summary, *state["messages"][event.messages :]]}
 
 
-def _waiting(state: State, event: Waiting, number: int) -> State:
+def _waiting(state: State, event: WaitStarted, number: int) -> State:
     return {"waiting_for": {"what": event.what, "on": event.on, "why": event.why}}
 
 

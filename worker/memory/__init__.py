@@ -12,9 +12,9 @@ from .errors import (
     NotAMemoryStore,
     VectorsUnavailable,
 )
-from .factory import Keeper, make_store
+from .factory import LazyMemoryStore, make_store
 from .hybrid import HybridStore
-from .memory import Found, Memory, NewMemory, new_memory, strength
+from .memory import FoundMemory, Memory, NewMemory, new_memory, strength
 from .pruning import Policy
 from .sqlite.backend import SqliteBackend
 from .sqlite.salvage import Salvage
@@ -23,11 +23,11 @@ __all__ = [
     "Embedder",
     "EmbedderFailed",
     "EmbedderMismatch",
-    "Found",
+    "FoundMemory",
     "HashingEmbedder",
     "HybridStore",
     "InvalidMemory",
-    "Keeper",
+    "LazyMemoryStore",
     "Memory",
     "MemoryStoreDamaged",
     "MemoryStoreError",

@@ -16,7 +16,7 @@ from .errors import MemoryStoreUnavailable
 from .hybrid import HybridStore
 from .sqlite.backend import SqliteBackend
 
-__all__ = ["Keeper", "is_postgres", "make_store", "store_path"]
+__all__ = ["LazyMemoryStore", "is_postgres", "make_store", "store_path"]
 
 _FILE = "memory.sqlite3"
 
@@ -42,7 +42,7 @@ def make_store(settings: Settings, *, clock: Callable[[], float] = time.time) ->
     return HybridStore(SqliteBackend(store_path(settings)), embedder, clock=clock)
 
 
-class Keeper:
+class LazyMemoryStore:
     """The one store of a process: opened when somebody first asks for it, and closed with the process's work."""
 
     def __init__(self, settings: Settings) -> None:

@@ -20,7 +20,7 @@ from uuid_utils import uuid7
 from .backend import Backend, Known, Where
 from .embedders import Embedder, Vector, embed
 from .errors import MemoryStoreUnavailable
-from .memory import Found, Memory, NewMemory, strength
+from .memory import FoundMemory, Memory, NewMemory, strength
 from .pruning import Policy, Pruning
 from .text import digest, words
 
@@ -134,7 +134,7 @@ class HybridStore:
 
     async def search(
         self, query: str, *, owner: Names = None, type: Names = None, tags: Collection[str] = (), limit: int = 10
-    ) -> builtins.list[Found]:
+    ) -> builtins.list[FoundMemory]:
         """Return the memories that fit best, by words and (with an embedder) by meaning, weighed with their strength.
 
         Changes nothing: `touch` those that were of use.
@@ -155,7 +155,7 @@ class HybridStore:
             if (score := scores[memory.id] * strength(memory, now)) > 0:
                 rank, similarity = vector_ranks.get(memory.id, (None, None))
                 found.append(
-                    Found(
+                    FoundMemory(
                         memory=memory,
                         score=score,
                         text_rank=text_ranks.get(memory.id),

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, St
 from .errors import InvalidMemory
 from .text import normal
 
-__all__ = ["LONGEST_TEXT", "Found", "Memory", "NewMemory", "merged", "new_memory", "strength"]
+__all__ = ["LONGEST_TEXT", "FoundMemory", "Memory", "NewMemory", "merged", "new_memory", "strength"]
 
 LONGEST_TEXT = 32_768
 """Characters of a memory. What is longer is a document: keep it as an artifact, and remember where it is."""
@@ -76,7 +76,7 @@ class Memory(NewMemory):
     former: tuple[str, ...] = ()
 
 
-class Found(BaseModel):
+class FoundMemory(BaseModel):
     """A memory that a search found.
 
     score: what it was ranked by. text_rank, vector_rank: its place among those found by words and by meaning, from 1;

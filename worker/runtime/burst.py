@@ -7,7 +7,7 @@ import anyio
 from ...queues import Gateway
 from .executor import Executor
 from .intake import Intake
-from .maintenance.partitions import Territory
+from .maintenance.partitions import AssignmentWatcher
 from .slots import Slots
 
 __all__ = ["Burst"]
@@ -23,7 +23,7 @@ class Burst:
         self,
         gateway: Gateway,
         intake: Intake,
-        territory: Territory,
+        territory: AssignmentWatcher,
         slots: Slots,
         executor: Executor,
         stop: anyio.Event,

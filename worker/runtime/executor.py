@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from ...deadletter import Reason, after_crash, backoff
 from ...queues import (
-    CannotOpen,
+    DecryptionError,
     Delivery,
     Envelope,
     Gateway,
@@ -27,23 +27,29 @@ from ...queues import (
     last_step,
     load_history,
 )
-from ..durable import CURRENT_RUN, Context, Ending, Run, Threads, successor_of, until_available
+from ..durable import CURRENT_RUN, Context, Run, StopReason, Threads, successor_of, until_available
 from ..errors import CrashLoop, InvalidArguments, TaskError, TaskIdle, TaskTimeout, UnknownTask, UnserialisableResult
 from ..log import logger
-from ..memory import Keeper
+from ..memory import LazyMemoryStore
 from ..registry import Registry, Task
 from ..settings import Settings
-from .outcome import Aside, Burial, Cancelled, HandOff, Outcome, Rerun, Success, Wait, after_error
+from .outcome import Burial, Cancelled, Outcome, Park, Quarantined, Release, Rerun, Success, after_error
 from .previous_run import open_arguments, open_history, resume
-from .quarantine_gate import Isolation
+from .quarantine_gate import QuarantineGate
 from .settler import Settler
 from .slots import Slots
-from .stopped_run import go_on_elsewhere, leave_handoff
-from .webhooks import Notice, Notices, notice_of_end, notice_of_start, notice_of_unreadable
+from .stopped_run import store_handoff, transfer
+from .webhooks import WebhookEvent, WebhookQueue, resumed_event, stopped_event, unreadable_event
 
 __all__ = ["Executor", "time_limit_of"]
 
-_OWN: Final = (Ending.CANCELLED, Ending.HANDED_OFF, Ending.PARKED, Ending.INCOHERENT, Ending.HANDED_ON)
+_OWN: Final = (
+    StopReason.CANCELLED,
+    StopReason.RELEASED,
+    StopReason.PARKED,
+    StopReason.INCOHERENT,
+    StopReason.CONTINUED,
+)
 """Endings that count whatever the handler raised when it was cancelled."""
 
 
@@ -57,10 +63,10 @@ class Executor:
         settings: Settings,
         leases: Leases[Run],
         slots: Slots,
-        isolation: Isolation,
+        isolation: QuarantineGate,
         *,
         threads: int,
-        notices: Notices | None = None,
+        notices: WebhookQueue | None = None,
     ) -> None:
         """slots: those that the executions are in. threads: how many sync steps may run at once. notices: of what
         somebody wants to hear; None where nobody does.
@@ -73,7 +79,7 @@ class Executor:
         self._settings = settings
         self._leases = leases
         self.threads = Threads(threads)
-        self.memory = Keeper(settings)
+        self.memory = LazyMemoryStore(settings)
         self._settler = Settler(gateway, settings)
         self._stopping = False
         self.owed: dict[str, Partition] | None = None
@@ -89,7 +95,7 @@ class Executor:
         """Have every run stop at its next step boundary, those that are only about to begin as well."""
         self._stopping = True
         for run in self.runs:
-            run.stop()
+            run.request_stop()
 
     async def execute(self, delivery: Delivery) -> bool:
         """Run one delivery to its outcome. Never raises for what the task or its message does.
@@ -99,7 +105,7 @@ class Executor:
         try:
             envelope = Envelope.decode(delivery.fields.get(b"env", b""))
         except UnreadableEnvelope as error:
-            self._isolation.decided(delivery)
+            self._isolation.resolved(delivery)
             await self._settle_unreadable(delivery, error)
             return False
         run = Run(
@@ -117,13 +123,13 @@ class Executor:
         try:
             outcome = await self._outcome(run)
             stopped = not isinstance(outcome, Success)
-            handoff = await leave_handoff(self._gateway, run, outcome) if stopped else None
+            handoff = await store_handoff(self._gateway, run, outcome) if stopped else None
             self._slots.leave()
             await self._settler.settle(run, outcome, self._slots.stay)
             if stopped:
-                self._announce(notice_of_end, run, outcome, handoff)
-            if isinstance(outcome, Aside):
-                self._isolation.want()
+                self._announce(stopped_event, run, outcome, handoff)
+            if isinstance(outcome, Quarantined):
+                self._isolation.request()
                 return False
             self.settled[delivery.partition.queue] += 1
             if self.owed is not None and isinstance(outcome, Rerun):
@@ -134,39 +140,39 @@ class Executor:
             logger.bind(task=envelope.task, id=run.id).exception("the worker failed; the task is left for recovery")
         finally:
             self._leases.drop(run)
-            if delivery.history:
-                self._isolation.decided(delivery)
+            if delivery.has_history:
+                self._isolation.resolved(delivery)
                 self._isolation.release(run)
             await run.close()
-        return isinstance(outcome, (Rerun, Wait))
+        return isinstance(outcome, (Rerun, Park))
 
     def _hold(self, run: Run) -> None:
         if self._stopping:
-            run.stop()
+            run.request_stop()
         if self.owed is not None:
             self.owed.pop(run.id, None)
         former = self._leases.hold(run)
         if former is not None:
-            former.end(Ending.LOST)  # its lease passed while Redis was away, to this very worker
+            former.cancel(StopReason.LOST)  # its lease passed while Redis was away, to this very worker
 
     async def _settle_unreadable(self, delivery: Delivery, error: UnreadableEnvelope) -> None:
         try:
             task_id = await self._settler.bury_unreadable(delivery, error)
-            self._announce(notice_of_unreadable, delivery, task_id, error)
+            self._announce(unreadable_event, delivery, task_id, error)
             self.settled[delivery.partition.queue] += 1
         except LeaseLost as lost:
             logger.warning("{}; another worker goes on", lost)
         except Exception:  # noqa: BLE001 - the worker goes on, and the lease brings the message back
             logger.exception("an unreadable message could not be buried; it is left for recovery")
 
-    def _announce(self, make: Callable[..., Notice | None], *of: Any) -> None:
+    def _announce(self, make: Callable[..., WebhookEvent | None], *of: Any) -> None:
         """Have somebody told, where there is anything to tell."""
         if self._notices is not None and (notice := make(*of)) is not None:
             self._notices.give(notice)
 
     async def _outcome(self, run: Run) -> Outcome:
         """What became of the task in this delivery."""
-        if run.delivery.history:
+        if run.delivery.has_history:
             run.history = await until_available(
                 partial(load_history, self._gateway, run.delivery, run.id), f"task {run.id}"
             )
@@ -181,22 +187,22 @@ class Executor:
         arguments = self._open(run, task)
         if not isinstance(arguments, dict):
             return arguments
-        if run.delivery.history and (instead := await self._go_on(run)) is not None:
+        if run.delivery.has_history and (instead := await self._resume_or_defer(run)) is not None:
             return instead
-        self._isolation.decided(run.delivery)
+        self._isolation.resolved(run.delivery)
         return await self._call(run, task, arguments)
 
-    async def _go_on(self, run: Run) -> Outcome | None:
+    async def _resume_or_defer(self, run: Run) -> Outcome | None:
         """Find out what a run goes on from. Returns what becomes of one that may not run here and now, or that was cut
         off when it had decided already that another task goes on; None where it runs.
         """
         if (successor := successor_of(run)) is not None:
-            return await go_on_elsewhere(self._gateway, run, successor)
-        if run.history.suspect and not self._isolation.admit(run):
-            return Aside()
-        self._isolation.decided(run.delivery)
+            return await transfer(self._gateway, run, successor)
+        if run.history.quarantined and not self._isolation.admit(run):
+            return Quarantined()
+        self._isolation.resolved(run.delivery)
         await resume(self._gateway, run)
-        self._announce(notice_of_start, run)
+        self._announce(resumed_event, run)
         return None
 
     def _unknown(self, run: Run) -> Outcome:
@@ -209,26 +215,26 @@ class Executor:
         While keys are being changed, another worker may have the one that is missing here.
         """
         try:
-            if run.delivery.history:
+            if run.delivery.has_history:
                 open_history(run)
             return open_arguments(run, task)
         except KeyMissing as missing:
             return self._returned(run, missing, Reason.SEALED)
-        except CannotOpen as broken:
+        except DecryptionError as broken:
             return Burial(Reason.SEALED, run.history.counters, broken)
         except InvalidArguments as invalid:
             return Burial(Reason.INVALID_ARGUMENTS, run.history.counters, invalid)
 
     def _returned(self, run: Run, error: PerdureError, reason: Reason) -> Outcome:
-        counters = run.history.counters._replace(returns=run.history.counters.returns + 1)
+        counters = run.history.counters._replace(requeues=run.history.counters.requeues + 1)
         policy = self._settings.unknown_task
-        if counters.returns >= policy.max_attempts:
+        if counters.requeues >= policy.max_attempts:
             return Burial(reason, counters, error)
-        return Rerun(backoff(policy, counters.returns), "returned", counters, error, suspect=run.history.suspect)
+        return Rerun(backoff(policy, counters.requeues), "returned", counters, error, suspect=run.history.quarantined)
 
     async def _after_crash(self, run: Run, task: Task[Any, Any]) -> Outcome | None:
         """What its crashes come to: it is given up, or has to wait; None where it may run now."""
-        counters, blamed = run.history.counters, run.history.blamed
+        counters, blamed = run.history.counters, run.history.counted_crashes
         if after_crash(task.retry, counters._replace(crashes=blamed)) is not None:
             return Burial(Reason.CRASH_LOOP, counters, await self._crash_loop(run, task))
         if blamed > 1 and run.delivery.count > 1:  # it crashed just now, and not for the first time
@@ -271,44 +277,44 @@ class Executor:
             CURRENT_RUN.reset(token)
             if limit is not None:
                 limit.cancel()
-        if run.ending is not None or isinstance(error, asyncio.CancelledError):
-            await run.settled_down()
-        return await self._judge(run, task, result, error)
+        if run.stop_reason is not None or isinstance(error, asyncio.CancelledError):
+            await run.drain_cancellation()
+        return await self._classify(run, task, result, error)
 
-    async def _judge(
+    async def _classify(
         self, run: Run, task: Task[Any, Any], result: bytes | None, error: BaseException | None
     ) -> Outcome:
         counters = run.history.counters
-        if run.ending is Ending.LOST:
+        if run.stop_reason is StopReason.LOST:
             raise LeaseLost(run.id, "outcome")
-        if result is not None or run.ending is not Ending.CANCELLED:
+        if result is not None or run.stop_reason is not StopReason.CANCELLED:
             await run.flush()  # of one that is cancelled nobody will want the steps, and they may wait for Redis
-        if run.ending is Ending.HANDED_ON and (successor := successor_of(run)) is not None:
-            return await go_on_elsewhere(self._gateway, run, successor)
+        if run.stop_reason is StopReason.CONTINUED and (successor := successor_of(run)) is not None:
+            return await transfer(self._gateway, run, successor)
         if result is not None:
             return Success(result, counters.attempted())
         obeyed = error is None or isinstance(error, asyncio.CancelledError)
-        if run.ending in _OWN or (obeyed and run.ending is not None):
-            return self._after_ending(run, task, run.ending)
+        if run.stop_reason in _OWN or (obeyed and run.stop_reason is not None):
+            return self._after_ending(run, task, run.stop_reason)
         if error is None or obeyed:
             cause = error
             error = TaskError(f"task {task.name!r} was cancelled from within its own handler")
             error.__cause__ = cause
         return after_error(error, task.retry, counters, run.envelope.options.max_attempts)
 
-    def _after_ending(self, run: Run, task: Task[Any, Any], ending: Ending | None) -> Outcome:
+    def _after_ending(self, run: Run, task: Task[Any, Any], ending: StopReason | None) -> Outcome:
         """What follows a run that was ended from outside, and whose handler had nothing to say to that."""
         counters = run.history.counters
-        if ending is Ending.CANCELLED:
+        if ending is StopReason.CANCELLED:
             return Cancelled(counters)
-        if ending is Ending.HANDED_OFF:
-            return HandOff(counters)
-        if ending is Ending.PARKED and run.parked is not None:
-            return Wait(run.parked, counters)
-        if ending is Ending.INCOHERENT and run.fault is not None:
+        if ending is StopReason.RELEASED:
+            return Release(counters)
+        if ending is StopReason.PARKED and run.parked is not None:
+            return Park(run.parked, counters)
+        if ending is StopReason.INCOHERENT and run.fault is not None:
             return after_error(run.fault, task.retry, counters, run.envelope.options.max_attempts)
         error: TaskError
-        if ending is Ending.IDLE:
+        if ending is StopReason.IDLE:
             error = TaskIdle(task.name, task.idle_timeout or self._settings.idle_limit, run.ended_in)
         else:
             error = TaskTimeout(task.name, time_limit_of(run, task) or self._settings.time_limit)
@@ -320,24 +326,24 @@ class Executor:
         The outcome is that of the run's ending, as if the handler had obeyed. Whatever that does from now on is
         refused, and its slot stays taken: what cannot be stopped must not pile up. Returns what `execute` does.
         """
-        task, ending = self._registry.get(run.envelope.task), run.ending
-        run.ending = Ending.LOST
+        task, ending = self._registry.get(run.envelope.task), run.stop_reason
+        run.stop_reason = StopReason.LOST
         outcome: Outcome | None = None
         try:
-            if task is not None and ending is not Ending.LOST:
+            if task is not None and ending is not StopReason.LOST:
                 await run.flush()
                 outcome = self._after_ending(run, task, ending)
-                handoff = await leave_handoff(self._gateway, run, outcome)
-                await self._settler.settle(run, outcome, run.stir)
-                self._announce(notice_of_end, run, outcome, handoff)
+                handoff = await store_handoff(self._gateway, run, outcome)
+                await self._settler.settle(run, outcome, run.touch)
+                self._announce(stopped_event, run, outcome, handoff)
                 self.settled[run.delivery.partition.queue] += 1
         except LeaseLost as error:
             logger.bind(task=run.envelope.task, id=run.id).warning("{}; another worker goes on", error)
         finally:
             self._leases.drop(run)
-            if run.delivery.history:
+            if run.delivery.has_history:
                 self._isolation.release(run)
-        return isinstance(outcome, (Rerun, Wait))
+        return isinstance(outcome, (Rerun, Park))
 
     def _encode(self, task: Task[Any, Any], value: Any) -> bytes:
         data, _ = task.result.encode(f"task {task.name!r}", value)

@@ -10,8 +10,8 @@ import anyio
 
 from ...queues import Consumer, Delivery, Partition, QueueError, Unavailable
 from ..log import logger
-from .quarantine_gate import Isolation
-from .reclaim import START, Sweep
+from .quarantine_gate import QuarantineGate
+from .reclaim import START, ReclaimSchedule
 from .slots import Slots
 
 __all__ = ["Intake"]
@@ -31,8 +31,8 @@ class Intake:
         self,
         consumer: Consumer,
         slots: Slots,
-        sweep: Sweep,
-        isolation: Isolation,
+        sweep: ReclaimSchedule,
+        isolation: QuarantineGate,
         *,
         start: Callable[[Delivery], None],
         on_due: Callable[[], None],
@@ -81,7 +81,7 @@ class Intake:
     async def take_once(self) -> bool:
         """Claim and read without waiting for new messages; whether there was anything."""
         before = self._begun
-        if not self._isolation.quiet:
+        if not self._isolation.has_room:
             with anyio.move_on_after(_LOOK_AGAIN):
                 await self._isolation.wait_change()
             return True
@@ -96,7 +96,7 @@ class Intake:
 
     async def _take(self) -> None:
         await self._slots.wait_free()
-        while not self._isolation.quiet:
+        while not self._isolation.has_room:
             await self._isolation.wait_change()
         self.turned = time.monotonic()
         if self._stopping:
@@ -106,7 +106,7 @@ class Intake:
             await self._adopt_when_back(returned)
             self._sweep.ask()
         await self._claim()
-        if self._isolation.only:
+        if self._isolation.dedicated:
             if not self._isolation.wanted:
                 await self._isolation.wait_change()
         elif self._may_take:
@@ -114,13 +114,13 @@ class Intake:
 
     @property
     def _may_take(self) -> bool:
-        return bool(self._slots.free and self._isolation.quiet and not self._stopping)
+        return bool(self._slots.free and self._isolation.has_room and not self._stopping)
 
     async def _claim(self) -> None:
         """Claim what is due to be claimed, while there is room: suspects first, which are taken one by one."""
         if self._isolation.wanted and self._may_take:
             await self._claim_suspect()
-        while self._may_take and not self._isolation.only and (turn := self._sweep.turn()) is not None:
+        while self._may_take and not self._isolation.dedicated and (turn := self._sweep.turn()) is not None:
             partition, cursor = turn
             if self._consumer.is_away(partition):  # it is swept when it has returned
                 self._sweep.reached(partition, START)
@@ -128,7 +128,7 @@ class Intake:
             try:
                 await self._claim_from(partition, cursor)
             except Unavailable as error:
-                if not self._consumer.leave_out(partition, error):
+                if not self._consumer.mark_unavailable(partition, error):
                     raise
                 logger.warning("queue {}, partition {} is away: {}", partition.queue, partition.index, error)
 
@@ -140,7 +140,7 @@ class Intake:
         self._sweep.reached(partition, reached)
         for delivery in claimed:
             if delivery.count > 1:
-                self._isolation.expect(delivery)
+                self._isolation.pending(delivery)
             self._begin(delivery)
         if claimed and not self._slots.free:
             await self._consumer.nudge(partition)
@@ -150,13 +150,13 @@ class Intake:
         self._isolation.wanted = False  # what is heard from now on is looked for anew
         try:
             for partition in self._consumer.partitions:
-                found = await self._consumer.take_suspect(partition)
+                found = await self._consumer.take_quarantined(partition)
                 if found.more:
                     self._isolation.leave()
                 if found.delivery is not None or found.more:
                     self._isolation.wanted = True
                 if found.delivery is not None:
-                    self._isolation.expect(found.delivery)
+                    self._isolation.pending(found.delivery)
                     self._begin(found.delivery)
                     return
         except QueueError:
@@ -182,14 +182,14 @@ class Intake:
                 await self._give_back(delivery)
         if taken.due:
             self._on_due()
-        if taken.rerouted:
+        if taken.route_changed:
             self._on_rerouted()
         if taken.claimable and self._stopping:
             await self._pass_on()
         elif taken.claimable:
             self._sweep.ask()
-        if taken.suspects and not self._stopping:
-            self._isolation.want()
+        if taken.quarantined and not self._stopping:
+            self._isolation.request()
 
     async def _pass_on(self) -> None:
         """A nudge that reached a worker which is stopping must reach another, or what was given back waits."""
@@ -208,7 +208,7 @@ class Intake:
         try:
             await self._consumer.create_groups(partitions)
             for partition in partitions:
-                for delivery in await self._consumer.adopt(partition):
+                for delivery in await self._consumer.recover_own(partition):
                     if self._slots.free and not self._stopping:
                         self._begin(delivery)
                     else:

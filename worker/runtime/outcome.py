@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ...deadletter import Bury, Reason, Retry, TryAgain, after_failure
 from ...queues import Counters, PayloadTooLarge
-from ..durable import Parked
+from ..durable import ParkReason
 from ..errors import (
     ArtifactTooLarge,
     Incoherent,
@@ -19,7 +19,7 @@ from ..errors import (
     UnserialisableResult,
 )
 
-__all__ = ["Aside", "Burial", "Cancelled", "HandOff", "Outcome", "Rerun", "Success", "Wait", "after_error"]
+__all__ = ["Burial", "Cancelled", "Outcome", "Park", "Quarantined", "Release", "Rerun", "Success", "after_error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +59,26 @@ class Cancelled:
 
 
 @dataclass(frozen=True, slots=True)
-class HandOff:
+class Release:
     """The worker is stopping: give it back at no cost."""
 
     counters: Counters
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class Park:
     """It waits for something: run it again when that has come, or its time has passed. Costs no attempt."""
 
-    parked: Parked
+    parked: ParkReason
     counters: Counters
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class Quarantined:
     """It is a suspect that may not run here and now: leave it to a worker that runs it alone."""
 
 
-Outcome = Success | Rerun | Burial | Cancelled | HandOff | Wait | Aside
+Outcome = Success | Rerun | Burial | Cancelled | Release | Park | Quarantined
 
 _PERMANENT: dict[type[BaseException], Reason] = {
     StepInDoubt: Reason.IN_DOUBT,
@@ -92,12 +92,12 @@ _PERMANENT: dict[type[BaseException], Reason] = {
 """Errors that would come again, however often the task is run."""
 
 
-def _told(error: BaseException) -> BaseException:
+def _unwrap_group(error: BaseException) -> BaseException:
     """What a group of errors, as a task group raises it, comes to: its one member, or the one that decides alone."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if isinstance(error, BaseExceptionGroup):
-        for member in map(_told, error.exceptions):
+        for member in map(_unwrap_group, error.exceptions):
             if isinstance(member, (*_PERMANENT, Reschedule)):
                 return member
     return error
@@ -105,7 +105,7 @@ def _told(error: BaseException) -> BaseException:
 
 def after_error(error: BaseException, retry: Retry, counters: Counters, max_attempts: int | None) -> Rerun | Burial:
     """What follows a run that raised. counters: without this attempt. max_attempts: the producer's word."""
-    error = _told(error)
+    error = _unwrap_group(error)
     if isinstance(error, Snooze):
         return Rerun(error.after, "snoozed", counters, error)
     counted = counters.attempted()

@@ -22,12 +22,12 @@ from ...queues import (
     ServerFull,
     TaskEvent,
     Unavailable,
-    arguments_of,
+    arguments_field,
     marked_values,
-    read_trail,
+    read_log_tail,
     write_entries,
 )
-from ..durable import Ending, Run, until_available
+from ..durable import Run, StopReason, until_available
 from ..errors import BadHandoff
 from ..journal import HANDOFF, After, Handoff, Resumption, handoff_of
 from ..journal.events import Resumed
@@ -95,11 +95,11 @@ async def _tell(gateway: Gateway, run: Run, event: Resumed) -> None:
     some. Where Redis is away, nobody knows whether it is there: it goes out again, under the same number, until it is.
     """
     before = run.events
-    entry = run.number(event)
-    sealed = entry.sealed(gateway.sealer.of(run.delivery.partition, run.id))
+    entry = run.next_entry(event)
+    sealed = entry.encrypted(gateway.encryptor.of(run.delivery.partition, run.id))
     try:
         if await write_entries(gateway, run.delivery, run.id, [sealed]):
-            run.end(Ending.CANCELLED)
+            run.cancel(StopReason.CANCELLED)
     except ServerFull:
         run.events = before
     except Unavailable:
@@ -156,7 +156,7 @@ async def _drawn_up(gateway: Gateway, run: Run, after: After) -> Handoff | None:
     history = run.history
     if not (history.done or history.saved or history.intents or _told(history)):
         return None
-    trail = await until_available(partial(read_trail, gateway, run.delivery.partition, run.id), f"task {run.id}")
+    trail = await until_available(partial(read_log_tail, gateway, run.delivery.partition, run.id), f"task {run.id}")
     return handoff_of(
         trail,
         task=run.envelope.task,
@@ -196,19 +196,19 @@ def _known(handoff: Handoff | None, kind: str) -> int:
 
 
 def open_history(run: Run) -> None:
-    """Open the records of earlier runs. Raises `CannotOpen`."""
-    run.history.open(run.gateway.sealer.of(run.delivery.partition, run.id))
+    """Open the records of earlier runs. Raises `DecryptionError`."""
+    run.history.decrypt(run.gateway.encryptor.of(run.delivery.partition, run.id))
 
 
 def open_arguments(run: Run, task: Task[Any, Any]) -> dict[str, Any]:
     """The arguments by name; from now on the run keeps their secrets out of what it tells.
 
-    Raises `CannotOpen`, `InvalidArguments`.
+    Raises `DecryptionError`, `InvalidArguments`.
     """
     data = run.delivery.fields.get(b"args", b"{}")
-    sealer = run.gateway.sealer
+    sealer = run.gateway.encryptor
     if data[:1] == MARK or sealer.required:
-        data = sealer.of(run.delivery.partition, run.id).open(arguments_of(task.name), data)
+        data = sealer.of(run.delivery.partition, run.id).decrypt(arguments_field(task.name), data)
     marks, known = run.envelope.secrets, task.arguments
     if marks:
         run.redact = Redaction(marked_values(data, marks))

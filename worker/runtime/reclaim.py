@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ...queues import Partition
 
-__all__ = ["Sweep"]
+__all__ = ["ReclaimSchedule"]
 
 START = "0-0"
 
@@ -19,7 +19,7 @@ _LONGEST = 3.0
 """Seconds between sweeps at the most: what a lost host held is to be resumed within its lease and five seconds."""
 
 
-class Sweep:
+class ReclaimSchedule:
     """The schedule of claims: all partitions at startup, then each again and again with jitter, or when asked for."""
 
     def __init__(self, partitions: Sequence[Partition], lease: float) -> None:

@@ -17,15 +17,15 @@ from ...queues import (
     UnreadableEnvelope,
     cancelled,
     park,
+    quarantine,
     release,
     reschedule,
-    set_aside,
     succeed,
 )
 from ..durable import Run, until_available
 from ..log import logger
 from ..settings import Settings
-from .outcome import Aside, Burial, Cancelled, HandOff, Outcome, Rerun, Success, Wait
+from .outcome import Burial, Cancelled, Outcome, Park, Quarantined, Release, Rerun, Success
 
 __all__ = ["Settler"]
 
@@ -65,23 +65,23 @@ class Settler:
             case Cancelled(counters):
                 ttl = self._result_ttl(run)
                 return lambda: cancelled(gateway, delivery, task_id, counters, ran=ran, ttl=ttl)
-            case HandOff(counters):
+            case Release(counters):
                 data: dict[str, object] = {
                     "why": "shutdown",
                     "steps": len(run.history.done) + run.steps_recorded,
                 }
                 return lambda: release(gateway, delivery, task_id, data=data)
-            case Aside():
-                return lambda: set_aside(gateway, delivery, task_id)
-            case Rerun() | Wait():
+            case Quarantined():
+                return lambda: quarantine(gateway, delivery, task_id)
+            case Rerun() | Park():
                 return self._put_off(run, outcome)
             case Burial(reason, counters, error):
                 return lambda: self._bury(delivery, task_id, run.envelope.task, reason, counters, error, run.redact)
 
-    def _put_off(self, run: Run, outcome: Rerun | Wait) -> Callable[[], Awaitable[None]]:
+    def _put_off(self, run: Run, outcome: Rerun | Park) -> Callable[[], Awaitable[None]]:
         gateway, delivery, task_id, counters = self._gateway, run.delivery, run.id, outcome.counters
         bound = logger.bind(task=run.envelope.task, id=task_id)
-        if isinstance(outcome, Wait):
+        if isinstance(outcome, Park):
             delay, waits, seen = outcome.parked.delay, outcome.parked.waits, outcome.parked.seen
             bound.debug("waits for a {}", waits)
             return lambda: park(gateway, delivery, task_id, counters, delay=delay, waits=waits, seen=seen)

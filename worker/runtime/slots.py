@@ -35,7 +35,7 @@ class Slots:
         return len(self._busy)
 
     @property
-    def written_off(self) -> int:
+    def leaked_slots(self) -> int:
         """How many are taken by work that does not end."""
         return len(self._busy - self._running)
 
@@ -57,7 +57,7 @@ class Slots:
             self._busy.discard(task)
             self._announce()
 
-    def write_off(self, task: asyncio.Task[Any]) -> None:
+    def mark_leaked(self, task: asyncio.Task[Any]) -> None:
         """The work in this slot does not end: nobody waits for it any more, and the slot stays taken until it does."""
         self._running.discard(task)
         self._announce()

@@ -25,35 +25,35 @@ from ...queues import (
     Partition,
     QueueError,
     Successor,
+    enqueue_successor,
     forward_messages,
-    hand_on,
-    read_trail,
+    read_log_tail,
     write_entries,
 )
 from ..durable import Run, until_available
 from ..errors import TaskTimeout
 from ..journal import HANDOFF, Handoff, handoff_of
-from ..journal.handoff.document import Waiting, Why
+from ..journal.handoff.document import AwaitedAnswer, Why
 from ..log import logger
-from .outcome import Burial, HandOff, Outcome, Rerun, Success, Wait
+from .outcome import Burial, Outcome, Park, Release, Rerun, Success
 
-__all__ = ["go_on_elsewhere", "leave_handoff"]
+__all__ = ["store_handoff", "transfer"]
 
 
 class _Stop(NamedTuple):
     why: Why
     detail: str = ""
-    waiting: Waiting | None = None
+    waiting: AwaitedAnswer | None = None
 
 
-async def leave_handoff(gateway: Gateway, run: Run, outcome: Outcome) -> Handoff | None:
+async def store_handoff(gateway: Gateway, run: Run, outcome: Outcome) -> Handoff | None:
     """Store the handoff of a run that stops with this outcome, where it has one; returns it. Raises `LeaseLost`."""
     stop = _stop(run, outcome)
     if stop is None or not _has_history(run):
         return None
     partition = run.delivery.partition
     try:
-        trail = await read_trail(gateway, partition, run.id)
+        trail = await read_log_tail(gateway, partition, run.id)
         handoff = handoff_of(
             trail,
             task=run.envelope.task,
@@ -64,7 +64,7 @@ async def leave_handoff(gateway: Gateway, run: Run, outcome: Outcome) -> Handoff
             waiting=stop.waiting,
         )
         entry = Entry(Kind.SAVED, HANDOFF, handoff.to_json())
-        await write_entries(gateway, run.delivery, run.id, [entry.sealed(gateway.sealer.of(partition, run.id))])
+        await write_entries(gateway, run.delivery, run.id, [entry.encrypted(gateway.encryptor.of(partition, run.id))])
     except LeaseLost:
         raise
     except QueueError as error:
@@ -78,14 +78,14 @@ def _stop(run: Run, outcome: Outcome) -> _Stop | None:
     """Why it stops, if it is to leave something for that."""
     stop: _Stop | None = None
     match outcome:
-        case HandOff():
+        case Release():
             stop = _Stop("shutdown")
         case Rerun(error=TaskTimeout() as error):
             stop = _Stop("budget", str(error))
         case Rerun(delay=delay, event="snoozed", error=error):
-            stop = _Stop("waiting", "", Waiting(what=f"{delay:g} s to pass", why=_told(run, error)))
-        case Wait(parked=parked):
-            stop = _Stop("waiting", "", Waiting(what=f"a {parked.waits}"))
+            stop = _Stop("waiting", "", AwaitedAnswer(what=f"{delay:g} s to pass", why=_told(run, error)))
+        case Park(parked=parked):
+            stop = _Stop("waiting", "", AwaitedAnswer(what=f"a {parked.waits}"))
         case Burial(reason=reason, error=error) if reason is not Reason.SEALED:  # else nobody could read what is there
             evidence = Evidence.of(error, run.redact)
             stop = _Stop("burial", f"{reason}: {evidence.error}: {evidence.message}")
@@ -102,14 +102,16 @@ def _has_history(run: Run) -> bool:
     return run.has_written or bool(history.done or history.saved or history.intents or history.events)
 
 
-async def go_on_elsewhere(gateway: Gateway, run: Run, successor: Successor) -> Outcome:
+async def transfer(gateway: Gateway, run: Run, successor: Successor) -> Outcome:
     """Store the task that goes on. Where this worker dies before the outcome is stored, the next one does it again,
     which changes nothing, and goes on from here.
     """
     counters = run.history.counters.attempted()
     namespace = Namespace(run.delivery.partition.namespace)
     try:
-        to = await until_available(partial(hand_on, gateway, namespace, successor), f"task {run.id}", run.stir)
+        to = await until_available(
+            partial(enqueue_successor, gateway, namespace, successor), f"task {run.id}", run.touch
+        )
     except HandOffRefused as refused:
         return Burial(Reason.NOT_RETRYABLE, counters, refused)
     handed_to = successor.envelope.id
@@ -122,9 +124,9 @@ async def go_on_elsewhere(gateway: Gateway, run: Run, successor: Successor) -> O
 
 async def _forward(gateway: Gateway, run: Run, to: Partition, handed_to: str) -> None:
     """Have the messages go to the task that goes on: first those to come, then those that were not read."""
-    await run.recorder.put(Entry(Kind.MOVED, handed_to, handed_to.encode()), wait=True)
+    await run.recorder.put(Entry(Kind.TRANSFERRED, handed_to, handed_to.encode()), wait=True)
     forward = partial(forward_messages, gateway, run.delivery.partition, run.id, to, handed_to)
-    left = await until_available(forward, f"task {run.id}", run.stir)
+    left = await until_available(forward, f"task {run.id}", run.touch)
     if left:
         logger.bind(task=run.envelope.task, id=run.id).warning(
             "{} messages could not go along to task {} and stay unread: perdure task inbox {}",

@@ -30,7 +30,7 @@ from typing import Any, Final, Literal, Self
 
 import orjson
 
-__all__ = ["SUPERVISED", "Link", "Role"]
+__all__ = ["SUPERVISED", "Role", "SupervisorLink"]
 
 SUPERVISED: Final = "PERDURE_SUPERVISED"
 """The environment variable that makes a worker a supervised one."""
@@ -38,7 +38,7 @@ SUPERVISED: Final = "PERDURE_SUPERVISED"
 Role = Literal["worker", "isolated"]
 
 
-class Link:
+class SupervisorLink:
     """The line. What a worker says may be said from any thread, and never waits or fails."""
 
     def __init__(self, role: Role, read: int, write: int) -> None:

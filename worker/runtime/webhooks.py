@@ -37,9 +37,18 @@ from ..journal import Handoff
 from ..journal.events import Notified
 from ..log import logger
 from ..settings import Settings
-from .outcome import Burial, Outcome, Wait
+from .outcome import Burial, Outcome, Park
 
-__all__ = ["Notice", "Notices", "Post", "notice_of_end", "notice_of_start", "notice_of_unreadable", "post", "sign"]
+__all__ = [
+    "WebhookEvent",
+    "WebhookQueue",
+    "WebhookTarget",
+    "post",
+    "resumed_event",
+    "sign",
+    "stopped_event",
+    "unreadable_event",
+]
 
 _MOST: Final = 1000
 """Notices that wait at once; one more is dropped."""
@@ -55,21 +64,21 @@ _PASSING: Final = frozenset({408, 425, 429})
 _LAST: Final = 3.0
 """Seconds in which what waits may still be posted when the worker ends."""
 
-Told = Callable[[str | None], Awaitable[None]]
+DeliveryCallback = Callable[[str | None], Awaitable[None]]
 """Hears how posting came out: None where it was taken, else why it was not."""
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class WebhookEvent:
     """What there is to tell. told: hears what became of it, once. delivery: the same however often it is posted."""
 
     about: Mapping[str, Any]
-    told: Told | None = None
+    told: DeliveryCallback | None = None
     delivery: str = field(default_factory=lambda: str(uuid.uuid4()))
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class WebhookTarget:
     """Where notices go. secret: signs them, where it is not empty. timeout: seconds that one try may take."""
 
     url: str = field(repr=False)
@@ -77,7 +86,7 @@ class Post:
     timeout: float = 5.0
 
     @classmethod
-    def of(cls, settings: Settings) -> Post | None:
+    def of(cls, settings: Settings) -> WebhookTarget | None:
         """As the settings say; None where they name no URL."""
         url = settings.webhook_url.get_secret_value()
         secret = settings.webhook_secret.get_secret_value().encode()
@@ -90,13 +99,13 @@ class Post:
         return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}/..."
 
 
-class Notices:
+class WebhookQueue:
     """The notices of one worker."""
 
-    def __init__(self, where: Post | None) -> None:
+    def __init__(self, where: WebhookTarget | None) -> None:
         """where: None tells nobody."""
         self._where = where
-        self._waiting: deque[Notice] = deque()
+        self._waiting: deque[WebhookEvent] = deque()
         self._come = anyio.Event()
         self._dropped = 0
 
@@ -105,7 +114,7 @@ class Notices:
         """Whether anybody is to be told."""
         return self._where is not None
 
-    def give(self, notice: Notice) -> None:
+    def give(self, notice: WebhookEvent) -> None:
         """Take a notice, which is posted soon. Never waits and never fails."""
         if self._where is None:
             return
@@ -133,7 +142,7 @@ class Notices:
             if self._waiting:
                 logger.warning("{} notices were not posted: the worker ends", len(self._waiting))
 
-    async def _drain(self, where: Post) -> None:
+    async def _drain(self, where: WebhookTarget) -> None:
         while self._waiting:
             notice = self._waiting[0]
             failed = await post(where, notice)
@@ -146,7 +155,7 @@ class Notices:
                     logger.exception("what became of a notice could not be told")
 
 
-async def post(where: Post, notice: Notice) -> str | None:
+async def post(where: WebhookTarget, notice: WebhookEvent) -> str | None:
     """Post one notice, as often as may help. Returns None, or why it was not taken, which is in the log as well."""
     about = notice.about
     body = orjson.dumps(dict(about))
@@ -185,7 +194,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 _OPENER: Final = urllib.request.build_opener(_NoRedirect)
 
 
-def _once(where: Post, body: bytes, headers: dict[str, str]) -> tuple[str, bool]:
+def _once(where: WebhookTarget, body: bytes, headers: dict[str, str]) -> tuple[str, bool]:
     """One try, in a thread: why it failed ('' where it did not), and whether another may help."""
     request = urllib.request.Request(where.url, body, headers, method="POST")  # noqa: S310 - http or https: settings.py
     try:
@@ -202,7 +211,7 @@ def _once(where: Post, body: bytes, headers: dict[str, str]) -> tuple[str, bool]
         return f"{type(error).__name__}", False
 
 
-def notice_of_start(run: Run) -> Notice | None:
+def resumed_event(run: Run) -> WebhookEvent | None:
     """That a run goes on after an interruption, and what was restored; None for any other. The log hears of it."""
     resumption = run.resumption
     if resumption is None or not resumption.interrupted:
@@ -210,7 +219,7 @@ def notice_of_start(run: Run) -> Notice | None:
 
     async def told(failed: str | None) -> None:
         if not run.closed:  # else there is nobody left who could write it
-            await run.tell(Notified(what="resumed", how="webhook", failed=failed))
+            await run.log_event(Notified(what="resumed", how="webhook", failed=failed))
 
     about = _about("resumed", run) | {
         "after": resumption.after,
@@ -218,26 +227,28 @@ def notice_of_start(run: Run) -> Notice | None:
         "restored": resumption.restored,
         "summary": resumption.summary(),
     }
-    return Notice(about, told)
+    return WebhookEvent(about, told)
 
 
-def notice_of_end(run: Run, outcome: Outcome, handoff: Handoff | None) -> Notice | None:
+def stopped_event(run: Run, outcome: Outcome, handoff: Handoff | None) -> WebhookEvent | None:
     """That a task was given up, or waits for somebody; None for any other end."""
     match outcome:
         case Burial(reason=reason, counters=counters, error=error):
-            return Notice(_about("buried", run) | _buried(run.id, reason, counters, error, run))
-        case Wait() if handoff is not None and any(one.on for one in handoff.waiting_on):
+            return WebhookEvent(_about("buried", run) | _buried(run.id, reason, counters, error, run))
+        case Park() if handoff is not None and any(one.on for one in handoff.waiting_on):
             (waiting,) = [one for one in handoff.waiting_on if one.on][:1]
             told = {"what": waiting.what, "on": waiting.on} | ({} if _sealed(run) else {"why": waiting.why})
             remedy = f"perdure task send {run.id} TEXT --from {waiting.on}"
-            return Notice(_about("waiting", run) | told | {"summary": f"it waits for {waiting.on}", "remedy": remedy})
+            return WebhookEvent(
+                _about("waiting", run) | told | {"summary": f"it waits for {waiting.on}", "remedy": remedy}
+            )
     return None
 
 
-def notice_of_unreadable(delivery: Delivery, task_id: str, error: BaseException) -> Notice:
+def unreadable_event(delivery: Delivery, task_id: str, error: BaseException) -> WebhookEvent:
     """That a message was given up which is no task."""
     about = {"event": "buried", "task": None, "id": task_id, "queue": delivery.partition.queue, "at": _now()}
-    return Notice(about | _buried(task_id, Reason.UNREADABLE, Counters(), error, None))
+    return WebhookEvent(about | _buried(task_id, Reason.UNREADABLE, Counters(), error, None))
 
 
 def _about(event: str, run: Run) -> dict[str, Any]:
@@ -259,7 +270,7 @@ def _buried(task_id: str, reason: Reason, counters: Counters, error: BaseExcepti
 
 
 def _sealed(run: Run) -> bool:
-    return run.gateway.sealer.active
+    return run.gateway.encryptor.active
 
 
 def _now() -> int:

@@ -14,38 +14,38 @@ from typing import Literal, Self
 import anyio
 
 from ...queues import (
-    Beat,
     Consumer,
-    Coverage,
     Delivery,
     Gateway,
+    LeaseHeartbeat,
     LeaseLost,
     Leases,
     Namespace,
     Partition,
+    PartitionAssignment,
     QueueError,
     read_partitions,
     release,
 )
 from ..app import App
-from ..durable import Ending, Run
+from ..durable import Run, StopReason
 from ..errors import ConfigurationError
 from ..log import logger
 from .burst import Burst
 from .executor import Executor
-from .health.deadlines import Guard
-from .health.loop_watchdog import Vigil
+from .health.deadlines import RunDeadlines
+from .health.loop_watchdog import LoopWatchdog
 from .health.report import Health, Report
 from .intake import Intake
 from .maintenance.janitor import Janitor
-from .maintenance.partitions import Territory
+from .maintenance.partitions import AssignmentWatcher
 from .maintenance.promoter import Promoter
-from .maintenance.registration import Notes, Registration, describe
-from .quarantine_gate import Isolation
-from .reclaim import Sweep
+from .maintenance.registration import Registration, StepHeartbeat, describe
+from .quarantine_gate import QuarantineGate
+from .reclaim import ReclaimSchedule
 from .slots import Slots
-from .supervisor_link import Link
-from .webhooks import Notices, Post
+from .supervisor_link import SupervisorLink
+from .webhooks import WebhookQueue, WebhookTarget
 
 __all__ = ["Worker"]
 
@@ -68,7 +68,7 @@ class Worker:
         queues: Sequence[str] | None = None,
         partitions: Literal["all", "share"] | None = None,
         name: str | None = None,
-        link: Link | None = None,
+        link: SupervisorLink | None = None,
     ) -> None:
         """concurrency: runs at once. queues: else those of the app's tasks. partitions: take from all of the queues'
         partitions, or from this worker's share among those who share; else the setting. name: begins the worker's id.
@@ -86,11 +86,11 @@ class Worker:
         self._partitions = partitions or self.settings.partitions
         namespace = Namespace(self.settings.namespace)
         self._namespace = namespace
-        self._gateway = Gateway(self.settings.address, replication=self.settings.replication, sealer=app.sealer)
+        self._gateway = Gateway(self.settings.address, replication=self.settings.replication, sealer=app.encryptor)
         self._slots = Slots(concurrency)
-        self._isolation = Isolation(link, self.settings.probation)
+        self._isolation = QuarantineGate(link, self.settings.quarantine_window)
         self._leases: Leases[Run] = Leases()
-        self._notices = Notices(Post.of(self.settings))
+        self._notices = WebhookQueue(WebhookTarget.of(self.settings))
         self._executor = Executor(
             self._gateway,
             app.tasks,
@@ -102,7 +102,7 @@ class Worker:
             notices=self._notices,
         )
         self._link = link
-        self._vigil = Vigil(
+        self._vigil = LoopWatchdog(
             warn_after=self.settings.stall_warning,
             stall_limit=self.settings.stall_limit,
             on_look=self._tell_alive,
@@ -124,9 +124,9 @@ class Worker:
         return self._executor.settled.total()
 
     @property
-    def unending(self) -> int:
+    def stuck_handlers(self) -> int:
         """How many handlers go on though they were ended and their tasks were given up."""
-        return self._slots.written_off
+        return self._slots.leaked_slots
 
     def health(self) -> Report:
         """How the worker is; may be asked from any thread, and says so when the event loop is blocked."""
@@ -150,12 +150,12 @@ class Worker:
         reading = read_partitions(self._gateway, self.id)
         self._stack.push_async_callback(reading.close)
         self._consumer = Consumer(self._gateway, reading, [], self.id, self.settings.lease, self._leases)
-        shares = self._partitions == "share" and not self._isolation.only
-        self._coverage = Coverage(self._gateway, self._namespace, self.queues, self.id, share=shares)
-        self._sweep = Sweep([], self.settings.lease)
+        shares = self._partitions == "share" and not self._isolation.dedicated
+        self._coverage = PartitionAssignment(self._gateway, self._namespace, self.queues, self.id, share=shares)
+        self._sweep = ReclaimSchedule([], self.settings.lease)
         self._promoter = Promoter(self._gateway, [], self.id)
-        self._territory = Territory(self._coverage, self._consumer, self._serve)
-        self._guard = Guard(
+        self._territory = AssignmentWatcher(self._coverage, self._consumer, self._serve)
+        self._guard = RunDeadlines(
             self._executor,
             self._slots,
             self.app.tasks,
@@ -171,14 +171,14 @@ class Worker:
             self._gateway, self._namespace, info, self._slots, self._executor.settled, self._health
         )
         await self._registration.announce()
-        beat = Beat(
+        beat = LeaseHeartbeat(
             self.settings.address,
             self._gateway.socket,
             self.id,
             self._leases,
             self.settings.lease,
             self._report_beat,
-            self._vigil.may_beat,
+            self._vigil.should_renew,
         )
         beat.start()
         self._stack.push_async_callback(asyncio.to_thread, beat.stop)
@@ -204,9 +204,9 @@ class Worker:
         self._stop.set()
         self._health.stopping = True
 
-    def look_for_suspects(self) -> None:
+    def check_quarantine(self) -> None:
         """Look now whether there is a task whose worker died, and run it alone."""
-        self._isolation.want()
+        self._isolation.request()
 
     async def run(self, *, burst: bool = False) -> None:
         """Work until `stop` is called; with `burst`, until the queues are empty.
@@ -239,10 +239,10 @@ class Worker:
                 result_ttl=self.settings.result_ttl,
                 worker=self.id,
             )
-            notes = Notes(lambda: self._executor.runs, self.settings.note_interval)
+            notes = StepHeartbeat(lambda: self._executor.runs, self.settings.note_interval)
             for run in (self._territory.run, notes.run, self._registration.run, self._guard.run, self._notices.run):
                 background.start_soon(run)
-            if not self._isolation.only:
+            if not self._isolation.dedicated:
                 background.start_soon(self._promoter.run)
                 background.start_soon(janitor.run)
             try:
@@ -310,7 +310,7 @@ class Worker:
             with anyio.move_on_after(self.settings.grace):
                 await self._empty_or_hurry()
             for run in list(self._executor.runs):
-                run.end(Ending.HANDED_OFF)
+                run.cancel(StopReason.RELEASED)
             with anyio.move_on_after(_FORCED):
                 await self._slots.wait_empty()
             with anyio.move_on_after(_FORCED):
@@ -328,7 +328,7 @@ class Worker:
 
     def _report_beat(self, trouble: QueueError | None) -> None:
         """In the beat's thread."""
-        self._health.beat_troubled(trouble)
+        self._health.renewal_failed(trouble)
         if trouble is None:
             logger.info("leases are renewed again")
         else:

@@ -21,13 +21,13 @@ import orjson
 from ...queues import ChildInfo
 from ..runtime.supervisor_link import SUPERVISED, Role
 
-__all__ = ["Child", "Line", "OnSaid", "first_of", "how_it_ended"]
+__all__ = ["Child", "ChildPipe", "OnSaid", "how_it_ended", "wait_any"]
 
 _LONGEST: Final = 1 << 20
 """Bytes of one line. A child that says more at once has gone mad, and is not listened to."""
 
 
-class Line:
+class ChildPipe:
     """Two pipes. Saying and hearing never wait."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Line:
             os.close(self._write)
 
 
-async def first_of(*events: anyio.Event) -> None:
+async def wait_any(*events: anyio.Event) -> None:
     """Return when one of them has happened."""
     async with anyio.create_task_group() as waiting:
 
@@ -123,7 +123,7 @@ class Child:
     follows from its end is done.
     """
 
-    def __init__(self, role: Role, process: asyncio.subprocess.Process, line: Line, on_said: OnSaid) -> None:
+    def __init__(self, role: Role, process: asyncio.subprocess.Process, line: ChildPipe, on_said: OnSaid) -> None:
         """on_said: hears each word of the child, once it has been taken note of here."""
         self.role: Role = role
         self.pid = process.pid
@@ -161,7 +161,7 @@ class Child:
 
         It leads a process group of its own: a terminal's Ctrl-C reaches the supervisor alone, who passes it on.
         """
-        line = Line()
+        line = ChildPipe()
         read, write = line.theirs
         try:
             with anyio.CancelScope(shield=True):
@@ -188,7 +188,7 @@ class Child:
 
     async def come_up(self) -> bool:
         """Wait until it works, or has ended before it did; returns whether it works."""
-        await first_of(self.ready, self.gone)
+        await wait_any(self.ready, self.gone)
         return self.ready.is_set()
 
     @property

@@ -70,7 +70,7 @@ class Children:
         self._tending.start_soon(self._tend, child)
         return child
 
-    async def hire(self, role: Role) -> Child | None:
+    async def spawn(self, role: Role) -> Child | None:
         """Start a child; returns it when it works, None where it ended before. No more at a time than there are
         processors.
         """
@@ -90,7 +90,7 @@ class Children:
                 child.kill()
             return child if up else None
 
-    def retire(self, child: Child) -> None:
+    def terminate(self, child: Child) -> None:
         """Have a child stop; one that takes longer than it may is killed."""
         child.stop()
         self._tending.start_soon(self._see_off, child)

@@ -9,13 +9,13 @@ from typing import Any, Self
 
 from ...queues import Address, Namespace
 from ..runtime.supervisor_link import Role
-from ..runtime.webhooks import Post
+from ..runtime.webhooks import WebhookTarget
 
-__all__ = ["Facts", "Plan"]
+__all__ = ["AppInfo", "SupervisorConfig"]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SupervisorConfig:
     """The supervisor's task.
 
     commands: how a child of each role is started. processes: ordinary children. isolated: children, at most, that run
@@ -32,7 +32,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class AppInfo:
     """The settings of the app, which a child tells the supervisor, who does not import it. Times are seconds.
 
     restart_delays: before a child is started again after the first crash within the window, the second and so on.
@@ -47,7 +47,7 @@ class Facts:
     crash_threshold: int
     crash_window: float
     restart_delays: tuple[float, ...]
-    webhook: Post | None = None
+    webhook: WebhookTarget | None = None
 
     @classmethod
     def read(cls, told: Mapping[str, Any]) -> Self:
@@ -70,8 +70,8 @@ class Facts:
         return self.restart_delays[min(number, len(self.restart_delays)) - 1] if number > 0 else 0.0
 
 
-def _webhook(told: Mapping[str, Any]) -> Post | None:
+def _webhook(told: Mapping[str, Any]) -> WebhookTarget | None:
     url = str(told.get("webhook", ""))
     if not url:
         return None
-    return Post(url, str(told.get("webhook_secret", "")).encode(), float(told.get("webhook_timeout", 5.0)))
+    return WebhookTarget(url, str(told.get("webhook_secret", "")).encode(), float(told.get("webhook_timeout", 5.0)))

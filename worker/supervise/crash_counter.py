@@ -27,9 +27,9 @@ from ...queues import (
 )
 from ..log import logger
 from .child import Child
-from .config import Facts
+from .config import AppInfo
 
-__all__ = ["Ledger"]
+__all__ = ["SupervisorRegistry"]
 
 T = TypeVar("T")
 
@@ -43,12 +43,12 @@ _LONGEST_DELAY: Final = 5.0
 """Seconds between attempts to tell a Redis that is away what must be told."""
 
 
-class Ledger:
+class SupervisorRegistry:
     """What Redis knows of this supervisor, and what it tells it."""
 
     def __init__(
         self,
-        facts: Facts,
+        facts: AppInfo,
         name: str | None,
         processes: int,
         children: Callable[[], Iterable[ChildInfo]],
@@ -116,13 +116,13 @@ class Ledger:
     async def report(self, child: Child) -> CrashReport:
         """Make what a dead child held claimable at once; returns when that is done, however long Redis is away."""
         return await report_crash(
-            self._gateway, self._facts.namespace, child.queues, child.worker, how=child.how, doing=child.doing
+            self._gateway, self._facts.namespace, child.queues, child.worker, exit_status=child.how, steps=child.doing
         )
 
     async def count(self, child: Child) -> int:
         """Count the crash of an ordinary child; returns how many there were within the window."""
         identity = child.worker or f"pid-{child.pid}-{child.began:.0f}"
-        standing: SupervisorState = await self._insist(
+        standing: SupervisorState = await self._retry(
             lambda: count_crash(
                 self._gateway,
                 self._facts.namespace,
@@ -169,7 +169,7 @@ class Ledger:
         )
 
     @staticmethod
-    async def _insist(act: Callable[[], Awaitable[T]]) -> T:
+    async def _retry(act: Callable[[], Awaitable[T]]) -> T:
         """Carry out a repeatable act, again and again while Redis is away."""
         delay = 0.1
         while True:

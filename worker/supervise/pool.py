@@ -14,17 +14,17 @@ import anyio
 from ..log import logger
 from .child import Child
 from .children import Children
-from .config import Facts, Plan
-from .crash_counter import Ledger
-from .quarantine_pool import Ward
+from .config import AppInfo, SupervisorConfig
+from .crash_counter import SupervisorRegistry
+from .quarantine_pool import QuarantinePool
 
-__all__ = ["Company", "Post"]
+__all__ = ["WorkerPool", "WorkerSlot"]
 
 _HASTY: Final = 1.0
 """Seconds that a child lives that is worth its start; one that ends sooner, though cleanly, is not replaced at once."""
 
 
-class Post:
+class WorkerSlot:
     """Has a child started, waits for its end, and has another one started: after a crash with a delay, while the
     supervisor is paused not at all.
     """
@@ -33,8 +33,8 @@ class Post:
         self,
         hire: Callable[[], Awaitable[Child | None]],
         retire: Callable[[Child], None],
-        ledger: Ledger,
-        facts: Facts,
+        ledger: SupervisorRegistry,
+        facts: AppInfo,
         *,
         burst: bool,
     ) -> None:
@@ -122,15 +122,15 @@ _BURST_LOOK: Final = 0.2
 """Seconds between looks whether a burst has come to its end."""
 
 
-class Company:
+class WorkerPool:
     """Keeps all places filled, and hears what children say that concerns the others."""
 
-    def __init__(self, plan: Plan, facts: Facts, ledger: Ledger, children: Children) -> None:
+    def __init__(self, plan: SupervisorConfig, facts: AppInfo, ledger: SupervisorRegistry, children: Children) -> None:
         self._ledger = ledger
         self._children = children
-        self._ward = Ward(lambda: children.hire("isolated"), children.retire, facts, plan.isolated)
+        self._ward = QuarantinePool(lambda: children.spawn("isolated"), children.terminate, facts, plan.isolated)
         self._posts = [
-            Post(lambda: children.hire("worker"), children.retire, ledger, facts, burst=plan.burst)
+            WorkerSlot(lambda: children.spawn("worker"), children.terminate, ledger, facts, burst=plan.burst)
             for _ in range(plan.processes)
         ]
         self._reload = anyio.Event()
@@ -154,16 +154,16 @@ class Company:
         if what in ("begins", "ends", "idle"):
             self._ward.hear(child, what)
         elif what == "suspects":
-            self.wake(1)
+            self.scale_up(1)
 
-    def lose(self, child: Child) -> None:
+    def on_exit(self, child: Child) -> None:
         """A child has ended."""
         if child.role == "isolated":
-            self._ward.lose(child)
+            self._ward.on_exit(child)
 
-    def wake(self, suspects: int) -> None:
+    def scale_up(self, suspects: int) -> None:
         """There are so many tasks that must run alone."""
-        self._ward.wake(suspects)
+        self._ward.scale_up(suspects)
 
     async def replace(self, child: Child) -> None:
         """A child says that it is no longer fit for work."""
@@ -171,7 +171,7 @@ class Company:
             return
         logger.warning("worker {} asks to be replaced", child.worker)
         if child.role == "isolated":
-            self._children.retire(child)
+            self._children.terminate(child)
         for post in self._posts:
             if post.child is child and not await post.renew(child) and not child.stops:
                 logger.error("worker {} stays as it is: another one did not start", child.worker)

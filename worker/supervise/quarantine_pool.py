@@ -12,9 +12,9 @@ from anyio.abc import TaskGroup
 
 from ..log import logger
 from .child import Child
-from .config import Facts
+from .config import AppInfo
 
-__all__ = ["Ward"]
+__all__ = ["QuarantinePool"]
 
 _IDLE: Final = 60.0
 """Seconds after which an isolated child that has nothing to do ends, all but one."""
@@ -23,7 +23,7 @@ _LOOK: Final = 5.0
 """Seconds between looks at who has nothing to do."""
 
 
-class Ward:
+class QuarantinePool:
     """Isolated children. What kills one of them is its task's fault, so another one comes at once, and no crash is
     counted against the supervisor.
     """
@@ -32,7 +32,7 @@ class Ward:
         self,
         hire: Callable[[], Awaitable[Child | None]],
         retire: Callable[[Child], None],
-        facts: Facts,
+        facts: AppInfo,
         most: int,
     ) -> None:
         """hire: starts an isolated child; returns it when it works, None where it ended before. retire: has one stop.
@@ -53,7 +53,7 @@ class Ward:
         """Whether no suspect runs here, nor is about to."""
         return not self._coming and not self._wanted and all(child.quiet for child in self._children)
 
-    def wake(self, suspects: int) -> None:
+    def scale_up(self, suspects: int) -> None:
         """There are suspects, at least so many: let as many children look for them."""
         idle = [child for child in self._children if not child.busy and not child.stops]
         for child in idle[:suspects]:
@@ -130,7 +130,7 @@ class Ward:
             self._children.append(child)
         return child
 
-    def lose(self, child: Child) -> None:
+    def on_exit(self, child: Child) -> None:
         """A child of this ward has ended."""
         if child in self._children:
             self._children.remove(child)

@@ -16,7 +16,7 @@ from ..log import logger
 from ..runtime.health.report import ALIVE, CONNECTED, Combined, Level, Report
 from .child import Child
 
-__all__ = ["Watch", "health_of"]
+__all__ = ["StallMonitor", "health_of"]
 
 _INTERVAL: Final = 1.0
 """Seconds between looks, and between two signs of life of a healthy child."""
@@ -25,7 +25,7 @@ _OWN_PAUSE: Final = 5.0
 """A look that comes so many seconds late means that this process stood still itself."""
 
 
-class Watch:
+class StallMonitor:
     """Looks at all children. A healthy one says every second for how long its event loop has not answered; one whose
     loop does not answer for longer than the limit, or that is silent for so long (its interpreter is stuck in C code),
     is dumped and killed. One that was told to stop has a time limit of its own.

@@ -24,13 +24,13 @@ from anyio.abc import TaskGroup
 from ...queues import QueueError
 from ..log import logger
 from ..runtime.health.report import Combined
-from ..runtime.webhooks import Notice, Post, post
-from .child import Child, first_of, how_it_ended
+from ..runtime.webhooks import WebhookEvent, WebhookTarget, post
+from .child import Child, how_it_ended, wait_any
 from .children import Children
-from .config import Facts, Plan
-from .crash_counter import Ledger
-from .pool import Company
-from .stall_monitor import Watch, health_of
+from .config import AppInfo, SupervisorConfig
+from .crash_counter import SupervisorRegistry
+from .pool import WorkerPool
+from .stall_monitor import StallMonitor, health_of
 
 __all__ = ["Supervisor", "alert", "has_terminal"]
 
@@ -77,12 +77,12 @@ _LAST_REPORTS: Final = 5.0
 class Supervisor:
     """One supervisor: `await Supervisor(plan).run()` returns its exit code."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SupervisorConfig) -> None:
         self._plan = plan
         self._all: Iterable[Child] = ()
-        self._ledger: Ledger | None = None
-        self._company: Company | None = None
-        self._webhook: Post | None = None
+        self._ledger: SupervisorRegistry | None = None
+        self._company: WorkerPool | None = None
+        self._webhook: WebhookTarget | None = None
         self._terminal = has_terminal()
         self._reload_asked = False
         self._stopped = 0
@@ -143,13 +143,13 @@ class Supervisor:
         a pause is in force; then have all the others started.
         """
         pilot = await self._children.begin("worker")
-        await first_of(pilot.loaded, pilot.gone)
+        await wait_any(pilot.loaded, pilot.gone)
         if not pilot.loaded.is_set():
             return _code_of_failure(pilot)
-        facts = Facts.read(pilot.told)
+        facts = AppInfo.read(pilot.told)
         self._children.grant(facts.grace)
         self._webhook = facts.webhook
-        ledger = self._ledger = Ledger(
+        ledger = self._ledger = SupervisorRegistry(
             facts, self._plan.name, self._plan.processes, self._children.infos, self._raise_alarm
         )
         await ledger.open()
@@ -160,11 +160,11 @@ class Supervisor:
             if not await pilot.come_up():
                 return _code_of_failure(pilot)
             logger.info("supervisor {} of {} workers, process {}", ledger.name, self._plan.processes, os.getpid())
-        self._company = Company(self._plan, facts, ledger, self._children)
+        self._company = WorkerPool(self._plan, facts, ledger, self._children)
         if self._reload_asked:  # before there was anything to reload; who has started may have the old code
             self._company.reload()
         self._tending.start_soon(ledger.run)
-        self._tending.start_soon(Watch(self._children, facts.stall_limit).run)
+        self._tending.start_soon(StallMonitor(self._children, facts.stall_limit).run)
         return await self._company.run(None if pilot.stops else pilot)
 
     # what children say, and their end
@@ -180,12 +180,12 @@ class Supervisor:
     async def _settle(self, child: Child) -> None:
         """Do what follows from a child's end: what it held is reported, and its crash counted."""
         if self._company is not None:
-            self._company.lose(child)
+            self._company.on_exit(child)
         if child.crashed:
             child.sweep_up()
             held = await self._report(child)
             if held and self._company is not None:
-                self._company.wake(held)
+                self._company.scale_up(held)
         if self._ledger is not None and child.counts:
             child.crashes = await self._ledger.count(child)
 
@@ -194,7 +194,7 @@ class Supervisor:
         if self._ledger is None or not child.ready.is_set():
             return 0
         try:
-            held = (await self._ledger.report(child)).held
+            held = (await self._ledger.report(child)).deliveries
         except QueueError as error:  # Redis said no; one that is away is waited for
             logger.error(
                 "the end of worker {} cannot be reported: {}; its tasks wait for the lease", child.worker, error
@@ -213,7 +213,7 @@ class Supervisor:
         if self._plan.alert is not None:
             self._tending.start_soon(alert, self._plan.alert, about)
         if self._webhook is not None:
-            self._tending.start_soon(post, self._webhook, Notice(about))
+            self._tending.start_soon(post, self._webhook, WebhookEvent(about))
 
     # signals, and the end
 

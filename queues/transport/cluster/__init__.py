@@ -1,9 +1,17 @@
 """Redis Cluster: which node serves which key, and a wire that follows keys when they move."""
 
-from .client import ClusterWire
+from .client import ClusterConnection
 from .hash_slots import UnknownCommandError, slot_of
-from .redirects import Pursuit
-from .sync_client import ClusterLine
-from .topology import Topology, learn
+from .redirects import RedirectPolicy
+from .sync_client import SyncClusterConnection
+from .topology import Topology, discover_topology
 
-__all__ = ["ClusterLine", "ClusterWire", "Pursuit", "Topology", "UnknownCommandError", "learn", "slot_of"]
+__all__ = [
+    "ClusterConnection",
+    "RedirectPolicy",
+    "SyncClusterConnection",
+    "Topology",
+    "UnknownCommandError",
+    "discover_topology",
+    "slot_of",
+]

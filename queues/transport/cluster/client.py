@@ -25,12 +25,12 @@ from redis.exceptions import TimeoutError as ReplyTimeout
 
 from ...errors import QueueError
 from ..address import Address, Node
-from ..pipelining import Command, Wire
+from ..pipelining import Command, CommandConnection
 from .hash_slots import slot_of
-from .redirects import Pursuit, will_pass
-from .topology import Topology, in_random_order, learn, target
+from .redirects import RedirectPolicy, will_pass
+from .topology import Topology, discover_topology, in_random_order, target
 
-__all__ = ["ClusterWire"]
+__all__ = ["ClusterConnection"]
 
 _BETWEEN_LOOKS: Final = 0.1
 """Seconds between two looks at the topology, so that a storm of redirections does not become one of questions."""
@@ -51,10 +51,10 @@ _LOST = (ConnectionLost, ReplyTimeout, OSError)
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class _NodeConnection:
     """The wire to one node, and how many of its commands are not answered yet."""
 
-    wire: Wire
+    wire: CommandConnection
     under_way: int = 0
     heard: float = 0.0
     """When it answered last, or was first asked after a rest (seconds of the monotonic clock)."""
@@ -76,19 +76,23 @@ class _Line:
             self.idle.set()
 
 
-class ClusterWire:
+class ClusterConnection:
     """Commands of many callers on one connection per primary."""
 
     def __init__(
-        self, address: Address, dial: Callable[[Node], Wire], *, learn: Callable[..., Topology] = learn
+        self,
+        address: Address,
+        dial: Callable[[Node], CommandConnection],
+        *,
+        learn: Callable[..., Topology] = discover_topology,
     ) -> None:
         """dial: makes the wire to one node. learn: asks some nodes, in a thread, who serves what."""
         self._address = address
         self._dial = dial
         self._ask = learn
         self._topology = Topology.unknown()
-        self._lines: dict[Node, _Line] = {}
-        self._leaving: set[_Line] = set()
+        self._lines: dict[Node, _NodeConnection] = {}
+        self._leaving: set[_NodeConnection] = set()
         self._losses: dict[Node, float] = {}
         self._looking: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -104,7 +108,7 @@ class ClusterWire:
         for line in self._lines.values():
             line.wire.flush()
 
-    def renew(self) -> None:
+    def reconnect(self) -> None:
         """Look who serves what: a server that refused to write is somebody's replica now."""
         _ = self._look_soon()
 
@@ -178,7 +182,7 @@ class ClusterWire:
         self, command: Command, slot: int | None, outer: asyncio.Future[Any], node: Node | None, error: BaseException
     ) -> None:
         """Follow redirections and sit refusals out, until there is a reply. error: what `node` answered."""
-        pursuit = Pursuit(slot)
+        pursuit = RedirectPolicy(slot)
         try:
             while not outer.done():
                 await asyncio.sleep(pursuit.pause(error))
@@ -233,7 +237,7 @@ class ClusterWire:
             await self.look()
         return self._topology.serving(slot), False
 
-    def lost(self, node: Node) -> None:
+    def mark_failed(self, node: Node) -> None:
         """A connection to the node broke: somebody else may have taken its place."""
         self._losses[node] = time.monotonic()
         _ = self._look_soon()
@@ -272,7 +276,7 @@ class ClusterWire:
             late = time.monotonic() - _SILENCE
             for node, line in self._lines.items():
                 if line.under_way and line.heard <= late:
-                    self.lost(node)
+                    self.mark_failed(node)
 
     async def _learn(self, nodes: Iterable[Node], *, check: bool = False) -> Topology:
         return await anyio.to_thread.run_sync(
@@ -288,17 +292,17 @@ class ClusterWire:
 
     def _note(self, node: Node, error: BaseException) -> None:
         if isinstance(error, _LOST):
-            self.lost(node)
+            self.mark_failed(node)
 
     # lines
 
-    def _line(self, node: Node) -> _Line:
+    def _line(self, node: Node) -> _NodeConnection:
         line = self._lines.get(node)
         if line is None:
-            line = self._lines[node] = _Line(self._dial(node))
+            line = self._lines[node] = _NodeConnection(self._dial(node))
         return line
 
-    async def _retire(self, line: _Line) -> None:
+    async def _retire(self, line: _NodeConnection) -> None:
         """Close the wire to a node that has left, once what is under way there is answered."""
         if line.under_way:
             with suppress(TimeoutError):

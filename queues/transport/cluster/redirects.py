@@ -9,7 +9,7 @@ from redis.exceptions import AskError, ClusterDownError
 
 from ..clients import was_not_executed
 
-__all__ = ["Pursuit", "will_pass"]
+__all__ = ["RedirectPolicy", "will_pass"]
 
 _TRIES: Final = 12
 """Redirections and passing refusals that one command may meet."""
@@ -22,7 +22,7 @@ _LONGEST_DELAY: Final = 0.5
 """Seconds before a command is sent again, after the first refusal and after many: about 3 s in all."""
 
 
-class Pursuit:
+class RedirectPolicy:
     """The tries of one command. Each is told what the last one met, and says how long to wait before the next."""
 
     def __init__(self, slot: int | None) -> None:

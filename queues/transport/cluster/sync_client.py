@@ -13,13 +13,13 @@ from ..address import Address, Node
 from ..clients import sync_client
 from ..pipelining import Argument
 from .hash_slots import slot_of
-from .redirects import Pursuit
-from .topology import Topology, in_random_order, learn, target
+from .redirects import RedirectPolicy
+from .topology import Topology, discover_topology, in_random_order, target
 
-__all__ = ["ClusterLine"]
+__all__ = ["SyncClusterConnection"]
 
 
-class ClusterLine:
+class SyncClusterConnection:
     """One connection per primary. Not for several threads at once."""
 
     def __init__(self, address: Address, timeout: float) -> None:
@@ -34,7 +34,7 @@ class ClusterLine:
     def execute(self, key: str, *command: Argument) -> Any:
         """Carry out a command on the node that serves `key`; raises the client library's errors."""
         slot = slot_of(command, key)
-        pursuit = Pursuit(slot)
+        pursuit = RedirectPolicy(slot)
         deadline = time.monotonic() + self._timeout
         node, asking = self._find(slot), False
         while True:
@@ -60,7 +60,7 @@ class ClusterLine:
         self.refresh()
         return self._find(slot), False
 
-    def in_doubt(self, key: str) -> bool:
+    def is_suspect(self, key: str) -> bool:
         """Whether the node that serves `key` did not answer when it was asked last."""
         return self._topology.serving(slot_of((), key)) in self._doubtful
 
@@ -70,7 +70,9 @@ class ClusterLine:
             return
         known = in_random_order(self._topology.nodes, self._doubtful)
         try:
-            self._topology = learn(self._address, [*known, *self._address.nodes], timeout=min(1.0, self._timeout / 2))
+            self._topology = discover_topology(
+                self._address, [*known, *self._address.nodes], timeout=min(1.0, self._timeout / 2)
+            )
         except QueueError:
             return
         self._stale = False

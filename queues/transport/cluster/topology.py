@@ -12,7 +12,7 @@ from ...errors import Refused, Unavailable
 from ..address import Address, Node
 from ..clients import check_server, sync_client, translated
 
-__all__ = ["SLOTS", "Topology", "learn"]
+__all__ = ["SLOTS", "Topology", "discover_topology"]
 
 SLOTS: Final = 16384
 
@@ -67,7 +67,7 @@ def _node(server: Sequence[Any], asked: Node) -> Node | None:
     return None if name == "?" else Node(name or asked.host, int(server[1]))
 
 
-def learn(address: Address, candidates: Iterable[Node], *, timeout: float, check: bool = False) -> Topology:
+def discover_topology(address: Address, candidates: Iterable[Node], *, timeout: float, check: bool = False) -> Topology:
     """Ask the first of these nodes that answers; blocks for up to `timeout` seconds per node that does not.
 
     check: also whether the server is one that Perdure can use. Raises `Unavailable` or `Refused`.

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from perdure.queues import Gateway, Namespace, Partition, Reader, Unavailable
-from perdure.queues.delivery.stream_reader import PerPartition, Stream
+from perdure.queues import BlockingConnection, Gateway, Namespace, Partition, Unavailable
+from perdure.queues.delivery.stream_reader import PerNodeReader, Stream
 from perdure.queues.transport.gateway import Argument
 
 BOUND = 10.0
@@ -50,8 +50,8 @@ class Cluster(Gateway):
     def __init__(self, nodes: dict[str | None, Any]) -> None:
         self._nodes = nodes
 
-    def reader(self, key: str | None = None) -> Reader:
-        reader: Reader = self._nodes[key]
+    def reader(self, key: str | None = None) -> BlockingConnection:
+        reader: BlockingConnection = self._nodes[key]
         return reader
 
     async def command_now(self, *command: Argument) -> Any:
@@ -69,24 +69,24 @@ def nodes() -> list[Node]:
 
 
 @pytest.fixture
-def reading(nodes: list[Node]) -> PerPartition:
-    return PerPartition(
+def reading(nodes: list[Node]) -> PerNodeReader:
+    return PerNodeReader(
         Cluster({partition.ready: node for partition, node in zip(PARTITIONS, nodes, strict=True)}), "a"
     )
 
 
-async def read(reading: PerPartition, block: float | None = BOUND) -> list[Stream]:
+async def read(reading: PerNodeReader, block: float | None = BOUND) -> list[Stream]:
     return await asyncio.wait_for(reading.read(PARTITIONS, 1, block), BOUND)
 
 
-async def test_what_the_others_have_is_read(reading: PerPartition, nodes: list[Node]) -> None:
+async def test_what_the_others_have_is_read(reading: PerNodeReader, nodes: list[Node]) -> None:
     nodes[0].away = True
     nodes[1].entries = [ENTRY]
     assert await read(reading) == [(PARTITIONS[1].ready.encode(), [ENTRY])]
     assert [reading.is_away(partition) for partition in PARTITIONS] == [True, False]
 
 
-async def test_one_that_is_away_is_not_asked_at_every_turn(reading: PerPartition, nodes: list[Node]) -> None:
+async def test_one_that_is_away_is_not_asked_at_every_turn(reading: PerNodeReader, nodes: list[Node]) -> None:
     nodes[0].away = True
     for _ in range(50):
         await read(reading, None)
@@ -94,7 +94,7 @@ async def test_one_that_is_away_is_not_asked_at_every_turn(reading: PerPartition
     assert nodes[0].asked < 10
 
 
-async def test_one_that_has_returned_is_told_once(reading: PerPartition, nodes: list[Node]) -> None:
+async def test_one_that_has_returned_is_told_once(reading: PerNodeReader, nodes: list[Node]) -> None:
     nodes[0].away = True
     await read(reading, None)
     assert reading.returned() == []
@@ -109,7 +109,7 @@ async def test_one_that_has_returned_is_told_once(reading: PerPartition, nodes: 
     assert reading.returned() == []
 
 
-async def test_a_read_waits_no_longer_than_one_is_left_out(reading: PerPartition, nodes: list[Node]) -> None:
+async def test_a_read_waits_no_longer_than_one_is_left_out(reading: PerNodeReader, nodes: list[Node]) -> None:
     """Else nobody would notice a node's return before a message comes to another."""
     nodes[0].away = True
     await read(reading, None)
@@ -121,7 +121,7 @@ async def test_a_read_waits_no_longer_than_one_is_left_out(reading: PerPartition
     assert await waiting == []
 
 
-async def test_where_all_are_away_the_read_says_so(reading: PerPartition, nodes: list[Node]) -> None:
+async def test_where_all_are_away_the_read_says_so(reading: PerNodeReader, nodes: list[Node]) -> None:
     for node in nodes:
         node.away = True
     for _ in range(3):
@@ -130,14 +130,14 @@ async def test_where_all_are_away_the_read_says_so(reading: PerPartition, nodes:
 
 
 async def test_one_that_could_not_be_reached_otherwise_is_left_out_too(
-    reading: PerPartition, nodes: list[Node]
+    reading: PerNodeReader, nodes: list[Node]
 ) -> None:
-    assert reading.leave_out(PARTITIONS[0], Unavailable("gone"))
+    assert reading.mark_unavailable(PARTITIONS[0], Unavailable("gone"))
     await read(reading, None)
     assert [node.asked for node in nodes] == [0, 1]
 
 
-async def test_where_only_those_asked_are_away_it_is_others_turn(reading: PerPartition, nodes: list[Node]) -> None:
+async def test_where_only_those_asked_are_away_it_is_others_turn(reading: PerNodeReader, nodes: list[Node]) -> None:
     reading.keep(PARTITIONS)
     nodes[0].away = True
     assert await reading.read(PARTITIONS[:1], 1, None) == []
@@ -147,7 +147,7 @@ async def test_where_only_those_asked_are_away_it_is_others_turn(reading: PerPar
 
 
 async def test_an_answer_that_comes_late_holds_up_nobody_and_is_not_lost(
-    reading: PerPartition, nodes: list[Node]
+    reading: PerNodeReader, nodes: list[Node]
 ) -> None:
     """A slot is being sought: the command may yet be carried out, and bring messages."""
     nodes[0].answers.clear()

@@ -309,4 +309,4 @@ def test_the_keeper_needs_nothing_but_its_own_file(directory: Path) -> None:
     with EmbeddedServer(directory):
         command = psutil.Process(status(directory).keeper_pid).cmdline()
     assert {"-I", "-S"} <= set(command)
-    assert any(part.endswith("keeper.py") for part in command)
+    assert any(part.endswith("watchdog.py") for part in command)

@@ -66,7 +66,7 @@ sys.stdout.write("started")
 FORKER = """
 import os, signal, sys
 from pathlib import Path
-from perdure.queues.embedded.locks import exclusive, is_free
+from perdure.queues.embedded.files import exclusive, is_free
 
 lock = Path(sys.argv[1])
 with exclusive(lock, 1.0):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perdure.queues import Generation, Route
 from perdure.queues.keys import Namespace
-from perdure.queues.partitions.assignment import READERS, share_of
+from perdure.queues.partitions.assignment import READERS, assigned_partitions
 from perdure.queues.partitions.route import MOST_PARTITIONS, SINGLE, UnreadableRoute, spread
 
 COUNTS = st.lists(st.integers(1, 40), max_size=6)
@@ -35,7 +35,7 @@ def test_from_one_partition_to_four() -> None:
     assert route.generations == (Generation(0, 1), Generation(1, 4))
     assert list(route.indexes) == [0, 1, 2, 3, 4]
     assert list(route.last.indexes) == [1, 2, 3, 4]
-    assert route.former == (Generation(0, 1),)
+    assert route.previous == (Generation(0, 1),)
     assert route.changed(4) is route
 
 
@@ -81,7 +81,7 @@ def test_a_route_that_was_lost_in_part_is_made_whole(counts: list[int], more: li
     stored, known = route_of(counts), route_of(counts + more)
     assert stored.joined(known) == known
     assert known.joined(stored) == known
-    for generation in known.former:
+    for generation in known.previous:
         assert known.without(generation).joined(known) == known.without(generation)
 
 
@@ -117,7 +117,7 @@ def test_keys_spread_evenly() -> None:
 def test_every_partition_has_readers_and_no_more_than_it_needs(workers: int, count: int) -> None:
     sharers = {f"w{number}" for number in range(workers)}
     partitions = [Namespace("ns").partition("q", index) for index in range(count)]
-    shares = {worker: share_of(worker, sharers, partitions) for worker in sharers}
+    shares = {worker: assigned_partitions(worker, sharers, partitions) for worker in sharers}
     readers = Counter(partition for share in shares.values() for partition in share)
     assert all(readers[partition] == min(READERS, workers) for partition in partitions)
 
@@ -127,8 +127,8 @@ def test_who_leaves_moves_only_what_was_his(workers: int, leaver: int) -> None:
     sharers = {f"w{number}" for number in range(workers)}
     gone = f"w{leaver % workers}"
     partitions = [Namespace("ns").partition("q", index) for index in range(64)]
-    his = set(share_of(gone, sharers, partitions))
+    his = set(assigned_partitions(gone, sharers, partitions))
     for worker in sharers - {gone}:
-        before, after = (set(share_of(worker, some, partitions)) for some in (sharers, sharers - {gone}))
+        before, after = (set(assigned_partitions(worker, some, partitions)) for some in (sharers, sharers - {gone}))
         assert before <= after
         assert after - before <= his

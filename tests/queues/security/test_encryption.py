@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perdure.queues import (
     NO_KEYS,
-    BadKeys,
-    CannotOpen,
+    DecryptionError,
+    Encryptor,
+    InvalidKey,
     KeyMissing,
-    NotSealed,
+    NotEncrypted,
     Partition,
-    SealBroken,
-    Sealer,
+    TamperedData,
     generate_key,
-    is_sealed,
-    make_sealer,
+    is_encrypted,
+    make_encryptor,
 )
-from perdure.queues.security.encryption import arguments_of
+from perdure.queues.security.encryption import arguments_field
 
 FIRST, SECOND = b"1" * 32, b"2" * 32
 HERE = Partition("ns", "default", 0)
@@ -35,27 +35,27 @@ kinds = st.sampled_from(["result", "error", "args:audit", "d:read", "d:read#2", 
 
 @given(st.binary(max_size=300), kinds)
 def test_what_is_sealed_comes_back_and_is_not_to_be_seen(data: bytes, kind: str) -> None:
-    seal = Sealer([FIRST]).of(HERE, "x")
-    sealed = seal.close(kind, data)
-    assert is_sealed(sealed)
-    assert not is_sealed(data) or data[:1] == b"\xc1"
+    seal = Encryptor([FIRST]).of(HERE, "x")
+    sealed = seal.encrypt(kind, data)
+    assert is_encrypted(sealed)
+    assert not is_encrypted(data) or data[:1] == b"\xc1"
     assert len(data) < 8 or data not in sealed
-    assert Sealer([FIRST]).of(HERE, "x").open(kind, sealed) == data
+    assert Encryptor([FIRST]).of(HERE, "x").decrypt(kind, sealed) == data
 
 
 def test_the_same_data_is_never_sealed_to_the_same_bytes() -> None:
-    seal = Sealer([FIRST]).of(HERE, "x")
-    assert len({seal.close("result", b"[1]") for _ in range(1000)}) == 1000
+    seal = Encryptor([FIRST]).of(HERE, "x")
+    assert len({seal.encrypt("result", b"[1]") for _ in range(1000)}) == 1000
 
 
 @given(st.binary(max_size=60), st.data())
 def test_no_byte_of_it_can_be_changed(data: bytes, draw: st.DataObject) -> None:
-    seal = Sealer([FIRST]).of(HERE, "x")
-    sealed = bytearray(seal.close("result", data))
+    seal = Encryptor([FIRST]).of(HERE, "x")
+    sealed = bytearray(seal.encrypt("result", data))
     position = draw.draw(st.integers(1, len(sealed) - 1))
     sealed[position] ^= draw.draw(st.integers(1, 255))
-    with pytest.raises(CannotOpen, match="the result of task x cannot be opened"):
-        seal.open("result", bytes(sealed))
+    with pytest.raises(DecryptionError, match="the result of task x cannot be opened"):
+        seal.decrypt("result", bytes(sealed))
 
 
 @pytest.mark.parametrize(
@@ -70,68 +70,69 @@ def test_no_byte_of_it_can_be_changed(data: bytes, draw: st.DataObject) -> None:
     ids=["task", "kind", "step", "queue", "namespace"],
 )
 def test_it_opens_only_where_it_was_sealed(there: Partition, task_id: str, kind: str) -> None:
-    sealer = Sealer([FIRST])
-    sealed = sealer.of(HERE, "x").close("result", b"[1]")
-    with pytest.raises(SealBroken, match="changed in Redis, or moved there from another task, step or field"):
-        sealer.of(there, task_id).open(kind, sealed)
+    sealer = Encryptor([FIRST])
+    sealed = sealer.of(HERE, "x").encrypt("result", b"[1]")
+    with pytest.raises(TamperedData, match="changed in Redis, or moved there from another task, step or field"):
+        sealer.of(there, task_id).decrypt(kind, sealed)
 
 
 def test_arguments_are_those_of_their_task_name() -> None:
-    seal = Sealer([FIRST]).of(HERE, "x")
-    with pytest.raises(SealBroken):
-        seal.open(arguments_of("delete"), seal.close(arguments_of("look"), b"{}"))
+    seal = Encryptor([FIRST]).of(HERE, "x")
+    with pytest.raises(TamperedData):
+        seal.decrypt(arguments_field("delete"), seal.encrypt(arguments_field("look"), b"{}"))
 
 
 def test_it_moves_between_the_partitions_of_a_queue() -> None:
-    sealer = Sealer([FIRST])
+    sealer = Encryptor([FIRST])
     assert (
-        sealer.of(Partition("ns", "default", 7), "x").open("result", sealer.of(HERE, "x").close("result", b"1")) == b"1"
+        sealer.of(Partition("ns", "default", 7), "x").decrypt("result", sealer.of(HERE, "x").encrypt("result", b"1"))
+        == b"1"
     )
 
 
 def test_another_key_is_named_and_not_told() -> None:
-    sealed = Sealer([FIRST]).of(HERE, "x").close("d:read", b"[1]")
+    sealed = Encryptor([FIRST]).of(HERE, "x").encrypt("d:read", b"[1]")
     with pytest.raises(KeyMissing, match="a step 'read' of task x cannot be opened") as caught:
-        Sealer([SECOND]).of(HERE, "x").open("d:read", sealed)
-    assert Sealer([FIRST]).key_ids[0] in str(caught.value)
+        Encryptor([SECOND]).of(HERE, "x").decrypt("d:read", sealed)
+    assert Encryptor([FIRST]).key_ids[0] in str(caught.value)
     assert "PERDURE_ENCRYPTION_KEYS" in str(caught.value)
     for secret in (FIRST, SECOND, base64.b64encode(FIRST), base64.b64encode(SECOND)):
         assert secret.decode() not in str(caught.value)
     with pytest.raises(KeyMissing, match="the keys of this process are: none"):
-        NO_KEYS.of(HERE, "x").open("d:read", sealed)
+        NO_KEYS.of(HERE, "x").decrypt("d:read", sealed)
 
 
 def test_the_first_key_seals_and_all_open() -> None:
-    old, both, new = Sealer([FIRST]), Sealer([SECOND, FIRST]), Sealer([SECOND])
-    sealed_before = old.of(HERE, "x").close("result", b"1")
-    sealed_since = both.of(HERE, "x").close("result", b"2")
-    assert both.of(HERE, "x").open("result", sealed_before) == b"1"
-    assert new.of(HERE, "x").open("result", sealed_since) == b"2"
+    old, both, new = Encryptor([FIRST]), Encryptor([SECOND, FIRST]), Encryptor([SECOND])
+    sealed_before = old.of(HERE, "x").encrypt("result", b"1")
+    sealed_since = both.of(HERE, "x").encrypt("result", b"2")
+    assert both.of(HERE, "x").decrypt("result", sealed_before) == b"1"
+    assert new.of(HERE, "x").decrypt("result", sealed_since) == b"2"
     with pytest.raises(KeyMissing):
-        new.of(HERE, "x").open("result", sealed_before)
+        new.of(HERE, "x").decrypt("result", sealed_before)
 
 
 def test_a_later_form_is_said_to_be_one() -> None:
-    sealed = Sealer([FIRST]).of(HERE, "x").close("result", b"1")
+    sealed = Encryptor([FIRST]).of(HERE, "x").encrypt("result", b"1")
     with pytest.raises(KeyMissing, match="in a form of version 2, which this version cannot open"):
-        Sealer([FIRST]).of(HERE, "x").open("result", sealed[:1] + b"\x02" + sealed[2:])
+        Encryptor([FIRST]).of(HERE, "x").decrypt("result", sealed[:1] + b"\x02" + sealed[2:])
 
 
 @pytest.mark.parametrize("version", [0, 16, 255])
 def test_what_only_looks_sealed_is_not_handed_to_others(version: int) -> None:
-    for sealer in (NO_KEYS, Sealer([FIRST])):
-        with pytest.raises(SealBroken):
-            sealer.of(HERE, "x").open("result", b"\xc1" + bytes([version]) * 60)
+    for sealer in (NO_KEYS, Encryptor([FIRST])):
+        with pytest.raises(TamperedData):
+            sealer.of(HERE, "x").decrypt("result", b"\xc1" + bytes([version]) * 60)
 
 
 def test_plain_data_is_read_unless_that_is_refused() -> None:
-    assert Sealer([FIRST]).of(HERE, "x").open("result", b"[1]") == b"[1]"
-    strict = Sealer([FIRST], required=True).of(HERE, "x")
-    with pytest.raises(NotSealed, match="PERDURE_ENCRYPTION_REQUIRED is set"):
-        strict.open("result", b"[1]")
-    assert strict.open("error", b"{}", plain=True) == b"{}"
-    with pytest.raises(BadKeys, match="there is no key"):
-        Sealer(required=True)
+    assert Encryptor([FIRST]).of(HERE, "x").decrypt("result", b"[1]") == b"[1]"
+    strict = Encryptor([FIRST], required=True).of(HERE, "x")
+    with pytest.raises(NotEncrypted, match="PERDURE_ENCRYPTION_REQUIRED is set"):
+        strict.decrypt("result", b"[1]")
+    assert strict.decrypt("error", b"{}", plain=True) == b"{}"
+    with pytest.raises(InvalidKey, match="there is no key"):
+        Encryptor(required=True)
 
 
 # keys
@@ -140,15 +141,15 @@ def test_plain_data_is_read_unless_that_is_refused() -> None:
 @given(st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=4, unique=True), st.sampled_from([",", "\n"]))
 def test_keys_are_read_as_they_are_written(keys: list[bytes], between: str) -> None:
     text = between.join(base64.b64encode(key).decode() for key in keys)
-    assert make_sealer(text, None).key_ids == Sealer(keys).key_ids
+    assert make_encryptor(text, None).key_ids == Encryptor(keys).key_ids
     url_safe = between.join(base64.urlsafe_b64encode(key).decode() for key in keys)
-    assert make_sealer(url_safe, None).key_ids == Sealer(keys).key_ids
+    assert make_encryptor(url_safe, None).key_ids == Encryptor(keys).key_ids
 
 
 @pytest.mark.parametrize("wrong", ["short", "c2hvcnQ=", base64.b64encode(b"x" * 31).decode(), "not base64 at all!"])
 def test_a_key_that_is_none_is_told_by_its_place(wrong: str) -> None:
-    with pytest.raises(BadKeys, match="PERDURE_ENCRYPTION_KEYS: key 2 is not 32 bytes in base64") as caught:
-        make_sealer(f"{generate_key()},{wrong}", None)
+    with pytest.raises(InvalidKey, match="PERDURE_ENCRYPTION_KEYS: key 2 is not 32 bytes in base64") as caught:
+        make_encryptor(f"{generate_key()},{wrong}", None)
     assert wrong not in str(caught.value)
 
 
@@ -157,34 +158,34 @@ def test_a_key_file_has_a_key_per_line(tmp_path: Path) -> None:
     new, old = generate_key(), generate_key()
     file.write_text(f"# since November\n{new}\n\n{old}\n")
     file.chmod(0o600)
-    assert make_sealer("", file).key_ids == make_sealer(f"{new} {old}", None).key_ids
+    assert make_encryptor("", file).key_ids == make_encryptor(f"{new} {old}", None).key_ids
     file.chmod(0o640)
-    assert make_sealer("", file).active
+    assert make_encryptor("", file).active
     for mode in (0o644, 0o602):
         file.chmod(mode)
-        with pytest.raises(BadKeys, match=rf"open to everybody on this machine \(mode 0{mode:o}\): chmod 600"):
-            make_sealer("", file)
+        with pytest.raises(InvalidKey, match=rf"open to everybody on this machine \(mode 0{mode:o}\): chmod 600"):
+            make_encryptor("", file)
     file.chmod(0o600)
     file.write_text("# none yet\n")
-    with pytest.raises(BadKeys, match="holds no key: 'perdure keys generate' makes one"):
-        make_sealer("", file)
-    with pytest.raises(BadKeys, match="cannot be read: No such file"):
-        make_sealer("", tmp_path / "missing")
-    with pytest.raises(BadKeys, match="both set: leave one of them out"):
-        make_sealer(new, file)
+    with pytest.raises(InvalidKey, match="holds no key: 'perdure keys generate' makes one"):
+        make_encryptor("", file)
+    with pytest.raises(InvalidKey, match="cannot be read: No such file"):
+        make_encryptor("", tmp_path / "missing")
+    with pytest.raises(InvalidKey, match="both set: leave one of them out"):
+        make_encryptor(new, file)
 
 
 @pytest.mark.parametrize(("text", "required"), [("1", True), ("true", True), ("0", False), ("", False)])
 def test_required_is_yes_or_no(text: str, required: bool) -> None:
-    assert make_sealer(generate_key(), None, required=text).required is required
-    with pytest.raises(BadKeys, match="1 or 0, not 'perhaps'"):
-        make_sealer(generate_key(), None, required="perhaps")
+    assert make_encryptor(generate_key(), None, required=text).required is required
+    with pytest.raises(InvalidKey, match="1 or 0, not 'perhaps'"):
+        make_encryptor(generate_key(), None, required="perhaps")
 
 
 def test_without_keys_nothing_of_the_cipher_is_imported() -> None:
     program = (
         "import sys, perdure; from perdure.queues import Producer; Producer('redis://localhost');"
-        "from perdure import App; App('a').sealer; import perdure.worker.runtime;"
+        "from perdure import App; App('a').encryptor; import perdure.worker.runtime;"
         "assert 'perdure.queues.security.aesgcm' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
@@ -194,5 +195,5 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
     monkeypatch.delitem(sys.modules, "perdure.queues.security.aesgcm", raising=False)
-    with pytest.raises(BadKeys, match=r"pip install 'perdure\[encryption\]'"):
-        Sealer([b"only here" + bytes(23)])
+    with pytest.raises(InvalidKey, match=r"pip install 'perdure\[encryption\]'"):
+        Encryptor([b"only here" + bytes(23)])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import redis
-from perdure.queues import Reader, Unavailable
+from perdure.queues import BlockingConnection, Unavailable
 from perdure.queues.transport import blocking as reader_module
 from perdure.queues.transport.address import Node
 
@@ -59,7 +59,7 @@ class Scene:
     def __init__(self) -> None:
         self.client = Client()
         self.told: list[int] = []
-        self.reader = Reader("redis://fake", lambda _: self.client, self.unblock)  # type: ignore[arg-type, return-value]
+        self.reader = BlockingConnection("redis://fake", lambda _: self.client, self.unblock)  # type: ignore[arg-type, return-value]
 
     async def unblock(self, client_id: int, node: Node | None) -> int:
         self.told.append(client_id)
@@ -113,7 +113,7 @@ async def test_a_read_of_a_silent_server_is_ended_by_closing_its_connection(
             await asyncio.Event().wait()
         return 0
 
-    reader = Reader("redis://fake", lambda _: client, unblock)  # type: ignore[arg-type, return-value]
+    reader = BlockingConnection("redis://fake", lambda _: client, unblock)  # type: ignore[arg-type, return-value]
     read = asyncio.create_task(reader.read("XREADGROUP"))
     await soon(client.reading.wait())
     await soon(reader.interrupt())

@@ -15,8 +15,8 @@ import hiredis
 import pytest
 from perdure.queues import Address
 from perdure.queues.transport import pipelining as wires
-from perdure.queues.transport.clients import wire_connection
-from perdure.queues.transport.pipelining import PipelinedWire
+from perdure.queues.transport.clients import pipelined_connection
+from perdure.queues.transport.pipelining import PipelinedConnection
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as ReplyTimeout
@@ -81,18 +81,18 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
     await server.stop()
 
 
-def connect(server: Server, timeout: float = BOUND) -> PipelinedWire:
-    return PipelinedWire(wire_connection(Address(f"unix://{server.path}"), None), timeout)
+def connect(server: Server, timeout: float = BOUND) -> PipelinedConnection:
+    return PipelinedConnection(pipelined_connection(Address(f"unix://{server.path}"), None), timeout)
 
 
 @pytest.fixture
-async def wire(server: Server) -> AsyncIterator[PipelinedWire]:
+async def wire(server: Server) -> AsyncIterator[PipelinedConnection]:
     wire = connect(server)
     yield wire
     await wire.close()
 
 
-async def standing(server: Server, wire: PipelinedWire) -> None:
+async def standing(server: Server, wire: PipelinedConnection) -> None:
     """The connection stands, and nothing is under way."""
     ping = wire.submit(("PING",))
     assert await server.heard() == [[b"PING"]]
@@ -100,7 +100,9 @@ async def standing(server: Server, wire: PipelinedWire) -> None:
     assert await asyncio.wait_for(ping, BOUND) == b"PONG"
 
 
-async def test_what_is_submitted_in_one_tick_comes_together_and_in_order(server: Server, wire: PipelinedWire) -> None:
+async def test_what_is_submitted_in_one_tick_comes_together_and_in_order(
+    server: Server, wire: PipelinedConnection
+) -> None:
     await standing(server, wire)
     futures = [wire.submit(("ECHO", str(number))) for number in range(5)]
     assert await server.heard() == [[b"ECHO", str(number).encode()] for number in range(5)]
@@ -108,7 +110,7 @@ async def test_what_is_submitted_in_one_tick_comes_together_and_in_order(server:
     assert [await future for future in futures] == list(range(5))
 
 
-async def test_many_go_out_before_the_tick_has_ended(server: Server, wire: PipelinedWire) -> None:
+async def test_many_go_out_before_the_tick_has_ended(server: Server, wire: PipelinedConnection) -> None:
     await standing(server, wire)
     futures = [wire.submit(("ECHO", str(number))) for number in range(wires._ENOUGH)]
     assert not wire._outbox
@@ -117,7 +119,7 @@ async def test_many_go_out_before_the_tick_has_ended(server: Server, wire: Pipel
     assert [await future for future in futures] == list(range(wires._ENOUGH))
 
 
-async def test_flushed_it_waits_for_no_more(server: Server, wire: PipelinedWire) -> None:
+async def test_flushed_it_waits_for_no_more(server: Server, wire: PipelinedConnection) -> None:
     await standing(server, wire)
     future = wire.submit(("A",))
     wire.flush()
@@ -127,7 +129,7 @@ async def test_flushed_it_waits_for_no_more(server: Server, wire: PipelinedWire)
     assert await future == b"a"
 
 
-async def test_nobody_waits_for_the_replies_of_others(server: Server, wire: PipelinedWire) -> None:
+async def test_nobody_waits_for_the_replies_of_others(server: Server, wire: PipelinedConnection) -> None:
     await standing(server, wire)
     slow = wire.submit(("SLOW",))
     assert await server.heard() == [[b"SLOW"]]
@@ -137,7 +139,7 @@ async def test_nobody_waits_for_the_replies_of_others(server: Server, wire: Pipe
     assert [await slow, await other] == [b"slow", b"other"]
 
 
-async def test_an_error_reaches_the_caller_whose_command_failed(server: Server, wire: PipelinedWire) -> None:
+async def test_an_error_reaches_the_caller_whose_command_failed(server: Server, wire: PipelinedConnection) -> None:
     first, second, third = (wire.submit((name,)) for name in "ABC")
     await server.heard()
     server.say(b"+a\r\n-WRONGTYPE no\r\n+c\r\n")
@@ -147,7 +149,7 @@ async def test_an_error_reaches_the_caller_whose_command_failed(server: Server, 
     assert await third == b"c"
 
 
-async def test_a_caller_who_gave_up_takes_back_what_has_not_gone_out(server: Server, wire: PipelinedWire) -> None:
+async def test_a_caller_who_gave_up_takes_back_what_has_not_gone_out(server: Server, wire: PipelinedConnection) -> None:
     await standing(server, wire)
     first, second = wire.submit(("A",)), wire.submit(("B",))
     first.cancel()
@@ -156,7 +158,9 @@ async def test_a_caller_who_gave_up_takes_back_what_has_not_gone_out(server: Ser
     assert await second == b"b"
 
 
-async def test_the_reply_to_a_caller_who_gave_up_later_goes_to_nobody_else(server: Server, wire: PipelinedWire) -> None:
+async def test_the_reply_to_a_caller_who_gave_up_later_goes_to_nobody_else(
+    server: Server, wire: PipelinedConnection
+) -> None:
     first, second = wire.submit(("A",)), wire.submit(("B",))
     await server.heard()
     first.cancel()
@@ -164,7 +168,7 @@ async def test_the_reply_to_a_caller_who_gave_up_later_goes_to_nobody_else(serve
     assert await second == b"b"
 
 
-async def test_a_reply_in_pieces_is_put_together(server: Server, wire: PipelinedWire) -> None:
+async def test_a_reply_in_pieces_is_put_together(server: Server, wire: PipelinedConnection) -> None:
     future = wire.submit(("A",))
     await server.heard()
     for piece in (b"*2\r\n$5\r\nhe", b"llo\r", b"\n:1", b"7\r\n"):
@@ -174,7 +178,7 @@ async def test_a_reply_in_pieces_is_put_together(server: Server, wire: Pipelined
 
 
 async def test_a_lost_connection_fails_what_went_out_and_what_comes_later_has_another(
-    server: Server, wire: PipelinedWire
+    server: Server, wire: PipelinedConnection
 ) -> None:
     futures = [wire.submit(("A",)), wire.submit(("B",))]
     await server.heard()
@@ -186,7 +190,7 @@ async def test_a_lost_connection_fails_what_went_out_and_what_comes_later_has_an
     assert server.connections == 2
 
 
-async def test_each_caller_has_an_error_of_its_own(server: Server, wire: PipelinedWire) -> None:
+async def test_each_caller_has_an_error_of_its_own(server: Server, wire: PipelinedConnection) -> None:
     futures = [wire.submit(("A",)), wire.submit(("B",))]
     await server.heard()
     server.hang_up()
@@ -217,7 +221,7 @@ async def test_a_server_that_says_something_now_and_then_is_not(server: Server) 
     await wire.close()
 
 
-async def test_what_is_no_reply_ends_the_connection(server: Server, wire: PipelinedWire) -> None:
+async def test_what_is_no_reply_ends_the_connection(server: Server, wire: PipelinedConnection) -> None:
     future = wire.submit(("A",))
     await server.heard()
     server.say(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -226,7 +230,7 @@ async def test_what_is_no_reply_ends_the_connection(server: Server, wire: Pipeli
     await standing(server, wire)
 
 
-async def test_a_reply_that_nobody_asked_for_ends_the_connection(server: Server, wire: PipelinedWire) -> None:
+async def test_a_reply_that_nobody_asked_for_ends_the_connection(server: Server, wire: PipelinedConnection) -> None:
     await standing(server, wire)
     server.say(b"+surplus\r\n")
     await asyncio.sleep(0.01)
@@ -235,7 +239,7 @@ async def test_a_reply_that_nobody_asked_for_ends_the_connection(server: Server,
 
 
 async def test_no_more_go_out_than_may_be_unanswered(
-    server: Server, wire: PipelinedWire, monkeypatch: pytest.MonkeyPatch
+    server: Server, wire: PipelinedConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wires, "_MOST_UNANSWERED", 3)
     await standing(server, wire)
@@ -249,9 +253,9 @@ async def test_no_more_go_out_than_may_be_unanswered(
     await standing(server, wire)
 
 
-async def test_renewed_it_goes_on_on_another_connection(server: Server, wire: PipelinedWire) -> None:
+async def test_renewed_it_goes_on_on_another_connection(server: Server, wire: PipelinedConnection) -> None:
     await standing(server, wire)
-    wire.renew()
+    wire.reconnect()
     await standing(server, wire)
     assert server.connections == 2
 
@@ -263,7 +267,7 @@ async def test_a_server_that_is_not_there_fails_what_was_submitted(tmp_path: Pat
     await wire.close()
 
 
-async def test_closed_it_answers_everybody(server: Server, wire: PipelinedWire) -> None:
+async def test_closed_it_answers_everybody(server: Server, wire: PipelinedConnection) -> None:
     under_way = wire.submit(("A",))
     await server.heard()
     waiting = wire.submit(("B",))

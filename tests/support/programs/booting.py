@@ -38,7 +38,7 @@ class Careful(Agent[AgentState]):
 async def look(ctx: Context) -> dict[str, Any]:
     """What the boot order gives, and what was asked of Redis for each part of it."""
     asked = listening()
-    boot = ctx.boot()
+    boot = ctx.resume_info()
     parts: list[tuple[str, Any, list[str]]] = []
     async for name, part in boot:
         parts.append((name, shown(part), list(asked)))

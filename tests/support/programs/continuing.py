@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from perdure import Agent, AgentState, App, Coherence, Context, NewMemory, PlanStep, Retry, Worker
-from perdure.worker.agent.context import ContextBuilder, OldTurns
+from perdure.worker.agent.context import CompactionRequest, ContextBuilder
 from perdure.worker.artifacts import ArtifactStore
 from perdure.worker.journal import Handoff
 from perdure.worker.runtime.signals import stop_on_signals
@@ -40,7 +40,7 @@ async def pay_gladly(what: str) -> str:
     return pay(what)
 
 
-def summarize(turns: OldTurns) -> str:
+def summarize(turns: CompactionRequest) -> str:
     pay("summary")
     return f"{len(turns.messages)} turns"
 
@@ -126,7 +126,7 @@ class Continuing(Agent[Continued]):
     async def do_boot(self, ctx: Context, state: Continued) -> list[Any]:
         await ctx.step("begun", os.getpid)
         die("boot")
-        state.boots.append([name async for name, _ in ctx.boot()])
+        state.boots.append([name async for name, _ in ctx.resume_info()])
         return [message.content for message in await ctx.inbox()]
 
     async def do_coherence(self, ctx: Context, state: Continued) -> None:
@@ -137,7 +137,7 @@ class Continuing(Agent[Continued]):
 
     async def do_compaction(self, ctx: Context, state: Continued) -> int:
         for number in range(12):
-            await ctx.say("user" if number % 2 == 0 else "assistant", f"{number}: {'words ' * 30}")
+            await ctx.add_message("user" if number % 2 == 0 else "assistant", f"{number}: {'words ' * 30}")
         await self.context.build(ctx, state)
         die("compaction")
         return len(state.messages)

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import anyio
 import redis.asyncio
-from perdure import Agent, AgentState, App, Coherence, Context, Happened, PlanStep, Retry, Worker, current_step
+from perdure import Agent, AgentState, AlreadyDone, App, Coherence, Context, PlanStep, Retry, Worker, current_step
 from perdure.queues import Partition
-from perdure.queues.partitions.resharding import Standing, standing
-from perdure.worker.agent.coherence import Watch
-from perdure.worker.artifacts import Link
+from perdure.queues.partitions.resharding import PartitionStatus, partition_status
+from perdure.worker.agent.coherence import CoherenceMonitor
+from perdure.worker.artifacts import ArtifactLink
 from perdure.worker.durable import CURRENT_RUN, Artifacts, Step
 from perdure.worker.runtime import reclaim
 
@@ -173,11 +173,11 @@ async def charge(before: str, after: str) -> str:
     return "charged by the first run"
 
 
-def find_charge(before: str, after: str) -> Happened[str] | None:
+def find_charge(before: str, after: str) -> AlreadyDone[str] | None:
     charged = f" charged {current_step().idempotency_key}"
     found = any(line.endswith(charged) for line in Path(os.environ["JOURNAL"]).read_text("utf-8").splitlines())
     note("verified")
-    return Happened("found to be charged") if found else None
+    return AlreadyDone("found to be charged") if found else None
 
 
 @app.task(retry=PATIENT)
@@ -218,7 +218,9 @@ async def earlier_waits(partition: Partition) -> bool:
     gateway = app.producer.gateway
     for index in range(partition.index):
         former = app.producer.namespace.partition(partition.queue, index)
-        if await standing(gateway, former) is Standing.CLOSED and former.index not in route_mates(partition.index):
+        if await partition_status(gateway, former) is PartitionStatus.CLOSED and former.index not in route_mates(
+            partition.index
+        ):
             return True
     return False
 
@@ -268,17 +270,17 @@ class Circling(Agent[AgentState]):
 
 if "DIES_BEFORE_IT_ACTS" in os.environ:
 
-    async def die(watch: Watch) -> None:
+    async def die(watch: CoherenceMonitor) -> None:
         os.write(JOURNAL, f"{os.getpid()} found incoherent\n".encode())
         os.kill(os.getpid(), signal.SIGKILL)
 
-    Watch._bury = die  # type: ignore[assignment,method-assign]
+    CoherenceMonitor._bury = die  # type: ignore[assignment,method-assign]
 
 
 if "HELD_LINKS" in os.environ:
     link = Artifacts._link
 
-    async def held(artifacts: Artifacts, kept: Link, key: str | None, step: Step | None) -> None:
+    async def held(artifacts: Artifacts, kept: ArtifactLink, key: str | None, step: Step | None) -> None:
         os.write(JOURNAL, f"{os.getpid()} saved {kept.hash}\n".encode())
         await token("link")
         await link(artifacts, kept, key, step)

@@ -226,7 +226,7 @@ async def test_large_values_are_stored_once_beside_the_snapshots(app: App, monke
     run = Gateway.run
 
     async def watched(gateway: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        if script.name == "record":
+        if script.name == "write_checkpoint":
             written.extend(str(key) for kind, key in zip(args[4::4], args[5::4], strict=True) if kind == "saved")
         return await run(gateway, script, keys, args)
 

@@ -10,9 +10,9 @@ import anyio
 import pytest
 from perdure import Agent, AgentState, App, Coherence, Context, PlanStep, Retry, Settings, Snooze, State, TaskHandle
 from perdure.queues import Entry
-from perdure.worker.agent.coherence import STANDING, Standing, View, Watch, find
+from perdure.worker.agent.coherence import STANDING, CoherenceMonitor, StoredFindings, View, run_checks
 from perdure.worker.agent.coherence.checks import Call
-from perdure.worker.durable.checkpoint_writer import Recorder
+from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.journal import events
 
 from tests.support.command_line import Answer, call
@@ -28,7 +28,7 @@ def steps(**status: str) -> list[dict[str, Any]]:
 
 def wrong(state: dict[str, Any] | None = None, coherence: Coherence | None = None, **view: Any) -> dict[str, str]:
     """What is found, by check."""
-    found = find(View({**STATE, **(state or {})}, **{"goal": "g", **view}), coherence or Coherence())
+    found = run_checks(View({**STATE, **(state or {})}, **{"goal": "g", **view}), coherence or Coherence())
     return {one.check: one.detail for one in found}
 
 
@@ -129,7 +129,7 @@ def test_settings_that_cannot_be_meant(settings: dict[str, Any], problem: str) -
 
 def test_what_is_stored_by_another_version_is_found_anew() -> None:
     for data in (b"", b"{", b'{"v":2,"findings":[]}', b'{"findings":7}', None):
-        assert Standing.decode(data) == Standing()
+        assert StoredFindings.decode(data) == StoredFindings()
 
 
 # an agent at work
@@ -200,13 +200,13 @@ async def test_a_warning_is_told_once_and_taken_back_when_it_no_longer_holds(app
 @pytest.mark.integration
 async def test_looks_that_find_nothing_new_write_nothing(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
-    put = Recorder.put
+    put = CheckpointWriter.put
 
-    async def noted(recorder: Recorder, *entries: Entry, **options: Any) -> None:
+    async def noted(recorder: CheckpointWriter, *entries: Entry, **options: Any) -> None:
         written.extend(entry.kind for entry in entries if entry.step == STANDING)
         await put(recorder, *entries, **options)
 
-    monkeypatch.setattr(Recorder, "put", noted)
+    monkeypatch.setattr(CheckpointWriter, "put", noted)
     await agent(app, Looping, repetition="off").enqueue("search")
     await work_off(app)
     assert written == []
@@ -286,15 +286,15 @@ async def test_a_run_that_dies_before_it_acted_has_told_of_it_and_the_next_acts(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died: list[int] = []
-    bury = Watch._bury
+    bury = CoherenceMonitor._bury
 
-    async def die_first(watch: Watch) -> None:
+    async def die_first(watch: CoherenceMonitor) -> None:
         if not died:
             died.append(1)
             raise Snooze(0)
         await bury(watch)
 
-    monkeypatch.setattr(Watch, "_bury", die_first)
+    monkeypatch.setattr(CoherenceMonitor, "_bury", die_first)
 
     class Elsewhere(Looping):
         async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
@@ -363,7 +363,7 @@ async def test_a_message_that_it_waits_for_and_does_not_read(app: App) -> None:
     class Deaf(Looping):
         async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
             if step.key == "first":
-                await ctx.record(events.Waiting(what="message", on="ada"))
+                await ctx.record_event(events.WaitStarted(what="message", on="ada"))
                 await handles[0].send("here it is", sender="ada")
 
         async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
@@ -379,7 +379,7 @@ async def test_a_message_that_it_waits_for_and_does_not_read(app: App) -> None:
 async def test_a_conversation_over_its_budget(app: App) -> None:
     class Talking(Looping):
         async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
-            await ctx.say("user", "many words " * 100)
+            await ctx.add_message("user", "many words " * 100)
 
     handle = await agent(app, Talking, context_tokens=100).enqueue("search")
     await work_off(app)

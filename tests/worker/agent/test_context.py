@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskHandle
 from perdure.queues import TaskEvent, generate_key
-from perdure.worker.agent.context import INTERRUPTED, ContextBuilder, OldTurns, Prompt, to_anthropic, to_openai
+from perdure.worker.agent.context import INTERRUPTED, CompactionRequest, ContextBuilder, Prompt, to_anthropic, to_openai
 from perdure.worker.errors import StepOutsideTask
 from perdure.worker.journal import Message, StepStatus, ToolCall, WaitingFor
 from pydantic import SecretStr
@@ -41,10 +41,10 @@ class Summaries:
     """A summarizer that says what it is told to, and knows what it was asked."""
 
     def __init__(self, *answers: Any) -> None:
-        self.asked: list[OldTurns] = []
+        self.asked: list[CompactionRequest] = []
         self._answers = list(answers)
 
-    async def __call__(self, old: OldTurns) -> str:
+    async def __call__(self, old: CompactionRequest) -> str:
         self.asked.append(old)
         answer = self._answers.pop(0) if self._answers else f"summary {len(self.asked)}"
         if isinstance(answer, Exception):
@@ -64,12 +64,12 @@ def talkative(app: App, builder: ContextBuilder, prompts: list[Prompt], *, turns
     async def talk(ctx: Context) -> list[str]:
         state = AgentState(goal="Talk")
         for number in range(turns):
-            state.messages.append(await ctx.say("user", f"turn {number}"))
+            state.messages.append(await ctx.add_message("user", f"turn {number}"))
             answer = await builder.ask(ctx, state, model)
             if number == fail_at and not failed:
                 failed.append(number)
                 raise RuntimeError("cut off")
-            state.messages.append(await ctx.say("assistant", answer))
+            state.messages.append(await ctx.add_message("assistant", answer))
         return [one.content for one in state.messages]
 
     return talk
@@ -121,8 +121,8 @@ async def test_a_prompt_built_again_repairs_and_summarizes_nothing_twice(app: Ap
     async def builds(ctx: Context) -> None:
         state = AgentState(goal="Build")
         for number in range(12):
-            state.messages.append(await ctx.say("user", f"{number} {WORDS}"))
-        state.messages.append(await ctx.say("assistant", tool_calls=[ToolCall(id="a", name="read")]))
+            state.messages.append(await ctx.add_message("user", f"{number} {WORDS}"))
+        state.messages.append(await ctx.add_message("assistant", tool_calls=[ToolCall(id="a", name="read")]))
         prompt = await builder.build(ctx, state)
         lengths.append(len(state.messages))
         assert openai_problems(to_openai(prompt)) == []
@@ -216,7 +216,7 @@ async def test_the_second_answer_of_a_summarizer_may_do(app: App) -> None:
 
 
 async def test_a_digest_takes_the_place_of_a_summary_where_that_is_wanted(app: App) -> None:
-    def sync(old: OldTurns) -> str:
+    def sync(old: CompactionRequest) -> str:
         raise RuntimeError("overloaded")
 
     prompts: list[Prompt] = []
@@ -317,15 +317,15 @@ class Solver(Agent[AgentState]):
 
     async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> str:
         first = await self.builder.ask(ctx, state, self.model)
-        await ctx.say("assistant", first.content, tool_calls=first.tool_calls)
+        await ctx.add_message("assistant", first.content, tool_calls=first.tool_calls)
         for call in first.tool_calls:
             self.tries[call.id] += 1
             if self.tries[call.id] == 1:
                 raise RuntimeError("cut off")
             if self.answers:
-                await ctx.say("tool", "42", tool_call_id=call.id)
+                await ctx.add_message("tool", "42", tool_call_id=call.id)
         second = await self.builder.ask(ctx, state, self.model)
-        await ctx.say("assistant", second.content)
+        await ctx.add_message("assistant", second.content)
         return second.content
 
     async def model(self, prompt: Prompt) -> Message:
@@ -377,8 +377,8 @@ class Chatty(Agent[AgentState]):
     async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> int:
         builder = ContextBuilder(window=1000, summarizer=self.summaries, keep=8)
         for number in range(12):
-            await ctx.say("user", f"turn {number}")
-            await ctx.say("assistant", await builder.ask(ctx, state, self.model))
+            await ctx.add_message("user", f"turn {number}")
+            await ctx.add_message("assistant", await builder.ask(ctx, state, self.model))
         if not self.failed:
             self.failed.append(1)
             raise RuntimeError("cut off")

@@ -111,7 +111,7 @@ class Scene:
         self._run = Gateway.run
 
         async def run(gateway: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
-            if script.name != "record":
+            if script.name != "write_checkpoint":
                 return await self._run(gateway, script, keys, args)
             self.writes += 1
             if self.writes != self.deadly:

@@ -21,7 +21,7 @@ from perdure import (
     State,
     TaskFailed,
 )
-from perdure.queues import Form, Gateway, StillRunning, set_partitions
+from perdure.queues import EnvelopeTemplate, Gateway, StillRunning, set_partitions
 from perdure.queues.transport.scripts import queue_script
 from perdure.worker.agent_task import AgentTask
 from perdure.worker.errors import TaskDefinitionError
@@ -115,7 +115,7 @@ async def test_secrets_are_no_part_of_what_a_goal_is_known_by(app: App, run: Age
 async def test_a_goal_that_was_reached_can_be_worked_for_anew(app: App, run: AgentTask[Any]) -> None:
     first = await run.enqueue("fetch", where="shop")
     await work_off(app)
-    again = await run.enqueue("fetch", where="shop", anew=True)
+    again = await run.enqueue("fetch", where="shop", fresh=True)
     assert (again.id, await again.status()) == (first.id, State.QUEUED)
     assert await history(again) == []
     assert await redis_command(app, "EXISTS", again.partition.steps(again.id)) == 0
@@ -132,15 +132,15 @@ async def test_a_goal_that_was_given_up_can_be_worked_for_anew_and_is_no_dead_le
     await letter(app, handle)
     with pytest.raises(TaskFailed):
         await (await run.enqueue("fail", where="shop")).result(timeout=0)
-    again = await run.enqueue("fail", where="shop", anew=True)
+    again = await run.enqueue("fail", where="shop", fresh=True)
     assert await redis_command(app, "XLEN", again.partition.dead) == 0
     assert await again.cancel() is State.CANCELLED
-    assert await (await run.enqueue("fail", where="shop", anew=True)).status() is State.QUEUED
+    assert await (await run.enqueue("fail", where="shop", fresh=True)).status() is State.QUEUED
     await again.cancel()
 
 
 async def test_a_goal_that_was_never_worked_for_is_anew_as_well(app: App, run: AgentTask[Any]) -> None:
-    handle = await run.enqueue("fetch", where="shop", anew=True)
+    handle = await run.enqueue("fetch", where="shop", fresh=True)
     await work_off(app)
     assert await soon(handle.result()) == "fetch: run 1"
 
@@ -148,14 +148,14 @@ async def test_a_goal_that_was_never_worked_for_is_anew_as_well(app: App, run: A
 async def test_one_that_has_not_ended_is_not_begun_anew(app: App, run: AgentTask[Any]) -> None:
     handle = await run.enqueue("fetch", where="shop")
     with pytest.raises(StillRunning, match=f"task {handle.id} is queued .* wait for it, or cancel it"):
-        await run.enqueue("fetch", where="shop", anew=True)
+        await run.enqueue("fetch", where="shop", fresh=True)
     Runner.gate = asyncio.Event()
     Runner.began.clear()
     try:
         async with working(app):
             await soon(Runner.began.wait())
             with pytest.raises(StillRunning):
-                await run.enqueue("fetch", where="shop", anew=True)
+                await run.enqueue("fetch", where="shop", fresh=True)
             Runner.gate.set()
             assert await soon(handle.result()) == "fetch: run 1"
     finally:
@@ -177,20 +177,20 @@ async def test_what_cannot_be_a_state_is_refused_before_anything_is_sent(app: Ap
 async def test_what_is_asked_for_anew_twice_because_a_reply_was_lost_is_begun_once(
     gateway: Gateway, producer: Producer
 ) -> None:
-    message = Form("t").message(b"{}", task_id="goal")
+    message = EnvelopeTemplate("t").message(b"{}", task_id="goal")
     await producer.enqueue("t", task_id="goal")
     with pytest.raises(StillRunning):
-        await producer.send_anew(message, queue="default")
+        await producer.enqueue_fresh(message, queue="default")
     partition = producer.namespace.partition("default")
     await gateway.command("HSET", partition.record("goal"), "state", "succeeded")
     if gateway.address.url.startswith("unix"):
         async with lossy_gateway(gateway) as (lossy, line):
-            line.lose(queue_script("anew").sha.encode())
+            line.lose(queue_script("reset_task").sha.encode())
             async with Producer(namespace=producer.namespace.name, gateway=lossy) as other:
-                await other.send_anew(message, queue="default")
+                await other.enqueue_fresh(message, queue="default")
             assert line.lost == 1
     else:
-        await producer.send_anew(message, queue="default")
+        await producer.enqueue_fresh(message, queue="default")
     assert await gateway.command("XLEN", partition.ready) == 2  # that of the first, which was not really worked off
 
 
@@ -204,7 +204,7 @@ async def test_a_goal_that_ended_in_a_partition_that_is_closed_now_is_begun_anew
     await set_partitions(app.producer.gateway, app.producer.namespace, "default", 3)
     if known:
         await (await run.enqueue("fetch", where="market")).cancel()
-    again = await run.enqueue("fetch", where="shop", anew=True)
+    again = await run.enqueue("fetch", where="shop", fresh=True)
     assert again.partition != first.partition
     assert await redis_command(app, "EXISTS", first.partition.record(first.id)) == 0
     await work_off(app)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import pytest
-from perdure import Agent, AgentState, App, Context, Happened, PlanStep, Retry, Settings, Snooze, TaskHandle
+from perdure import Agent, AgentState, AlreadyDone, App, Context, PlanStep, Retry, Settings, Snooze, TaskHandle
 from perdure.deadletter import Reason, Replay, replay
 from perdure.queues import Partition, TaskEvent, read_last_events
 from perdure.worker.agent import restoration
@@ -107,8 +107,8 @@ def dies_after_acting(app: App, once: Once) -> dict[str, Any]:
 async def test_a_risky_step_that_was_begun_is_verified_before_it_acts_again(app: App) -> None:
     once = Once()
 
-    async def verify(self: Doer, ctx: Context, state: Work, step: PlanStep) -> Happened[str] | None:
-        return Happened(f"found {step.key}") if step.key == "mail" else None
+    async def verify(self: Doer, ctx: Context, state: Work, step: PlanStep) -> AlreadyDone[str] | None:
+        return AlreadyDone(f"found {step.key}") if step.key == "mail" else None
 
     kind = agent(**dies_after_acting(app, once), verify=verify)
     once.handle = await app.agent(name="risky", retry=AGAIN)(kind).enqueue("do", steps=["mail", "post"])
@@ -387,7 +387,7 @@ async def test_what_is_told_while_its_state_is_read_is_in_its_state(app: App, mo
     async def reading(*args: Any, **options: Any) -> list[TaskEvent]:
         run = CURRENT_RUN.get()
         if run is not None and run.history.events and tells.first():
-            await run.tell(Notified(what="resumed", how="webhook"), wait=True)
+            await run.log_event(Notified(what="resumed", how="webhook"), wait=True)
         return await read_last_events(*args, **options)
 
     async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> None:
@@ -474,7 +474,7 @@ async def test_what_an_event_of_ones_own_changes_joins_what_the_agent_has_change
             state.context["weights"] = {"apple": 1}
             return
         state.context["weights"]["pear"] = 2
-        await ctx.record(Weighed(changes=({"op": "add", "path": "/context/weights/plum", "value": 3},)))
+        await ctx.record_event(Weighed(changes=({"op": "add", "path": "/context/weights/plum", "value": 3},)))
 
     async def finish(self: Doer, ctx: Context, state: Work) -> dict[str, Any]:
         return state.context
@@ -492,7 +492,7 @@ async def test_an_event_that_does_not_fit_the_state_is_none(app: App) -> None:
         for path in ("/done", "/nowhere/at/all"):
             ghost = {"op": "add", "path": "/context/ghost", "value": 1}
             try:
-                await ctx.record(Weighed(changes=(ghost, {"op": "replace", "path": path, "value": 7})))
+                await ctx.record_event(Weighed(changes=(ghost, {"op": "replace", "path": path, "value": 7})))
             except (StateError, BadPatch) as error:
                 problems.append(type(error).__name__)
         await ctx.discover("it went on")

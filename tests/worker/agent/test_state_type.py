@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from perdure import AgentState, PlanStep
-from perdure.worker.agent.state_type import StateForm
+from perdure.worker.agent.state_type import StateType
 from perdure.worker.journal.state import Decision, WaitingFor
 
-FORM = StateForm("agent", AgentState)
+FORM = StateType("agent", AgentState)
 
 
 def stored(state: AgentState, name: str) -> Any:

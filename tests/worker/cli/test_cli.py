@@ -15,7 +15,7 @@ import pytest
 import typer
 from perdure.queues import Unavailable
 from perdure.worker.cli import COMMANDS, commands
-from perdure.worker.cli.lazy import Promise
+from perdure.worker.cli.lazy import LazyCommand
 from perdure.worker.cli.support.errors import explained
 
 from tests.support.command_line import BOUND, COMMAND, Running, call, process
@@ -47,7 +47,7 @@ def test_version() -> None:
 
 
 def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    command = command.fetch() if isinstance(command, Promise) else command
+    command = command.fetch() if isinstance(command, LazyCommand) else command
     if not hasattr(command, "commands"):
         yield path, command
         return

@@ -129,7 +129,7 @@ def test_memories_are_embedded_anew_for_another_embedder(monkeypatch: pytest.Mon
     assert call("memory", "search", "deploying", "--json").json[0]["vector_rank"] is None
     assert "memories embedded: 1" in call("memory", "reembed").err
     assert call("memory", "search", "deploying", "--json").json[0]["vector_rank"] == 1
-    monkeypatch.setenv("PERDURE_EMBEDDER", "memories:Angles")
+    monkeypatch.setenv("PERDURE_EMBEDDER", "tests.support.memory_stores:Angles")
     refused = call("memory", "search", "deploying")
     assert refused.code == 1
     assert "with 512 dimensions, and the one that is set is 'angles' with 2" in refused.err

@@ -25,8 +25,8 @@ def rate(text: str) -> int:
 
 async def look(ctx: Context, question: str) -> str:
     """Tells one thing of each kind."""
-    await ctx.say("user", f"{question}?\x1b[2J\nnow")
-    await ctx.say("assistant", "let me see", tool_calls=[ToolCall(id="c1", name="find")])
+    await ctx.add_message("user", f"{question}?\x1b[2J\nnow")
+    await ctx.add_message("assistant", "let me see", tool_calls=[ToolCall(id="c1", name="find")])
     found: str = await ctx.tool("find", lambda words: words.upper(), question, reasoning="to know", call="c1")
     await ctx.tool("rate", rate, found)
     await ctx.discover(found, source="the archive")

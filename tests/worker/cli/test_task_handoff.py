@@ -25,7 +25,7 @@ async def fails(ctx: Context) -> None:
 async def hands_on(ctx: Context) -> str:
     if ctx.resumption is None:
         await ctx.decide("leave it to the next")
-        await ctx.hand_off("hands_on", message="mind the gap")
+        await ctx.continue_as("hands_on", message="mind the gap")
     return "done by the next"
 
 

@@ -335,10 +335,10 @@ async def in_thread(*args: str) -> Answer:
 def test_exit_functions_may_take_longer_than_threads_that_are_stuck(folder: Path) -> None:
     program = """
 import atexit, time
-from perdure.worker.cli import parting
-parting.PATIENCE = 0.05
+from perdure.worker.cli.support import worker_process
+worker_process.PATIENCE = 0.05
 atexit.register(lambda: (time.sleep(0.3), print("flushed", flush=True)))
-parting.end_despite_threads(3)
+worker_process.force_exit(3)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=BOUND, check=False)
     assert (done.returncode, done.stdout) == (0, "flushed\n")
@@ -347,11 +347,11 @@ parting.end_despite_threads(3)
 def test_the_exit_code_holds_though_a_thread_is_stuck() -> None:
     program = """
 import threading
-from perdure.worker.cli import parting
-parting.PATIENCE = 0.05
+from perdure.worker.cli.support import worker_process
+worker_process.PATIENCE = 0.05
 threading.Thread(target=threading.Event().wait, name="of the user").start()
 print("said", end="")
-parting.end_despite_threads(3)
+worker_process.force_exit(3)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=BOUND, check=False)
     assert (done.returncode, done.stdout) == (3, "said")

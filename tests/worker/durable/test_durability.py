@@ -90,8 +90,8 @@ async def test_every_record_is_stored_before_the_outcome(app: App, gate: Gate) -
         assert "finish" not in gate.sent
         gate.open.set()
         assert await soon(handle.result()) == sum(range(50))
-    assert "record" in gate.sent
-    assert "record" not in gate.sent[gate.sent.index("finish") :]
+    assert "write_checkpoint" in gate.sent
+    assert "write_checkpoint" not in gate.sent[gate.sent.index("finish") :]
     assert len(await recorded_steps(app, handle)) == 50
 
 
@@ -106,7 +106,7 @@ async def test_records_of_steps_that_ended_meanwhile_go_out_together_and_in_orde
     await work_off(app)
     await soon(handle.result())
     assert [event.step for event in await history(handle)] == [f"s{value}" for value in range(20)]
-    assert gate.sent.count("record") < 20
+    assert gate.sent.count("write_checkpoint") < 20
 
 
 async def test_a_failed_attempt_keeps_what_was_put(app: App, gate: Gate) -> None:

@@ -35,7 +35,7 @@ async def test_no_secret_is_in_any_event_and_every_event_can_be_read(app: App) -
         first, *others = [secret.get_secret_value() for secret in secrets]
         for secret in (first, *others):
             await ctx.decide(f"use {secret}", reasoning=orjson.dumps({"a": secret}).decode(), alternatives=[secret])
-            await ctx.say("tool", secret, tool_call_id="c")
+            await ctx.add_message("tool", secret, tool_call_id="c")
             await ctx.discover(secret, source=repr(secret))
         await ctx.tool("tool", lambda **given: {"long": first * 2000} | given, choice=first, number=987654321)
         with suppress(ValueError):

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from perdure import Agent, AgentState, App, Context, PlanStep, Producer, Retry, State, TaskFailed, TaskHandle
 from perdure.queues import InboxFull, forward_messages, inbox
-from perdure.worker.durable.checkpoint_writer import Recorder
+from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.errors import StepOutsideTask
 from perdure.worker.runtime import stopped_run
 from perdure.worker.settings import Settings
@@ -94,7 +94,7 @@ async def test_a_task_that_waits_takes_no_slot_and_a_message_wakes_it(settings: 
         await until(lambda: _unused_and_parked(handle), "it waits on")
         await handle.send(2, sender="ada")
         assert await soon(handle.result()) == [1, 2]
-        assert contents(await handle.unread()) == ["not hers"]
+        assert contents(await handle.pending_messages()) == ["not hers"]
         record = await handle.record()
         assert (record.attempts, record.crashes, record.error) == (1, 0, None)
         told = [(event.type, event.data) for event in await history(handle) if event.type in ("waiting", "received")]
@@ -195,15 +195,15 @@ async def test_a_message_is_sent_once_though_the_sender_failed_before_it_knew(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = App("mail", settings=settings)
-    put, failed = Recorder.put, list[str]()
+    put, failed = CheckpointWriter.put, list[str]()
 
-    async def put_later(self: Recorder, *entries: Any, **options: Any) -> None:
+    async def put_later(self: CheckpointWriter, *entries: Any, **options: Any) -> None:
         if any(entry.step == "#send" for entry in entries) and not failed:
             failed.append("once")
             raise RuntimeError("before it was recorded")
         await put(self, *entries, **options)
 
-    monkeypatch.setattr(Recorder, "put", put_later)
+    monkeypatch.setattr(CheckpointWriter, "put", put_later)
 
     @app.task(retry=AT_ONCE)
     async def sends(ctx: Context, to: str) -> list[int]:
@@ -217,7 +217,7 @@ async def test_a_message_is_sent_once_though_the_sender_failed_before_it_knew(
         handle = await sends.enqueue(to.id)
         await work_off(app)
         assert await soon(handle.result()) == [1, 2]
-        found = await to.unread()
+        found = await to.pending_messages()
         assert [(one.sender, one.content) for one in found] == [(handle.id, "first"), ("me", "second")]
         assert found[0].id == f"{handle.id}:#send"
         assert failed
@@ -336,7 +336,7 @@ async def test_a_broken_message_is_named_and_can_be_taken_out(settings: Settings
         )
         with pytest.raises(TaskFailed, match=problem):
             await handle.result()
-        assert [one.number for one in await handle.unread()] == [2, 3]
+        assert [one.number for one in await handle.pending_messages()] == [2, 3]
 
 
 async def test_what_is_sent_to_a_full_inbox_is_sent_again_later(
@@ -410,7 +410,7 @@ async def test_messages_go_along_with_a_task_that_hands_on(settings: Settings, m
     @app.task
     async def first(ctx: Context) -> list[Any]:
         assert contents(await ctx.inbox(limit=1)) == ["read"]
-        await ctx.hand_off(second, arguments={})
+        await ctx.continue_as(second, arguments={})
 
     async with app:
         handle = await first.enqueue()
@@ -420,7 +420,7 @@ async def test_messages_go_along_with_a_task_that_hands_on(settings: Settings, m
             await until(lambda: _handed_on(handle), "the second one goes on")
             assert (await handle.send("late")).task_id == f"{handle.id}.h1"
             assert await soon(handle.result()) == ["unread", "unread too", "meanwhile", "late"]
-            assert await handle.unread() == []
+            assert await handle.pending_messages() == []
 
 
 async def _handed_on(handle: TaskHandle[Any]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import orjson
 import pytest
-from perdure import App, Context, Happened, Retry, Settings, current_step
+from perdure import AlreadyDone, App, Context, Retry, Settings, current_step
 from perdure.deadletter import Reason, Replay, replay
 from pydantic import BaseModel
 
@@ -100,9 +100,9 @@ async def test_verify_finds_that_it_happened_and_the_act_is_not_repeated(app: Ap
     bank = Bank()
     asked: list[tuple[int, str]] = []
 
-    async def verify(amount: int) -> Happened[Receipt] | None:
+    async def verify(amount: int) -> AlreadyDone[Receipt] | None:
         asked.append((amount, current_step().idempotency_key))
-        return Happened(Receipt(number=41))
+        return AlreadyDone(Receipt(number=41))
 
     handle = await charge_with(app, bank, verify=verify)
     assert await soon(handle.result()) == Receipt(number=41)
@@ -128,7 +128,7 @@ async def test_an_act_without_a_result_has_happened_all_the_same(app: App) -> No
 
     @app.task(retry=AGAIN)
     async def job(ctx: Context) -> str:
-        await ctx.step("act", act, risky=True, verify=lambda: Happened(None))
+        await ctx.step("act", act, risky=True, verify=lambda: AlreadyDone(None))
         return "done"
 
     handle = await job.enqueue()
@@ -140,9 +140,9 @@ async def test_an_act_without_a_result_has_happened_all_the_same(app: App) -> No
 async def test_a_sync_verify_runs_in_a_thread(app: App) -> None:
     threads: list[int] = []
 
-    def verify(amount: int) -> Happened[Receipt]:
+    def verify(amount: int) -> AlreadyDone[Receipt]:
         threads.append(threading.get_ident())
-        return Happened(Receipt(number=1))
+        return AlreadyDone(Receipt(number=1))
 
     handle = await charge_with(app, Bank(), verify=verify)
     await soon(handle.result())
@@ -153,7 +153,7 @@ async def test_a_sync_verify_runs_in_a_thread(app: App) -> None:
 async def test_the_doubt_is_cleared_between_the_tries_of_one_run_too(app: App) -> None:
     bank = Bank()
     handle = await charge_with(
-        app, bank, retry=Retry(max_attempts=3, base=0.0), verify=lambda amount: Happened(Receipt(number=5))
+        app, bank, retry=Retry(max_attempts=3, base=0.0), verify=lambda amount: AlreadyDone(Receipt(number=5))
     )
     assert await soon(handle.result()) == Receipt(number=5)
     assert len(bank.charges) == 1
@@ -164,7 +164,7 @@ async def test_a_verify_that_fails_is_a_failed_attempt_and_never_an_act(app: App
     bank = Bank()
     asked: list[int] = []
 
-    async def verify(amount: int) -> Happened[Receipt] | None:
+    async def verify(amount: int) -> AlreadyDone[Receipt] | None:
         asked.append(amount)
         raise OSError("the bank is closed")
 
@@ -186,7 +186,7 @@ async def test_a_verify_must_answer_clearly(app: App, answer: object) -> None:
 
 
 async def test_what_verify_says_has_to_be_of_the_type_the_step_declares(app: App) -> None:
-    handle = await charge_with(app, Bank(), verify=lambda amount: Happened("a receipt, honestly"))
+    handle = await charge_with(app, Bank(), verify=lambda amount: AlreadyDone("a receipt, honestly"))
     assert (await letter(app, handle)).reason is Reason.UNSERIALISABLE_RESULT
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from perdure.queues import Address, Delivery, Envelope, Gateway, History, Namespace
-from perdure.worker.durable import Ending, Run, Threads
+from perdure.worker.durable import Run, StopReason, Threads
 from perdure.worker.durable import run as runs
 from perdure.worker.settings import Settings
 
@@ -32,7 +32,7 @@ async def perform(run: Run, handler: Any) -> str:
         ended = "returned"
     except asyncio.CancelledError:
         ended = "cancelled"
-    await run.settled_down()
+    await run.drain_cancellation()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     return ended
@@ -59,18 +59,18 @@ async def for_ever(run: Run) -> None:
     await asyncio.Event().wait()
 
 
-@pytest.mark.parametrize("why", list(Ending))
-async def test_the_handler_is_cancelled_and_what_follows_it_is_not(why: Ending) -> None:
+@pytest.mark.parametrize("why", list(StopReason))
+async def test_the_handler_is_cancelled_and_what_follows_it_is_not(why: StopReason) -> None:
     run, task = await begun(for_ever)
-    run.end(why)
+    run.cancel(why)
     assert await asyncio.wait_for(task, BOUND) == "cancelled"
-    assert run.ending is why
+    assert run.stop_reason is why
     assert task.cancelling() == 0
 
 
 async def test_ended_before_it_began_the_handler_gets_no_further_than_its_first_wait() -> None:
     run = make_run()
-    run.end(Ending.CANCELLED)
+    run.cancel(StopReason.CANCELLED)
     assert await asyncio.wait_for(perform(run, lambda: for_ever(run)), BOUND) == "cancelled"
 
 
@@ -87,7 +87,7 @@ async def test_a_handler_that_goes_on_is_cancelled_again(monkeypatch: pytest.Mon
                 cancelled += 1
 
     run, task = await begun(stubborn)
-    run.end(Ending.CANCELLED)
+    run.cancel(StopReason.CANCELLED)
     assert await asyncio.wait_for(task, BOUND) == "returned"
     assert cancelled == 3
     assert task.cancelling() == 0
@@ -95,7 +95,7 @@ async def test_a_handler_that_goes_on_is_cancelled_again(monkeypatch: pytest.Mon
 
 async def test_an_end_that_comes_with_the_handlers_own_last_line_hits_nothing_else() -> None:
     async def ends_itself(run: Run) -> None:
-        run.end(Ending.CANCELLED)  # and there is no await left that could be cancelled
+        run.cancel(StopReason.CANCELLED)  # and there is no await left that could be cancelled
 
     _, task = await begun(ends_itself)
     assert await asyncio.wait_for(task, BOUND) == "returned"
@@ -104,27 +104,27 @@ async def test_an_end_that_comes_with_the_handlers_own_last_line_hits_nothing_el
 async def test_after_the_handler_nothing_is_cancelled() -> None:
     run, task = await begun(lambda run: asyncio.sleep(0))
     assert await asyncio.wait_for(task, BOUND) == "returned"
-    run.end(Ending.LOST)
-    assert run.ending is Ending.LOST
+    run.cancel(StopReason.LOST)
+    assert run.stop_reason is StopReason.LOST
 
 
 async def test_a_lost_lease_beats_every_other_end() -> None:
     run = make_run()
-    for why in (Ending.CANCELLED, Ending.TIMED_OUT, Ending.LOST, Ending.HANDED_OFF):
-        run.end(why)
-    assert run.ending is Ending.LOST
+    for why in (StopReason.CANCELLED, StopReason.TIMED_OUT, StopReason.LOST, StopReason.RELEASED):
+        run.cancel(why)
+    assert run.stop_reason is StopReason.LOST
 
 
 async def test_the_time_limit_ends_it() -> None:
     run, task = await begun(for_ever)
     run.limit(0.01)
     assert await asyncio.wait_for(task, BOUND) == "cancelled"
-    assert run.ending is Ending.TIMED_OUT
+    assert run.stop_reason is StopReason.TIMED_OUT
 
 
 async def test_who_cancels_the_worker_cancels_what_follows_too() -> None:
     run, task = await begun(for_ever)
-    run.end(Ending.CANCELLED)
+    run.cancel(StopReason.CANCELLED)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, BOUND)

@@ -11,7 +11,7 @@ from typing import Any
 import anyio.from_thread
 import pytest
 from perdure import Agent, AgentState, App, Artifact, Context, PlanStep, Retry, Settings
-from perdure.queues import CannotOpen, deployment_id, generate_key
+from perdure.queues import DecryptionError, deployment_id, generate_key
 from perdure.worker.artifacts import all_links, task_links
 from perdure.worker.errors import ArtifactDamaged, ArtifactError, ArtifactTooLarge, BadArtifactName
 from pydantic import SecretStr
@@ -161,7 +161,7 @@ async def test_links_are_sealed_where_there_are_keys(app: App, settings: Setting
     assert hashlib.sha256(b"confidential").hexdigest().encode() not in field
     assert [(link.name, link.size) for link in links] == [("plan.txt", 12)]
     async with app:  # without the key, nobody can tell what is linked
-        with pytest.raises(CannotOpen):
+        with pytest.raises(DecryptionError):
             [_ async for _ in all_links(app.producer.gateway, app.producer.namespace)]
 
 

@@ -9,10 +9,17 @@ from typing import Annotated, Any
 import pytest
 from perdure import Agent, AgentState, App, Context, NewMemory, PlanStep, Retry, Settings, TaskFailed
 from perdure.queues import Producer
-from perdure.worker.durable import Remembering
+from perdure.worker.durable import TaskMemory
 from perdure.worker.errors import StepOutsideTask
 from perdure.worker.log import logger
-from perdure.worker.memory import Found, HybridStore, Keeper, Memory, MemoryStoreUnavailable, SqliteBackend
+from perdure.worker.memory import (
+    FoundMemory,
+    HybridStore,
+    LazyMemoryStore,
+    Memory,
+    MemoryStoreUnavailable,
+    SqliteBackend,
+)
 from pydantic import Secret
 
 from tests.support.processes import Crew, give, hire
@@ -100,7 +107,7 @@ async def test_tries_of_one_step_have_the_same_keys(app: App, place: Path) -> No
 
 
 async def test_outside_of_steps_each_call_is_a_step_and_comes_back_from_the_record(app: App, place: Path) -> None:
-    seen: list[tuple[Memory, list[Found], int]] = []
+    seen: list[tuple[Memory, list[FoundMemory], int]] = []
 
     @app.task(retry=AGAIN)
     async def student(ctx: Context) -> None:
@@ -172,7 +179,7 @@ async def test_memories_that_search_by_meaning_does_not_see_are_told_of(place: P
         await store.add(NewMemory(text="added without an embedder"))
     told: list[str] = []
     sink = logger.add(lambda line: told.append(str(line)), level="WARNING")
-    keeper = Keeper(Settings(memory=str(place), embedder="perdure.worker.memory:HashingEmbedder"))
+    keeper = LazyMemoryStore(Settings(memory=str(place), embedder="perdure.worker.memory:HashingEmbedder"))
     try:
         store = await keeper.get()
         assert [line for line in told if "perdure memory reembed" in line]
@@ -207,7 +214,7 @@ async def test_a_store_that_is_away_fails_the_attempt_and_not_the_worker(app: Ap
 
 
 async def test_nothing_is_remembered_outside_the_handler(app: App) -> None:
-    kept: list[Remembering] = []
+    kept: list[TaskMemory] = []
 
     @app.task
     async def student(ctx: Context) -> None:
@@ -280,7 +287,7 @@ async def test_a_goal_that_is_begun_anew_remembers_what_it_finds_then(app: App, 
             return [found[-1]]
 
     for _ in range(2):
-        handle: Any = await Scholar.enqueue("the news", anew=True)  # type: ignore[attr-defined]
+        handle: Any = await Scholar.enqueue("the news", fresh=True)  # type: ignore[attr-defined]
         await work_off(app)
         assert await soon(handle.result()) == "done"
     days = ["news of day 1", "news of day 2"]

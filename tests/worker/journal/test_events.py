@@ -131,7 +131,7 @@ happenings: st.SearchStrategy[Event] = st.one_of(
     st.builds(e.MessageAdded, message=st.builds(Message, role=st.just("user"), content=texts)),
     st.builds(e.Compacted, first=st.just(1), last=st.just(2), messages=st.integers(0, 3), summary=texts),
     st.builds(e.ArtifactSaved, name=texts, hash=texts, size=st.integers(0, 9)),
-    st.builds(e.Waiting, what=texts),
+    st.builds(e.WaitStarted, what=texts),
     st.builds(e.Received, number=st.integers(1, 3)),
     st.builds(e.Changed, changes=documents.map(lambda value: ({"op": "add", "path": "/context/x", "value": value},))),
 )

@@ -9,12 +9,20 @@ from perdure.queues import TaskEvent
 from perdure.worker.errors import BadHandoff
 from perdure.worker.journal import Handoff, build_handoff, empty_state, fitted, fitted_text, state_after
 from perdure.worker.journal.handoff.budget import estimated_tokens
-from perdure.worker.journal.handoff.document import Dependencies, DoubtfulStep, Found, Made, Open, ToolUse, Waiting
+from perdure.worker.journal.handoff.document import (
+    AwaitedAnswer,
+    Dependencies,
+    DoubtfulStep,
+    FoundFact,
+    MadeDecision,
+    OpenStep,
+    ToolUse,
+)
 from perdure.worker.journal.snapshot import StoredState
 
 TEXT = st.text(max_size=300)
 NAME = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1, max_size=40)
-OPEN = st.builds(Open, key=NAME, title=TEXT, attempts=st.integers(0, 9), error=st.none() | TEXT)
+OPEN = st.builds(OpenStep, key=NAME, title=TEXT, attempts=st.integers(0, 9), error=st.none() | TEXT)
 HANDOFFS = st.builds(
     Handoff,
     task=st.text(min_size=1, max_size=256),
@@ -30,12 +38,13 @@ HANDOFFS = st.builds(
     in_progress=st.lists(OPEN, max_size=6).map(tuple),
     pending=st.lists(OPEN, max_size=12).map(tuple),
     decisions=st.lists(
-        st.builds(Made, choice=TEXT, reasoning=TEXT, alternatives=st.lists(TEXT, max_size=3).map(tuple)), max_size=12
+        st.builds(MadeDecision, choice=TEXT, reasoning=TEXT, alternatives=st.lists(TEXT, max_size=3).map(tuple)),
+        max_size=12,
     ).map(tuple),
-    discoveries=st.lists(st.builds(Found, fact=TEXT, source=TEXT), max_size=12).map(tuple),
+    discoveries=st.lists(st.builds(FoundFact, fact=TEXT, source=TEXT), max_size=12).map(tuple),
     attention=st.lists(TEXT, max_size=8).map(tuple),
     later=st.lists(TEXT, max_size=8).map(tuple),
-    waiting_on=st.lists(st.builds(Waiting, what=TEXT, on=TEXT, why=TEXT), max_size=3).map(tuple),
+    waiting_on=st.lists(st.builds(AwaitedAnswer, what=TEXT, on=TEXT, why=TEXT), max_size=3).map(tuple),
     artifacts=st.lists(TEXT, max_size=8).map(tuple),
     dependencies=st.builds(
         Dependencies,
@@ -91,11 +100,13 @@ def long_handoff() -> Handoff:
         session="x",
         why="shutdown",
         goal="audit the tree",
-        in_progress=(Open(key="read"),),
-        decisions=tuple(Made(n=number, choice=f"choice {number}", reasoning="because " * 9) for number in range(40)),
-        discoveries=tuple(Found(fact=f"fact {number} " * 9) for number in range(40)),
+        in_progress=(OpenStep(key="read"),),
+        decisions=tuple(
+            MadeDecision(n=number, choice=f"choice {number}", reasoning="because " * 9) for number in range(40)
+        ),
+        discoveries=tuple(FoundFact(fact=f"fact {number} " * 9) for number in range(40)),
         later=tuple(f"later {number} " * 9 for number in range(40)),
-        waiting_on=(Waiting(what="approval", on="ada"),),
+        waiting_on=(AwaitedAnswer(what="approval", on="ada"),),
         dependencies=Dependencies(in_doubt=(DoubtfulStep(key="pay", idempotency_key="x:pay"),)),
     )
 
@@ -177,9 +188,11 @@ def test_it_is_drawn_up_from_what_the_log_tells() -> None:
     assert handoff.steps == 3
     assert handoff.last_completed == "grep"
     assert [step.key for step in handoff.in_progress] == ["read"]
-    assert handoff.decisions == (Made(n=1, choice="begin with src", reasoning="it is small", alternatives=("docs",)),)
-    assert handoff.discoveries == (Found(n=2, fact="12 files", source="list"),)
-    assert handoff.waiting_on == (Waiting(what="approval", on="ada", why="it costs money"),)
+    assert handoff.decisions == (
+        MadeDecision(n=1, choice="begin with src", reasoning="it is small", alternatives=("docs",)),
+    )
+    assert handoff.discoveries == (FoundFact(n=2, fact="12 files", source="list"),)
+    assert handoff.waiting_on == (AwaitedAnswer(what="approval", on="ada", why="it costs money"),)
     assert handoff.dependencies == Dependencies(
         tools=(ToolUse(tool="grep", calls=2),),
         in_doubt=(DoubtfulStep(key="pay", idempotency_key="x:pay"),),

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 import orjson
 import pytest
 from perdure import Agent, AgentState, App, Context, Ephemeral, PlanStep, Retry, Settings, TaskHandle
-from perdure.queues import TaskEvent, TaskExists, recorded_results, saved_fields, set_partitions
+from perdure.queues import TaskEvent, TaskExists, checkpoint_fields, recorded_results, set_partitions
 from perdure.worker.errors import BadHistory, StateDrift
 from perdure.worker.journal import BadEdit, Past, check_state, diff, fork, forks, read_snapshot, state_at
 from perdure.worker.journal.events import Changed
@@ -110,7 +110,7 @@ async def test_what_is_not_json_is_in_the_live_state_as_in_the_log(app: App) -> 
 
         async def act(self, ctx: Context, state: Notes, step: PlanStep) -> str:
             when = datetime(2026, 1, 2, tzinfo=UTC)
-            await ctx.record(Changed(changes=({"op": "add", "path": "/context/when", "value": [when, (1, 2)]},)))
+            await ctx.record_event(Changed(changes=({"op": "add", "path": "/context/when", "value": [when, (1, 2)]},)))
             return str(state.context["when"])
 
     handle: TaskHandle[Any] = await app.agent(name="dated")(Dated).enqueue("learn")
@@ -251,15 +251,15 @@ async def test_a_fork_of_an_agent_that_is_done_finishes_again_and_keeps_its_arti
     write = app.agent(name="write")(Writer)
     handle: TaskHandle[Any] = await write.enqueue("learn")
     await work_off(app)
-    saved = await saved_fields(*place(app, handle), "#artifact:")
+    saved = await checkpoint_fields(*place(app, handle), "#artifact:")
     assert list(saved) == ["#artifact:notes.txt"]
     Reader.paid.clear()
     await redis_command(app, "HSET", handle.partition.steps(handle.id), "s:#replan", b"1")
     forked = await fork(app.producer, handle.id, edit={"mood": "other"})
     assert {"s:#replan", "s:#state"} <= set(await recorded_steps(app, forked.handle))
     early = await fork(app.producer, handle.id, at=1)
-    assert await saved_fields(*place(app, forked.handle), "#artifact:") == saved
-    assert await saved_fields(*place(app, early.handle), "#artifact:") == {}
+    assert await checkpoint_fields(*place(app, forked.handle), "#artifact:") == saved
+    assert await checkpoint_fields(*place(app, early.handle), "#artifact:") == {}
     assert forked.agent == "write"
     await early.handle.cancel()
     await work_off(app)

@@ -157,7 +157,7 @@ async def test_fields_that_a_newer_producer_added_are_ignored(app: App) -> None:
     added = envelope(priority=3, options={"timeout": 5, "tenant": "t"})
     await post(app, {"env": added, "args": "{}", "signature": "s"})
     await work_off(app)
-    record = TaskHandle[Any]("by-hand", partition_of(app), app.producer.gateway, app.producer.news)
+    record = TaskHandle[Any]("by-hand", partition_of(app), app.producer.gateway, app.producer.notifications)
     assert await soon(record.result()) == "sound"
 
 
@@ -295,7 +295,7 @@ async def test_an_entry_posted_twice_runs_and_ends_without_harm(app: App) -> Non
     for _ in range(2):
         await post(app, {"env": envelope(id="twice"), "args": "{}"})
     await work_off(app, concurrency=2)
-    handle = TaskHandle[Any]("twice", partition_of(app), app.producer.gateway, app.producer.news)
+    handle = TaskHandle[Any]("twice", partition_of(app), app.producer.gateway, app.producer.notifications)
     assert await soon(handle.result()) == "sound"
     assert await handle.status() is State.SUCCEEDED
     assert await pending(app) == []

@@ -20,7 +20,7 @@ from perdure.worker.errors import TaskDefinitionError, TaskIdle, TaskTimeout
 from perdure.worker.log import logger
 from perdure.worker.runtime import worker as worker_module
 from perdure.worker.runtime.health import deadlines as guard_module
-from perdure.worker.runtime.supervisor_link import Link
+from perdure.worker.runtime.supervisor_link import SupervisorLink
 
 from tests.support.workers import BOUND, history, letter, recorded_steps, soon, until, work_off, working
 
@@ -357,7 +357,7 @@ class Supervisor:
     def __init__(self) -> None:
         read, write = os.pipe()
         unheard, self._unused = os.pipe()
-        self.link = Link("worker", unheard, write)
+        self.link = SupervisorLink("worker", unheard, write)
         self._said: list[dict[str, object]] = []
         threading.Thread(target=self._listen, args=(read,), daemon=True).start()
 
@@ -413,7 +413,7 @@ async def test_threads_that_nobody_can_stop_are_counted_until_they_end(
             first = await job.enqueue()
             assert (await letter(app, first)).reason is Reason.TIMEOUT
             assert worker._executor.threads.lost == 1
-            assert worker._guard.unfit is None
+            assert worker._guard.degraded is None
             await job.enqueue()
             why = (await supervisor.hears("replace"))["why"]
             assert why == "2 of 40 threads run sync steps that were ended and do not end"

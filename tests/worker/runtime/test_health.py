@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from perdure import App, Context, Settings, Unavailable, Worker
 from perdure.queues import Namespace, list_workers
-from perdure.worker.runtime.health.probe_server import Probes
+from perdure.worker.runtime.health.probe_server import ProbeServer
 from perdure.worker.runtime.health.report import Combined, Confused, Level, Report
 
 from tests.support.servers import BUNDLED, RedisServer, find_program
@@ -210,7 +210,7 @@ async def test_a_worker_that_should_be_replaced_fails_progress(app: App) -> None
 
     async with working(app) as worker:
         await until_failing(worker)
-        worker._guard.unfit = "20 of 40 threads are lost"
+        worker._guard.degraded = "20 of 40 threads are lost"
         assert failing(worker) == {"progress": "20 of 40 threads are lost"}
 
 
@@ -256,10 +256,10 @@ class Asker:
 
 @pytest.fixture
 def probing() -> Iterator[Callable[[Report], Asker]]:
-    served: list[Probes] = []
+    served: list[ProbeServer] = []
 
     def serve(report: Report) -> Asker:
-        served.append(Probes(lambda: report, "127.0.0.1", 0))
+        served.append(ProbeServer(lambda: report, "127.0.0.1", 0))
         served[-1].__enter__()
         return Asker(served[-1].address)
 
@@ -327,7 +327,7 @@ async def test_a_blocked_loop_fails_livez_with_its_reason(app: App) -> None:
 
     async with working(app) as worker:
         await until_failing(worker)
-        with Probes(worker.health, "127.0.0.1", 0) as probes:
+        with ProbeServer(worker.health, "127.0.0.1", 0) as probes:
             asker = Asker(probes.address)
             assert (await asyncio.to_thread(asker.ask, "/livez"))[0] == 200
             asking = threading.Thread(target=ask_until_blocked, args=(asker,))

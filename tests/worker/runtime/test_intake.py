@@ -8,8 +8,8 @@ import time
 import pytest
 from perdure.queues import Delivery, Gateway, Leases, Partition, Producer
 from perdure.worker.runtime.intake import Intake
-from perdure.worker.runtime.quarantine_gate import Isolation
-from perdure.worker.runtime.reclaim import Sweep
+from perdure.worker.runtime.quarantine_gate import QuarantineGate
+from perdure.worker.runtime.reclaim import ReclaimSchedule
 from perdure.worker.runtime.slots import Slots
 
 from tests.support.consumers import Held, worker
@@ -30,9 +30,9 @@ async def test_a_nudge_that_reaches_a_stopping_worker_reaches_another(
     async def never_back(delivery: Delivery) -> None:
         raise AssertionError(delivery)
 
-    sweep = Sweep([partition], 60.0)
+    sweep = ReclaimSchedule([partition], 60.0)
     sweep.reached(partition, "0-0")
-    alone = Isolation(None, probation=60.0)
+    alone = QuarantineGate(None, window=60.0)
     intake = Intake(first, Slots(1), sweep, alone, start=never, on_due=quiet, on_rerouted=quiet, give_back=never_back)
     await first.nudge(partition)
     if stopping:
@@ -47,7 +47,7 @@ def test_when_redis_is_back_leases_are_renewed_before_anything_is_claimed(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    sweep = Sweep([partition], 15.0)
+    sweep = ReclaimSchedule([partition], 15.0)
     sweep.reached(partition, "0-0")
     now[0] += sweep.until_next()  # the next sweep is due, and was asked for besides
     sweep.ask()
@@ -79,8 +79,8 @@ async def test_what_was_read_just_now_is_not_taken_for_a_suspect_whose_answer_wa
     intake = Intake(
         consumer,
         Slots(8),
-        Sweep([partition], 60.0),
-        Isolation(None, probation=60.0),
+        ReclaimSchedule([partition], 60.0),
+        QuarantineGate(None, window=60.0),
         start=lambda delivery: begun.append(asyncio.create_task(run(delivery))),
         on_due=quiet,
         on_rerouted=quiet,

@@ -33,11 +33,11 @@ def rerun(error: BaseException, retry: Retry = STEADY, counters: Counters | None
 
 
 def test_a_failure_counts_and_waits_longer_each_time() -> None:
-    first = rerun(Disk(), counters=Counters(attempts=0, crashes=2, returns=1))
+    first = rerun(Disk(), counters=Counters(attempts=0, crashes=2, requeues=1))
     second = rerun(Disk(), counters=first.counters)
     assert (first.delay, second.delay) == (2.0, 20.0)
     assert first.event == "attempt_failed"
-    assert second.counters == Counters(attempts=2, crashes=2, returns=1)
+    assert second.counters == Counters(attempts=2, crashes=2, requeues=1)
 
 
 def test_the_last_attempt_is_the_end() -> None:
@@ -107,7 +107,7 @@ def test_retry_later_is_a_request_that_on_and_never_do_not_sort_out() -> None:
 
 
 def test_snooze_sets_the_delay_and_counts_nothing() -> None:
-    spent = Counters(attempts=2, crashes=1, returns=4)
+    spent = Counters(attempts=2, crashes=1, requeues=4)
     outcome = rerun(Snooze(after=3600), counters=spent)
     assert (outcome.delay, outcome.event, outcome.counters) == (3600, "snoozed", spent)
 

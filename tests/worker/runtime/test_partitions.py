@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from perdure import App, Context, Producer, Settings, TaskHandle, Worker
 from perdure.queues import load_route, queue_partitions, set_partitions
-from perdure.queues.partitions.resharding import Standing, standing
+from perdure.queues.partitions.resharding import PartitionStatus, partition_status
 
 from tests.support.processes import Crew, hire
 from tests.support.workers import BOUND, soon, until, work_off, working
@@ -159,7 +159,7 @@ async def test_a_worker_hears_of_a_change_and_completes_it(app: App) -> None:
         await gateway.command("HSET", namespace.queues, "default", route.changed(2).encode())
 
         async def closed() -> bool:
-            return await standing(gateway, namespace.partition("default", 0)) >= Standing.CLOSED
+            return await partition_status(gateway, namespace.partition("default", 0)) >= PartitionStatus.CLOSED
 
         await until(closed, "a worker closes the former partition")
         handle = await double_of(app).enqueue(21)

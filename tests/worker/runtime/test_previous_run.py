@@ -24,7 +24,7 @@ from perdure import (
     Worker,
 )
 from perdure.deadletter import Replay, find_letter, replay
-from perdure.queues import HandOffRefused, ServerFull, TaskHandle, Unavailable, hand_on, promote_due
+from perdure.queues import HandOffRefused, ServerFull, TaskHandle, Unavailable, enqueue_successor, promote_due
 from perdure.worker.durable import continuation
 from perdure.worker.journal import Handoff, Resumption
 from perdure.worker.runtime import settler, stopped_run
@@ -360,12 +360,12 @@ async def test_what_is_left_and_handed_on_is_sealed(settings: Settings) -> None:
             stored = await redis_command(app, "HGETALL", handle.partition.steps(handle.id))
             assert b"s:#handoff" in stored
             assert patient.encode() not in b" ".join(stored)
-            await ctx.hand_off(second, message=patient)
+            await ctx.continue_as(second, message=patient)
 
         handle = await first.enqueue(marker)
         async with working(app):
             assert await soon(handle.result()) == f"{marker} {marker}"
-        following = await handle.following()
+        following = await handle.successor()
         assert following is not None
         for one in (handle, following):
             for key in (one.partition.record(one.id), one.partition.steps(one.id)):
@@ -424,7 +424,7 @@ async def test_another_task_goes_on_and_its_result_is_the_firsts(app: App) -> No
     async def reader(ctx: Context, topic: str) -> str:
         await ctx.step("read", len, topic)
         await ctx.decide("be short")
-        await ctx.hand_off(writer, why="it is read", message="mind the commas")
+        await ctx.continue_as(writer, why="it is read", message="mind the commas")
 
     handle = await reader.enqueue("redis")
     await handle.send("mind the gap")
@@ -446,7 +446,7 @@ async def test_a_task_goes_on_elsewhere_with_its_own_or_with_other_arguments(app
     @app.task
     async def hop(ctx: Context, left: int, note: str = "") -> str:
         if left > 0:
-            await ctx.hand_off(queue=f"q{left}", arguments={"left": left - 1, "note": "x"})
+            await ctx.continue_as(queue=f"q{left}", arguments={"left": left - 1, "note": "x"})
         return f"{ctx.task_id.rpartition('.')[2]} on {ctx.queue} {note}"
 
     handle = await hop.enqueue(2)
@@ -463,7 +463,7 @@ async def test_an_agent_hands_on_to_another_which_knows_what_it_knew(app: App) -
             await ctx.decide(f"do {step.key}", alternatives=["leave it"])
             await ctx.discover("it is long", source="the book")
             if step.key == "write":
-                await ctx.hand_off(writer, why="reading is done")
+                await ctx.continue_as(writer, why="reading is done")
             return step.key
 
         async def finish(self, ctx: Context, state: AgentState) -> str:
@@ -493,13 +493,13 @@ async def test_who_dies_before_its_outcome_hands_on_once_and_runs_nothing_again(
 
     async def and_die(*given: Any) -> Any:
         dies = "died" not in calls
-        found = None if dies and place.startswith("before") else await hand_on(*given)
+        found = None if dies and place.startswith("before") else await enqueue_successor(*given)
         if dies:
             calls.append("died")
             raise RuntimeError("the worker dies here")
         return found
 
-    monkeypatch.setattr(handing_on, "hand_on", and_die)
+    monkeypatch.setattr(handing_on, "enqueue_successor", and_die)
 
     @app.task
     async def second(ctx: Context) -> str:
@@ -509,7 +509,7 @@ async def test_who_dies_before_its_outcome_hands_on_once_and_runs_nothing_again(
     @app.task(retry=Retry(base=0.0))
     async def first(ctx: Context) -> str:
         calls.append("first")
-        await ctx.hand_off("second")
+        await ctx.continue_as("second")
 
     handle = await first.enqueue()
     async with working(app):
@@ -522,7 +522,7 @@ async def test_an_id_that_another_task_has_is_left_alone(app: App) -> None:
     @app.task
     async def job(ctx: Context, hands_on: bool) -> str:
         if hands_on:
-            await ctx.hand_off("job", arguments={"hands_on": False})
+            await ctx.continue_as("job", arguments={"hands_on": False})
         return ctx.task_id
 
     taken = await job.options(task_id="job.h1").enqueue(False)
@@ -538,7 +538,7 @@ async def test_an_id_that_was_taken_meanwhile_makes_it_a_dead_letter(app: App, m
     @app.task
     async def job(ctx: Context, hands_on: bool) -> None:
         if hands_on:
-            await ctx.hand_off("job", arguments={"hands_on": False})
+            await ctx.continue_as("job", arguments={"hands_on": False})
 
     monkeypatch.setattr(continuation, "find_task", nowhere)
     await job.options(task_id="job.h1").enqueue(False)
@@ -570,7 +570,7 @@ async def test_a_hand_off_that_cannot_be_is_refused_before_anything_is_written(a
     async def job(ctx: Context) -> None:
         for to in (None, needs):
             try:
-                await ctx.hand_off(to)
+                await ctx.continue_as(to)
             except (ValueError, InvalidArguments) as error:
                 told.append(str(error))
 

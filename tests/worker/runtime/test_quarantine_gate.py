@@ -14,7 +14,7 @@ from perdure import App, Context, Retry, Settings, State, TaskFailed, TaskHandle
 from perdure.deadletter import Reason
 from perdure.queues import report_crash
 from perdure.queues.keys import SUSPECTS
-from perdure.worker.runtime.supervisor_link import Link, Role
+from perdure.worker.runtime.supervisor_link import Role, SupervisorLink
 
 from tests.support.consumers import read, worker
 from tests.support.workers import partition_of, pending, redis_command, soon, take_and_die, until, working
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 async def app(settings: Settings) -> AsyncIterator[App]:
     """With a lease and a probation so long that nothing in a test comes from their end."""
-    patient = settings.model_copy(update={"lease": 60.0, "probation": 600.0})
+    patient = settings.model_copy(update={"lease": 60.0, "quarantine_window": 600.0})
     async with App("isolation", settings=patient) as app:
         yield app
 
@@ -36,7 +36,7 @@ class Supervisor:
     def __init__(self, role: Role) -> None:
         self._reader, child_write = os.pipe()
         child_read, self._writer = os.pipe()
-        self.link = Link(role, child_read, child_write)
+        self.link = SupervisorLink(role, child_read, child_write)
         self._said = b""
 
     def said(self) -> list[dict[str, Any]]:
@@ -81,8 +81,8 @@ async def crash_with(app: App, number: int, *, alone: bool = False, name: str = 
     gateway, partition = app.producer.gateway, partition_of(app)
     dead = await worker(gateway, partition, name=name)
     assert len(await read(dead, number)) == number
-    found = await report_crash(gateway, app.producer.namespace, ["default"], name, how="SIGKILL", doing={})
-    assert found.held == number
+    found = await report_crash(gateway, app.producer.namespace, ["default"], name, exit_status="SIGKILL", steps={})
+    assert found.deliveries == number
     assert alone == (number == 1)
 
 
@@ -143,8 +143,10 @@ async def test_an_isolated_worker_runs_suspects_alone_and_nothing_else(app: App)
         late = await job.enqueue(7)
         held = await read(await worker(app.producer.gateway, partition_of(app), name="dead2"), 2)
         assert len(held) == 2
-        await report_crash(app.producer.gateway, app.producer.namespace, ["default"], "dead2", how="SIGKILL", doing={})
-        runner.look_for_suspects()
+        await report_crash(
+            app.producer.gateway, app.producer.namespace, ["default"], "dead2", exit_status="SIGKILL", steps={}
+        )
+        runner.check_quarantine()
         assert await soon(late.result()) == 7
         assert await soon(ordinary.result()) == 99
 
@@ -308,7 +310,7 @@ async def test_a_suspect_that_gets_further_holds_up_nobody_any_more(app: App) ->
 
 async def test_probation_ends_with_its_time(settings: Settings) -> None:
     hold = asyncio.Event()
-    async with App("isolation", settings=settings.model_copy(update={"lease": 60.0, "probation": 0.1})) as app:
+    async with App("isolation", settings=settings.model_copy(update={"lease": 60.0, "quarantine_window": 0.1})) as app:
 
         @app.task
         async def suspect(ctx: Context) -> str:
@@ -354,7 +356,9 @@ async def test_a_worker_that_waits_hears_of_a_suspect_at_once(app: App) -> None:
         after = await job.enqueue()
         assert await soon(after.result()) == "done"
         assert await state(handle) is State.RUNNING
-        await report_crash(app.producer.gateway, app.producer.namespace, ["default"], "dead", how="SIGKILL", doing={})
+        await report_crash(
+            app.producer.gateway, app.producer.namespace, ["default"], "dead", exit_status="SIGKILL", steps={}
+        )
         assert await soon(handle.result()) == "done"
 
 
@@ -365,7 +369,9 @@ async def test_a_worker_that_waits_hears_of_a_suspect_at_once(app: App) -> None:
 async def test_a_second_crash_in_a_row_waits_and_one_too_many_buries(settings: Settings, seen: bool) -> None:
     """Each worker dies of it before it has recorded anything."""
     lease = 60.0 if seen else 0.3
-    async with App("isolation", settings=settings.model_copy(update={"lease": lease, "probation": 600.0})) as app:
+    async with App(
+        "isolation", settings=settings.model_copy(update={"lease": lease, "quarantine_window": 600.0})
+    ) as app:
         runs = []
 
         @app.task(retry=Retry(max_crashes=2, base=0.01))
@@ -382,7 +388,7 @@ async def test_a_second_crash_in_a_row_waits_and_one_too_many_buries(settings: S
                 await take_again(app, name)
             if seen:
                 await report_crash(
-                    gateway, app.producer.namespace, ["default"], name, how="SIGSEGV", doing={handle.id: "boom"}
+                    gateway, app.producer.namespace, ["default"], name, exit_status="SIGSEGV", steps={handle.id: "boom"}
                 )
         async with working(app):
             with pytest.raises(TaskFailed) as caught:
@@ -430,7 +436,9 @@ async def test_after_the_second_crash_it_waits_its_turn(app: App) -> None:
     handle = await flaky.enqueue()
     await crash_with(app, 1, alone=True)
     await take_again(app, "dead2")
-    await report_crash(app.producer.gateway, app.producer.namespace, ["default"], "dead2", how="exit code 1", doing={})
+    await report_crash(
+        app.producer.gateway, app.producer.namespace, ["default"], "dead2", exit_status="exit code 1", steps={}
+    )
     async with working(app):
         assert await soon(handle.result()) == 2
     types = [event.type async for event in handle.events(follow=False)]

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from loguru import logger as loguru_logger
 from perdure import App, Context, InvalidArguments, Retry, Settings, TaskFailed, Worker
 from perdure.deadletter import Reason, Replay, replay
-from perdure.queues import Envelope, Redaction, UnreadableEnvelope, hide, keep_hidden, marked_values, read_marks, reveal
+from perdure.queues import (
+    Envelope,
+    Redaction,
+    UnreadableEnvelope,
+    marked_values,
+    mask,
+    read_secret_paths,
+    restore_masked,
+    unwrap_secrets,
+)
 from perdure.queues.security.secret_arguments import EVERYTHING, MASK
 from perdure.worker.log import logger
 from pydantic import BaseModel, Field, RootModel, Secret, SecretBytes, SecretStr, TypeAdapter, ValidationError
@@ -99,13 +108,13 @@ def test_secrets_are_found_wherever_they_are() -> None:
             "nothing": None,
         }
     )
-    data, marks = reveal({"it": value}, {"it": value.model_dump(mode="json")})
+    data, marks = unwrap_secrets({"it": value}, {"it": value.model_dump(mode="json")})
     assert Everything.model_validate(data["it"]) == value
     assert marked_values(orjson.dumps(data), marks) == [
         *["1-secret", "42", "2-secret", "3-secret", "4-secret", "5-secret", "6-secret"],
         *["7-secret", "8-secret", "1", "9-secret", "a-secret"],
     ]
-    hidden = hide(orjson.dumps(data), marks)
+    hidden = mask(orjson.dumps(data), marks)
     assert b"secret" not in hidden
     assert orjson.loads(hidden)["it"]["accounts"][0]["user"] == "ada"
     assert orjson.loads(hidden)["it"]["nothing"] is None
@@ -123,20 +132,20 @@ def test_what_is_hidden_and_given_back_is_what_it_was(arguments: dict[str, Any],
     names = st.sampled_from([*arguments, "*", "no"])
     marks = tuple(draw.draw(st.lists(st.lists(names, max_size=3).map(tuple), max_size=3)))
     data = orjson.dumps(arguments)
-    hidden = hide(data, marks)
+    hidden = mask(data, marks)
     if MASK.encode() not in data:
-        assert orjson.loads(keep_hidden(hidden, lambda: data, marks)) == arguments
+        assert orjson.loads(restore_masked(hidden, lambda: data, marks)) == arguments
 
 
 def test_numbers_of_any_size_outlive_an_edit() -> None:
     data = b'{"token":"secret","number":123456789012345678901234567890}'
     edited = b'{"token":"%b","number":223456789012345678901234567890}' % MASK.encode()
-    assert keep_hidden(edited, lambda: data, (("token",),)) == data.replace(b":1", b":2")
+    assert restore_masked(edited, lambda: data, (("token",),)) == data.replace(b":1", b":2")
 
 
 def test_arguments_that_cannot_be_read_are_hidden_as_a_whole() -> None:
-    assert orjson.loads(hide(b'{"token": "abc', (("token",),))) == MASK
-    assert orjson.loads(hide(b'{"token": "abc"}', EVERYTHING)) == MASK
+    assert orjson.loads(mask(b'{"token": "abc', (("token",),))) == MASK
+    assert orjson.loads(mask(b'{"token": "abc"}', EVERYTHING)) == MASK
 
 
 @given(st.text(min_size=4, max_size=20))
@@ -164,13 +173,13 @@ def test_marks_are_bounded_and_hide_more_rather_than_less() -> None:
     deep: Any = SecretStr(TOKEN)
     for _ in range(40):
         deep = [deep]
-    whole, marks = reveal({"deep": deep}, TypeAdapter(Any).dump_python({"deep": _masked(deep)}))
+    whole, marks = unwrap_secrets({"deep": deep}, TypeAdapter(Any).dump_python({"deep": _masked(deep)}))
     assert [len(mark) for mark in marks] == [30]
-    assert TOKEN.encode() not in hide(orjson.dumps(whole), marks)
+    assert TOKEN.encode() not in mask(orjson.dumps(whole), marks)
     many = {f"n{number}": SecretStr(f"{TOKEN}{number}") for number in range(101)}
-    whole, marks = reveal(many, dict.fromkeys(many, MASK))
+    whole, marks = unwrap_secrets(many, dict.fromkeys(many, MASK))
     assert marks == EVERYTHING
-    assert hide(orjson.dumps(whole), marks) == orjson.dumps(MASK)
+    assert mask(orjson.dumps(whole), marks) == orjson.dumps(MASK)
 
 
 def _masked(value: Any) -> Any:
@@ -183,8 +192,8 @@ def test_hostile_marks_are_refused_or_harmless(secrets: Any) -> None:
     data = orjson.dumps({"a": 1})
     for _ in range(500):
         data = b'{"a":%b}' % data
-    assert hide(data, read_marks(env))
-    assert marked_values(data, read_marks(env)) in ([], ["1"])
+    assert mask(data, read_secret_paths(env))
+    assert marked_values(data, read_secret_paths(env)) in ([], ["1"])
     try:
         envelope = Envelope.decode(env)
     except UnreadableEnvelope:
@@ -359,7 +368,7 @@ def test_no_traceback_in_the_log_shows_values(log: list[str], capsys: pytest.Cap
 def test_envelopes_of_secrets_are_read_by_workers_that_know_nothing_of_them() -> None:
     app = build()
     arguments, secrets = app.tasks["log_in"].arguments.encode_call((SecretStr(TOKEN),), {})
-    message = app.tasks["log_in"].form.message(arguments, secrets)
+    message = app.tasks["log_in"].template.message(arguments, secrets)
     envelope = Envelope.decode(message.envelope)
     assert envelope.secrets == (("token",),)
     assert not envelope.plain

@@ -10,17 +10,17 @@ from contextlib import suppress
 import orjson
 import pytest
 from perdure.worker.cli.support.worker_process import _Stops
-from perdure.worker.runtime.supervisor_link import SUPERVISED, Link
+from perdure.worker.runtime.supervisor_link import SUPERVISED, SupervisorLink
 
 from tests.support.workers import BOUND
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Link, int, int]]:
+def ends() -> Iterator[tuple[SupervisorLink, int, int]]:
     """A link; where the supervisor reads what it says, and where it writes."""
     theirs, write = os.pipe()
     read, ours = os.pipe()
-    link = Link("worker", theirs, ours)
+    link = SupervisorLink("worker", theirs, ours)
     yield link, read, write
     os.close(read)
     for descriptor in (ours, write):
@@ -28,7 +28,9 @@ def ends() -> Iterator[tuple[Link, int, int]]:
             os.close(descriptor)
 
 
-def test_saying_to_one_who_does_not_listen_never_waits_and_leaves_whole_lines(ends: tuple[Link, int, int]) -> None:
+def test_saying_to_one_who_does_not_listen_never_waits_and_leaves_whole_lines(
+    ends: tuple[SupervisorLink, int, int],
+) -> None:
     link, read, _ = ends
     for number in range(2000):  # more than the pipe holds
         link.say("step", id=f"task-{number}", step="x" * 100)
@@ -44,7 +46,7 @@ def test_saying_to_one_who_does_not_listen_never_waits_and_leaves_whole_lines(en
     assert 100 < len(lines) < 2000
 
 
-def test_saying_to_one_who_is_gone_is_no_error(ends: tuple[Link, int, int]) -> None:
+def test_saying_to_one_who_is_gone_is_no_error(ends: tuple[SupervisorLink, int, int]) -> None:
     link, read, _ = ends
     other = os.dup(read)
     os.close(other)
@@ -53,7 +55,7 @@ def test_saying_to_one_who_is_gone_is_no_error(ends: tuple[Link, int, int]) -> N
     link.say("alive", lag=0.0)
 
 
-def test_what_the_supervisor_says_is_heard_and_its_end_too(ends: tuple[Link, int, int]) -> None:
+def test_what_the_supervisor_says_is_heard_and_its_end_too(ends: tuple[SupervisorLink, int, int]) -> None:
     link, _, write = ends
     told: list[str] = []
     gone = threading.Event()
@@ -69,13 +71,13 @@ def test_a_program_that_a_supervised_worker_starts_is_not_supervised() -> None:
     for descriptor in (read, write):
         os.set_inheritable(descriptor, True)  # as it comes from the supervisor
     environment = {SUPERVISED: f"isolated:{read}:{write}", "OTHER": "stays"}
-    link = Link.from_environment(environment)
+    link = SupervisorLink.from_environment(environment)
     assert link is not None
     assert link.role == "isolated"
     assert environment == {"OTHER": "stays"}
     assert not os.get_inheritable(read)
     assert not os.get_inheritable(write)
-    assert Link.from_environment(environment) is None
+    assert SupervisorLink.from_environment(environment) is None
     os.close(read)
     os.close(write)
 

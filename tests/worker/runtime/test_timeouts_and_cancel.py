@@ -264,7 +264,7 @@ async def test_nothing_can_be_cancelled_that_is_not_there(patient: App) -> None:
     async def job(ctx: Context) -> None: ...
 
     handle = await job.enqueue()
-    gone = TaskHandle[None]("gone", handle.partition, patient.producer.gateway, patient.producer.news)
+    gone = TaskHandle[None]("gone", handle.partition, patient.producer.gateway, patient.producer.notifications)
     with pytest.raises(TaskNotFound, match="no task gone in queue 'default'"):
         await gone.cancel()
 

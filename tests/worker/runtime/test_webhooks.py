@@ -17,7 +17,7 @@ from perdure.queues import Envelope
 from perdure.worker.errors import ConfigurationError
 from perdure.worker.log import logger
 from perdure.worker.runtime import webhooks as notices_module
-from perdure.worker.runtime.webhooks import Notice, Notices, Post, post, sign
+from perdure.worker.runtime.webhooks import WebhookEvent, WebhookQueue, WebhookTarget, post, sign
 from perdure.worker.settings import load_settings
 
 from tests.support.webhook_server import Listener, listening
@@ -38,8 +38,8 @@ def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_notice_is_json_and_signed_with_its_time(listener: Listener) -> None:
-    where = Post(listener.url, SECRET.encode())
-    assert await post(where, Notice({"event": "buried", "id": "x"})) is None
+    where = WebhookTarget(listener.url, SECRET.encode())
+    assert await post(where, WebhookEvent({"event": "buried", "id": "x"})) is None
     headers, about = await listener.heard()
     assert about == {"event": "buried", "id": "x"}
     assert headers["Perdure-Event"] == "buried"
@@ -51,7 +51,7 @@ async def test_a_notice_is_json_and_signed_with_its_time(listener: Listener) -> 
 
 async def test_it_is_tried_again_where_that_may_help_under_the_same_delivery_id(listener: Listener) -> None:
     listener.answers = [503, 429]
-    assert await post(Post(listener.url), Notice({"event": "buried"})) is None
+    assert await post(WebhookTarget(listener.url), WebhookEvent({"event": "buried"})) is None
     deliveries = {(await listener.heard())[0]["Perdure-Delivery"] for _ in range(3)}
     assert len(deliveries) == 1
 
@@ -61,17 +61,17 @@ async def test_where_it_does_not_help_or_help_any_more_it_is_told_why(
     listener: Listener, answer: int, tries: int
 ) -> None:
     listener.answers = [answer] * 9
-    failed = await post(Post(listener.url), Notice({"event": "buried"}))
+    failed = await post(WebhookTarget(listener.url), WebhookEvent({"event": "buried"}))
     assert failed == f"it answered {answer}"
     assert listener.taken.qsize() == tries
 
 
 async def test_where_nobody_listens_it_is_told_and_the_url_is_not(captured: Callable[[], str]) -> None:
-    failed = await post(Post("http://127.0.0.1:9/secret-path"), Notice({"event": "buried"}))
+    failed = await post(WebhookTarget("http://127.0.0.1:9/secret-path"), WebhookEvent({"event": "buried"}))
     assert failed is not None
     assert "ConnectionRefusedError" in failed
     assert "secret-path" not in captured()
-    assert "secret-path" not in repr(Post("http://127.0.0.1:9/secret-path"))
+    assert "secret-path" not in repr(WebhookTarget("http://127.0.0.1:9/secret-path"))
 
 
 @pytest.fixture
@@ -86,9 +86,9 @@ async def test_what_nobody_takes_is_bounded_and_giving_never_waits(
     listener: Listener, monkeypatch: pytest.MonkeyPatch, captured: Callable[[], str]
 ) -> None:
     monkeypatch.setattr(notices_module, "_MOST", 3)
-    notices = Notices(Post(listener.url))
+    notices = WebhookQueue(WebhookTarget(listener.url))
     for number in range(9):
-        notices.give(Notice({"event": "buried", "number": number}))
+        notices.give(WebhookEvent({"event": "buried", "number": number}))
     assert "are dropped" in captured()
     async with anyio.create_task_group() as group:
         group.start_soon(notices.run)
@@ -99,11 +99,11 @@ async def test_what_nobody_takes_is_bounded_and_giving_never_waits(
 
 
 async def test_what_waits_when_the_worker_ends_is_posted_still(listener: Listener) -> None:
-    notices = Notices(Post(listener.url))
+    notices = WebhookQueue(WebhookTarget(listener.url))
     async with anyio.create_task_group() as group:
         group.start_soon(notices.run)
         await anyio.lowlevel.checkpoint()
-        notices.give(Notice({"event": "buried"}))
+        notices.give(WebhookEvent({"event": "buried"}))
         group.cancel_scope.cancel()
     assert (await listener.heard())[1] == {"event": "buried"}
 

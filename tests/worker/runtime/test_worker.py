@@ -9,9 +9,9 @@ from typing import Any
 import anyio
 import pytest
 from perdure import App, Context, Retry, Settings, State, Unavailable, Worker
-from perdure.queues import Consumer, Partition, Reader, list_workers
+from perdure.queues import BlockingConnection, Consumer, Partition, list_workers
 from perdure.worker.runtime import reclaim as sweep_module
-from perdure.worker.runtime.reclaim import START, Sweep
+from perdure.worker.runtime.reclaim import START, ReclaimSchedule
 from perdure.worker.runtime.slots import Slots
 
 from tests.support.workers import (
@@ -350,16 +350,16 @@ async def test_what_came_with_a_reply_that_was_lost_is_run_at_once(
 ) -> None:
     """Redis has handed the message over, and the worker never heard of it."""
     lost: list[Any] = []
-    read = Reader.read
+    read = BlockingConnection.read
 
-    async def losing(reader: Reader, *command: Any) -> Any:
+    async def losing(reader: BlockingConnection, *command: Any) -> Any:
         reply = await read(reader, *command)
         if reply and not lost:
             lost.append(reply)
             raise Unavailable("the connection broke before the reply came")
         return reply
 
-    monkeypatch.setattr(Reader, "read", losing)
+    monkeypatch.setattr(BlockingConnection, "read", losing)
 
     @patient.task
     async def job(ctx: Context, number: int) -> tuple[int, int]:
@@ -434,7 +434,7 @@ async def test_a_long_step_is_noted_as_alive(settings: Settings) -> None:
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]])
 def test_a_sweep_begins_with_everything_and_then_waits(names: Sequence[str]) -> None:
     partitions = [Partition("ns", name, 0) for name in names]
-    sweep = Sweep(partitions, lease=1000.0)
+    sweep = ReclaimSchedule(partitions, lease=1000.0)
     for partition in partitions:
         assert sweep.until_next() == 0.0
         assert sweep.turn() == (partition, START)
@@ -450,14 +450,14 @@ def test_a_sweep_begins_with_everything_and_then_waits(names: Sequence[str]) -> 
 
 def test_a_sweep_comes_within_a_lease_that_is_short() -> None:
     partition = Partition("ns", "a", 0)
-    sweep = Sweep([partition], lease=0.4)
+    sweep = ReclaimSchedule([partition], lease=0.4)
     sweep.reached(partition, START)
     assert sweep.until_next() <= 0.25
 
 
 def test_what_is_given_back_behind_a_sweep_under_way_is_found_by_another_round() -> None:
     partition = Partition("ns", "a", 0)
-    sweep = Sweep([partition], lease=1000.0)
+    sweep = ReclaimSchedule([partition], lease=1000.0)
     sweep.reached(partition, "5-0")
     sweep.ask()
     assert sweep.turn() == (partition, "5-0")

@@ -33,11 +33,19 @@ from perdure.queues import (
 )
 from perdure.worker.log import logger
 from perdure.worker.settings import Settings
-from perdure.worker.supervise import Plan, Supervisor, child, children, crash_counter, quarantine_pool, stall_monitor
+from perdure.worker.supervise import (
+    Supervisor,
+    SupervisorConfig,
+    child,
+    children,
+    crash_counter,
+    quarantine_pool,
+    stall_monitor,
+)
 from perdure.worker.supervise import child as line
 from perdure.worker.supervise import supervisor as alert
 from perdure.worker.supervise.child import Child
-from perdure.worker.supervise.stall_monitor import Watch
+from perdure.worker.supervise.stall_monitor import StallMonitor
 
 from tests.support.paths import PROGRAMS
 from tests.support.processes import Crew, Line
@@ -71,7 +79,7 @@ class Stage:
     async def begin(self, processes: int = 2, *, isolated: int = 2, **plan: Any) -> Supervisor:
         """Start a supervisor."""
         command = (sys.executable, "-X", "faulthandler", "-S", str(PRETENDER))
-        supervisor = Supervisor(Plan({"worker": command, "isolated": command}, processes, isolated, **plan))
+        supervisor = Supervisor(SupervisorConfig({"worker": command, "isolated": command}, processes, isolated, **plan))
         self.running.append(asyncio.create_task(supervisor.run()))
         return supervisor
 
@@ -382,7 +390,7 @@ async def test_silence_counts_only_while_the_supervisor_listens(
     monkeypatch.setattr(f"{stall_monitor.__name__}.time.monotonic", lambda: looks * pace)
     monkeypatch.setattr(f"{stall_monitor.__name__}.anyio.sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
-        await Watch(cast("list[Child]", [mute]), 10.0).run()
+        await StallMonitor(cast("list[Child]", [mute]), 10.0).run()
     assert (mute.stalled == "stalled") is killed
 
 
@@ -395,7 +403,7 @@ async def test_the_last_words_of_a_dead_child_are_heard() -> None:
         async def wait(self) -> int:
             return -signal.SIGKILL
 
-    its_line = line.Line()
+    its_line = line.ChildPipe()
     dead = Child("isolated", cast("asyncio.subprocess.Process", Dead()), its_line, lambda *_: None)
     os.write(
         its_line.theirs[1], b'{"say": "begins", "id": "t1"}\n{"say": "step", "id": "t1", "step": "die"}\n{"say": "en'

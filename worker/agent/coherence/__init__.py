@@ -1,18 +1,18 @@
 """Whether an agent still knows what it is doing: checks of its state and of what it did lately, and what follows."""
 
-from .checks import View, find
-from .findings import STANDING, Standing, StandingFinding, standing_findings
-from .monitor import Watch, watching
+from .checks import View, run_checks
+from .findings import STANDING, StoredFinding, StoredFindings, stored_findings
+from .monitor import CoherenceMonitor, watching
 from .settings import Coherence
 
 __all__ = [
     "STANDING",
     "Coherence",
-    "Standing",
-    "StandingFinding",
+    "CoherenceMonitor",
+    "StoredFinding",
+    "StoredFindings",
     "View",
-    "Watch",
-    "find",
-    "standing_findings",
+    "run_checks",
+    "stored_findings",
     "watching",
 ]

@@ -32,7 +32,7 @@ __all__ = [
     "CHECKS",
     "Call",
     "Finding",
-    "Trail",
+    "RecentCalls",
     "View",
     "check_context",
     "check_goal",
@@ -40,7 +40,7 @@ __all__ = [
     "check_progress",
     "check_repetition",
     "check_waiting",
-    "find",
+    "run_checks",
 ]
 
 _SHOWN: Final = 120
@@ -177,7 +177,7 @@ CHECKS: Final[dict[str, Callable[[View, Coherence], tuple[str, str] | None]]] = 
 """A check gives what is wrong, and what tells that apart from anything else that it may find."""
 
 
-def find(view: View, coherence: Coherence) -> list[Finding]:
+def run_checks(view: View, coherence: Coherence) -> list[Finding]:
     """What is wrong, by all checks that are not off."""
     found = []
     for name, check in CHECKS.items():
@@ -202,7 +202,7 @@ _PROGRESS: Final = frozenset(
 """Events that tell of something done. Talking is none, nor is a tool that is called as it was before."""
 
 
-class Trail:
+class RecentCalls:
     """The last calls of tools, and when anything got done."""
 
     def __init__(self, window: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -16,17 +16,17 @@ from typing import Any, Final
 import anyio
 
 from ....queues import LONGEST, Entry, Kind, LeaseLost, TaskEvent, last_message, read_inbox, read_last_events
-from ...durable import Ending, Parked, Run, until_available
+from ...durable import ParkReason, Run, StopReason, until_available
 from ...errors import Incoherent
 from ...journal import Event, parse_event
 from ...journal import events as told
 from ...log import logger
-from ..background import meanwhile
-from .checks import Finding, Trail, View, check_repetition, find
-from .findings import STANDING, Standing, StandingFinding
+from ..background import in_background
+from .checks import Finding, RecentCalls, View, check_repetition, run_checks
+from .findings import STANDING, StoredFinding, StoredFindings
 from .settings import Coherence, Policy
 
-__all__ = ["Watch", "watching"]
+__all__ = ["CoherenceMonitor", "watching"]
 
 _SHORTEST: Final = 0.05
 """Seconds between two looks at whether anything got done."""
@@ -35,7 +35,7 @@ _BY_PERSONS: Final = ("replayed", "forked")
 """Events that tell of a person who has looked at the task, and wants it to go on."""
 
 
-class Watch:
+class CoherenceMonitor:
     """The checks of one run. They look at what the log comes to, never at a state that is being changed."""
 
     def __init__(
@@ -53,27 +53,27 @@ class Watch:
         self._coherence = coherence
         self._state = state
         self._tokens = tokens
-        self._trail = Trail(coherence.window)
-        self._standing = Standing.decode(run.history.saved.get(STANDING))
+        self._trail = RecentCalls(coherence.window)
+        self._standing = StoredFindings.decode(run.history.saved.get(STANDING))
         self._unread_at: int | None = None
         self._ignored = 0
         self._looking = asyncio.Lock()
         self._wanted = asyncio.Event()
 
     @property
-    def findings(self) -> Sequence[StandingFinding]:
+    def findings(self) -> Sequence[StoredFinding]:
         """What is wrong, as far as was seen. May be read from any thread."""
         return self._standing.findings
 
     async def open(self) -> None:
         """Begin with what former runs left: their last calls, and what was wrong with them."""
         run = self._run
-        if not run.delivery.history:
+        if not run.delivery.has_history:
             return
         events = await until_available(
             lambda: read_last_events(run.gateway, run.delivery.partition, run.id, 4 * self._coherence.window),
             f"task {run.id}",
-            run.stir,
+            run.touch,
         )
         if self.findings and (run.history.mail > self._standing.mail or _was_seen_by_a_person(events)):
             known = tuple([one.model_copy(update={"known": True}) for one in self.findings])
@@ -97,7 +97,7 @@ class Watch:
         async with self._looking:
             if boundary:
                 await self._notice_mail()
-            found = [self._redacted(one) for one in find(self._view(), self._coherence)]
+            found = [self._redacted(one) for one in run_checks(self._view(), self._coherence)]
             await self._tell(found)
         policies = {one.policy for one in self.findings if not one.known}
         if "bury" in policies:
@@ -154,7 +154,7 @@ class Watch:
                     return True
             return False
 
-        return await until_available(look, f"the inbox of task {run.id}", run.stir)
+        return await until_available(look, f"the inbox of task {run.id}", run.touch)
 
     # what follows
 
@@ -170,16 +170,16 @@ class Watch:
         entries: list[Entry] = []
         for one in fresh:
             policy = self._coherence.policy(one.check)
-            event = run.number(told.Incoherent(check=one.check, detail=one.detail, policy=policy))
+            event = run.next_entry(told.IncoherenceFound(check=one.check, detail=one.detail, policy=policy))
             entries.append(event)
             number = int(event.value)
-            kept.append(StandingFinding(check=one.check, detail=one.detail, about=one.about, policy=policy, n=number))
+            kept.append(StoredFinding(check=one.check, detail=one.detail, about=one.about, policy=policy, n=number))
             self._log(one, policy)
         await self._store(mail, tuple(kept), *entries)
 
-    async def _store(self, mail: int, findings: tuple[StandingFinding, ...], *told: Entry) -> None:
+    async def _store(self, mail: int, findings: tuple[StoredFinding, ...], *told: Entry) -> None:
         """Keep what holds, in one act with the events that tell of it; at once where something is to follow."""
-        self._standing = Standing(mail=mail, findings=findings)
+        self._standing = StoredFindings(mail=mail, findings=findings)
         data = self._standing.encode()
         stored = Entry(Kind.SAVED, STANDING, data) if findings else Entry(Kind.DROP, STANDING, b"")
         await self._run.recorder.put(*told, stored, wait=any(one.policy != "warn" for one in findings))
@@ -192,27 +192,27 @@ class Watch:
     async def _last_mail(self) -> int:
         run = self._run
         number, _ = await until_available(
-            lambda: last_message(run.gateway, run.delivery.partition, run.id), f"the inbox of task {run.id}", run.stir
+            lambda: last_message(run.gateway, run.delivery.partition, run.id), f"the inbox of task {run.id}", run.touch
         )
         return number
 
     async def _bury(self) -> None:
         wrong = [f"{one.check}: {one.detail}" for one in self.findings if one.policy == "bury"]
         self._run.fault = Incoherent(self._run.envelope.task, wrong)
-        await self._leave(Ending.INCOHERENT, None)
+        await self._leave(StopReason.INCOHERENT, None)
 
     async def _hand_off(self) -> None:
         """Park the task until a message comes; one that came since it was told of is such."""
-        await self._leave(Ending.PARKED, Parked(LONGEST, "review", self._standing.mail))
+        await self._leave(StopReason.PARKED, ParkReason(LONGEST, "review", self._standing.mail))
 
-    async def _leave(self, why: Ending, parked: Parked | None) -> None:
+    async def _leave(self, why: StopReason, parked: ParkReason | None) -> None:
         """End the run when the steps that are under way are recorded; one that takes long is not waited for."""
         run = self._run
         with anyio.move_on_after(run.settings.grace):
-            await run.leave(why, parked)
-        if run.ending is None:
+            await run.exit_at_boundary(why, parked)
+        if run.stop_reason is None:
             run.parked = parked
-        run.end(why)
+        run.cancel(why)
         await anyio.sleep_forever()
 
 
@@ -227,7 +227,7 @@ def _was_seen_by_a_person(events: Sequence[TaskEvent]) -> bool:
 
 
 @asynccontextmanager
-async def watching(watch: Watch) -> AsyncIterator[None]:
+async def watching(watch: CoherenceMonitor) -> AsyncIterator[None]:
     """Look once in a while, for as long as the block runs."""
-    async with meanwhile(watch.keep_looking()):
+    async with in_background(watch.keep_looking()):
         yield

@@ -1,7 +1,7 @@
 """What a model is given, rebuilt from what the task knows, and always in a form that its provider takes."""
 
 from .builder import ContextBuilder
-from .compaction import OldTurns
+from .compaction import CompactionRequest
 from .conversation import INTERRUPTED
 from .layers import Layers, assemble
 from .prompt import Budgets, Prompt
@@ -12,10 +12,10 @@ __all__ = [
     "INTERRUPTED",
     "MALFORMED",
     "Budgets",
+    "CompactionRequest",
     "ContextBuilder",
     "Estimate",
     "Layers",
-    "OldTurns",
     "Prompt",
     "Tiktoken",
     "assemble",

@@ -21,11 +21,11 @@ from ...log import logger
 from .conversation import SUMMARY, completed, exchanges
 from .tokens import TokenCounter, message_tokens
 
-__all__ = ["OldTurns", "Summarizer", "compact", "cut_at", "recall"]
+__all__ = ["CompactionRequest", "Summarizer", "compact", "cut_at", "recall"]
 
 
 @dataclass(frozen=True, slots=True)
-class OldTurns:
+class CompactionRequest:
     """What a summarizer is given. messages: whole exchanges, the oldest first; the first may be a former summary.
 
     first, last: numbers of the events that they came with. goal: of the task. budget: tokens that the summary may take.
@@ -38,7 +38,7 @@ class OldTurns:
     budget: int
 
 
-Summarizer = Callable[[OldTurns], Awaitable[str] | str]
+Summarizer = Callable[[CompactionRequest], Awaitable[str] | str]
 """Makes a summary of old turns; async, or sync (it is run in a thread)."""
 
 _GAIN: Final = 2
@@ -90,7 +90,7 @@ async def compact(
     if not fresh or sum(message_tokens(one, counter) for one in old) < _GAIN * budget:
         return False
     first, last = _range(run, old)
-    asked = OldTurns(tuple(completed(old)), first, last, state.goal, budget)
+    asked = CompactionRequest(tuple(completed(old)), first, last, state.goal, budget)
     key = _key(run, old)
     run.step_began(key)
     try:
@@ -99,7 +99,7 @@ async def compact(
         text += f"\n{summary}"
         event = Compacted(first=first, last=last, messages=len(old), summary=text, step=run.keys.within)
         record = _HEAD + orjson.dumps({"first": first, "summary": text})
-        await run.recorder.put(Entry(Kind.MARK, key, record), run.number(event), wait=True)
+        await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, record), run.next_entry(event), wait=True)
     finally:
         run.step_ended(key)
     run.history.done[key] = record
@@ -146,13 +146,13 @@ def _range(run: Run, old: Sequence[Message]) -> tuple[int, int]:
 
 
 async def _summary(
-    run: Run, summarizer: Summarizer, asked: OldTurns, counter: TokenCounter, retry: Retry, on_failure: str
+    run: Run, summarizer: Summarizer, asked: CompactionRequest, counter: TokenCounter, retry: Retry, on_failure: str
 ) -> str:
     problem = ""
     for attempt in range(1, retry.max_attempts + 1):
         if attempt > 1:
             await anyio.sleep(backoff(retry, attempt - 1))
-        run.stir()
+        run.touch()
         try:
             found = await _ask(run, summarizer, asked)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong in a user's function
@@ -169,7 +169,7 @@ async def _summary(
     return _digest_of(asked, counter)
 
 
-async def _ask(run: Run, summarizer: Summarizer, asked: OldTurns) -> Any:
+async def _ask(run: Run, summarizer: Summarizer, asked: CompactionRequest) -> Any:
     found = summarizer(asked) if is_async(summarizer) else await run.threads.run(summarizer, (asked,), {})
     return await found if isinstance(found, Awaitable) else found
 
@@ -183,7 +183,7 @@ def _problem(found: Any, budget: int, counter: TokenCounter) -> str:
     return f"the summary takes {tokens} tokens and may take {budget}" if tokens > budget else ""
 
 
-def _digest_of(asked: OldTurns, counter: TokenCounter) -> str:
+def _digest_of(asked: CompactionRequest, counter: TokenCounter) -> str:
     """The beginning of each turn, as many of the latest as the budget takes."""
     lines: list[str] = []
     room = asked.budget

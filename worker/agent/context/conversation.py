@@ -258,7 +258,7 @@ async def repair(run: Run, state: AgentState) -> tuple[str, ...]:
     key = f"{run.keys.scope}#repaired:{hashlib.blake2b(place.encode(), digest_size=8).hexdigest()}"
     if key not in run.history.done:
         event = Repaired(calls=calls, changes=repair_of(state.messages), step=run.keys.within)
-        await run.recorder.put(Entry(Kind.MARK, key, _RECORD), run.number(event), wait=True)
+        await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, _RECORD), run.next_entry(event), wait=True)
         run.history.done[key] = _RECORD
         logger.warning("Task {}: no result is known of {} calls of tools: {}", run.id, len(calls), ", ".join(calls))
     if insertions(state.messages):  # no session keeps this state, which would have heard of the event

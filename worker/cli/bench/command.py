@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ....queues import Gateway, Namespace, Refused, pairs
 from ...log import configure_logging
-from ..support.connection import Place, placed
+from ..support.connection import ConnectionOptions, with_connection_options
 from ..support.output import AsJson, print_json, print_table
 from ..support.temporary import remove_namespace, run_interruptible
 from .consent import ask, check_room
@@ -26,9 +26,9 @@ _KEPT_FOR: Final = 600.0
 """Seconds that outcomes are kept if this process is killed before it removes them."""
 
 
-@placed
+@with_connection_options
 def bench(
-    place: Place,
+    place: ConnectionOptions,
     *,
     tasks: Annotated[int, typer.Option(min=100, max=1_000_000, metavar="N", help="Tasks of each measure.")] = 10_000,
     payload: Annotated[int, typer.Option(min=0, max=500_000, metavar="BYTES", help="Argument of each task.")] = 0,
@@ -56,7 +56,7 @@ def bench(
     )
 
 
-async def _measure(place: Place, tasks: int, payload: int, agreed: bool) -> tuple[str, list[Row]]:
+async def _measure(place: ConnectionOptions, tasks: int, payload: int, agreed: bool) -> tuple[str, list[Row]]:
     named = place.overrides() | {"namespace": f"bench-{secrets.token_hex(6)}"}
     app.configure(**named, result_ttl=_KEPT_FOR, dead_letter_ttl=_KEPT_FOR)
     namespace = Namespace(app.settings.namespace)

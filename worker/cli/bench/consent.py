@@ -10,7 +10,7 @@ import typer
 
 from ....queues import Address, Gateway, Refused
 from ..support.errors import Failed, Misuse
-from ..support.output import tell
+from ..support.output import note
 
 __all__ = ["ask", "check_room"]
 
@@ -30,7 +30,7 @@ def ask(address: Address, agreed: bool) -> None:
     """Announce the load, and ask for consent where the server is another machine. Raises `Misuse`, `Abort`."""
     notice = f"this puts {address.shown} under load for about 20 seconds"
     if agreed or address.embedded or _is_local(address):
-        tell(notice)
+        note(notice)
     elif sys.stdin.isatty():
         typer.confirm(f"perdure: {notice}. Continue?", abort=True, err=True)
     else:

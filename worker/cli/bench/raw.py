@@ -12,7 +12,7 @@ from redis.crc import key_slot
 
 from ....queues import Gateway, Refused
 from ....queues.transport.clients import COMMAND_TIMEOUT, sync_client, translated
-from ....queues.transport.cluster.topology import learn
+from ....queues.transport.cluster.topology import discover_topology
 
 __all__ = ["Command", "RawClient", "raw_client"]
 
@@ -49,7 +49,7 @@ def raw_client(gateway: Gateway, key: str) -> Iterator[RawClient]:
     address, node = gateway.address, None
     with translated(address.shown):
         if address.clustered:
-            node = learn(address, address.nodes, timeout=COMMAND_TIMEOUT).serving(key_slot(key.encode()))
+            node = discover_topology(address, address.nodes, timeout=COMMAND_TIMEOUT).serving(key_slot(key.encode()))
         with closing(sync_client(address, gateway.socket, node=node)) as client:
             try:
                 yield RawClient(client.connection_pool.get_connection())

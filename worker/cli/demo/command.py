@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from ..support.connection import Place
+from ..support.connection import ConnectionOptions
 from ..support.errors import Failed, Misuse
 from ..support.output import AsJson, print_json
 from ..support.temporary import run_interruptible
@@ -76,7 +76,7 @@ def demo(
 
     Example: perdure demo src --kills 5
     """
-    plan = _plan(folder, files, kills, seed, output, Place(redis_url, None, data_dir))
+    plan = _plan(folder, files, kills, seed, output, ConnectionOptions(redis_url, None, data_dir))
     result = run_interruptible(partial(run_demo, plan))
     evidence = result.evidence
     claims = evidence.claims()
@@ -100,7 +100,7 @@ def demo(
 
 
 def _plan(
-    folder: Path | None, files: int, kills: int | None, seed: int | None, output: Path | None, place: Place
+    folder: Path | None, files: int, kills: int | None, seed: int | None, output: Path | None, place: ConnectionOptions
 ) -> DemoPlan:
     root = Path(sysconfig.get_path("stdlib")) if folder is None else folder.absolute()
     if not os.access(root, os.R_OK | os.X_OK) or not root.is_dir():

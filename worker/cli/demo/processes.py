@@ -15,7 +15,7 @@ from typing import Final
 import anyio
 
 from ..support.errors import Failed
-from ..support.output import tell
+from ..support.output import note
 from .app import STEP_PAUSE
 from .journal import read_step_runs
 
@@ -111,6 +111,6 @@ async def kill_workers(
                 await anyio.sleep(due.pop(0)[1])
                 kills.append(workers.kill(pid))
                 workers.start()
-                tell(f"killed worker {pid} in step {started:,}")
+                note(f"killed worker {pid} in step {started:,}")
         await anyio.sleep(_POLL_INTERVAL)
     raise Failed(f"could not continue the demo: no step started for {_PROGRESS_TIMEOUT:.0f} s")

@@ -20,9 +20,9 @@ import anyio.to_thread
 from ....deadletter import DeadLetter, Replay, count_letters, find_letter, replay
 from ....queues import Gateway, Namespace, Partition, TaskFailed, TaskHandle, list_workers, read_events
 from ....queues.embedded import stop
-from ..support.connection import Place
+from ..support.connection import ConnectionOptions
 from ..support.errors import Failed
-from ..support.output import tell
+from ..support.output import note
 from ..support.temporary import remove_namespace
 from .app import ATTEMPTS, app, count_file, publish, render, report
 from .evidence import DemoEvidence
@@ -46,7 +46,7 @@ class DemoPlan:
     kills: int
     seed: int
     output: Path
-    place: Place
+    place: ConnectionOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class Workspace:
 async def run_demo(plan: DemoPlan) -> DemoResult:
     """Run the demo. Leaves nothing but the report at `plan.output`. Raises `Failed`, `PerdureError`."""
     began, kills, steps = time.monotonic(), list[Kill](), len(plan.files) + 2
-    tell(f"starting {_WORKERS} workers")
+    note(f"starting {_WORKERS} workers")
     async with open_workspace(plan.place) as space:
-        tell(f"reporting on {len(plan.files):,} files in {steps:,} steps, killing {plan.kills} workers")
+        note(f"reporting on {len(plan.files):,} files in {steps:,} steps, killing {plan.kills} workers")
         reported = await report.enqueue(plan.title, str(plan.root), len(plan.files))
         async with anyio.create_task_group() as group:
             moments = draw_moments(plan.seed, plan.kills, steps)
@@ -86,12 +86,12 @@ async def run_demo(plan: DemoPlan) -> DemoResult:
             except TaskFailed as error:
                 raise Failed(f"could not finish the report: {error}") from error
             group.cancel_scope.cancel()
-        tell("making the same report without workers")
+        note("making the same report without workers")
         # One call per file in a thread, so that Ctrl-C interrupts between two files.
         call = anyio.to_thread.run_sync
         rows = [await call(count_file, str(plan.root), path, abandon_on_cancel=True) for path in plan.files]
 
-        tell(f"publishing the report in a missing folder: {ATTEMPTS} attempts, then a dead letter")
+        note(f"publishing the report in a missing folder: {ATTEMPTS} attempts, then a dead letter")
         site = space.folder / "site"
         published = await publish.enqueue(artifact, str(site))
         letter = await _wait_for_letter(space, published)
@@ -119,7 +119,7 @@ async def run_demo(plan: DemoPlan) -> DemoResult:
             letters=await count_letters(space.gateway, [space.partition]),
         )
         shutil.copyfile(site / "report.txt", plan.output)
-        tell("stopping the workers and removing the keys")
+        note("stopping the workers and removing the keys")
     return DemoResult(plan, evidence, letter, replay_seconds, time.monotonic() - began)
 
 
@@ -138,7 +138,7 @@ async def _wait_for_letter(space: Workspace, handle: TaskHandle[Any]) -> DeadLet
 
 
 @asynccontextmanager
-async def open_workspace(place: Place) -> AsyncIterator[Workspace]:
+async def open_workspace(place: ConnectionOptions) -> AsyncIterator[Workspace]:
     """Start workers on the given server, or on a new embedded one, and wait until they are ready.
 
     On exit, also after an error, removes the workers, the keys, the new server and the folder. Raises `Failed`,

@@ -19,7 +19,15 @@ from ....queues import Partition, Producer, TaskHandle, TaskNotFound, queue_part
 from ...settings import load_settings
 from .errors import Failed, Misuse
 
-__all__ = ["DataDir", "Place", "connected", "find_handle", "known_partitions", "placed", "redis_now"]
+__all__ = [
+    "ConnectionOptions",
+    "DataDir",
+    "connected",
+    "find_handle",
+    "known_partitions",
+    "redis_now",
+    "with_connection_options",
+]
 
 P = ParamSpec("P")
 
@@ -56,7 +64,7 @@ DataDir = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ConnectionOptions:
     """Where the queues are; what is None is left to the environment."""
 
     redis_url: str | None = None
@@ -78,17 +86,17 @@ class Place:
             namespace=settings.namespace,
             payload_limit=settings.payload_limit,
             result_ttl=settings.result_ttl,
-            sealer=settings.sealer,
+            sealer=settings.encryptor,
             replication=settings.replication,
         )
 
 
-def placed(command: Callable[Concatenate[Place, P], None]) -> Callable[..., None]:
+def with_connection_options(command: Callable[Concatenate[ConnectionOptions, P], None]) -> Callable[..., None]:
     """Give a command the options that say where the queues are; it gets them as its first argument, a `Place`."""
 
     @functools.wraps(command)
     def called(*args: Any, **options: Any) -> None:
-        place = Place(options.pop("redis_url"), options.pop("namespace"), options.pop("data_dir"))
+        place = ConnectionOptions(options.pop("redis_url"), options.pop("namespace"), options.pop("data_dir"))
         command(place, *args, **options)
 
     own = inspect.signature(command, eval_str=True)
@@ -106,14 +114,14 @@ def connected(command: Callable[Concatenate[Producer, P], Coroutine[Any, Any, No
     """Run an async command with an open `Producer` as its first argument, and with the options of `placed`."""
 
     @functools.wraps(command)
-    def called(place: Place, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def called(place: ConnectionOptions, /, *args: P.args, **kwargs: P.kwargs) -> None:
         async def connect_and_run() -> None:
             async with place.producer() as producer:
                 await command(producer, *args, **kwargs)
 
         anyio.run(connect_and_run)
 
-    return placed(called)
+    return with_connection_options(called)
 
 
 async def redis_now(producer: Producer) -> int:

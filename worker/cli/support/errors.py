@@ -15,9 +15,9 @@ from contextlib import contextmanager
 
 import typer
 
-from ....queues import BadAddress, BadKeys, PerdureError, Refused, TaskFailed, Unavailable
+from ....queues import BadAddress, InvalidKey, PerdureError, Refused, TaskFailed, Unavailable
 from ...errors import ConfigurationError
-from .output import tell
+from .output import note
 
 __all__ = ["Failed", "Misuse", "explained"]
 
@@ -41,7 +41,7 @@ _REMEDIES: tuple[tuple[type[PerdureError], str, str], ...] = (
 )
 """Kind of error, what its text must contain, and what a person can do."""
 
-_MISUSES = (BadAddress, BadKeys, ConfigurationError)
+_MISUSES = (BadAddress, InvalidKey, ConfigurationError)
 
 
 @contextmanager
@@ -52,12 +52,12 @@ def explained() -> Iterator[None]:
     except (Failed, PerdureError, ExceptionGroup) as raised:
         error = _only(raised)
         if isinstance(error, Failed):
-            tell(str(error))
+            note(str(error))
             raise typer.Exit(error.exit_code) from error
         if not isinstance(error, PerdureError):
             raise
         remedies = [remedy for kind, mark, remedy in _REMEDIES if isinstance(error, kind) and mark in str(error)]
-        tell("; ".join([str(error).rstrip("."), *remedies]))
+        note("; ".join([str(error).rstrip("."), *remedies]))
         raise typer.Exit(2 if isinstance(error, _MISUSES) else 1) from error
 
 

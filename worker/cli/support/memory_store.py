@@ -14,7 +14,7 @@ import typer
 from ...memory import HybridStore, make_store
 from ...settings import Settings, load_settings
 
-__all__ = ["Owner", "Tags", "Type", "placed", "stored", "without_embedder"]
+__all__ = ["Owner", "Tags", "Type", "with_memory_store", "with_store_options", "without_embedder"]
 
 P = ParamSpec("P")
 
@@ -55,7 +55,7 @@ def without_embedder(settings: Settings) -> Settings:
     return settings.model_copy(update={"embedder": ""})
 
 
-def placed(command: Callable[Concatenate[Settings, P], None]) -> Callable[..., None]:
+def with_store_options(command: Callable[Concatenate[Settings, P], None]) -> Callable[..., None]:
     """Give a command the options that say where the memories are; it gets the settings as its first argument."""
 
     @functools.wraps(command)
@@ -73,12 +73,12 @@ def placed(command: Callable[Concatenate[Settings, P], None]) -> Callable[..., N
     return called
 
 
-def stored(
-    *, create: bool = False, embeds: bool = True, anew: bool = False
+def with_memory_store(
+    *, create: bool = False, embeds: bool = True, reembedding: bool = False
 ) -> Callable[[Callable[Concatenate[HybridStore, P], Coroutine[Any, Any, None]]], Callable[..., None]]:
     """Run an async command with the open store as its first argument, and with the options of `placed`.
 
-    create: make the store where there is none. embeds: it needs the embedder, where one is set. anew: open it
+    create: make the store where there is none. embeds: it needs the embedder, where one is set. reembedding: open it
     whosoever's vectors it has.
     """
 
@@ -87,7 +87,7 @@ def stored(
         def called(settings: Settings, /, *args: P.args, **kwargs: P.kwargs) -> None:
             async def open_and_run() -> None:
                 store = make_store(settings if embeds else without_embedder(settings))
-                await (store.open_for_reembedding() if anew else store.open(create=create))
+                await (store.open_for_reembedding() if reembedding else store.open(create=create))
                 try:
                     await command(store, *args, **kwargs)
                 finally:
@@ -95,6 +95,6 @@ def stored(
 
             anyio.run(open_and_run)
 
-        return placed(called)
+        return with_store_options(called)
 
     return decorate

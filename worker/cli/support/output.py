@@ -32,6 +32,7 @@ __all__ = [
     "as_data",
     "clean",
     "duration",
+    "note",
     "print_data",
     "print_fields",
     "print_json",
@@ -40,7 +41,6 @@ __all__ = [
     "print_text",
     "state_text",
     "stdout",
-    "tell",
     "timestamp",
 ]
 
@@ -78,7 +78,7 @@ def _json(data: Any, option: int = 0) -> str:
     return _CONTROL_IN_JSON.sub(lambda found: _escape(found[0], "\\u00"), orjson.dumps(data, option=option).decode())
 
 
-def tell(message: str) -> None:
+def note(message: str) -> None:
     """Talk to the person: on stderr, under the program's name."""
     typer.echo(f"perdure: {clean(message)}", err=True)
 

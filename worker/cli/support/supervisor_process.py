@@ -11,8 +11,8 @@ import typer
 
 from ...log import configure_logging
 from ...settings import load_settings
-from ...supervise import Plan, Supervisor
-from .connection import Place
+from ...supervise import Supervisor, SupervisorConfig
+from .connection import ConnectionOptions
 from .worker_process import ProbePlace
 
 __all__ = ["run_supervisor"]
@@ -29,12 +29,18 @@ _ISOLATED: Final = 16
 
 
 def run_supervisor(
-    context: typer.Context, place: Place, probe: ProbePlace, *, processes: int, isolated: int | None, **how: Any
+    context: typer.Context,
+    place: ConnectionOptions,
+    probe: ProbePlace,
+    *,
+    processes: int,
+    isolated: int | None,
+    **how: Any,
 ) -> None:
     """Supervise; ends with the supervisor's exit code. how: see `Plan`."""
     settings = load_settings(**place.overrides())
     configure_logging(settings.log_level, json=settings.log_json)
-    plan = Plan(
+    plan = SupervisorConfig(
         {
             "worker": [*_PYTHON, *_arguments(context, _OWN)],
             "isolated": [*_PYTHON, "--concurrency", "1", *_arguments(context, (*_OWN, *_OF_ORDINARY))],

@@ -30,26 +30,26 @@ import anyio
 from ...app import App
 from ...log import configure_logging, logger
 from ...runtime import Worker
-from ...runtime.health.probe_server import Probed, Probes
+from ...runtime.health.probe_server import HealthSource, ProbeServer
 from ...runtime.signals import stop_on_signals
-from ...runtime.supervisor_link import Link
+from ...runtime.supervisor_link import SupervisorLink
 from .app_loader import load_app
-from .connection import Place
+from .connection import ConnectionOptions
 from .errors import Failed, Misuse
 
-__all__ = ["ProbePlace", "Reins", "end_despite_threads", "run_replica"]
+__all__ = ["ProbePlace", "SupervisedWorker", "force_exit", "run_worker"]
 
 _LEAVING: Final = 10.0
 """Seconds that a worker has beyond its grace, when its supervisor is gone, to give back what it holds and leave."""
 
 
-class Reins:
+class SupervisedWorker:
     """The supervisor's hold on this worker, from before its app is imported.
 
     Until there is a worker nothing has been begun, so to stop is to end.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: SupervisorLink) -> None:
         self.link = link
         self._may_work = threading.Event()
         self._taking = threading.Lock()
@@ -93,7 +93,7 @@ class Reins:
             case "stop":
                 self._stop("supervisor", 0)
             case "isolate":
-                self._call(Worker.look_for_suspects)
+                self._call(Worker.check_quarantine)
             case _:
                 pass
 
@@ -143,7 +143,7 @@ PATIENCE: Final = 2.0
 """Seconds that threads have to end after the worker has stopped."""
 
 
-def end_despite_threads(code: int, unending: Callable[[], int] = lambda: 0) -> None:
+def force_exit(code: int, unending: Callable[[], int] = lambda: 0) -> None:
     """Watch that the process ends: with `code`, should threads still hold it when their time is over, or handlers.
 
     unending: how many handlers there are that do not end; asked in a thread.
@@ -177,7 +177,7 @@ class ProbePlace:
     port: int | None
 
     @contextmanager
-    def serving(self, report: Callable[[], Probed]) -> Iterator[None]:
+    def serving(self, report: Callable[[], HealthSource]) -> Iterator[None]:
         """Answer probes within the block. Raises `Failed` where the address cannot be had."""
         if self.port is None:
             if self.host is not None:
@@ -186,7 +186,7 @@ class ProbePlace:
             return
         host = self.host or "127.0.0.1"
         try:
-            probes = Probes(report, host, self.port)
+            probes = ProbeServer(report, host, self.port)
         except (OSError, UnicodeError) as error:
             raise Failed(
                 f"--health-port: cannot listen on {host}:{self.port}: {error}; choose another port, or 0 for any"
@@ -196,8 +196,8 @@ class ProbePlace:
             yield
 
 
-def run_replica(
-    place: Place,
+def run_worker(
+    place: ConnectionOptions,
     probe: ProbePlace,
     application: str,
     *,
@@ -208,8 +208,8 @@ def run_replica(
     settings: Mapping[str, object],
 ) -> None:
     """Work until told to stop, by a signal or by the supervisor. settings: those of the command line."""
-    link = Link.from_environment()
-    reins = None if link is None else Reins(link)
+    link = SupervisorLink.from_environment()
+    reins = None if link is None else SupervisedWorker(link)
     loaded = load_app(application)
     loaded.configure(**place.overrides(), **settings)
     configure_logging(loaded.settings.log_level, json=loaded.settings.log_json)
@@ -238,7 +238,7 @@ def _stay() -> None:
 async def _work(
     loaded: App,
     probe: ProbePlace,
-    reins: Reins | None,
+    reins: SupervisedWorker | None,
     concurrency: int,
     queues: Sequence[str] | None,
     name: str | None,
@@ -271,4 +271,4 @@ async def _work(
         logger.info("worker {} stopped: {} ran", runner.id, runner.settled)
         code = 0
     finally:
-        end_despite_threads(code, lambda: runner.unending)
+        force_exit(code, lambda: runner.stuck_handlers)

@@ -18,14 +18,14 @@ from ...errors import BadHandoff
 __all__ = [
     "HANDOFF",
     "RECEIVED",
+    "AwaitedAnswer",
     "Dependencies",
     "DoubtfulStep",
-    "Found",
+    "FoundFact",
     "Handoff",
-    "Made",
-    "Open",
+    "MadeDecision",
+    "OpenStep",
     "ToolUse",
-    "Waiting",
     "Why",
 ]
 
@@ -43,7 +43,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Open(_Part):
+class OpenStep(_Part):
     """A step that is not done. risky: it acts on the world."""
 
     key: str
@@ -53,7 +53,7 @@ class Open(_Part):
     error: str | None = None
 
 
-class Made(_Part):
+class MadeDecision(_Part):
     """A decision. n: the number of its event, 0 where it is not known."""
 
     n: int = 0
@@ -62,7 +62,7 @@ class Made(_Part):
     alternatives: tuple[str, ...] = ()
 
 
-class Found(_Part):
+class FoundFact(_Part):
     """A discovery. n: the number of its event, 0 where it is not known."""
 
     n: int = 0
@@ -70,7 +70,7 @@ class Found(_Part):
     source: str = ""
 
 
-class Waiting(_Part):
+class AwaitedAnswer(_Part):
     """what: such as "message" or "approval". on: whom."""
 
     what: str = ""
@@ -125,13 +125,13 @@ class Handoff(_Part):
     summary: str = ""
     steps: int = 0
     last_completed: str | None = None
-    in_progress: tuple[Open, ...] = ()
-    pending: tuple[Open, ...] = ()
-    decisions: tuple[Made, ...] = ()
-    discoveries: tuple[Found, ...] = ()
+    in_progress: tuple[OpenStep, ...] = ()
+    pending: tuple[OpenStep, ...] = ()
+    decisions: tuple[MadeDecision, ...] = ()
+    discoveries: tuple[FoundFact, ...] = ()
     attention: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
-    waiting_on: tuple[Waiting, ...] = ()
+    waiting_on: tuple[AwaitedAnswer, ...] = ()
     artifacts: tuple[str, ...] = ()
     dependencies: Dependencies = Dependencies()
     left_out: dict[str, int] = {}
@@ -248,13 +248,13 @@ def _listed(items: Iterable[str]) -> str:
     return "; ".join(map(_flat, items))
 
 
-def _decision(made: Made) -> str:
+def _decision(made: MadeDecision) -> str:
     why = f": {made.reasoning}" if made.reasoning else ""
     left_open = f" (left open: {_listed(made.alternatives)})" if made.alternatives else ""
     return _line(f"{made.choice}{why}{left_open}")
 
 
-def _step(step: Open) -> str:
+def _step(step: OpenStep) -> str:
     title = f" {_flat(step.title)}" if step.title and step.title != step.key else ""
     notes = [f"attempt {step.attempts}"] if step.attempts > 1 else []
     notes += ["acts on the world"] if step.risky else []
@@ -262,6 +262,6 @@ def _step(step: Open) -> str:
     return f"`{_flat(step.key)}`{title}{f' ({_listed(notes)})' if notes else ''}"
 
 
-def _waiting(one: Waiting) -> str:
+def _waiting(one: AwaitedAnswer) -> str:
     whom = f"{one.on}: " if one.on else ""
     return _line(f"{whom}{one.what or 'something'}{f', {one.why}' if one.why else ''}")

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ....queues import TaskEvent, Trail
+from ....queues import LogTail, TaskEvent
 from ...errors import BadSnapshot
 from ..events import Event
 from ..json_patch import BadPatch
@@ -16,7 +16,17 @@ from ..parsing import Unreadable, parse_event
 from ..reducer import empty_state, reduce
 from ..snapshot import SNAPSHOT, StoredState, decode_snapshot
 from .budget import fitted
-from .document import Dependencies, DoubtfulStep, Found, Handoff, Made, Open, ToolUse, Waiting, Why
+from .document import (
+    AwaitedAnswer,
+    Dependencies,
+    DoubtfulStep,
+    FoundFact,
+    Handoff,
+    MadeDecision,
+    OpenStep,
+    ToolUse,
+    Why,
+)
 
 __all__ = ["STORED_TOKENS", "build_handoff", "handoff_of", "state_after"]
 
@@ -30,7 +40,7 @@ _LATEST: Final = 50
 
 
 def handoff_of(
-    trail: Trail,
+    trail: LogTail,
     *,
     task: str,
     session: str,
@@ -40,7 +50,7 @@ def handoff_of(
     message: str = "",
     number: int | None = None,
     in_flight: Iterable[str] = (),
-    waiting: Waiting | None = None,
+    waiting: AwaitedAnswer | None = None,
 ) -> Handoff:
     """The handoff of a task as its trail tells it, small enough to be kept. See `build_handoff`.
 
@@ -112,7 +122,7 @@ def build_handoff(
     intents: Iterable[str] = (),
     in_flight: Iterable[str] = (),
     unread: int = 0,
-    waiting: Waiting | None = None,
+    waiting: AwaitedAnswer | None = None,
 ) -> Handoff:
     """A handoff from what is known. state: as `AgentState` has it. events: the latest, the oldest of them first.
 
@@ -121,14 +131,14 @@ def build_handoff(
     for, where the state does not say.
     """
     parsed = [parse_event(found) for found in events]
-    plan = _parts(Open, state.get("plan"))
+    plan = _parts(OpenStep, state.get("plan"))
     status = {one.get("key"): one.get("status") for one in _objects(state.get("plan"))}
     finished = [step.key for step in plan if status.get(step.key) == "done"]
     begun = [step for step in plan if status.get(step.key) == "running"]
     known = {step.key for step in plan}
-    begun += [Open(key=key) for key in sorted(set(in_flight)) if key not in known]
+    begun += [OpenStep(key=key) for key in sorted(set(in_flight)) if key not in known]
     steps = [key for key in done if not _is_told(key)]
-    waits = _parts(Waiting, [state.get("waiting_for")]) or ([waiting] if waiting is not None else [])
+    waits = _parts(AwaitedAnswer, [state.get("waiting_for")]) or ([waiting] if waiting is not None else [])
     return Handoff(
         task=task,
         agent=agent,
@@ -146,8 +156,8 @@ def build_handoff(
         or _last_completed(parsed),
         in_progress=tuple(begun),
         pending=tuple(step for step in plan if status.get(step.key) == "pending"),
-        decisions=tuple(_parts(Made, state.get("decisions"))[-_LATEST:]),
-        discoveries=tuple(_parts(Found, state.get("discoveries"))[-_LATEST:]),
+        decisions=tuple(_parts(MadeDecision, state.get("decisions"))[-_LATEST:]),
+        discoveries=tuple(_parts(FoundFact, state.get("discoveries"))[-_LATEST:]),
         attention=tuple(_attention(plan, status, parsed)),
         waiting_on=tuple(waits),
         artifacts=tuple(_text(one.get("name")) for one in _objects(state.get("artifacts"))),
@@ -173,7 +183,7 @@ def _last_completed(events: Sequence[Event]) -> str | None:
     return None
 
 
-def _attention(plan: Sequence[Open], status: Mapping[Any, Any], events: Sequence[Event]) -> Iterable[str]:
+def _attention(plan: Sequence[OpenStep], status: Mapping[Any, Any], events: Sequence[Event]) -> Iterable[str]:
     for step in plan:
         if status.get(step.key) == "failed":
             yield f"step {step.key} failed{f': {step.error}' if step.error else ''}"

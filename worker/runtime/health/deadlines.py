@@ -13,7 +13,7 @@ import anyio
 import anyio.abc
 
 from ....queues import Partition
-from ...durable import Ending, Run
+from ...durable import Run, StopReason
 from ...log import logger
 from ...registry import Registry, Task
 from ...settings import Settings
@@ -21,7 +21,7 @@ from ..executor import Executor, time_limit_of
 from ..slots import Slots
 from .loop_watchdog import stack_of_task
 
-__all__ = ["Guard"]
+__all__ = ["RunDeadlines"]
 
 _LONGEST: Final = 1.0
 _SHORTEST: Final = 0.02
@@ -31,7 +31,7 @@ _LOST_THREADS: Final = 0.5
 """Share of the threads that may be lost to steps which do not end, before another worker should take the place."""
 
 
-class Guard:
+class RunDeadlines:
     """Ends runs that take too long or do nothing, and gives up those that do not end though they were cancelled.
 
     What cannot be stopped (such handlers, and sync steps in threads) is left to itself; the more of it there is, the
@@ -60,7 +60,7 @@ class Guard:
         limits = [settings.time_limit, settings.idle_limit, settings.stall_limit]
         limits += [task.idle_timeout for task in registry.values() if task.idle_timeout is not None]
         self._interval = min(_LONGEST, max(_SHORTEST, min(limits) / 5))
-        self.unfit: str | None = None
+        self.degraded: str | None = None
         """Why the worker should be replaced; None where it need not."""
 
     async def run(self) -> None:
@@ -73,12 +73,14 @@ class Guard:
     async def give_up_all(self) -> None:
         """Give up, now, every run that was ended and whose handler has not."""
         self._watched.update(self._executor.runs)
-        for run in [run for run in self._watched if run.ending is not None and run.task is not None]:
+        for run in [run for run in self._watched if run.stop_reason is not None and run.task is not None]:
             await self._give_up(run)
 
     def is_stuck(self, run: Run) -> bool:
         """Whether nothing is to be expected of a run: it is over its limits, or was ended and goes on."""
-        return run.task is not None and (run.ending is not None or self._over_limit(run, time.monotonic()) is not None)
+        return run.task is not None and (
+            run.stop_reason is not None or self._over_limit(run, time.monotonic()) is not None
+        )
 
     def _look(self, giving_up: anyio.abc.TaskGroup, absent: float) -> None:
         self._watched.update(self._executor.runs)
@@ -89,7 +91,7 @@ class Guard:
                 self._given_up.discard(run)
             elif run.task is None:
                 continue  # it has not begun
-            elif run.ending is None:
+            elif run.stop_reason is None:
                 if absent > self._interval:  # nobody is idle while the loop, or the process, stands still
                     run.active += absent
                 self._end(run, now)
@@ -99,28 +101,28 @@ class Guard:
         if lost >= most * _LOST_THREADS:
             self._say_unfit(f"{lost} of {most} threads run sync steps that were ended and do not end")
 
-    def _over_limit(self, run: Run, now: float) -> Ending | None:
+    def _over_limit(self, run: Run, now: float) -> StopReason | None:
         task: Task[Any, Any] | None = self._registry.get(run.envelope.task)
         if task is None:
             return None
         if time_limit_of(run, task) is None and now - run.started > self._settings.time_limit:
-            return Ending.TIMED_OUT  # its own limit has a timer of its own
+            return StopReason.TIMED_OUT  # its own limit has a timer of its own
         if now - max(run.active, run.started) > (task.idle_timeout or self._settings.idle_limit):
-            return Ending.IDLE
+            return StopReason.IDLE
         return None
 
     def _end(self, run: Run, now: float) -> None:
         over = self._over_limit(run, now)
         if over is not None:
-            run.end(over)
+            run.cancel(over)
 
     async def _give_up(self, run: Run) -> None:
         self._given_up.add(run)
         if run.task is None:
             return
-        for_seconds, ending, handler = time.monotonic() - run.ended_at, run.ending, run.task
+        for_seconds, ending, handler = time.monotonic() - run.ended_at, run.stop_reason, run.task
         stacks = stack_of_task(handler)
-        self._slots.write_off(handler)
+        self._slots.mark_leaked(handler)
         due = await self._executor.give_up(run)
         logger.bind(task=run.envelope.task, id=run.id, stacks=stacks).error(
             "its handler goes on {:.1f} s after it was ended ({}): the task is given up here, the slot stays taken, "
@@ -133,7 +135,7 @@ class Guard:
         self._say_unfit(f"a handler of task {run.envelope.task!r} does not end")
 
     def _say_unfit(self, why: str) -> None:
-        if self.unfit is None:
-            self.unfit = why
+        if self.degraded is None:
+            self.degraded = why
             logger.error("this worker should be replaced: {}", why)
             self._on_unfit(why)

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from ...log import logger
 
-__all__ = ["Vigil", "stack_of_task", "stacks_of_all_threads"]
+__all__ = ["LoopWatchdog", "stack_of_task", "stacks_of_all_threads"]
 
 _FRAMES_OF_THE_FIRST: Final = 12
 _FRAMES_OF_OTHERS: Final = 4
@@ -74,7 +74,7 @@ _TICK: Final = 1.0
 """Seconds between two looks at the loop, at the most."""
 
 
-class Vigil:
+class LoopWatchdog:
     """Keeps watch over one event loop, the one in which `start` is called.
 
     `lag` and `may_beat` may be asked from any thread, and need nobody's help: not the loop's, nor this thread's.
@@ -122,7 +122,7 @@ class Vigil:
         asked = self._asked
         return 0.0 if asked is None else time.monotonic() - asked
 
-    def may_beat(self) -> bool:
+    def should_renew(self) -> bool:
         """Whether the loop has answered within the stall limit, so that its tasks are still in good hands."""
         return self.lag <= self._stall_limit
 

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 
 import orjson
 
-__all__ = ["Probed", "Probes"]
+__all__ = ["HealthSource", "ProbeServer"]
 
 _PATIENCE: Final = 5.0
 """Seconds that a client has to send its request."""
@@ -25,7 +25,7 @@ _TURN: Final = 0.1
 """Seconds that it takes to end, at the most."""
 
 
-class Probed(Protocol):
+class HealthSource(Protocol):
     """What is asked: a worker's report, or that of several."""
 
     @property
@@ -40,13 +40,13 @@ class Probed(Protocol):
     def summary(self) -> Mapping[str, Any]: ...
 
 
-class Probes:
+class ProbeServer:
     """Answers `GET /livez`, `GET /readyz` and `GET /readyz?coherence`: 200 or 503, and the report as JSON either way.
 
     with Probes(worker.health, "127.0.0.1", 8080) as probes: ...
     """
 
-    def __init__(self, report: Callable[[], Probed], host: str, port: int) -> None:
+    def __init__(self, report: Callable[[], HealthSource], host: str, port: int) -> None:
         """report: asked for each request, in a thread. port: 0 for any that is free.
 
         `OSError` where the address cannot be listened on.
@@ -67,7 +67,7 @@ class Probes:
         host, port = self._server.server_address[:2]
         return f"http://{host!s}:{port}"
 
-    def __enter__(self) -> Probes:
+    def __enter__(self) -> ProbeServer:
         self._thread.start()
         return self
 
@@ -78,7 +78,7 @@ class Probes:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    ask: Callable[[], Probed]
+    ask: Callable[[], HealthSource]
     timeout = _PATIENCE
     server_version = "perdure"
     sys_version = ""

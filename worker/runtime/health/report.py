@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
-from ...agent import session_of
+from ...agent import live_state_of
 from ...settings import Settings
 from ..executor import Executor
 from ..intake import Intake
-from ..quarantine_gate import Isolation
+from ..quarantine_gate import QuarantineGate
 from ..slots import Slots
-from .deadlines import Guard
-from .loop_watchdog import Vigil
+from .deadlines import RunDeadlines
+from .loop_watchdog import LoopWatchdog
 
 __all__ = ["ALIVE", "CONNECTED", "CONSUMING", "LEVELS", "PROGRESS", "Combined", "Confused", "Health", "Level", "Report"]
 
@@ -144,10 +144,10 @@ class Health:
         self,
         worker: str,
         settings: Settings,
-        vigil: Vigil,
+        vigil: LoopWatchdog,
         executor: Executor,
         slots: Slots,
-        isolation: Isolation,
+        isolation: QuarantineGate,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -160,10 +160,10 @@ class Health:
         self._clock = clock
         self._answered: float | None = None
         self._trouble = ""
-        self._beat_trouble = ""
+        self._renewal_error = ""
         self._settled = 0
         self._progressed: float | None = None
-        self.guard: Guard | None = None
+        self.guard: RunDeadlines | None = None
         self.intake: Intake | None = None
         """Who takes messages; None before it has begun, and where nobody does."""
         self.stopping = False
@@ -175,13 +175,13 @@ class Health:
         self._answered = self._clock()
         self._trouble = ""
 
-    def troubled(self, error: BaseException) -> None:
+    def read_failed(self, error: BaseException) -> None:
         """Redis has not."""
         self._trouble = str(error)
 
-    def beat_troubled(self, error: BaseException | None) -> None:
+    def renewal_failed(self, error: BaseException | None) -> None:
         """What keeps the beat from renewing leases; None for nothing."""
-        self._beat_trouble = "" if error is None else str(error)
+        self._renewal_error = "" if error is None else str(error)
 
     # what it tells
 
@@ -206,7 +206,7 @@ class Health:
     def _confused(self) -> Iterator[Confused]:
         confused = 0
         for run in self._executor.runs:
-            session = session_of(run)
+            session = live_state_of(run)
             if session is None or session.watch is None or not (findings := session.watch.findings):
                 continue
             if (confused := confused + 1) > _MOST_CONFUSED:
@@ -225,8 +225,8 @@ class Health:
 
     def _connected(self, heard: bool) -> Level:
         remedy = f"see that Redis at {self._settings.address.shown} answers; the worker reconnects by itself"
-        if self._beat_trouble:
-            return Level(CONNECTED, False, f"leases cannot be renewed: {self._beat_trouble}", remedy)
+        if self._renewal_error:
+            return Level(CONNECTED, False, f"leases cannot be renewed: {self._renewal_error}", remedy)
         if heard:
             return Level(CONNECTED, True, "Redis answers")
         if self._answered is None:
@@ -246,7 +246,7 @@ class Health:
             return Level(CONSUMING, False, f"it cannot take messages: {intake.trouble}", "see that Redis answers")
         if not self._slots.free:
             return Level(CONSUMING, True, f"all {self._slots.capacity} slots are taken")
-        if self._isolation.only or not self._isolation.quiet:
+        if self._isolation.dedicated or not self._isolation.has_room:
             return Level(CONSUMING, True, "it is there for a task whose worker died")
         since = self._clock() - intake.turned
         if since > _LONGEST_READ:
@@ -255,8 +255,8 @@ class Health:
 
     def _progress(self) -> Level:
         guard, busy = self.guard, self._slots.busy
-        if guard is not None and guard.unfit is not None:
-            return Level(PROGRESS, False, guard.unfit, "restart this worker")
+        if guard is not None and guard.degraded is not None:
+            return Level(PROGRESS, False, guard.degraded, "restart this worker")
         if guard is not None and not self._slots.free and all(guard.is_stuck(run) for run in self._executor.runs):
             return Level(
                 PROGRESS,

@@ -9,9 +9,9 @@ import anyio
 from ....deadletter import trim_letters
 from ....queues import (
     Consumer,
-    Coverage,
     Gateway,
     Namespace,
+    PartitionAssignment,
     QueueError,
     Route,
     present_workers,
@@ -42,7 +42,7 @@ class Janitor:
         self,
         gateway: Gateway,
         namespace: Namespace,
-        coverage: Coverage,
+        coverage: PartitionAssignment,
         consumer: Consumer,
         *,
         dead_letter_ttl: float,
@@ -75,13 +75,13 @@ class Janitor:
         present = await present_workers(self._gateway, self._namespace)
         for partition in mine:
             await trim_letters(self._gateway, partition, self._dead_letter_ttl)
-            await self._consumer.forget(partition, _GONE_FOR, present)
+            await self._consumer.remove_idle_consumers(partition, _GONE_FOR, present)
         for queue, route in self._coverage.routes.items():
             await self._retire(queue, route)
 
     async def _retire(self, queue: str, route: Route) -> None:
         """Generations that have held nothing for longer than anything is kept are taken off the route."""
-        for generation in route.former:
+        for generation in route.previous:
             if await retire_generation(self._gateway, self._namespace, queue, route, generation, self._longest):
                 logger.info("queue {} has left its partitions {}", queue, list(generation.indexes))
                 return  # the route is another one now: the rest is for the next round

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
-from ....queues import Consumer, Coverage, Partition, QueueError
+from ....queues import Consumer, Partition, PartitionAssignment, QueueError
 from ...log import logger
 
-__all__ = ["Territory"]
+__all__ = ["AssignmentWatcher"]
 
 _INTERVAL = 2.0
 """Seconds between two looks, give or take a quarter. A nudge brings the news of a change earlier."""
@@ -19,11 +19,11 @@ _CHANGING = 0.05
 """Seconds until it is looked again whether a former generation is read to its end; the next time, twice as long."""
 
 
-class Territory:
+class AssignmentWatcher:
     """Looks where the worker's partitions are, and tells the consumer and whoever else goes through them."""
 
     def __init__(
-        self, coverage: Coverage, consumer: Consumer, on_change: Callable[[Sequence[Partition]], None]
+        self, coverage: PartitionAssignment, consumer: Consumer, on_change: Callable[[Sequence[Partition]], None]
     ) -> None:
         """on_change: hears which partitions are served now."""
         self._coverage = coverage
@@ -42,13 +42,13 @@ class Territory:
     async def look(self) -> None:
         """One look. `moves` counts how often new messages came to be taken from elsewhere."""
         async with self._turn:
-            await self._coverage.look()
+            await self._coverage.refresh()
             await self._tell()
 
     async def look_on(self) -> None:
         """See only whether a former generation was read to its end by now."""
         async with self._turn:
-            await self._coverage.look_on()
+            await self._coverage.follow_changes()
             await self._tell()
 
     async def _tell(self) -> None:

@@ -18,19 +18,19 @@ from typing import Final
 
 import anyio
 
-from ....queues import Gateway, LeaseLost, Namespace, QueueError, WorkerInfo, announce, note_alive, withdraw
-from ...durable import Ending, Run
+from ....queues import Gateway, LeaseLost, Namespace, QueueError, WorkerInfo, announce, touch_step, withdraw
+from ...durable import Run, StopReason
 from ...log import logger
 from ..health.report import Health
 from ..slots import Slots
 
-__all__ = ["WINDOW", "Notes", "Rates", "Registration", "describe"]
+__all__ = ["WINDOW", "Registration", "SettleRate", "StepHeartbeat", "describe"]
 
 WINDOW: Final = 30.0
 """Seconds that the rate looks back: long enough for a steady figure, short enough to be of the present."""
 
 
-class Rates:
+class SettleRate:
     """Tasks per second over the last `WINDOW` seconds, or since the worker began where that is shorter.
 
     A plain window and not an average that fades: a queue on which nothing was settled for a whole window has no rate,
@@ -94,7 +94,7 @@ class Registration:
         self._info = info
         self._slots = slots
         self._health = health
-        self._rates = Rates(settled)
+        self._rates = SettleRate(settled)
 
     async def announce(self) -> None:
         started = await announce(self._gateway, self._namespace, self._current(), _KEPT * self._info.interval)
@@ -106,7 +106,7 @@ class Registration:
             try:
                 await self.announce()
             except QueueError as error:
-                self._health.troubled(error)
+                self._health.read_failed(error)
                 logger.debug("cannot announce the worker: {}", error)
             await anyio.sleep(self._info.interval)
 
@@ -123,7 +123,7 @@ class Registration:
         )
 
 
-class Notes:
+class StepHeartbeat:
     """Writes a note for every step that has been running for an interval or more."""
 
     def __init__(self, runs: Callable[[], Collection[Run]], interval: float) -> None:
@@ -141,8 +141,8 @@ class Notes:
         for key, began in list(run.steps_in_flight.items()):
             if now - began >= self._interval / 2:
                 try:
-                    await note_alive(run.gateway, run.delivery, run.id, key)
+                    await touch_step(run.gateway, run.delivery, run.id, key)
                 except LeaseLost:
-                    run.end(Ending.LOST)
+                    run.cancel(StopReason.LOST)
                 except QueueError as error:
                     logger.debug("cannot note that step {} lives: {}", key, error)

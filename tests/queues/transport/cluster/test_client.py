@@ -12,7 +12,7 @@ import pytest
 from perdure import Unavailable
 from perdure.queues import Address
 from perdure.queues.transport.address import Node
-from perdure.queues.transport.cluster import ClusterWire, Topology
+from perdure.queues.transport.cluster import ClusterConnection, Topology
 from perdure.queues.transport.cluster import client as wire
 from perdure.queues.transport.pipelining import Command
 from redis.exceptions import (
@@ -59,7 +59,7 @@ class ScriptedWire:
 
     def flush(self) -> None: ...
 
-    def renew(self) -> None: ...
+    def reconnect(self) -> None: ...
 
     async def close(self) -> None:
         self.closed.set()
@@ -76,7 +76,7 @@ class Scene:
         self.dialled: list[ScriptedWire] = []
         self.looks = 0
         address = Address.parse("redis+cluster://a:1,b:2", data_dir=Path)
-        self.wire = ClusterWire(address, self.dial, learn=self.learn)
+        self.wire = ClusterConnection(address, self.dial, learn=self.learn)
 
     def dial(self, node: Node) -> ScriptedWire:
         self.dialled.append(ScriptedWire(node))

@@ -8,7 +8,7 @@ import pytest
 from perdure import Unavailable
 from perdure.queues import Address
 from perdure.queues.transport.address import Node
-from perdure.queues.transport.cluster import Topology, learn
+from perdure.queues.transport.cluster import Topology, discover_topology
 from redis.exceptions import AskError, MovedError
 
 ASKED = Node("asked", 7000)
@@ -59,7 +59,7 @@ def test_an_address_of_version_6_is_written_in_brackets() -> None:
 def test_nobody_who_answers_is_named_one_by_one() -> None:
     address = Address.parse("redis+cluster://127.0.0.1:1,127.0.0.1:2", data_dir=Path)
     with pytest.raises(Unavailable, match=r"cannot reach any node of .*; 127\.0\.0\.1:2: "):
-        learn(address, address.nodes, timeout=1.0)
+        discover_topology(address, address.nodes, timeout=1.0)
 
 
 def test_ask_is_no_move() -> None:
