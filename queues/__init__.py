@@ -1,23 +1,36 @@
 """Queues: Redis, messages, leases, outcomes. Knows nothing of handlers, agents or policy."""
 
 from .defaults import default_address, default_data_dir, default_namespace
-from .delivery.checkpoint import (
+from .delivery import (
+    Consumer,
+    Counters,
+    CrashReport,
+    Delivery,
     Entry,
     History,
     Kind,
+    LeaseHeartbeat,
+    Leases,
+    SingleNodeReader,
+    cancelled,
+    clear_quarantined,
     last_step,
     load_history,
+    park,
+    promote_due,
+    quarantine,
+    read_partitions,
     recorded_steps,
+    release,
+    report_crash,
+    reschedule,
+    succeed,
+    take_quarantined,
+    take_turns,
     touch_step,
+    watch_due,
     write_entries,
 )
-from .delivery.consumer import Consumer
-from .delivery.due_set import promote_due, take_turns, watch_due
-from .delivery.heartbeat import LeaseHeartbeat
-from .delivery.leases import Delivery, Leases
-from .delivery.quarantine_store import CrashReport, clear_quarantined, quarantine, report_crash, take_quarantined
-from .delivery.settlement import Counters, cancelled, park, release, reschedule, succeed
-from .delivery.stream_reader import SingleNodeReader, read_partitions
 from .derived_tasks import MOST_HAND_OFFS, Successor, enqueue_successor, read_task_input, recorded_results, store_fork
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
@@ -72,19 +85,35 @@ from .inspection import (
     queue_partitions,
 )
 from .keys import Namespace, Partition, check_name
-from .partitions.assignment import PartitionAssignment
-from .partitions.resharding import close_previous, load_route, retire_generation, set_partitions
-from .partitions.route import MOST_PARTITIONS, Generation, Route, spread
+from .partitions import (
+    MOST_PARTITIONS,
+    Generation,
+    PartitionAssignment,
+    Route,
+    close_previous,
+    load_route,
+    retire_generation,
+    set_partitions,
+    spread,
+)
 from .presence import WorkerInfo, announce, deployment_id, list_workers, present_workers, withdraw
 from .producer import Key, Producer, key_of, map_items
 from .records import Record, State, opened_error, plain_data, read_record, shown_arguments
-from .security.encryption import ERROR, MARK, NO_CIPHER, NO_KEYS, Encryptor, TaskCipher, arguments_field, is_encrypted
-from .security.keyring import generate_key, make_encryptor
-from .security.redaction import Redaction
-from .security.secret_arguments import (
+from .security import (
+    ERROR,
+    MARK,
+    NO_CIPHER,
+    NO_KEYS,
+    Encryptor,
+    Redaction,
     SecretPaths,
+    TaskCipher,
+    arguments_field,
     contains_mask,
+    generate_key,
     has_secret,
+    is_encrypted,
+    make_encryptor,
     marked_values,
     mask,
     read_secret_paths,
@@ -102,10 +131,7 @@ from .supervisors import (
     supervise,
     withdraw_supervisor,
 )
-from .transport.address import Address
-from .transport.gateway import BlockingConnection, Gateway
-from .transport.replication import Replicated, Replication
-from .transport.scripts import Script, load_script, pairs
+from .transport import Address, BlockingConnection, Gateway, Replicated, Replication, Script, load_script, pairs
 
 __all__ = [
     "DEFAULT_PAYLOAD_LIMIT",

@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 
 from .errors import BadAddress
-from .security.encryption import Encryptor
-from .security.keyring import make_encryptor
-from .transport.address import Address
-from .transport.replication import Replication
+from .security import Encryptor, make_encryptor
+from .transport import Address, Replication
 
 __all__ = ["default_address", "default_data_dir", "default_encryptor", "default_namespace", "default_replication"]
 

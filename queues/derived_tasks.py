@@ -14,11 +14,9 @@ import orjson
 from .envelope import Envelope
 from .errors import HandOffRefused, TaskExists, TaskNotFound, UnreadableEnvelope
 from .keys import Namespace, Partition
-from .partitions.route import spread
-from .partitions.router import PartitionRouter
-from .security.encryption import arguments_field, event_field
-from .transport.gateway import Argument, Gateway
-from .transport.scripts import pairs, queue_script
+from .partitions import PartitionRouter, spread
+from .security import arguments_field, event_field
+from .transport import Argument, Gateway, pairs, queue_script
 
 __all__ = [
     "MOST_HAND_OFFS",

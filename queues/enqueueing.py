@@ -16,9 +16,8 @@ from typing import Final
 from .envelope import TaskMessage
 from .errors import NotReplicated, StillRunning
 from .keys import Partition
-from .partitions.router import PartitionRouter
-from .transport.gateway import Argument, Gateway
-from .transport.scripts import Script, queue_script
+from .partitions import PartitionRouter
+from .transport import Argument, Gateway, Script, queue_script
 
 __all__ = ["BatchEnqueuer"]
 

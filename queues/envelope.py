@@ -20,8 +20,8 @@ import uuid_utils
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import PayloadTooLarge, UnreadableEnvelope
-from .partitions.route import spread
-from .security.secret_arguments import DEEPEST, MOST_MARKS, SECRET, SecretPaths, unwrap_secrets
+from .partitions import spread
+from .security import DEEPEST, MOST_MARKS, SECRET, SecretPaths, unwrap_secrets
 
 __all__ = [
     "DEFAULT_PAYLOAD_LIMIT",

@@ -16,9 +16,8 @@ from typing import Any, Final
 from .errors import DecryptionError
 from .keys import Partition
 from .records import opened_error, plain_data
-from .security.encryption import TaskCipher, event_field, is_encrypted
-from .transport.gateway import Gateway
-from .transport.scripts import pairs
+from .security import TaskCipher, event_field, is_encrypted
+from .transport import Gateway, pairs
 
 __all__ = [
     "LATEST_EVENTS",

@@ -21,10 +21,8 @@ from .inspection import find_task
 from .keys import GROUP, NOBODY, Namespace, Partition
 from .pubsub import TaskNotifications
 from .records import Record, State, read_record
-from .security.encryption import RESULT
-from .transport.backoff import retry_while_unavailable
-from .transport.gateway import Gateway
-from .transport.scripts import queue_script
+from .security import RESULT
+from .transport import Gateway, queue_script, retry_while_unavailable
 
 __all__ = ["DEFAULT_RESULT_TTL", "TaskHandle"]
 

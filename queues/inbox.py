@@ -28,9 +28,8 @@ from .errors import DecryptionError, InboxError, InboxFull, TaskEnded, TaskNotFo
 from .inspection import find_task
 from .keys import Namespace, Partition
 from .records import State
-from .security.encryption import MESSAGE, TaskCipher
-from .transport.gateway import Gateway
-from .transport.scripts import queue_script
+from .security import MESSAGE, TaskCipher
+from .transport import Gateway, queue_script
 
 __all__ = [
     "MOST_MESSAGES",

@@ -13,11 +13,10 @@ from typing import Any, Final
 from .envelope import check_task_id
 from .errors import Refused
 from .keys import GROUP, RELEASED, SUSPECTS, Namespace, Partition
-from .partitions.resharding import load_routes
+from .partitions import load_routes
 from .presence import list_workers, total_rates
 from .records import Record, State, read_records
-from .transport.gateway import Command, Gateway
-from .transport.scripts import pairs
+from .transport import Command, Gateway, pairs
 
 __all__ = [
     "QueueStats",

@@ -17,8 +17,7 @@ from typing import Any, Final
 import orjson
 
 from .keys import Namespace
-from .transport.gateway import Argument, Gateway
-from .transport.scripts import pairs, queue_script
+from .transport import Argument, Gateway, pairs, queue_script
 
 __all__ = ["WorkerInfo", "announce", "deployment_id", "list_workers", "present_workers", "total_rates", "withdraw"]
 

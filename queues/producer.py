@@ -26,13 +26,10 @@ from .handle import DEFAULT_RESULT_TTL, TaskHandle
 from .inbox import Sent
 from .inspection import find_task
 from .keys import Namespace, Partition
-from .partitions.route import spread
-from .partitions.router import PartitionRouter
+from .partitions import PartitionRouter, spread
 from .pubsub import TaskNotifications
-from .security.encryption import Encryptor, arguments_field
-from .transport.address import Address
-from .transport.gateway import Gateway
-from .transport.replication import Replicated, Replication
+from .security import Encryptor, arguments_field
+from .transport import Address, Gateway, Replicated, Replication
 
 __all__ = ["Key", "Producer", "key_of", "map_items"]
 

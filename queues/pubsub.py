@@ -19,8 +19,7 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import TimeoutError as ReplyTimeout
 
 from .errors import QueueError, Unavailable
-from .transport.clients import translated
-from .transport.gateway import Gateway
+from .transport import Gateway, translated
 
 __all__ = ["TaskNotifications"]
 

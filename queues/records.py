@@ -12,10 +12,8 @@ import orjson
 from .envelope import Envelope
 from .errors import DecryptionError, Refused, UnreadableEnvelope
 from .keys import GROUP, Partition, is_nobody
-from .security.encryption import ERROR, NO_CIPHER, RESULT, TaskCipher, arguments_field
-from .security.secret_arguments import SecretPaths, mask, read_secret_paths
-from .transport.gateway import Command, Gateway, is_missing_group
-from .transport.scripts import pairs
+from .security import ERROR, NO_CIPHER, RESULT, SecretPaths, TaskCipher, arguments_field, mask, read_secret_paths
+from .transport import Command, Gateway, is_missing_group, pairs
 
 __all__ = ["Record", "State", "opened_error", "plain_data", "read_record", "read_records", "shown_arguments"]
 

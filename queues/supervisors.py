@@ -13,8 +13,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from .keys import Namespace
-from .transport.gateway import Gateway
-from .transport.scripts import pairs, queue_script
+from .transport import Gateway, pairs, queue_script
 
 __all__ = [
     "ChildInfo",

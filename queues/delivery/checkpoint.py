@@ -12,9 +12,8 @@ import orjson
 from ..errors import LeaseLost
 from ..event_log import TaskEvent, opened_events, read_last_events
 from ..keys import Partition
-from ..security.encryption import TaskCipher, event_field
-from ..transport.gateway import Argument, Gateway
-from ..transport.scripts import pairs, queue_script
+from ..security import TaskCipher, event_field
+from ..transport import Argument, Gateway, pairs, queue_script
 from .leases import Delivery
 from .settlement import Counters
 

@@ -12,8 +12,7 @@ import anyio
 
 from ..errors import Refused, ServerFull, Unavailable
 from ..keys import GROUP, RELEASED, Partition, is_nobody
-from ..transport.gateway import BLOCK, Argument, Command, Gateway, is_missing_group
-from ..transport.scripts import pairs, queue_script
+from ..transport import BLOCK, Argument, Command, Gateway, is_missing_group, pairs, queue_script
 from .leases import Delivery, Leases
 from .quarantine_store import QuarantinedDelivery, take_quarantined
 from .stream_reader import Stream, StreamReader

@@ -13,8 +13,7 @@ from typing import Final, TypeVar
 
 from ..errors import ServerFull
 from ..keys import Partition
-from ..transport.gateway import Command, Gateway
-from ..transport.scripts import queue_script
+from ..transport import Command, Gateway, queue_script
 
 __all__ = ["promote_due", "take_turns", "watch_due"]
 

@@ -12,11 +12,8 @@ from redis.exceptions import NoScriptError, RedisError
 
 from ..errors import QueueError
 from ..keys import GROUP, Partition
-from ..transport.address import Address
-from ..transport.clients import is_read_only, sync_client, translated
+from ..transport import Address, Argument, is_read_only, queue_script, sync_client, translated
 from ..transport.cluster import SyncClusterConnection
-from ..transport.pipelining import Argument
-from ..transport.scripts import queue_script
 from .leases import Leases
 
 __all__ = ["LeaseHeartbeat"]

@@ -18,12 +18,9 @@ import orjson
 from ..envelope import Envelope
 from ..errors import LeaseLost, Refused, UnreadableEnvelope
 from ..keys import GROUP, SUSPECTS, Namespace, Partition
-from ..partitions.resharding import load_routes
-from ..partitions.route import SINGLE
+from ..partitions import SINGLE, load_routes
 from ..presence import withdraw
-from ..transport.backoff import retry_while_unavailable
-from ..transport.gateway import Gateway, is_missing_group
-from ..transport.scripts import pairs, queue_script
+from ..transport import Gateway, is_missing_group, pairs, queue_script, retry_while_unavailable
 from .leases import Delivery
 
 __all__ = ["CrashReport", "QuarantinedDelivery", "clear_quarantined", "quarantine", "report_crash", "take_quarantined"]

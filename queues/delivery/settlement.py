@@ -14,9 +14,8 @@ from ..envelope import Envelope
 from ..errors import LeaseLost
 from ..keys import RELEASED
 from ..records import State
-from ..security.encryption import ERROR, RESULT
-from ..transport.gateway import Argument, Gateway
-from ..transport.scripts import queue_script
+from ..security import ERROR, RESULT
+from ..transport import Argument, Gateway, queue_script
 from .consumer import RELEASED_IDLE_MS
 from .leases import Delivery
 

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from ..errors import Unavailable
 from ..keys import GROUP, Partition
-from ..transport.gateway import Argument, BlockingConnection, Gateway
+from ..transport import Argument, BlockingConnection, Gateway
 
 __all__ = ["PerNodeReader", "SingleNodeReader", "Stream", "StreamReader", "read_partitions"]
 

@@ -21,8 +21,7 @@ from heapq import nlargest
 from typing import Final
 
 from ..keys import Namespace, Partition
-from ..transport.gateway import Gateway
-from ..transport.scripts import queue_script
+from ..transport import Gateway, queue_script
 from .resharding import PartitionStatus, close_previous, partition_status, sync_route
 from .route import SINGLE, Generation, Route, spread
 

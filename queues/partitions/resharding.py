@@ -14,8 +14,7 @@ from enum import IntEnum
 
 from ..errors import Refused
 from ..keys import GROUP, Namespace, Partition
-from ..transport.gateway import Gateway
-from ..transport.scripts import pairs, queue_script
+from ..transport import Gateway, pairs, queue_script
 from .route import SINGLE, Generation, Route, UnreadableRoute
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import Final
 
 from ..errors import Unavailable
 from ..keys import Namespace, Partition
-from ..transport.gateway import Gateway
+from ..transport import Gateway
 from .resharding import next_route, sync_route
 from .route import SINGLE, Route
 

@@ -28,7 +28,7 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from ..embedded import EmbeddedServer
 from ..errors import NotReplicated, QueueError, Refused, ServerFull, Unavailable
-from ..security.encryption import NO_KEYS, Encryptor
+from ..security import NO_KEYS, Encryptor
 from .address import Address, Node
 from .blocking import BlockingConnection
 from .clients import (

@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from ...queues import Unavailable, WorkerInfo, list_workers
-from ..runtime.health.report import ALIVE, CONNECTED, LEVELS, Level, Report
+from ..runtime.health import ALIVE, CONNECTED, LEVELS, Level, Report
 from .support.connection import ConnectionOptions, with_connection_options
 from .support.errors import Failed, Misuse
 from .support.output import AsJson, duration, note, print_data, print_json, print_table

@@ -31,7 +31,7 @@ from ..journal import (
     state_at,
 )
 from ..journal import fork as fork_task
-from ..journal.handoff.document import RECEIVED, Why
+from ..journal.handoff import RECEIVED, Why
 from .support.connection import connected, find_handle
 from .support.errors import Misuse
 from .support.options import TaskId, read_object, read_task_id

@@ -33,7 +33,7 @@ from ...queues import (
 )
 from ..journal import HANDOFF, handoff_of
 from ..journal.events import HandedOff
-from ..journal.handoff.document import RECEIVED
+from ..journal.handoff import RECEIVED
 from .run import Run, StopReason
 from .step import check_place
 

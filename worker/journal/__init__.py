@@ -5,9 +5,17 @@ from .chat import Message, Role, ToolCall
 from .event_redaction import redacted
 from .events import Event
 from .forks import BadEdit, Point, fork
-from .handoff.budget import HANDOFF_TOKENS, estimated_tokens, fitted, fitted_text
-from .handoff.document import HANDOFF, Handoff
-from .handoff.draft import build_handoff, handoff_of, state_after
+from .handoff import (
+    HANDOFF,
+    HANDOFF_TOKENS,
+    Handoff,
+    build_handoff,
+    estimated_tokens,
+    fitted,
+    fitted_text,
+    handoff_of,
+    state_after,
+)
 from .history import Past, check_state, read_snapshot, state_at
 from .json_patch import BadPatch, Patch, apply, diff
 from .parsing import Foreign, Unreadable, parse_event, register_event

@@ -32,7 +32,7 @@ from ...queues import (
     store_fork,
     walk_events,
 )
-from ...queues.security.secret_arguments import ANY
+from ...queues.security import ANY
 from ..errors import BadHistory
 from .events import Forked
 from .history import Past

@@ -6,8 +6,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from .handoff.budget import HANDOFF_TOKENS, Counter, clipped, estimated_tokens, fitted_text
-from .handoff.document import Handoff
+from .handoff import HANDOFF_TOKENS, Counter, Handoff, clipped, estimated_tokens, fitted_text
 
 __all__ = ["After", "Resumption"]
 

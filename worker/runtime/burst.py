@@ -7,7 +7,7 @@ import anyio
 from ...queues import Gateway
 from .executor import Executor
 from .intake import Intake
-from .maintenance.partitions import AssignmentWatcher
+from .maintenance import AssignmentWatcher
 from .slots import Slots
 
 __all__ = ["Burst"]

@@ -31,7 +31,7 @@ from ..durable import Run, StopReason, until_available
 from ..errors import BadHandoff
 from ..journal import HANDOFF, After, Handoff, Resumption, handoff_of
 from ..journal.events import Resumed
-from ..journal.handoff.document import RECEIVED, Why
+from ..journal.handoff import RECEIVED, Why
 from ..log import logger
 from ..registry import Task
 

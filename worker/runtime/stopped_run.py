@@ -33,7 +33,7 @@ from ...queues import (
 from ..durable import Run, until_available
 from ..errors import TaskTimeout
 from ..journal import HANDOFF, Handoff, handoff_of
-from ..journal.handoff.document import AwaitedAnswer, Why
+from ..journal.handoff import AwaitedAnswer, Why
 from ..log import logger
 from .outcome import Burial, Outcome, Park, Release, Rerun, Success
 

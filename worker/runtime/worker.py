@@ -33,14 +33,9 @@ from ..errors import ConfigurationError
 from ..log import logger
 from .burst import Burst
 from .executor import Executor
-from .health.deadlines import RunDeadlines
-from .health.loop_watchdog import LoopWatchdog
-from .health.report import Health, Report
+from .health import Health, LoopWatchdog, Report, RunDeadlines
 from .intake import Intake
-from .maintenance.janitor import Janitor
-from .maintenance.partitions import AssignmentWatcher
-from .maintenance.promoter import Promoter
-from .maintenance.registration import Registration, StepHeartbeat, describe
+from .maintenance import AssignmentWatcher, Janitor, Promoter, Registration, StepHeartbeat, describe
 from .quarantine_gate import QuarantineGate
 from .reclaim import ReclaimSchedule
 from .slots import Slots

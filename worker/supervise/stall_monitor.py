@@ -13,7 +13,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from ..log import logger
-from ..runtime.health.report import ALIVE, CONNECTED, Combined, Level, Report
+from ..runtime.health import ALIVE, CONNECTED, Combined, Level, Report
 from .child import Child
 
 __all__ = ["StallMonitor", "health_of"]

@@ -23,7 +23,7 @@ from anyio.abc import TaskGroup
 
 from ...queues import QueueError
 from ..log import logger
-from ..runtime.health.report import Combined
+from ..runtime.health import Combined
 from ..runtime.webhooks import WebhookEvent, WebhookTarget, post
 from .child import Child, how_it_ended, wait_any
 from .children import Children

@@ -11,7 +11,7 @@ import redis
 from redis.crc import key_slot
 
 from ....queues import Gateway, Refused
-from ....queues.transport.clients import COMMAND_TIMEOUT, sync_client, translated
+from ....queues.transport import COMMAND_TIMEOUT, sync_client, translated
 from ....queues.transport.cluster.topology import discover_topology
 
 __all__ = ["Command", "RawClient", "raw_client"]

@@ -21,7 +21,7 @@ import anyio
 from ....queues import Gateway, LeaseLost, Namespace, QueueError, WorkerInfo, announce, touch_step, withdraw
 from ...durable import Run, StopReason
 from ...log import logger
-from ..health.report import Health
+from ..health import Health
 from ..slots import Slots
 
 __all__ = ["WINDOW", "Registration", "SettleRate", "StepHeartbeat", "describe"]

@@ -1,0 +1,145 @@
+"""Language and layout rules: plain words in docstrings, help, logs, errors and docs; one meaning per class name."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PACKAGE: Final = ("queues", "deadletter", "worker")
+DOCUMENTS: Final = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md", "docs")
+
+WORDS: Final = {
+    "anew": "again",
+    "whoever": "the component that acts: the worker, the caller",
+    "nobody": "no worker, no consumer",
+    "somebody": "a worker, a person, an operator",
+    "told": "notified, logged, reported",
+    "begun": "started",
+    "is none": "there is no X, X is missing",
+    "of one's own": "its own, a separate",
+    "goes on": "continues, resumes",
+    "comes to": "results in, amounts to",
+    "as good as": "equal to, equivalent to",
+}
+"""Words that the project does not use, each with what to write instead."""
+
+PATTERN: Final = re.compile(
+    r"\b(" + "|".join(f"(?-i:{word})" if word == "is none" else re.escape(word) for word in WORDS) + r")\b",
+    re.IGNORECASE,
+)  # "is None" is code
+FIRST_WORDS: Final = ("What", "Who", "Where", "How", "Of", "By", "Which")
+"""Words that a docstring does not begin with: its first sentence names the thing, or what the function does."""
+
+MOST_MODULES: Final = 20
+MOST_LINES: Final = 400
+
+
+class Text(NamedTuple):
+    """A text of the source: a docstring, or any other string of it."""
+
+    line: int
+    text: str
+    is_docstring: bool
+
+
+def modules() -> list[Path]:
+    return sorted(path for folder in PACKAGE for path in (ROOT / folder).rglob("*.py"))
+
+
+def folders() -> list[Path]:
+    return sorted({path.parent for path in modules()})
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def texts_of(source: str) -> Iterator[Text]:
+    """Every string of a module. Strings after a statement count as docstrings of what precedes them."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield Text(node.lineno, node.value.value, is_docstring=True)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield Text(node.lineno, node.value, is_docstring=False)
+
+
+def unusual_words(source: str) -> list[str]:
+    found = [(text.line, match[0].lower()) for text in texts_of(source) for match in PATTERN.finditer(text.text)]
+    return [f"line {line}: {word!r}; write: {WORDS[word]}" for line, word in dict.fromkeys(found)]
+
+
+@pytest.mark.parametrize("folder", folders(), ids=name_of)
+def test_strings_use_plain_words(folder: Path) -> None:
+    """Docstrings, help texts, log lines and errors do without the words of the list."""
+    found = {path.name: unusual_words(path.read_text("utf-8")) for path in sorted(folder.glob("*.py"))}
+    assert not {name: words for name, words in found.items() if words}
+
+
+@pytest.mark.parametrize("folder", folders(), ids=name_of)
+def test_docstrings_begin_with_the_thing_or_the_act(folder: Path) -> None:
+    """A module or class begins with a noun phrase, a function with an imperative or Return."""
+    found = [
+        f"{path.name}:{text.line}: {text.text[:60]!r}"
+        for path in sorted(folder.glob("*.py"))
+        for text in texts_of(path.read_text("utf-8"))
+        if text.is_docstring and re.match(rf"\s*({'|'.join(FIRST_WORDS)})\b", text.text)
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize("script", sorted(ROOT.glob("*/lua/*.lua")), ids=name_of)
+def test_scripts_use_plain_words(script: Path) -> None:
+    comments = re.findall(r"--(.*)", script.read_text("utf-8"))
+    assert not [match[0] for comment in comments for match in PATTERN.finditer(comment)]
+
+
+def documents() -> list[Path]:
+    found = [ROOT / name for name in DOCUMENTS]
+    return sorted(page for path in found for page in ([path] if path.is_file() else path.rglob("*.md")))
+
+
+@pytest.mark.parametrize("document", documents(), ids=name_of)
+def test_documents_use_plain_words(document: Path) -> None:
+    lines = document.read_text("utf-8").splitlines()
+    found = [(number, match[0].lower()) for number, line in enumerate(lines, 1) for match in PATTERN.finditer(line)]
+    assert not [f"line {number}: {word!r}; write: {WORDS[word]}" for number, word in found]
+
+
+def test_a_public_class_name_is_used_once() -> None:
+    homes: dict[str, list[str]] = defaultdict(list)
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(name_of(path))
+    assert not {name: paths for name, paths in homes.items() if len(paths) > 1}
+
+
+def test_no_folder_has_more_than_twenty_modules() -> None:
+    counts = {name_of(folder): len(list(folder.glob("*.py"))) for folder in folders()}
+    assert not {name: count for name, count in counts.items() if count > MOST_MODULES}
+
+
+def test_no_module_has_more_than_four_hundred_lines() -> None:
+    counts = {name_of(path): len(path.read_text("utf-8").splitlines()) for path in modules()}
+    assert not {name: count for name, count in counts.items() if count > MOST_LINES}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ('"""Begun anew."""', ["anew", "begun"]),
+        ('raise ValueError("nobody reads it")', ["nobody"]),
+        ("# a comment told\nx = 1", []),
+        ('x = f"the run goes on with {y}"', ["goes on"]),
+    ],
+)
+def test_the_word_check_finds_words_in_strings_only(source: str, found: list[str]) -> None:
+    assert sorted(word.split("'")[1] for word in unusual_words(source)) == found
