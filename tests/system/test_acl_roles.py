@@ -132,7 +132,7 @@ async def test_each_role_lives_its_whole_life_as_its_user(
             assert (await operate("task", "show", failing.id, "--json")).json["error"]["message"] == "not yet"
             assert "attempt_failed" in (await operate("task", "events", failing.id)).out
             assert (await operate("task", "events", "--stats", "--json")).json["types"]["attempt_failed"] == 1
-            assert (await operate("task", "replay", failing.id, "--json")).json["state"]["goal"] == ""
+            assert (await operate("task", "state", failing.id, "--json")).json["state"]["goal"] == ""
             (forked,) = (await operate("task", "fork", many[0].id)).ids
             assert (await operate("task", "result", forked, "--timeout", "30")).out.strip() == "1"
             assert (await operate("task", "result", many[0].id)).out.strip() == "1"

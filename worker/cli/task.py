@@ -141,7 +141,7 @@ class _Commands(LazyGroup):
 
 _ELSEWHERE = {
     "events": (".task_events:events", "Print what happened to a task, or to the tasks of a queue."),
-    "replay": (".task_history:replay", "Show the state of a task as one of its events left it."),
+    "state": (".task_history:state", "Show the state of a task as one of its events left it."),
     "fork": (".task_history:fork", "Start a new task from a point of another one's past."),
     "handoff": (".task_history:handoff", "Print where a task stands, for whoever goes on with it."),
 }

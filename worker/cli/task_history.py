@@ -1,4 +1,4 @@
-"""`perdure task replay`: the state of a task as any of its events left it.
+"""`perdure task state`: the state of a task as any of its events left it.
 
 `perdure task fork`: a new task that goes on from a point of another one's past.
 
@@ -37,11 +37,11 @@ from .support.errors import Misuse
 from .support.options import TaskId, read_object, read_task_id
 from .support.output import AsJson, note, print_data, print_fields, print_json, print_text
 
-__all__ = ["fork", "handoff", "replay"]
+__all__ = ["fork", "handoff", "state"]
 
 
 @connected
-async def replay(
+async def state(
     producer: Producer,
     task_id: TaskId,
     *,
@@ -66,9 +66,9 @@ async def replay(
     The numbers of events are those that 'perdure task events' shows as #N.
     Of a function, the state has what it told: decisions, discoveries, messages.
 
-    Example: perdure task replay 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --at 12
+    Example: perdure task state 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --at 12
 
-    Example: perdure task replay 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --diff 12 40
+    Example: perdure task state 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --diff 12 40
     """
     if (at is not None) + (difference is not None) + check > 1:
         raise Misuse("--at, --diff and --check are three questions: ask one at a time")

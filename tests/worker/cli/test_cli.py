@@ -67,7 +67,7 @@ def test_the_commands_are_these() -> None:
         "worker resume",
         "enqueue",
         *(f"task {name}" for name in ("list", "show", "result", "watch", "cancel", "events")),
-        *(f"task {name}" for name in ("send", "inbox", "artifact", "replay", "fork", "handoff")),
+        *(f"task {name}" for name in ("send", "inbox", "artifact", "state", "fork", "handoff")),
         *(f"artifacts {name}" for name in ("list", "gc")),
         *(f"queue {name}" for name in ("list", "metrics", "partitions")),
         *(f"dlq {name}" for name in ("list", "show", "replay", "purge", "export")),

@@ -187,10 +187,10 @@ async def test_a_broken_event_is_refused_by_name_unless_it_is_to_be_left_out(app
     assert (await state_at(*place(app, handle), broken - 1)).number == broken - 1
     past = await state_at(*place(app, handle), lenient=True)
     assert (past.number, len(past.state["discoveries"]), len(past.skipped)) == (last, 2, 1)
-    answer = await cli(app, "replay", handle.id)
+    answer = await cli(app, "state", handle.id)
     assert (answer.code, answer.out, answer.err.count("\n")) == (1, "", 1)
     assert f"event {broken} " in answer.err
-    shown = await cli(app, "replay", handle.id, "--skip-unreadable", "--json")
+    shown = await cli(app, "state", handle.id, "--skip-unreadable", "--json")
     assert (shown.json["event"], shown.json["state"]["mood"]) == (last, "after three")
     assert "left out: " in shown.err
 
@@ -199,21 +199,21 @@ async def test_the_past_on_the_command_line(app: App) -> None:
     handle = await read_all(app)
     last = len(await numbered(handle))
     first = next(number for number, event in (await numbered(handle)).items() if event.type == "step_completed")
-    assert (await cli(app, "replay", handle.id, "--at", str(first), "--json")).json["state"]["seen"] == ["one"]
-    shown = (await cli(app, "replay", handle.id, "--at", str(first))).out
+    assert (await cli(app, "state", handle.id, "--at", str(first), "--json")).json["state"]["seen"] == ["one"]
+    shown = (await cli(app, "state", handle.id, "--at", str(first))).out
     for text in (f"event        {first}", "[done] one: read one", "[pending] two: read two", "ONE [one]", "after one"):
         assert text in shown
-    changes = (await cli(app, "replay", handle.id, "--diff", str(first), str(last), "--json")).json["changes"]
+    changes = (await cli(app, "state", handle.id, "--diff", str(first), str(last), "--json")).json["changes"]
     states = [(await state_at(*place(app, handle), number)).state for number in (first, last)]
     assert changes == orjson.loads(orjson.dumps(diff(*states)))
-    assert "replace /mood after three" in (await cli(app, "replay", handle.id, "--diff", str(first), str(last))).out
-    assert (await cli(app, "replay", handle.id, "--check")).code == 0
+    assert "replace /mood after three" in (await cli(app, "state", handle.id, "--diff", str(first), str(last))).out
+    assert (await cli(app, "state", handle.id, "--check")).code == 0
     await tamper(app, handle, mood="never so")
-    drifted = await cli(app, "replay", handle.id, "--check")
+    drifted = await cli(app, "state", handle.id, "--check")
     assert (drifted.code, drifted.out) == (1, "")
     assert "is not what its log comes to since event" in drifted.err
     for options in (("--at", "1", "--check"), ("--check", "--skip-unreadable"), ("--at", "x"), ("--at", "-1")):
-        assert (await cli(app, "replay", handle.id, *options)).code == 2
+        assert (await cli(app, "state", handle.id, *options)).code == 2
 
 
 # forks
