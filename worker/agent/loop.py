@@ -15,6 +15,7 @@ from ..durable import AlreadyDone, Context, codec_of, forgotten, store_findings
 from ..errors import Reschedule, RetryLater, StateError, StepInDoubt
 from ..journal import Event, PlanStep, StepStatus
 from ..journal.events import Changed, Finished, Planned, PlannedStep, StepCompleted, StepFailed, StepStarted
+from ..journal.step_record import StepRecord
 from .agent import Agent, S
 from .autosave import Autosave, snapshots
 from .coherence import CoherenceMonitor, watching
@@ -27,9 +28,6 @@ _PLAN: Final = "#plan"
 _REPLAN: Final = "#replan"
 _FINISH: Final = "#finish"
 """Keys in the checkpoint, and scopes of steps, of what is no step of the plan."""
-
-_HEAD: Final = b"{}\n"
-"""Where other steps' records tell of their arguments."""
 
 _STANDING: Final = {"status", "attempts", "error"}
 """Fields of a step that tell how it has fared."""
@@ -52,7 +50,7 @@ class Loop(Generic[S]):
         """Run the agent to its end, from wherever former runs have brought it; returns what `finish` returned."""
         recorded = self._run.history.done.get(_FINISH)
         if recorded is not None:
-            return codec_of(self._agent.finish).decode(recorded.removeprefix(_HEAD))
+            return codec_of(self._agent.finish).decode(StepRecord.decode(recorded).result)
         await self._session.open(goal, inputs)
         watch = await self._watch(goal)
         async with snapshots(self._session), watching(watch):
@@ -93,7 +91,7 @@ class Loop(Generic[S]):
             await self._replan_where_due()
             return
         steps = await self._within(_PLAN, lambda: self._agent.plan(self._ctx, self._state))
-        mark = Entry(Kind.DONE_WITH_EVENT, _PLAN, _HEAD + b"null")
+        mark = Entry(Kind.DONE_WITH_EVENT, _PLAN, StepRecord(b"null").encode())
         await self._record(_PLAN, Planned(steps=_planned("plan", steps)), mark)
 
     async def _replan_where_due(self) -> None:
@@ -113,7 +111,7 @@ class Loop(Generic[S]):
 
     async def _finish(self) -> Any:
         data, result = await self._within(_FINISH, self._close)
-        await self._record(_FINISH, Finished(), Entry(Kind.DONE_WITH_EVENT, _FINISH, _HEAD + data))
+        await self._record(_FINISH, Finished(), Entry(Kind.DONE_WITH_EVENT, _FINISH, StepRecord(data).encode()))
         return result
 
     async def _close(self) -> tuple[bytes, Any]:

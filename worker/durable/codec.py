@@ -6,6 +6,7 @@ form that its record will give back: checked against the declared type, or, wher
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
@@ -125,16 +126,18 @@ def _shared(declared: Any) -> Codec:
 
 def fingerprint(
     args: tuple[Any, ...], kwargs: dict[str, Any], redact: Callable[[str], str] | None = None
-) -> tuple[bytes, str]:
-    """The arguments of a step as canonical JSON, and the beginning of it for people, from which `redact` keeps secrets.
+) -> tuple[str, str]:
+    """Return the hash of a step's arguments, and the beginning of their JSON for people, which `redact` masks.
 
-    What has no JSON form (a client, a connection) counts by its type alone, which is the same in every process.
+    The hash is of canonical JSON. A value without a JSON form (a client, a connection) counts by its type alone, which
+    is the same in every process.
     """
     data = to_json(_ordered([*args, kwargs] if kwargs else args), fallback=_by_type)
+    digest = hashlib.blake2b(data, digest_size=12).hexdigest()
     shown = data[1:-1].decode()
     if redact is not None:
         shown = redact(shown)
-    return data, shown if len(shown) <= 200 else shown[:197] + "..."
+    return digest, shown if len(shown) <= 200 else shown[:197] + "..."
 
 
 def _ordered(value: Any) -> Any:

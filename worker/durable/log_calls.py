@@ -11,13 +11,11 @@ from pydantic_core import from_json, to_json
 from ...queues import Entry, Kind
 from ..journal import Event
 from ..journal.events import ToolCalled
+from ..journal.step_record import StepRecord
 from .run import Run
 from .step import Durability, StepOptions, check_place, run_step
 
 __all__ = ["call_tool", "log_once"]
-
-_HEAD: Final = b"{}\n"
-"""What the record of an event in the checkpoint begins with, as those of steps do; the event's number follows."""
 
 _SHOWN: Final = 16_384
 """Bytes of a tool's result that the log has; the whole is in the checkpoint."""
@@ -35,9 +33,9 @@ async def log_once(run: Run, event: Event) -> int:
         event = event.model_copy(update={"step": outer})
     told = run.history.done.get(key)
     if told is not None:
-        return int(told.removeprefix(_HEAD))
+        return int(StepRecord.decode(told).result)
     entry = run.next_entry(event)
-    await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, _HEAD + entry.value), entry, wait=False)
+    await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, StepRecord(entry.value).encode()), entry, wait=False)
     return int(entry.value)
 
 

@@ -7,7 +7,6 @@ recorded as well, or a later run of the same handler would take another way.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 from collections.abc import Sequence
 from typing import Any, Final
@@ -32,6 +31,7 @@ from ...queues import (
 )
 from ..errors import StepMismatch, StepOutsideTask
 from ..journal.events import MessageSent, Received, Waited, WaitStarted
+from ..journal.step_record import StepRecord
 from .codec import fingerprint
 from .run import ParkReason, Run, StopReason
 from .step import Durability, check_place
@@ -40,9 +40,6 @@ __all__ = ["ask", "receive", "send"]
 
 _INBOX: Final = "#inbox"
 _SEND: Final = "#send"
-
-_HEAD: Final = b"{}\n"
-"""What the record of a read begins with, as those of steps do."""
 
 
 async def receive(
@@ -87,7 +84,7 @@ async def _receive(
     recorded = run.history.done.get(key)
     if recorded is not None:
         run.touch()
-        return [InboxMessage(**one) for one in orjson.loads(recorded.partition(b"\n")[2])]
+        return [InboxMessage(**one) for one in orjson.loads(StepRecord.decode(recorded).result)]
     if run.stopping:
         await run.boundary()
     if wait is None:
@@ -167,7 +164,8 @@ async def _unused(run: Run, limit: int | None, sender: str | None, after: int) -
 
 async def _record(run: Run, key: str, found: Sequence[InboxMessage], *, waited: bool, durability: Durability) -> None:
     """What was read, that it was used, and that the log tells of it, in one act; of nothing soon, else now."""
-    entries = [Entry(Kind.DONE_WITH_EVENT, key, _HEAD + orjson.dumps([message.summary() for message in found]))]
+    record = StepRecord(orjson.dumps([message.summary() for message in found]))
+    entries = [Entry(Kind.DONE_WITH_EVENT, key, record.encode())]
     for message in found:
         told = Received(number=message.number, sender=message.sender, content=message.content)
         entries += (run.next_entry(told), Entry(Kind.CONSUMED, str(message.number), b""))
@@ -192,16 +190,14 @@ async def send(
     check_place(run, _SEND, own=True)
     key = run.keys.next(_SEND)
     task_id = to if isinstance(to, str) else to.id
-    canonical, shown = fingerprint((task_id, content), {}, run.redact)
-    digest = hashlib.blake2b(canonical, digest_size=12).hexdigest()
+    digest, shown = fingerprint((task_id, content), {}, run.redact)
     recorded = run.history.done.get(key)
     if recorded is not None:
-        head, _, data = recorded.partition(b"\n")
-        asked = orjson.loads(head)
-        if asked["h"] != digest:
-            raise StepMismatch(key, asked["a"], shown)
+        former = StepRecord.decode(recorded)
+        if former.digest != digest:
+            raise StepMismatch(key, former.arguments, shown)
         run.touch()
-        known, number, state = orjson.loads(data)
+        known, number, state = orjson.loads(former.result)
         return Sent(known, number, State(state))
     if run.stopping:
         await run.boundary()
@@ -213,7 +209,7 @@ async def send(
             raise TaskNotFound(task_id, f"any queue of namespace {namespace.name!r}")
         own = {"sender": run.id if sender is None else sender, "message_id": f"{run.id}:{key}"}
         sent = await send_message(run.gateway, partition, task_id, content, **own, limit=run.payload_limit)
-        value = orjson.dumps({"h": digest, "a": shown}) + b"\n" + orjson.dumps(list(sent))
+        value = StepRecord(orjson.dumps(list(sent)), digest, shown).encode()
         told = run.next_entry(MessageSent(to=sent.task_id, number=sent.number, content=content))
         stored = durability != "async"
         await run.recorder.put(

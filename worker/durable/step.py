@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import ContextVar
@@ -17,6 +16,7 @@ from ...queues import Entry, Kind, PayloadTooLarge, check_size
 from ..errors import Reschedule, StepInDoubt, StepMismatch, StepOutsideTask, StepTimeout
 from ..journal import Event
 from ..journal.events import StepFailed, StepStarted
+from ..journal.step_record import StepRecord
 from .codec import Codec, codec_of, fingerprint, is_async
 from .run import Run
 
@@ -158,17 +158,15 @@ async def run_step(
     check_place(run, name)
     key = run.keys.next(name)
     codec = codec_of(fn)
-    canonical, shown = fingerprint(args, kwargs, run.redact)
-    digest = hashlib.blake2b(canonical, digest_size=12).hexdigest()
+    digest, shown = fingerprint(args, kwargs, run.redact)
     recorded = run.history.done.get(key)
     if recorded is not None:
-        head, _, data = recorded.partition(b"\n")
-        asked = orjson.loads(head)
-        if asked["h"] == digest:
+        record = StepRecord.decode(recorded)
+        if record.digest == digest:
             run.touch()
-            return codec.decode(data)
+            return codec.decode(record.result)
         if options.on_mismatch == "error":
-            raise StepMismatch(key, asked["a"], shown)
+            raise StepMismatch(key, record.arguments, shown)
     if run.stopping:
         await run.boundary()
     durability = options.durability or durability
@@ -182,7 +180,7 @@ async def run_step(
         finally:
             _CURRENT_STEP.reset(token)
         data, value = codec.encode(f"step {key!r}", value)
-        entry = _done(key, digest, shown, data, step.attempt)
+        entry = _done(key, StepRecord(data, digest, shown), step.attempt)
         check_size(f"the record of step {key!r}", len(entry.value), run.payload_limit)
         stored = durability != "async"
         if told is None:
@@ -198,10 +196,11 @@ async def run_step(
     return value
 
 
-def _done(key: str, digest: str, shown: str, result: bytes, attempt: int) -> Entry:
-    """A step's record: a line of JSON about the call, then the result as JSON (which has no line breaks)."""
-    value = orjson.dumps({"h": digest, "a": shown}) + b"\n" + result
-    return Entry(Kind.DONE, key, value, _FIRST_ATTEMPT if attempt == 1 else orjson.dumps({"attempt": attempt}))
+def _done(key: str, record: StepRecord, attempt: int) -> Entry:
+    """Return the checkpoint entry of a finished step."""
+    return Entry(
+        Kind.DONE, key, record.encode(), _FIRST_ATTEMPT if attempt == 1 else orjson.dumps({"attempt": attempt})
+    )
 
 
 _FIRST_ATTEMPT = orjson.dumps({"attempt": 1})

@@ -9,7 +9,6 @@ from __future__ import annotations
 import mimetypes
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Final
 from weakref import WeakKeyDictionary
 
 from ...queues import Entry, Gateway, Kind, Namespace, deployment_id
@@ -18,15 +17,13 @@ from ..artifacts.links import links_among
 from ..errors import ArtifactError
 from ..journal import Artifact
 from ..journal.events import ArtifactSaved
+from ..journal.step_record import StepRecord
 from ..settings import Settings
 from .patience import until_available
 from .run import Run
 from .step import Durability, Step, check_place, step_here
 
 __all__ = ["Artifacts", "artifact_store"]
-
-_HEAD: Final = b"{}\n"
-"""The first line of a record in the checkpoint, which tells of a call; this one has no arguments to compare."""
 
 _stores: WeakKeyDictionary[Gateway, ArtifactStore] = WeakKeyDictionary()
 """By the way to the queues, of which a worker has one."""
@@ -70,7 +67,7 @@ class Artifacts:
         if step is None:
             key = run.keys.next(f"#artifact_saved:{name}")
             if (recorded := run.history.done.get(key)) is not None:
-                return _artifact(ArtifactLink.decode(run.id, name, recorded.removeprefix(_HEAD)))
+                return _artifact(ArtifactLink.decode(run.id, name, StepRecord.decode(recorded).result))
             if run.stopping:
                 await run.boundary()
             run.step_began(key)  # a worker that is stopped lets it end
@@ -97,7 +94,7 @@ class Artifacts:
         data = link.model_copy(update={"n": int(event.value)}).encode()
         entries = [Entry(Kind.SAVED, field, data), event]
         if key is not None:
-            entries.insert(0, Entry(Kind.DONE_WITH_EVENT, key, _HEAD + data))
+            entries.insert(0, Entry(Kind.DONE_WITH_EVENT, key, StepRecord(data).encode()))
         run.history.saved[field] = data
         await run.recorder.put(*entries, wait=self._durability != "async", replicated=self._durability == "replicated")
 

@@ -40,6 +40,7 @@ from .json_patch import BadPatch, apply, diff
 from .reducer import State, empty_state
 from .snapshot import SNAPSHOT, encode_snapshot
 from .state import AgentState
+from .step_record import StepRecord
 
 __all__ = ["RECORDED", "BadEdit", "Fork", "Point", "Records", "edited", "fork"]
 
@@ -250,7 +251,7 @@ class _Known:
         if self.forked and key not in self.after and self.number:
             return True
         if key.rpartition("/")[2].startswith("#inbox"):
-            messages = orjson.loads(value.partition(b"\n")[2])
+            messages = orjson.loads(StepRecord.decode(value).result)
             return bool(messages) and all(one.get("number") in self.read for one in messages)
         return False
 

@@ -17,6 +17,7 @@ from ...durable.codec import is_async
 from ...errors import CompactionFailed
 from ...journal import AgentState, Message
 from ...journal.events import Compacted
+from ...journal.step_record import StepRecord
 from ...log import logger
 from .conversation import SUMMARY, completed, exchanges
 from .tokens import TokenCounter, message_tokens
@@ -49,9 +50,6 @@ _CLIPPED: Final = 160
 
 _COMPACTED: Final = "#compacted:"
 """What the keys of these steps begin with; a digest of the turns follows."""
-
-_HEAD: Final = b"{}\n"
-"""What a record begins with, as those of steps do."""
 
 
 def cut_at(messages: Sequence[Message], keep: int) -> int:
@@ -98,7 +96,7 @@ async def compact(
         text = f"[Summary of events {first} to {last}: {len(old)} messages, which the log of the task has whole.]"
         text += f"\n{summary}"
         event = Compacted(first=first, last=last, messages=len(old), summary=text, step=run.keys.within)
-        record = _HEAD + orjson.dumps({"first": first, "summary": text})
+        record = StepRecord(orjson.dumps({"first": first, "summary": text})).encode()
         await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, record), run.next_entry(event), wait=True)
     finally:
         run.step_ended(key)
@@ -117,7 +115,7 @@ def recall(run: Run, state: AgentState, keep: int) -> bool:
     record = run.history.done.get(_key(run, messages[:cut]))
     if record is None:
         return False
-    found = orjson.loads(record.removeprefix(_HEAD))
+    found = orjson.loads(StepRecord.decode(record).result)
     _replace(state, messages, cut, found["first"], found["summary"])
     return True
 

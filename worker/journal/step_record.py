@@ -1,0 +1,39 @@
+"""Stored form of a step record: the value of a `d:` field in a task's checkpoint.
+
+A record has two lines. The first is a JSON object about the call, the second is the result as JSON, which has no line
+breaks. The object is `{"h": HASH, "a": TEXT}`, or `{}` for records that are not compared with their call: those of
+events, plans, inbox reads, artifacts and summaries.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import orjson
+
+__all__ = ["StepRecord"]
+
+
+class StepRecord(NamedTuple):
+    """The result of a recorded step as JSON, with the arguments that it was called with.
+
+    digest: hash of the arguments; empty if a call is not compared with the record. arguments: their text, for people.
+    """
+
+    result: bytes
+    digest: str = ""
+    arguments: str = ""
+
+    def encode(self) -> bytes:
+        """Return the stored form."""
+        call = {"h": self.digest, "a": self.arguments} if self.digest else {}
+        return orjson.dumps(call) + b"\n" + self.result
+
+    @classmethod
+    def decode(cls, data: bytes) -> StepRecord:
+        """Read what `encode` returned. Raises ValueError if its first line is not a JSON object."""
+        head, _, result = data.partition(b"\n")
+        call = orjson.loads(head)
+        if not isinstance(call, dict):
+            raise ValueError(f"a step record must begin with a JSON object, got {head!r}")
+        return cls(result, call.get("h", ""), call.get("a", ""))
