@@ -8,7 +8,7 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := __init__.py $(shell find queues deadletter worker -name "*.py" -o -name "*.lua")
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast coverage test-system test-cluster test-valkey failover check format
+.PHONY: help install demo test test-fast test-python coverage test-system test-cluster test-valkey failover check format
 .PHONY: model fuzz bounded chaos bench bench-scale bench-peers clean
 
 help:
@@ -16,10 +16,11 @@ help:
 	  'make demo         the whole story on real input, on an embedded Redis (about a minute)' \
 	  'make test         all tests (about five minutes)' \
 	  'make test-fast    the unit tests alone: no server, no processes' \
-	  'make coverage     all tests, and how much of the package they run (COVERAGE_TESTS)' \
-  'make test-system  the integration tests on the redis-server found on PATH' \
+	  'make test-python  the unit and conformance tests, for one more Python: VENV=.venv312 PYTHON=python3.12' \
+  'make coverage     all tests, and how much of the package they run (COVERAGE_TESTS)' \
+  'make test-system  the integration and conformance tests on the redis-server found on PATH' \
 	  'make test-cluster the tests on a Redis Cluster and under Sentinel' \
-	  'make test-valkey  all tests on a Valkey server' \
+	  'make test-valkey  the tests on a Valkey server (VALKEY_TESTS)' \
 	  'make check        ruff, mypy --strict, import layers' \
 	  'make format       rewrite the code in the house format' \
 	  'make model        a thousand random runs of all scripts beside a model of them (MODEL_SEED, MODEL_RUNS)' \
@@ -63,6 +64,11 @@ test: install
 test-fast: install
 	$(PYTEST) -m 'not integration and not processes and not cluster'
 
+# On one more Python: make test-python VENV=.venv312 PYTHON=python3.12
+test-python: install
+	$(BIN)/python --version
+	$(PYTEST) -m 'conformance or not (integration or processes or cluster)'
+
 # COVERAGE_TESTS: which of them, as pytest's -m takes it.
 coverage: COVERAGE_TESTS ?= not cluster
 coverage: install
@@ -70,8 +76,11 @@ coverage: install
 	$(PYTEST) -m '$(COVERAGE_TESTS)' --cov --cov-report=
 	$(BIN)/coverage report
 
+# On another server than the bundled one: without the tests of what does not depend on the kind of server.
+ELSEWHERE := $(foreach part,cli demo deploy bench,--ignore-glob='*/test_$(part)*' --ignore-glob='*/$(part)/*')
+
 test-system: install
-	PERDURE_TEST_SERVER=system $(PYTEST) -m '(integration or processes) and not cluster'
+	PERDURE_TEST_SERVER=system $(PYTEST) -m '(integration or processes) and not cluster' $(ELSEWHERE)
 
 test-cluster: install
 	$(BIN)/python -m pytest -m cluster
@@ -81,7 +90,7 @@ test-valkey: VALKEY_TESTS ?= cluster or not cluster
 test-valkey: export PERDURE_TEST_SERVER = valkey
 test-valkey: install
 	$(PIP) install --quiet --group valkey
-	$(PYTEST) -m '$(VALKEY_TESTS)'
+	$(PYTEST) -m '$(VALKEY_TESTS)' $(ELSEWHERE)
 
 check: install
 	$(BIN)/ruff format --check

@@ -22,13 +22,19 @@ from perdure.worker.settings import Settings
 from tests.support.clusters import Cluster, cluster_of_its_own
 from tests.support.key_leaks import check_for_leaks
 from tests.support.postgres import PostgresServer, find_postgres
-from tests.support.servers import BUNDLED, SYSTEM, VALKEY, RedisServer, find_program
+from tests.support.servers import BUNDLED, SYSTEM, RedisServer, find_program
 
 DEFAULT_KIND = os.environ.get("PERDURE_TEST_SERVER", BUNDLED)
-SERVERS = [kind for kind in ([VALKEY] if DEFAULT_KIND == VALKEY else [BUNDLED, SYSTEM]) if find_program(kind)]
+SERVERS = [
+    kind
+    for kind in ([DEFAULT_KIND] if "PERDURE_TEST_SERVER" in os.environ else [BUNDLED, SYSTEM])
+    if find_program(kind)
+]
+ON_SERVERS = [pytest.param(kind, marks=(pytest.mark.integration, pytest.mark.conformance)) for kind in SERVERS]
+"""Parameters for what must be so on every kind of server."""
 CLUSTER = "cluster"
 STDERR = pytest.StashKey[int]()
-BACKENDS = ["fake", *SERVERS, pytest.param(CLUSTER, marks=pytest.mark.cluster)]
+BACKENDS = ["fake", *ON_SERVERS, pytest.param(CLUSTER, marks=pytest.mark.cluster)]
 
 
 def pytest_report_header() -> str:
@@ -37,7 +43,10 @@ def pytest_report_header() -> str:
 
 
 def default_kind() -> str:
-    """The server that integration tests use: the bundled 6.2, or what PERDURE_TEST_SERVER names: system or valkey."""
+    """The server that integration tests use: the bundled 6.2, or what PERDURE_TEST_SERVER names: system or valkey.
+
+    Where it names one, the conformance tests run on that one alone, else on the bundled and the system's.
+    """
     return DEFAULT_KIND
 
 

@@ -22,9 +22,9 @@ from perdure.queues import (
 )
 from perdure.queues.keys import RELEASED
 
+from tests.conftest import ON_SERVERS
 from tests.support.consumers import claim_all, ids, make_due, pending, read, worker
 from tests.support.delivery_calls import FENCED, SETTLING, WRITING
-from tests.support.servers import BUNDLED, SYSTEM
 from tests.support.task_places import DEAD, DUE, PENDING, READY, all_places, dump
 
 ACTS = 200
@@ -244,7 +244,7 @@ class Walk:
                 assert (await handle.status()).terminal
 
 
-@pytest.mark.parametrize("gateway", [BUNDLED, SYSTEM], indirect=True)
+@pytest.mark.parametrize("gateway", ON_SERVERS, indirect=True)
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_task_is_always_in_one_place(
     gateway: Gateway, partition: Partition, producer: Producer, seed: int

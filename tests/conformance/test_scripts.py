@@ -54,10 +54,11 @@ from perdure.queues.partitions.resharding import PartitionStatus, partition_stat
 from perdure.queues.transport.gateway import Argument
 from perdure.queues.transport.scripts import loaded_scripts, queue_script
 
+from tests.conftest import ON_SERVERS
 from tests.support.consumers import claim_one, consumers, make_due, needs_server, read_one, worker
 from tests.support.delivery_calls import SETTLING, WRITING
 from tests.support.every_node import on_every_node
-from tests.support.servers import BUNDLED, SYSTEM, RedisServer, find_program
+from tests.support.servers import RedisServer, find_program
 
 FOLDER = Path(perdure.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
@@ -228,12 +229,11 @@ async def test_each_survives_a_server_that_forgot_it(gateway: Gateway, namespace
     assert forgetful.called == {path.stem for path in SCRIPTS} - PRELUDES - {"renew_leases", "take_quarantined"}
 
 
-@pytest.mark.parametrize("kind", [BUNDLED, SYSTEM])
+@pytest.mark.parametrize("kind", ON_SERVERS)
 async def test_each_runs_on_a_cluster(kind: str, namespace: Namespace) -> None:
     """There, a server refuses a script whose keys lie in several slots, and a key that a script was not told of."""
     program = find_program(kind)
-    if program is None:
-        pytest.skip(f"no {kind} redis-server here")
+    assert program is not None
     port = free_port()
     options = ("--save", "", "--port", str(port), "--bind", "127.0.0.1", "--cluster-enabled", "yes")
     server = RedisServer(program, options).start()

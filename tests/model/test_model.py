@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.conftest import SERVERS, shared_server
+from tests.conftest import ON_SERVERS, SERVERS, shared_server
 from tests.model.ground import Ground
 from tests.model.machine import Queues
 from tests.support.servers import VALKEY, RedisServer
@@ -23,7 +23,7 @@ RUNS = int(os.environ.get("MODEL_RUNS", "12"))
 ACTS = int(os.environ.get("MODEL_ACTS", "40"))
 
 
-@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize("kind", ON_SERVERS)
 def test_redis_holds_what_the_model_says(shared_servers: dict[str, RedisServer], kind: str) -> None:
     if kind == VALKEY:
         pytest.skip("the model says when Redis makes the name of a consumer; Valkey makes it at other times")

@@ -16,7 +16,7 @@ import redis
 from perdure import App, Context, Producer, Retry, Settings, State, TaskCancelled, TaskFailed, TaskHandle, Worker
 from perdure.queues import Refused
 
-from tests.conftest import SERVERS
+from tests.conftest import ON_SERVERS
 from tests.support.acl import documented_rights
 from tests.support.command_line import Answer, Running, call
 from tests.support.nodes import Node, free_ports
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.integration
 ROLES = ("producer", "worker", "operator")
 
 
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture(scope="module", params=ON_SERVERS)
 def node(request: pytest.FixtureRequest) -> Iterator[Node]:
     """A server on a port of its own: users belong to a server, not to a namespace."""
     program = find_program(request.param)
@@ -189,7 +189,7 @@ async def dies_once(ctx: Context, word: str) -> str:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("node", SERVERS[:1], indirect=True)
+@pytest.mark.parametrize("node", ON_SERVERS[:1], indirect=True)
 async def test_a_supervisor_needs_no_more_than_its_workers(
     node: Node, users: dict[str, Settings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

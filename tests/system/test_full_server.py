@@ -17,7 +17,7 @@ from perdure.queues import Delivery, Gateway, Namespace, Partition, Producer, de
 from perdure.queues.partitions.assignment import join_group
 
 from tests.conformance.test_settlement import WHERE
-from tests.conftest import SERVERS
+from tests.conftest import ON_SERVERS
 from tests.support.command_line import call
 from tests.support.consumers import make_due, read_one, worker
 from tests.support.delivery_calls import SETTLING, WRITING
@@ -28,7 +28,7 @@ from tests.support.workers import soon, take_and_die, until, working
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(scope="module", params=SERVERS)
+@pytest.fixture(scope="module", params=ON_SERVERS)
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
     """A server of these tests' own."""
     program = find_program(request.param)
