@@ -53,12 +53,14 @@ async def test_a_frozen_worker_that_wakes_up_can_change_nothing(crew: Crew, prod
     assert (await after.record()).worker == frozen.worker_id
 
 
-async def test_the_late_writes_of_a_frozen_worker_are_refused(crew: Crew, producer: Producer) -> None:
-    """Frozen in a step whose time runs out meanwhile: its first act on waking is to record the step."""
+async def test_the_late_writes_of_a_frozen_worker_are_refused(crew: Crew, producer: Producer, tmp_path: Path) -> None:
+    """Frozen in a step that may end meanwhile: its first act on waking is to record the step."""
+    gate = tmp_path / "gate"
     frozen = await crew.start().ready()
-    handle = await producer.enqueue("sleeper", {"seconds": 1.0})
+    handle = await producer.enqueue("sleeper", {"gate": str(gate)})
     await crew.line("begin", pid=frozen.pid)
     frozen.freeze()
+    gate.touch()
     heir = await crew.start().ready()
     assert await soon(handle.result()) == heir.pid
     before = [event async for event in handle.events(follow=False)]

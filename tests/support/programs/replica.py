@@ -109,19 +109,21 @@ async def goes_on(ctx: Context, gate: str) -> dict[str, object]:
     return {"after": found.after, "gap": found.gap, "restored": found.restored, "reasons": reasons, **told}
 
 
-async def freezes(seconds: float) -> int:
+async def freezes(seconds: float, gate: str) -> int:
     note("begin")
     await anyio.sleep(seconds)
+    while gate and not Path(gate).exists():  # noqa: ASYNC110, ASYNC240 - a file tells of nothing
+        await anyio.sleep(0.005)
     note("end")
     return os.getpid()
 
 
 @app.task(retry=PATIENT)
-async def sleeper(ctx: Context, seconds: float) -> int:
-    """A step whose time runs out while the process is frozen: on waking, its first act is a late write."""
+async def sleeper(ctx: Context, seconds: float = 0.0, gate: str = "") -> int:
+    """A step that sleeps, and waits for a file: one that comes while the process is frozen makes for a late write."""
     note("run", ctx)
     try:
-        found = await ctx.step("sleep", freezes, seconds)
+        found = await ctx.step("sleep", freezes, seconds, gate)
         note("went on", ctx)
     except BaseException:
         note("left", ctx)
