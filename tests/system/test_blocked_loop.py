@@ -13,6 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 from perdure import Producer, Settings, State
+from perdure.queues.keys import GROUP
 
 from tests.support.processes import Crew, hire
 from tests.support.workers import BOUND, soon
@@ -101,14 +102,25 @@ async def test_a_worker_that_is_stuck_loses_its_task_and_comes_back(
 async def test_a_loop_that_is_blocked_for_less_than_the_limit_keeps_its_task(
     settings: Settings, producer: Producer, tmp_path: Path
 ) -> None:
-    """For several leases, with another worker that would take it."""
+    """Its thread renews the lease again and again, beside another worker that would take the task."""
     pipe = Pipe(tmp_path)
-    with hire(settings.model_copy(update={"lease": 0.3}), tmp_path) as crew:
+    partition = producer.namespace.partition("default")
+
+    async def idle() -> int:
+        [(_, _, milliseconds, _)] = await producer.gateway.command("XPENDING", partition.ready, GROUP, "-", "+", 10)
+        return int(milliseconds)
+
+    with hire(settings.model_copy(update={"lease": 3.0}), tmp_path) as crew:
         stuck = await crew.start().ready()
         handle = await producer.enqueue("stalls", {"gate": str(pipe.path), "keeps_the_lock": False})
         await crew.line("run", handle.id, pid=stuck.pid)
         await crew.start().ready()
-        await anyio.sleep(1.2)
+        renewed, before = 0, 0
+        with anyio.fail_after(BOUND):
+            while renewed < 4:  # a third of a lease apart
+                now = await idle()
+                renewed, before = renewed + (now < before), now
+                await anyio.sleep(0.05)
         pipe.let_go()
         assert await soon(handle.result()) == stuck.pid
     assert (await handle.record()).crashes == 0
