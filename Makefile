@@ -77,7 +77,7 @@ coverage: install
 	$(BIN)/coverage report
 
 # On another server than the bundled one: without the tests of what does not depend on the kind of server.
-ELSEWHERE := $(foreach part,cli demo deploy bench,--ignore-glob='*/test_$(part)*' --ignore-glob='*/$(part)/*')
+ELSEWHERE := --ignore=tests/worker/cli --ignore=tests/project --ignore=tests/benchmarks
 
 test-system: install
 	PERDURE_TEST_SERVER=system $(PYTEST) -m '(integration or processes) and not cluster' $(ELSEWHERE)
