@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .checkpoint import Entry, History, Kind, last_step, load_history, recorded_steps, touch_step, write_entries
 from .consumer import Consumer
-from .due_set import promote_due, take_turns, watch_due
+from .due_set import promote_due
+from .fleet_locks import acquire_fleet_locks
 from .heartbeat import LeaseHeartbeat
 from .leases import Delivery, Leases
 from .quarantine_store import CrashReport, clear_quarantined, quarantine, report_crash, take_quarantined
@@ -22,6 +23,7 @@ __all__ = [
     "LeaseHeartbeat",
     "Leases",
     "SingleNodeReader",
+    "acquire_fleet_locks",
     "cancelled",
     "clear_quarantined",
     "last_step",
@@ -36,8 +38,6 @@ __all__ = [
     "reschedule",
     "succeed",
     "take_quarantined",
-    "take_turns",
     "touch_step",
-    "watch_due",
     "write_entries",
 ]

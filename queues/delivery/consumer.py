@@ -13,6 +13,7 @@ import anyio
 from ..errors import Refused, ServerFull, Unavailable
 from ..keys import GROUP, RELEASED, Partition, is_nobody
 from ..transport import BLOCK, Argument, Command, Gateway, is_missing_group, pairs, queue_script
+from .fleet_locks import acquire_fleet_locks
 from .leases import Delivery, Leases
 from .quarantine_store import QuarantinedDelivery, take_quarantined
 from .stream_reader import Stream, StreamReader
@@ -214,13 +215,10 @@ class Consumer:
         """Partitions that were away, and can be reached again since this was asked last."""
         return self._reading.returned()
 
-    async def may_sweep(self, partition: Partition, apart: float) -> bool:
-        """Whether it is this worker's turn to sweep a partition: one of all its workers each `apart` seconds."""
-        ask = ("SET", partition.sweep, self._worker, "NX", "PX", max(1, round(apart * 1000)))
-        try:
-            return await self._gateway.command(*ask, repeatable=False) is not None
-        except ServerFull:
-            return True  # turns cannot be taken: then everybody sweeps, else nobody would
+    async def acquire_claim_lock(self, partition: Partition, ttl: float) -> bool:
+        """Acquire the lock for claiming in a partition: one worker of the fleet each `ttl` seconds."""
+        waits = await acquire_fleet_locks(self._gateway, {partition: partition.sweep}, self._worker, ttl)
+        return not waits[partition]
 
     async def claim(self, partition: Partition, cursor: str, most: int) -> tuple[str, list[Delivery]]:
         """Take over up to `most` messages whose lease has passed or that were given back, from `cursor` on.

@@ -1,4 +1,4 @@
-"""What one worker does for all: due sets are watched by one of them, and rounds that come in turns are made by one."""
+"""Fleet locks, and the chores that they leave to one worker: promoting, claiming, cleaning up."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from perdure.queues import (
     PartitionAssignment,
     Producer,
     WorkerInfo,
+    acquire_fleet_locks,
     announce,
     promote_due,
-    take_turns,
-    watch_due,
 )
 from perdure.worker.runtime.maintenance import promoter as promoter_module
 from perdure.worker.runtime.maintenance.janitor import Janitor
@@ -34,39 +33,54 @@ INFO = WorkerInfo(
 )
 
 
-# who watches
+# locks that their holder renews
 
 
-async def test_the_first_watches_and_the_others_hear_for_how_long(gateway: Gateway, partition: Partition) -> None:
-    assert await watch_due(gateway, partition, "a") == 0
-    waits = [await watch_due(gateway, partition, name) for name in ("b", "c")]
+async def lock(gateway: Gateway, partition: Partition, name: str, *, take_over: bool = False) -> float:
+    """Acquire or renew the lock of the due set; return the seconds to wait for it."""
+    locks = {partition: partition.watch}
+    return (await acquire_fleet_locks(gateway, locks, name, 2.5, renew=True, take_over=take_over))[partition]
+
+
+async def test_the_first_worker_holds_the_lock_and_the_others_learn_for_how_long(
+    gateway: Gateway, partition: Partition
+) -> None:
+    assert await lock(gateway, partition, "a") == 0
+    waits = [await lock(gateway, partition, name) for name in ("b", "c")]
     assert all(0 < wait <= 2.5 for wait in waits)
-    assert await watch_due(gateway, partition, "a") == 0
+    assert await lock(gateway, partition, "a") == 0
 
 
-async def test_whoever_is_told_of_a_due_time_takes_over(gateway: Gateway, partition: Partition) -> None:
-    await watch_due(gateway, partition, "a")
-    assert await watch_due(gateway, partition, "b", take_over=True) == 0
-    assert await watch_due(gateway, partition, "a") > 0
-    assert await watch_due(gateway, partition, "b") == 0
+async def test_a_worker_takes_a_lock_over(gateway: Gateway, partition: Partition) -> None:
+    await lock(gateway, partition, "a")
+    assert await lock(gateway, partition, "b", take_over=True) == 0
+    assert await lock(gateway, partition, "a") > 0
+    assert await lock(gateway, partition, "b") == 0
 
 
-async def test_a_watcher_that_died_is_followed(gateway: Gateway, partition: Partition) -> None:
-    await watch_due(gateway, partition, "a")
+async def test_the_lock_of_a_dead_worker_expires(gateway: Gateway, partition: Partition) -> None:
+    await lock(gateway, partition, "a")
     assert 0 < await gateway.command("PTTL", partition.watch) <= 2500
     await gateway.command("PEXPIRE", partition.watch, 0)
-    assert await watch_due(gateway, partition, "b") == 0
-    assert await watch_due(gateway, partition, "a") > 0
+    assert await lock(gateway, partition, "b") == 0
+    assert await lock(gateway, partition, "a") > 0
 
 
-async def test_of_many_that_find_nobody_watching_one_begins(gateway: Gateway, partition: Partition) -> None:
-    waits = await asyncio.gather(*(watch_due(gateway, partition, f"w{number}") for number in range(50)))
+async def test_renewing_extends_the_lock(gateway: Gateway, partition: Partition) -> None:
+    await lock(gateway, partition, "a")
+    await gateway.command("PEXPIRE", partition.watch, 100_000)
+    assert await lock(gateway, partition, "a") == 0
+    assert await gateway.command("PTTL", partition.watch) <= 2500
+
+
+async def test_one_of_many_workers_acquires_a_free_lock(gateway: Gateway, partition: Partition) -> None:
+    waits = await asyncio.gather(*(lock(gateway, partition, f"w{number}") for number in range(50)))
     assert waits.count(0) == 1
 
 
 async def test_a_watcher_that_leaves_calls_another_at_once(gateway: Gateway, partition: Partition) -> None:
     a, b = await worker(gateway, partition), await worker(gateway, partition, name="b")
-    await watch_due(gateway, partition, "a")
+    await lock(gateway, partition, "a")
     await b.leave()
     assert await gateway.command("GET", partition.watch) == b"a"
     await a.leave()
@@ -125,7 +139,7 @@ async def test_a_due_task_is_sought_by_the_watcher_and_by_nobody_else(
 async def test_when_the_watcher_is_gone_another_promotes(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await watch_due(gateway, partition, "dead")
+    await lock(gateway, partition, "dead")
     await producer.enqueue("t", task_id="x", delay=0.001)
     _, running = await promoting(gateway, partition, "b")
     try:
@@ -152,18 +166,23 @@ async def test_a_retry_comes_due_whichever_worker_watches(settings: Settings) ->
             assert [await soon(handle.result()) for handle in handles] == list(range(5))
 
 
-# turns
+# locks that run out
 
 
-async def test_a_turn_is_one_workers_until_its_time_is_over(gateway: Gateway, namespace: Namespace) -> None:
+async def acquired(gateway: Gateway, locks: dict[Partition, str], name: str) -> list[Partition]:
+    waits = await acquire_fleet_locks(gateway, locks, name, 30.0)
+    return [partition for partition, wait in waits.items() if not wait]
+
+
+async def test_a_lock_is_held_until_its_ttl_has_passed(gateway: Gateway, namespace: Namespace) -> None:
     first, second = namespace.partition("first"), namespace.partition("second")
-    turns = {first: first.cleaning, second: second.cleaning}
-    assert await take_turns(gateway, {first: first.cleaning}, "a", 30.0) == [first]
-    assert await take_turns(gateway, turns, "b", 30.0) == [second]
-    assert await take_turns(gateway, turns, "a", 30.0) == []
+    locks = {first: first.cleaning, second: second.cleaning}
+    assert await acquired(gateway, {first: first.cleaning}, "a") == [first]
+    assert await acquired(gateway, locks, "b") == [second]
+    assert await acquired(gateway, locks, "a") == []
     assert 29_000 < await gateway.command("PTTL", first.cleaning) <= 30_000
     await gateway.command("PEXPIRE", first.cleaning, 0)
-    assert await take_turns(gateway, turns, "c", 30.0) == [first]
+    assert await acquired(gateway, locks, "c") == [first]
 
 
 async def test_of_many_janitors_one_cleans_up(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:

@@ -534,11 +534,11 @@ async def test_workers_that_share_divide_the_partitions_and_inherit(gateway: Gat
     assert 0 < await gateway.command("PTTL", namespace.sharing("default")) <= 15_000
 
 
-async def test_one_worker_of_many_sweeps_a_partition(gateway: Gateway, partition: Partition) -> None:
+async def test_one_worker_of_many_claims_in_a_partition(gateway: Gateway, partition: Partition) -> None:
     crew = [await worker(gateway, partition, name=f"w{number}") for number in range(4)]
-    assert [await one.may_sweep(partition, 60.0) for one in crew] == [True, False, False, False]
+    assert [await one.acquire_claim_lock(partition, 60.0) for one in crew] == [True, False, False, False]
     await gateway.command("DEL", partition.sweep)
-    assert await crew[3].may_sweep(partition, 60.0)
+    assert await crew[3].acquire_claim_lock(partition, 60.0)
 
 
 # reading

@@ -133,7 +133,8 @@ class Intake:
                 logger.warning("queue {}, partition {} is away: {}", partition.queue, partition.index, error)
 
     async def _claim_from(self, partition: Partition, cursor: str) -> None:
-        if self._sweep.is_shared(partition) and not await self._consumer.may_sweep(partition, self._sweep.apart):
+        shared = self._sweep.is_shared(partition)
+        if shared and not await self._consumer.acquire_claim_lock(partition, self._sweep.apart):
             self._sweep.reached(partition, START)
             return
         reached, claimed = await self._consumer.claim(partition, cursor, self._slots.free)

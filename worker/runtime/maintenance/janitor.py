@@ -14,9 +14,9 @@ from ....queues import (
     PartitionAssignment,
     QueueError,
     Route,
+    acquire_fleet_locks,
     present_workers,
     retire_generation,
-    take_turns,
 )
 from ...log import logger
 
@@ -68,8 +68,9 @@ class Janitor:
 
     async def clean(self) -> None:
         """One round, over the partitions whose turn it is."""
-        turns = {partition: partition.cleaning for partition in self._coverage.known}
-        mine = await take_turns(self._gateway, turns, self._worker, _SHORTEST)
+        locks = {partition: partition.cleaning for partition in self._coverage.known}
+        waits = await acquire_fleet_locks(self._gateway, locks, self._worker, _SHORTEST)
+        mine = [partition for partition, wait in waits.items() if not wait]
         if not mine:
             return
         present = await present_workers(self._gateway, self._namespace)

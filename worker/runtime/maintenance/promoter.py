@@ -11,13 +11,16 @@ from typing import Final
 
 import anyio
 
-from ....queues import Gateway, Partition, QueueError, Refused, promote_due, watch_due
+from ....queues import Gateway, Partition, QueueError, Refused, acquire_fleet_locks, promote_due
 from ...log import logger
 
 __all__ = ["Promoter"]
 
 _LONGEST_SLEEP: Final = 1.0
 """Seconds after which a due set is looked at though nothing seems to be due: a nudge may have been lost."""
+
+_LOCK_TTL: Final = 2.5
+"""Seconds for which a worker promotes for all without renewing its lock: how late a due task may be if it died."""
 
 
 class Promoter:
@@ -80,8 +83,9 @@ class Promoter:
 
     async def _promote(self, partition: Partition, told: bool) -> float:
         """Promote what is due, if this worker watches; returns the seconds until it is to look again."""
-        another = await watch_due(self._gateway, partition, self._worker, take_over=told)
-        if another:
+        locks = {partition: partition.watch}
+        waits = await acquire_fleet_locks(self._gateway, locks, self._worker, _LOCK_TTL, renew=True, take_over=told)
+        if another := waits[partition]:
             # Where it ends without a word, everybody who waited comes; spread out, most of them find a new watcher.
             return another * random.uniform(1.0, 1.2)  # noqa: S311 - jitter, not a secret
         _, until_next = await promote_due(self._gateway, partition)

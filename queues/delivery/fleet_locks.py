@@ -1,0 +1,54 @@
+"""Fleet locks: one worker does a chore for all of them.
+
+A lock saves work and protects nothing, since every chore may be done twice. So a lock has a TTL and needs no release:
+if its holder dies, the next worker acquires it after the TTL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from ..errors import ServerFull
+from ..transport import Command, Gateway
+
+__all__ = ["acquire_fleet_locks"]
+
+T = TypeVar("T")
+
+
+async def acquire_fleet_locks(
+    gateway: Gateway, locks: Mapping[T, str], worker: str, ttl: float, *, renew: bool = False, take_over: bool = False
+) -> dict[T, float]:
+    """Acquire the locks that are free. Return for each the seconds to wait for it: 0 if this worker holds it now.
+
+    If a reply is lost, a lock may stay unused until its TTL has passed. If the server is full, no lock can be stored,
+    and each worker holds all of them.
+
+    Args:
+        locks: Name of each lock, with its key.
+        ttl: Seconds for which a lock is held.
+        renew: Extend locks that this worker holds already. A worker that only finds another holder writes nothing.
+        take_over: Acquire locks that another worker holds, too.
+    """
+    waits: dict[T, float] = {}
+    owned: set[T] = set()
+    if renew and not take_over:
+        replies = await gateway.pipeline([(name, key) for key in locks.values() for name in ("GET", "PTTL")])
+        for lock, holder, left_ms in zip(locks, replies[::2], replies[1::2], strict=True):
+            if holder == worker.encode():
+                owned.add(lock)
+            elif holder is not None:
+                waits[lock] = max(1, left_ms) / 1000
+    wanted = [lock for lock in locks if lock not in waits]
+    if not wanted:
+        return waits
+    px = max(1, round(ttl * 1000))
+    commands: list[Command] = [
+        ("SET", locks[lock], worker, "PX", px, *(() if take_over or lock in owned else ("NX",))) for lock in wanted
+    ]
+    try:
+        acquired = await gateway.pipeline(commands)
+    except ServerFull:
+        return waits | dict.fromkeys(wanted, 0.0)
+    return waits | {lock: ttl if reply is None else 0.0 for lock, reply in zip(wanted, acquired, strict=True)}
