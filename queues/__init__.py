@@ -130,7 +130,19 @@ from .supervisors import (
     supervise,
     withdraw_supervisor,
 )
-from .transport import Address, BlockingConnection, Gateway, Replicated, Replication, Script, load_script, pairs
+from .transport import (
+    Address,
+    Backoff,
+    BlockingConnection,
+    Gateway,
+    Replicated,
+    Replication,
+    Script,
+    jittered,
+    load_script,
+    pairs,
+    retry_while_unavailable,
+)
 
 __all__ = [
     "DEFAULT_PAYLOAD_LIMIT",
@@ -143,6 +155,7 @@ __all__ = [
     "NO_CIPHER",
     "NO_KEYS",
     "Address",
+    "Backoff",
     "BadAddress",
     "BlockingConnection",
     "ChildInfo",
@@ -236,6 +249,7 @@ __all__ = [
     "generate_key",
     "has_secret",
     "is_encrypted",
+    "jittered",
     "key_of",
     "last_message",
     "last_step",
@@ -276,6 +290,7 @@ __all__ = [
     "restore_masked",
     "resume_supervisor",
     "retire_generation",
+    "retry_while_unavailable",
     "send_message",
     "set_partitions",
     "shown_arguments",

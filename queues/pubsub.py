@@ -8,7 +8,6 @@ lost, everybody is woken to look for themselves.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager, suppress
@@ -19,16 +18,15 @@ from redis.asyncio.client import PubSub
 from redis.exceptions import TimeoutError as ReplyTimeout
 
 from .errors import QueueError, Unavailable
-from .transport import Gateway, translated
+from .transport import Backoff, Gateway, translated
 
 __all__ = ["TaskNotifications"]
 
 LOST = b""
 """What a listener hears when the connection was lost and stands again."""
 
-_FIRST_DELAY: Final = 0.05
-_LONGEST_DELAY: Final = 2.0
-"""Seconds before a lost connection is made anew, after the first failure and after many."""
+_RECONNECT: Final = Backoff()
+"""Delays before a lost connection is opened again."""
 
 _SILENCE: Final = 10.0
 """Seconds without news after which the server is asked whether it is there."""
@@ -108,7 +106,7 @@ class TaskNotifications:
 
     async def _listen(self) -> None:
         """Hand out what comes; where the connection is lost, subscribe to everything on another."""
-        delay = _FIRST_DELAY
+        delays = _RECONNECT.delays()
         while True:
             heard = self._pubsub
             try:
@@ -121,15 +119,14 @@ class TaskNotifications:
                     continue
                 with translated(self._gateway.address.shown):
                     message = await self._hear(heard)
-                delay = _FIRST_DELAY
+                delays = _RECONNECT.delays()
                 if message is not None:
                     self._hand_out(message)
             except QueueError:
                 async with self._changing:
                     if self._pubsub is heard:
                         await self._drop()
-                await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
-                delay = min(delay * 2, _LONGEST_DELAY)
+                await asyncio.sleep(next(delays))
 
     async def _hear(self, pubsub: PubSub) -> dict[str, Any] | None:
         """The next message. Where none comes for long, ask whether the server is there at all: nothing else would

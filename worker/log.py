@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from loguru import logger as _logger
@@ -14,7 +15,7 @@ from loguru import logger as _logger
 if TYPE_CHECKING:
     from loguru import Record
 
-__all__ = ["configure_logging", "logger"]
+__all__ = ["configure_logging", "log_wait", "logger"]
 
 
 def _make_printable(record: Record) -> None:
@@ -43,6 +44,17 @@ def _printable(text: str) -> str:
 
 
 logger = _logger.patch(_make_printable)
+
+
+def log_wait(what: str, on_wait: Callable[[], None] | None = None) -> Callable[[Exception], None]:
+    """Return a callback for `retry_while_unavailable` that logs the wait of `what` for Redis, then calls `on_wait`."""
+
+    def log(error: Exception) -> None:
+        logger.warning(f"could not reach Redis for {what}: {error}; trying again")
+        if on_wait is not None:
+            on_wait()
+
+    return log
 
 
 def configure_logging(level: str = "INFO", *, json: bool = False) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .address import Address
-from .backoff import retry_while_unavailable
+from .backoff import Backoff, jittered, retry_while_unavailable
 from .clients import COMMAND_TIMEOUT, is_read_only, sync_client, translated
 from .gateway import BLOCK, Argument, BlockingConnection, Command, Gateway, is_missing_group
 from .replication import Replicated, Replication
@@ -14,6 +14,7 @@ __all__ = [
     "COMMAND_TIMEOUT",
     "Address",
     "Argument",
+    "Backoff",
     "BlockingConnection",
     "Command",
     "Gateway",
@@ -22,6 +23,7 @@ __all__ = [
     "Script",
     "is_missing_group",
     "is_read_only",
+    "jittered",
     "load_script",
     "pairs",
     "queue_script",

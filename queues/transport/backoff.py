@@ -1,30 +1,68 @@
-"""Waiting for as long as Redis is away, for those who have nothing better to do."""
+"""Delays between attempts, and the one loop that repeats an act while Redis is unavailable."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
 
 import anyio
 
 from ..errors import Unavailable
 
-__all__ = ["retry_while_unavailable"]
+__all__ = ["Backoff", "jittered", "retry_while_unavailable"]
 
 T = TypeVar("T")
 
-_FIRST_DELAY: Final = 0.05
-_LONGEST_DELAY: Final = 2.0
-"""Seconds before it is tried again, for the first time and after many."""
+
+def jittered(seconds: float, jitter: float = 0.5) -> float:
+    """Return the duration less a random part of it, which is at most `jitter` of the whole."""
+    return seconds * random.uniform(1.0 - jitter, 1.0)  # noqa: S311 - jitter, not a secret
 
 
-async def retry_while_unavailable(act: Callable[[], Awaitable[T]]) -> T:
-    """What comes of a repeatable act, carried out again and again while Redis is away; bounded by who calls."""
-    delay = _FIRST_DELAY
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Exponential delays between attempts.
+
+    Args:
+        first: seconds before the second attempt.
+        longest: seconds that no delay exceeds.
+        factor: ratio of a delay to the one before it.
+        jitter: largest part of a delay that is left out at random, so that clients do not retry in step.
+    """
+
+    first: float = 0.05
+    longest: float = 2.0
+    factor: float = 2.0
+    jitter: float = 0.5
+
+    def delays(self) -> Iterator[float]:
+        """Yield the seconds to wait before each further attempt, without end."""
+        delay = self.first
+        while True:
+            yield jittered(delay, self.jitter)
+            delay = min(delay * self.factor, self.longest)
+
+
+async def retry_while_unavailable(
+    act: Callable[[], Awaitable[T]],
+    *,
+    on_wait: Callable[[Unavailable], None] | None = None,
+    backoff: Backoff = Backoff(),
+) -> T:
+    """Repeat an act while Redis is unavailable, and return its result; the caller's cancellation ends the loop.
+
+    The act must be repeatable. A fenced write is: once another worker has the task, the fence refuses it.
+
+    Args:
+        on_wait: called with the error before each wait, such as to log it.
+    """
+    delays = backoff.delays()
     while True:
         try:
             return await act()
-        except Unavailable:
-            await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
-            delay = min(delay * 2, _LONGEST_DELAY)
+        except Unavailable as error:
+            if on_wait is not None:
+                on_wait(error)
+        await anyio.sleep(next(delays))

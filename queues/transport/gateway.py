@@ -13,7 +13,6 @@ its own (replication.py).
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from ..embedded import EmbeddedServer
 from ..errors import NotReplicated, QueueError, Refused, ServerFull, Unavailable
 from ..security import NO_KEYS, Encryptor
 from .address import Address, Node
+from .backoff import Backoff
 from .blocking import BlockingConnection
 from .clients import (
     COMMAND_TIMEOUT,
@@ -50,8 +50,8 @@ __all__ = ["BLOCK", "Argument", "BlockingConnection", "Command", "Gateway"]
 BLOCK: Final = 5.0
 """Seconds for which a blocking read waits on the server before it asks again."""
 
-_FIRST_DELAY: Final = 0.02
-"""Seconds before a command is asked again for the first time."""
+_REPEAT: Final = Backoff(first=0.02, longest=1.0)
+"""Delays before a command is sent again."""
 
 _READ_MARGIN: Final = 10.0
 """Seconds a blocking read may take beyond BLOCK before its connection is taken for dead."""
@@ -279,11 +279,10 @@ class Gateway:
 
         What a server refused without doing anything may always be repeated.
         """
-        deadline, delay = time.monotonic() + self.patience, _FIRST_DELAY
+        deadline, delays = time.monotonic() + self.patience, _REPEAT.delays()
         while True:
             if not isinstance(error, NoScriptError):
-                await self._be_patient(error, repeatable or was_not_executed(error), deadline, delay)
-                delay = min(delay * 2, 1.0)
+                await self._be_patient(error, repeatable or was_not_executed(error), deadline, next(delays))
             try:
                 return await call()
             except _TROUBLE as another:
@@ -301,7 +300,7 @@ class Gateway:
                 self._open_wire.reconnect()
             if not again or time.monotonic() + delay > deadline or self._open_wire is None:
                 raise
-        await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
+        await anyio.sleep(delay)
         await self._join()
 
     # connections of their own

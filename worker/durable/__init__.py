@@ -3,7 +3,6 @@
 from .codec import Codec, codec_of
 from .context import Context
 from .continuation import successor_of
-from .patience import until_available
 from .run import ParkReason, Run, StopReason
 from .step import CURRENT_RUN, AlreadyDone, Durability, Step, StepOptions, current_step
 from .step_keys import forgotten
@@ -31,5 +30,4 @@ __all__ = [
     "forgotten",
     "store_findings",
     "successor_of",
-    "until_available",
 ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ...queues import Delivery, Entry, Gateway, LeaseLost, write_entries
-from .patience import until_available
+from ...queues import Delivery, Entry, Gateway, LeaseLost, retry_while_unavailable, write_entries
+from ..log import log_wait
 
 __all__ = ["CheckpointWriter"]
 
@@ -24,7 +24,7 @@ class CheckpointWriter:
         on_cancel: Callable[[], None],
         on_wait: Callable[[], None],
     ) -> None:
-        """on_wait: hears that Redis is away."""
+        """on_wait: called while Redis is unavailable."""
         self._gateway = gateway
         self._delivery = delivery
         self._task_id = task_id
@@ -32,7 +32,7 @@ class CheckpointWriter:
         self._on_cancel = on_cancel
         sealer = gateway.encryptor
         self._seal = sealer.of(delivery.partition, task_id) if sealer.active else None
-        self._on_wait = on_wait
+        self._on_wait = log_wait(f"task {task_id}", on_wait)
         self._pending: list[Entry] = []
         self._put = 0
         self._written = 0
@@ -84,10 +84,9 @@ class CheckpointWriter:
         batch, self._pending = self._pending, []
         replicated, self._replicated = self._replicated, False
         try:
-            cancel = await until_available(
+            cancel = await retry_while_unavailable(
                 lambda: write_entries(self._gateway, self._delivery, self._task_id, batch, replicated=replicated),
-                f"task {self._task_id}",
-                self._on_wait,
+                on_wait=self._on_wait,
             )
         except LeaseLost:
             self._on_lost()

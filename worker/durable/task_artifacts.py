@@ -11,15 +11,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from ...queues import Entry, Gateway, Kind, Namespace, deployment_id
+from ...queues import Entry, Gateway, Kind, Namespace, deployment_id, retry_while_unavailable
 from ..artifacts import ArtifactLink, ArtifactStore, Data, check_artifact_name, field_of, open_store
 from ..artifacts.links import links_among
 from ..errors import ArtifactError
 from ..journal import Artifact
 from ..journal.events import ArtifactSaved
 from ..journal.step_record import StepRecord
+from ..log import log_wait
 from ..settings import Settings
-from .patience import until_available
 from .run import Run
 from .step import Durability, Step, check_place, step_here
 
@@ -144,8 +144,9 @@ class Artifacts:
 
     async def _store(self) -> ArtifactStore:
         run = self._run
-        return await until_available(
-            lambda: artifact_store(run.gateway, run.settings), f"artifacts of task {run.id}", run.touch
+        return await retry_while_unavailable(
+            lambda: artifact_store(run.gateway, run.settings),
+            on_wait=log_wait(f"artifacts of task {run.id}", run.touch),
         )
 
 

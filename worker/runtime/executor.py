@@ -26,10 +26,11 @@ from ...queues import (
     check_size,
     last_step,
     load_history,
+    retry_while_unavailable,
 )
-from ..durable import CURRENT_RUN, Context, Run, StopReason, Threads, successor_of, until_available
+from ..durable import CURRENT_RUN, Context, Run, StopReason, Threads, successor_of
 from ..errors import CrashLoop, InvalidArguments, TaskError, TaskIdle, TaskTimeout, UnknownTask, UnserialisableResult
-from ..log import logger
+from ..log import log_wait, logger
 from ..memory import LazyMemoryStore
 from ..registry import Registry, Task
 from ..settings import Settings
@@ -173,8 +174,8 @@ class Executor:
     async def _outcome(self, run: Run) -> Outcome:
         """What became of the task in this delivery."""
         if run.delivery.has_history:
-            run.history = await until_available(
-                partial(load_history, self._gateway, run.delivery, run.id), f"task {run.id}"
+            run.history = await retry_while_unavailable(
+                partial(load_history, self._gateway, run.delivery, run.id), on_wait=log_wait(f"task {run.id}")
             )
         if run.history.cancel:
             return Cancelled(run.history.counters)
@@ -245,8 +246,8 @@ class Executor:
     async def _crash_loop(self, run: Run, task: Task[Any, Any]) -> CrashLoop:
         """What is known of its crashes: how the last worker ended, in which step, after which."""
         crash = run.history.crash
-        last = await until_available(
-            partial(last_step, self._gateway, run.delivery.partition, run.id), f"task {run.id}"
+        last = await retry_while_unavailable(
+            partial(last_step, self._gateway, run.delivery.partition, run.id), on_wait=log_wait(f"task {run.id}")
         )
         known = [str(crash.get("how", ""))]
         known += [f"in step {crash['step']!r}"] if "step" in crash else []

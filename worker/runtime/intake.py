@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
-from ...queues import Consumer, Delivery, Partition, QueueError, Unavailable
+from ...queues import Backoff, Consumer, Delivery, Partition, QueueError, Unavailable
 from ..log import logger
 from .quarantine_gate import QuarantineGate
 from .reclaim import START, ReclaimSchedule
@@ -16,6 +15,9 @@ from .slots import Slots
 
 __all__ = ["Intake"]
 
+
+_RETRY = Backoff(first=0.1, longest=5.0)
+"""Delays before messages are asked for again after an error."""
 
 _LOOK_AGAIN = 0.05
 """Seconds after which a burst looks again whether a suspect has ended."""
@@ -61,21 +63,20 @@ class Intake:
 
     async def run(self) -> None:
         """Take work until `stop`. Redis may leave and come back meanwhile."""
-        delay = 0.1
+        delays = _RETRY.delays()
         while not self._stopping:
             try:
                 await self._take()
-                if delay > 0.1:
+                if self.trouble:
                     logger.info("taking work again")
-                delay = 0.1
+                    delays = _RETRY.delays()
                 self.trouble = ""
             except QueueError as error:
                 self.reading = False
                 self.trouble = str(error)
                 logger.warning("cannot take work: {}; trying again", error)
                 self._sweep.postpone()
-                await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
-                delay = min(delay * 2, 5.0)
+                await anyio.sleep(next(delays))
                 await self._adopt_when_back(list(self._consumer.partitions))
 
     async def take_once(self) -> bool:

@@ -25,14 +25,15 @@ from ...queues import (
     arguments_field,
     marked_values,
     read_log_tail,
+    retry_while_unavailable,
     write_entries,
 )
-from ..durable import Run, StopReason, until_available
+from ..durable import Run, StopReason
 from ..errors import BadHandoff
 from ..journal import HANDOFF, After, Handoff, Resumption, handoff_of
 from ..journal.events import Resumed
 from ..journal.handoff import RECEIVED, Why
-from ..log import logger
+from ..log import log_wait, logger
 from ..registry import Task
 
 __all__ = ["open_arguments", "open_history", "resume"]
@@ -156,7 +157,9 @@ async def _drawn_up(gateway: Gateway, run: Run, after: After) -> Handoff | None:
     history = run.history
     if not (history.done or history.saved or history.intents or _told(history)):
         return None
-    trail = await until_available(partial(read_log_tail, gateway, run.delivery.partition, run.id), f"task {run.id}")
+    trail = await retry_while_unavailable(
+        partial(read_log_tail, gateway, run.delivery.partition, run.id), on_wait=log_wait(f"task {run.id}")
+    )
     return handoff_of(
         trail,
         task=run.envelope.task,

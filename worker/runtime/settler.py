@@ -20,10 +20,11 @@ from ...queues import (
     quarantine,
     release,
     reschedule,
+    retry_while_unavailable,
     succeed,
 )
-from ..durable import Run, until_available
-from ..log import logger
+from ..durable import Run
+from ..log import log_wait, logger
 from ..settings import Settings
 from .outcome import Burial, Cancelled, Outcome, Park, Quarantined, Release, Rerun, Success
 
@@ -41,7 +42,9 @@ class Settler:
 
     async def settle(self, run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> None:
         """Store the outcome and acknowledge the message, in one atomic act. on_wait: hears that Redis is away."""
-        await until_available(self._act(run, outcome), f"the outcome of task {run.id}", on_wait)
+        await retry_while_unavailable(
+            self._act(run, outcome), on_wait=log_wait(f"the outcome of task {run.id}", on_wait)
+        )
 
     def _act(self, run: Run, outcome: Outcome) -> Callable[[], Awaitable[None]]:
         gateway, delivery, task_id = self._gateway, run.delivery, run.id
@@ -107,11 +110,13 @@ class Settler:
         if named is not None:
             record = delivery.partition.record(named)
             # A record's entry changes only when its message is settled, and this one is pending here.
-            entry = await until_available(lambda: self._gateway.command("HGET", record, "entry"), what)
+            entry = await retry_while_unavailable(
+                lambda: self._gateway.command("HGET", record, "entry"), on_wait=log_wait(what)
+            )
             task_id = named if entry == delivery.entry else task_id
-        await until_available(
+        await retry_while_unavailable(
             lambda: self._bury(delivery, task_id, "?", Reason.UNREADABLE, Counters(), error),
-            what,
+            on_wait=log_wait(what),
         )
         return task_id
 

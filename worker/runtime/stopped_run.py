@@ -28,13 +28,14 @@ from ...queues import (
     enqueue_successor,
     forward_messages,
     read_log_tail,
+    retry_while_unavailable,
     write_entries,
 )
-from ..durable import Run, until_available
+from ..durable import Run
 from ..errors import TaskTimeout
 from ..journal import HANDOFF, Handoff, handoff_of
 from ..journal.handoff import AwaitedAnswer, Why
-from ..log import logger
+from ..log import log_wait, logger
 from .outcome import Burial, Outcome, Park, Release, Rerun, Success
 
 __all__ = ["store_handoff", "transfer"]
@@ -109,8 +110,8 @@ async def transfer(gateway: Gateway, run: Run, successor: Successor) -> Outcome:
     counters = run.history.counters.attempted()
     namespace = Namespace(run.delivery.partition.namespace)
     try:
-        to = await until_available(
-            partial(enqueue_successor, gateway, namespace, successor), f"task {run.id}", run.touch
+        to = await retry_while_unavailable(
+            partial(enqueue_successor, gateway, namespace, successor), on_wait=log_wait(f"task {run.id}", run.touch)
         )
     except HandOffRefused as refused:
         return Burial(Reason.NOT_RETRYABLE, counters, refused)
@@ -126,7 +127,7 @@ async def _forward(gateway: Gateway, run: Run, to: Partition, handed_to: str) ->
     """Have the messages go to the task that goes on: first those to come, then those that were not read."""
     await run.recorder.put(Entry(Kind.TRANSFERRED, handed_to, handed_to.encode()), wait=True)
     forward = partial(forward_messages, gateway, run.delivery.partition, run.id, to, handed_to)
-    left = await until_available(forward, f"task {run.id}", run.touch)
+    left = await retry_while_unavailable(forward, on_wait=log_wait(f"task {run.id}", run.touch))
     if left:
         logger.bind(task=run.envelope.task, id=run.id).warning(
             "{} messages could not go along to task {} and stay unread: perdure task inbox {}",

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import http.client
-import random
 import time
 import urllib.error
 import urllib.request
@@ -31,7 +30,7 @@ import anyio.to_thread
 import orjson
 
 from ...deadletter import Evidence, Reason
-from ...queues import Counters, Delivery
+from ...queues import Backoff, Counters, Delivery
 from ..durable import Run
 from ..journal import Handoff
 from ..journal.events import Notified
@@ -54,9 +53,8 @@ _MOST: Final = 1000
 """Notices that wait at once; one more is dropped."""
 
 _TRIES: Final = 5
-_FIRST_DELAY: Final = 0.5
-_LONGEST_DELAY: Final = 30.0
-"""Seconds between tries: twice as long each time, with jitter."""
+_BACKOFF: Final = Backoff(first=0.5, longest=30.0)
+"""Delays between tries."""
 
 _PASSING: Final = frozenset({408, 425, 429})
 """Answers of a client's fault that may be others the next time, as all of a server's may."""
@@ -159,7 +157,7 @@ async def post(where: WebhookTarget, notice: WebhookEvent) -> str | None:
     """Post one notice, as often as may help. Returns None, or why it was not taken, which is in the log as well."""
     about = notice.about
     body = orjson.dumps(dict(about))
-    delay, failed, again = _FIRST_DELAY, "", True
+    delays, failed, again = _BACKOFF.delays(), "", True
     for number in range(1, _TRIES + 1):
         headers = {
             "Content-Type": "application/json",
@@ -174,8 +172,7 @@ async def post(where: WebhookTarget, notice: WebhookEvent) -> str | None:
             return None
         if not again or number == _TRIES:
             break
-        await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
-        delay = min(delay * 2, _LONGEST_DELAY)
+        await anyio.sleep(next(delays))
     logger.warning("the notice {!r} could not be posted to {}: {}", about.get("event"), where.shown, failed)
     return failed
 

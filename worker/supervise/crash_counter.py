@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import random
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import anyio
 
@@ -19,9 +18,9 @@ from ...queues import (
     QueueError,
     SupervisorInfo,
     SupervisorState,
-    Unavailable,
     count_crash,
     report_crash,
+    retry_while_unavailable,
     supervise,
     withdraw_supervisor,
 )
@@ -31,16 +30,11 @@ from .config import AppInfo
 
 __all__ = ["SupervisorRegistry"]
 
-T = TypeVar("T")
-
 _INTERVAL: Final = 1.5
 """Seconds between announcements, and so until a resumption takes effect."""
 
 _TTL: Final = 15.0
 """Seconds after which a silent supervisor counts as gone."""
-
-_LONGEST_DELAY: Final = 5.0
-"""Seconds between attempts to tell a Redis that is away what must be told."""
 
 
 class SupervisorRegistry:
@@ -122,7 +116,7 @@ class SupervisorRegistry:
     async def count(self, child: Child) -> int:
         """Count the crash of an ordinary child; returns how many there were within the window."""
         identity = child.worker or f"pid-{child.pid}-{child.began:.0f}"
-        standing: SupervisorState = await self._retry(
+        standing: SupervisorState = await retry_while_unavailable(
             lambda: count_crash(
                 self._gateway,
                 self._facts.namespace,
@@ -131,7 +125,8 @@ class SupervisorRegistry:
                 why=f"worker {identity} ended by {child.how}",
                 threshold=self._facts.crash_threshold,
                 window=self._facts.crash_window,
-            )
+            ),
+            on_wait=lambda error: logger.debug("could not count a crash: {}; trying again", error),
         )
         self._learn(standing)
         return standing.crashes
@@ -167,15 +162,3 @@ class SupervisorRegistry:
             self.standing.why,
             self.name,
         )
-
-    @staticmethod
-    async def _retry(act: Callable[[], Awaitable[T]]) -> T:
-        """Carry out a repeatable act, again and again while Redis is away."""
-        delay = 0.1
-        while True:
-            try:
-                return await act()
-            except Unavailable as error:
-                logger.debug("Redis is to hear of a crash: {}", error)
-                await anyio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
-                delay = min(delay * 2, _LONGEST_DELAY)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from typing import Final
 
 from redis.exceptions import AskError, ClusterDownError
 
+from ..backoff import Backoff
 from ..clients import was_not_executed
 
 __all__ = ["RedirectPolicy", "will_pass"]
@@ -17,9 +17,8 @@ _TRIES: Final = 12
 _AT_ONCE: Final = 2
 """Redirections that are followed without a pause: more of them are two nodes that have not yet agreed."""
 
-_FIRST_DELAY: Final = 0.01
-_LONGEST_DELAY: Final = 0.5
-"""Seconds before a command is sent again, after the first refusal and after many: about 3 s in all."""
+_BACKOFF: Final = Backoff(first=0.01, longest=0.5)
+"""Delays before a command is sent again, about 3 s in all."""
 
 
 class RedirectPolicy:
@@ -28,7 +27,7 @@ class RedirectPolicy:
     def __init__(self, slot: int | None) -> None:
         self._slot = slot
         self._tries = 0
-        self._delay = _FIRST_DELAY
+        self._delays = _BACKOFF.delays()
 
     def pause(self, error: BaseException) -> float:
         """Seconds to wait. Raises what the caller shall hear where the error will not pass, or enough was tried."""
@@ -39,8 +38,7 @@ class RedirectPolicy:
             raise ClusterDownError(f"slot {self._slot} was not found in {_TRIES} tries: {error}") from error
         if isinstance(error, AskError) and self._tries <= _AT_ONCE:
             return 0.0
-        delay, self._delay = self._delay, min(self._delay * 2, _LONGEST_DELAY)
-        return delay * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
+        return next(self._delays)
 
 
 def will_pass(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ import anyio
 import orjson
 import pytest
 from perdure import App, Context, Retry, Settings, TaskFailed
-from perdure.queues import Envelope
+from perdure.queues import Backoff, Envelope
 from perdure.worker.errors import ConfigurationError
 from perdure.worker.log import logger
 from perdure.worker.runtime import webhooks as notices_module
@@ -34,7 +34,7 @@ def listener() -> Iterator[Listener]:
 
 @pytest.fixture(autouse=True)
 def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices_module, "_FIRST_DELAY", 0.01)
+    monkeypatch.setattr(notices_module, "_BACKOFF", Backoff(first=0.01))
 
 
 async def test_a_notice_is_json_and_signed_with_its_time(listener: Listener) -> None:

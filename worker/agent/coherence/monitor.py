@@ -15,12 +15,22 @@ from typing import Any, Final
 
 import anyio
 
-from ....queues import LONGEST, Entry, Kind, LeaseLost, TaskEvent, last_message, read_inbox, read_last_events
-from ...durable import ParkReason, Run, StopReason, until_available
+from ....queues import (
+    LONGEST,
+    Entry,
+    Kind,
+    LeaseLost,
+    TaskEvent,
+    last_message,
+    read_inbox,
+    read_last_events,
+    retry_while_unavailable,
+)
+from ...durable import ParkReason, Run, StopReason
 from ...errors import Incoherent
 from ...journal import Event, parse_event
 from ...journal import events as told
-from ...log import logger
+from ...log import log_wait, logger
 from ..background import in_background
 from .checks import Finding, RecentCalls, View, check_repetition, run_checks
 from .findings import STANDING, StoredFinding, StoredFindings
@@ -70,10 +80,9 @@ class CoherenceMonitor:
         run = self._run
         if not run.delivery.has_history:
             return
-        events = await until_available(
+        events = await retry_while_unavailable(
             lambda: read_last_events(run.gateway, run.delivery.partition, run.id, 4 * self._coherence.window),
-            f"task {run.id}",
-            run.touch,
+            on_wait=log_wait(f"task {run.id}", run.touch),
         )
         if self.findings and (run.history.mail > self._standing.mail or _was_seen_by_a_person(events)):
             known = tuple([one.model_copy(update={"known": True}) for one in self.findings])
@@ -154,7 +163,7 @@ class CoherenceMonitor:
                     return True
             return False
 
-        return await until_available(look, f"the inbox of task {run.id}", run.touch)
+        return await retry_while_unavailable(look, on_wait=log_wait(f"the inbox of task {run.id}", run.touch))
 
     # what follows
 
@@ -191,8 +200,9 @@ class CoherenceMonitor:
 
     async def _last_mail(self) -> int:
         run = self._run
-        number, _ = await until_available(
-            lambda: last_message(run.gateway, run.delivery.partition, run.id), f"the inbox of task {run.id}", run.touch
+        number, _ = await retry_while_unavailable(
+            lambda: last_message(run.gateway, run.delivery.partition, run.id),
+            on_wait=log_wait(f"the inbox of task {run.id}", run.touch),
         )
         return number
 

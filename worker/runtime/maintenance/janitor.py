@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import anyio
 
 from ....deadletter import trim_letters
@@ -15,6 +13,7 @@ from ....queues import (
     QueueError,
     Route,
     acquire_fleet_locks,
+    jittered,
     present_workers,
     retire_generation,
 )
@@ -60,7 +59,7 @@ class Janitor:
 
     async def run(self) -> None:
         while True:
-            await anyio.sleep(_INTERVAL * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
+            await anyio.sleep(jittered(_INTERVAL))
             try:
                 await self.clean()
             except QueueError as error:
