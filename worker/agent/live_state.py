@@ -29,8 +29,9 @@ from ..journal import (
     encode_snapshot,
     reduce,
 )
+from ..journal.agent_events import Changed, Snapshot
 from ..journal.event_redaction import redacted
-from ..journal.events import Changed, Snapshot, Started
+from ..journal.run_events import Started
 from ..log import logger
 from .agent import S
 from .coherence import CoherenceMonitor

@@ -14,7 +14,8 @@ from ...queues import Entry, Kind, LeaseLost, check_size
 from ..durable import AlreadyDone, Context, codec_of, forgotten, store_findings
 from ..errors import Reschedule, RetryLater, StateError, StepInDoubt
 from ..journal import Event, PlanStep, StepStatus
-from ..journal.events import Changed, Finished, Planned, PlannedStep, StepCompleted, StepFailed, StepStarted
+from ..journal.agent_events import Changed, Finished, Planned, PlannedStep
+from ..journal.run_events import StepCompleted, StepFailed, StepStarted
 from ..journal.step_record import StepRecord
 from .agent import Agent, S
 from .autosave import Autosave, snapshots

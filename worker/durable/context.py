@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, overload
 from ...deadletter import Retry
 from ...queues import InboxMessage, Sent, TaskHandle
 from ..journal import Event, Message, Resumption, Role, ToolCall
-from ..journal.events import Decided, Discovered, MessageAdded
+from ..journal.agent_events import Decided, Discovered, MessageAdded
 from ..log import logger
 from .continuation import Receiver, continue_as
 from .log_calls import call_tool, log_once

@@ -32,8 +32,8 @@ from ...queues import (
     read_log_tail,
 )
 from ..journal import HANDOFF, handoff_of
-from ..journal.events import HandedOff
 from ..journal.handoff import RECEIVED
+from ..journal.run_events import HandedOff
 from .run import Run, StopReason
 from .step import check_place
 

@@ -10,7 +10,7 @@ from pydantic_core import from_json, to_json
 
 from ...queues import Entry, Kind
 from ..journal import Event
-from ..journal.events import ToolCalled
+from ..journal.agent_events import ToolCalled
 from ..journal.step_record import StepRecord
 from .run import Run
 from .step import Durability, StepOptions, check_place, run_step

@@ -30,7 +30,7 @@ from ...queues import (
     send_message,
 )
 from ..errors import StepMismatch, StepOutsideTask
-from ..journal.events import MessageSent, Received, Waited, WaitStarted
+from ..journal.run_events import MessageSent, Received, Waited, WaitStarted
 from ..journal.step_record import StepRecord
 from .codec import fingerprint
 from .run import ParkReason, Run, StopReason

@@ -205,7 +205,7 @@ class Run:
         """
         if self.redact is not None:
             event = redacted(event, self.redact)
-        data = event.told()
+        data = event.to_json()
         check_size(f"event {event.type!r} of task {self.id}", len(data), self.payload_limit)
         number = max(self.events, self.history.events) + 1
         if self.on_event is not None:

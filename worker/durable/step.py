@@ -15,7 +15,7 @@ from ...deadletter import Evidence, Retry, backoff
 from ...queues import Entry, Kind, PayloadTooLarge, check_size
 from ..errors import Reschedule, StepInDoubt, StepMismatch, StepOutsideTask, StepTimeout
 from ..journal import Event
-from ..journal.events import StepFailed, StepStarted
+from ..journal.run_events import StepFailed, StepStarted
 from ..journal.step_record import StepRecord
 from .codec import Codec, codec_of, fingerprint, is_async
 from .run import Run

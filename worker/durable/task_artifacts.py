@@ -16,7 +16,7 @@ from ..artifacts import ArtifactLink, ArtifactStore, Data, check_artifact_name, 
 from ..artifacts.links import links_among
 from ..errors import ArtifactError
 from ..journal import Artifact
-from ..journal.events import ArtifactSaved
+from ..journal.agent_events import ArtifactSaved
 from ..journal.step_record import StepRecord
 from ..log import log_wait
 from ..settings import Settings

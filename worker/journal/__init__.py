@@ -1,9 +1,9 @@
 """What happened to a task, typed, and the state that follows from it. Knows no handlers and no runtime."""
 
-from . import events
+from . import agent_events, run_events
 from .chat import Message, Role, ToolCall
+from .event import Event
 from .event_redaction import redacted
-from .events import Event
 from .forks import BadEdit, Point, fork
 from .handoff import (
     HANDOFF,
@@ -53,6 +53,7 @@ __all__ = [
     "ToolCall",
     "Unreadable",
     "WaitingFor",
+    "agent_events",
     "apply",
     "build_handoff",
     "check_state",
@@ -61,7 +62,6 @@ __all__ = [
     "empty_state",
     "encode_snapshot",
     "estimated_tokens",
-    "events",
     "fitted",
     "fitted_text",
     "fork",
@@ -71,6 +71,7 @@ __all__ = [
     "redacted",
     "reduce",
     "register_event",
+    "run_events",
     "state_after",
     "state_at",
 ]

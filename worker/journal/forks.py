@@ -34,10 +34,10 @@ from ...queues import (
 )
 from ...queues.security import ANY
 from ..errors import BadHistory
-from .events import Forked
 from .history import Past
 from .json_patch import BadPatch, apply, diff
 from .reducer import State, empty_state
+from .run_events import Forked
 from .snapshot import SNAPSHOT, encode_snapshot
 from .state import AgentState
 from .step_record import StepRecord
@@ -214,7 +214,7 @@ async def fork(
         new_id,
         at=f"{task_id} {known.entry}",
         arguments=data,
-        told=forked.told(),
+        told=forked.to_json(),
         done=done,
         saved=saved,
     )

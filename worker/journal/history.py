@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from ...queues import Gateway, Partition, TaskEvent, checkpoint_fields, walk_events
 from ..errors import BadHistory, StateDrift
-from .events import Started
 from .json_patch import BadPatch, diff
 from .parsing import Unreadable, parse_event
 from .reducer import State, empty_state, reduce
+from .run_events import Started
 from .snapshot import BLOB, SNAPSHOT, StoredState, decode_snapshot
 
 __all__ = ["Past", "check_state", "read_snapshot", "state_at", "walk_states"]

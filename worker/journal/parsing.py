@@ -6,6 +6,7 @@ What cannot be read hides nothing else: an event of a later version, of an unkno
 
 from __future__ import annotations
 
+from collections import ChainMap
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
@@ -13,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
 from pydantic import Field, TypeAdapter, ValidationError
 
 from ...queues import TaskEvent
-from .events import TYPES, Event
+from .event import BUILT_IN, Event
 
 __all__ = ["Foreign", "Unreadable", "parse_event", "register_event"]
 
@@ -46,7 +47,8 @@ class Unreadable(Event):
         return f"{place} of the log of task {self.task_id}, {self.type!r}, cannot be read: {self.problem}"
 
 
-_known: Final[dict[str, type[Event]]] = dict(TYPES)
+_known: Final = ChainMap[str, type[Event]]({}, BUILT_IN)
+"""Event types by name: those of the application, then those of Perdure."""
 
 
 class _Union:

@@ -9,23 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from .events import (
-    ArtifactSaved,
-    Compacted,
-    Decided,
-    Discovered,
-    Event,
-    MessageAdded,
-    Planned,
-    Received,
-    Started,
-    StepCompleted,
-    StepFailed,
-    StepStarted,
-    Waited,
-    WaitStarted,
-)
+from .agent_events import ArtifactSaved, Compacted, Decided, Discovered, MessageAdded, Planned
+from .event import Event
 from .json_patch import BadPatch, apply
+from .run_events import Received, Started, StepCompleted, StepFailed, StepStarted, Waited, WaitStarted
 from .state import AgentState
 
 __all__ = ["KEPT", "empty_state", "reduce"]

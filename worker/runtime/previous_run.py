@@ -31,8 +31,8 @@ from ...queues import (
 from ..durable import Run, StopReason
 from ..errors import BadHandoff
 from ..journal import HANDOFF, After, Handoff, Resumption, handoff_of
-from ..journal.events import Resumed
 from ..journal.handoff import RECEIVED, Why
+from ..journal.run_events import Resumed
 from ..log import log_wait, logger
 from ..registry import Task
 

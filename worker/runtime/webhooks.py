@@ -33,7 +33,7 @@ from ...deadletter import Evidence, Reason
 from ...queues import Backoff, Counters, Delivery
 from ..durable import Run
 from ..journal import Handoff
-from ..journal.events import Notified
+from ..journal.run_events import Notified
 from ..log import logger
 from ..settings import Settings
 from .outcome import Burial, Outcome, Park

@@ -13,7 +13,7 @@ from perdure.queues import Entry
 from perdure.worker.agent.coherence import STANDING, CoherenceMonitor, StoredFindings, View, run_checks
 from perdure.worker.agent.coherence.checks import Call
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
-from perdure.worker.journal import events
+from perdure.worker.journal.run_events import WaitStarted
 
 from tests.support.command_line import Answer, call
 from tests.support.workers import history, letter, recorded_steps, soon, until, work_off, working
@@ -363,7 +363,7 @@ async def test_a_message_that_it_waits_for_and_does_not_read(app: App) -> None:
     class Deaf(Looping):
         async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
             if step.key == "first":
-                await ctx.record_event(events.WaitStarted(what="message", on="ada"))
+                await ctx.record_event(WaitStarted(what="message", on="ada"))
                 await handles[0].send("here it is", sender="ada")
 
         async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:

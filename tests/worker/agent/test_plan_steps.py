@@ -24,8 +24,8 @@ from perdure.worker.journal import (
     register_event,
     state_at,
 )
-from perdure.worker.journal.events import Notified
 from perdure.worker.journal.reducer import empty_state
+from perdure.worker.journal.run_events import Notified
 from pydantic import Field
 
 from tests.support.workers import give_up, history, letter, recorded_steps, redis_command, soon, steal, until, work_off

@@ -11,7 +11,7 @@ import pytest
 from perdure import App, Context, PayloadTooLarge, Retry, Settings, Snooze
 from perdure.deadletter import Replay, replay
 from perdure.worker.journal import Unreadable, parse_event
-from perdure.worker.journal import events as e
+from perdure.worker.journal.run_events import AttemptFailed, Buried, Replayed, StepCompleted
 from pydantic import SecretStr
 
 from tests.support.stored_data import everything
@@ -163,7 +163,7 @@ async def test_what_scripts_write_is_typed_as_well(app: App) -> None:
     await work_off(app)
     assert await replay(app.producer.gateway, await letter(app, handle), Replay(fresh=True))
     events = [parse_event(event) for event in await history(handle) if event.number is None]
-    told = [e.StepCompleted, e.AttemptFailed, e.Buried, e.Replayed]
+    told = [StepCompleted, AttemptFailed, Buried, Replayed]
     assert [type(event) for event in events] == told
     assert (events[1].error, events[2].message, events[3].fresh) == ("ValueError", "no", True)  # type: ignore[attr-defined]
     await handle.cancel()

@@ -26,7 +26,19 @@ from perdure.worker.journal import (
     reduce,
     register_event,
 )
-from perdure.worker.journal import events as e
+from perdure.worker.journal.agent_events import (
+    ArtifactSaved,
+    Changed,
+    Compacted,
+    Decided,
+    Discovered,
+    MessageAdded,
+    Planned,
+    PlannedStep,
+    ToolCalled,
+)
+from perdure.worker.journal.event import BUILT_IN
+from perdure.worker.journal.run_events import Received, Started, StepCompleted, StepFailed, StepStarted, WaitStarted
 from pydantic import model_validator
 
 from tests.support.paths import ROOT
@@ -117,29 +129,32 @@ def test_places_of_a_list_are_added_to_and_taken_from() -> None:
 texts = st.text(max_size=5)
 steps = st.sampled_from(["read", "write", "check"])
 happenings: st.SearchStrategy[Event] = st.one_of(
-    st.builds(e.Started, goal=texts),
+    st.builds(Started, goal=texts),
     st.builds(
-        e.Planned,
-        steps=st.lists(steps, unique=True).map(lambda keys: tuple(e.PlannedStep(key=key, title=key) for key in keys)),
+        Planned,
+        steps=st.lists(steps, unique=True).map(lambda keys: tuple(PlannedStep(key=key, title=key) for key in keys)),
         again=st.booleans(),
     ),
-    st.builds(e.StepStarted, step=steps, attempt=st.integers(1, 3)),
-    st.builds(e.StepCompleted, step=steps, result=documents),
-    st.builds(e.StepFailed, step=steps, error=texts, message=texts),
-    st.builds(e.Decided, choice=texts, alternatives=st.lists(texts, max_size=2).map(tuple)),
-    st.builds(e.Discovered, fact=texts, source=texts),
-    st.builds(e.MessageAdded, message=st.builds(Message, role=st.just("user"), content=texts)),
-    st.builds(e.Compacted, first=st.just(1), last=st.just(2), messages=st.integers(0, 3), summary=texts),
-    st.builds(e.ArtifactSaved, name=texts, hash=texts, size=st.integers(0, 9)),
-    st.builds(e.WaitStarted, what=texts),
-    st.builds(e.Received, number=st.integers(1, 3)),
-    st.builds(e.Changed, changes=documents.map(lambda value: ({"op": "add", "path": "/context/x", "value": value},))),
+    st.builds(StepStarted, step=steps, attempt=st.integers(1, 3)),
+    st.builds(StepCompleted, step=steps, result=documents),
+    st.builds(StepFailed, step=steps, error=texts, message=texts),
+    st.builds(Decided, choice=texts, alternatives=st.lists(texts, max_size=2).map(tuple)),
+    st.builds(Discovered, fact=texts, source=texts),
+    st.builds(MessageAdded, message=st.builds(Message, role=st.just("user"), content=texts)),
+    st.builds(Compacted, first=st.just(1), last=st.just(2), messages=st.integers(0, 3), summary=texts),
+    st.builds(ArtifactSaved, name=texts, hash=texts, size=st.integers(0, 9)),
+    st.builds(WaitStarted, what=texts),
+    st.builds(Received, number=st.integers(1, 3)),
+    st.builds(
+        Changed,
+        changes=documents.map(lambda value: ({"op": "add", "path": "/context/x", "value": value},)),
+    ),
 )
 
 
 def logged(event: Event, number: int) -> Event:
     """The event as it comes out of the log."""
-    return parse_event(entry(event.type, orjson.loads(event.told()), number=number))
+    return parse_event(entry(event.type, orjson.loads(event.to_json()), number=number))
 
 
 def fold(state: dict[str, Any], happened: list[Event], after: int = 0) -> dict[str, Any]:
@@ -163,14 +178,14 @@ def test_the_state_is_a_pure_function_of_the_log(happened: list[Event], cut: int
 
 
 def test_the_state_keeps_the_latest_decisions_and_discoveries() -> None:
-    state = fold(empty_state(), [e.Decided(choice=str(n)) for n in range(KEPT + 5)])
+    state = fold(empty_state(), [Decided(choice=str(n)) for n in range(KEPT + 5)])
     assert [(one["n"], one["choice"]) for one in state["decisions"]][:: KEPT - 1] == [(6, "5"), (KEPT + 5, "104")]
 
 
 def test_an_event_that_does_not_fit_the_state_says_which_it_is() -> None:
     with pytest.raises(BadPatch, match="event 3, 'decided', does not fit the state before it"):
-        reduce({}, e.Decided(choice="a"), 3)
-    whole = e.Changed(changes=({"op": "replace", "path": "", "value": 5},))
+        reduce({}, Decided(choice="a"), 3)
+    whole = Changed(changes=({"op": "replace", "path": "", "value": 5},))
     with pytest.raises(BadPatch, match="event 4, 'changed', makes no JSON object"):
         reduce(empty_state(), whole, 4)
 
@@ -178,14 +193,14 @@ def test_an_event_that_does_not_fit_the_state_says_which_it_is() -> None:
 # what is read
 
 
-@pytest.mark.parametrize("kind", [*e.TYPES])
+@pytest.mark.parametrize("kind", [*BUILT_IN])
 def test_every_type_comes_back_as_it_was_written(kind: str) -> None:
     needed = {"after": "crash", "message": {"role": "user", "content": "x"}, "changes": [], "error": "E"}
     guesses: dict[str, Any] = {}
-    for name, field in e.TYPES[kind].model_fields.items():
+    for name, field in BUILT_IN[kind].model_fields.items():
         if field.is_required():
             guesses[name] = needed.get(name, 3 if field.annotation is int else "text")
-    event = e.TYPES[kind](**guesses, step="s", changes=({"op": "add", "path": "/context/a", "value": [1.5, None]},))
+    event = BUILT_IN[kind](**guesses, step="s", changes=({"op": "add", "path": "/context/a", "value": [1.5, None]},))
     assert logged(event, 1) == event
 
 
@@ -206,7 +221,7 @@ def test_what_cannot_be_read_says_where_it_is_and_why() -> None:
 
 
 def test_a_field_of_a_later_version_that_is_new_is_passed_over() -> None:
-    assert parse_event(entry("decided", {"choice": "a", "mood": "good"})) == e.Decided(choice="a")
+    assert parse_event(entry("decided", {"choice": "a", "mood": "good"})) == Decided(choice="a")
 
 
 # types of one's own
@@ -228,7 +243,7 @@ class Priced(Event):
 
 def test_a_type_of_one_s_own_is_read_in_all_its_versions() -> None:
     new = Priced(euros=2.5)
-    assert orjson.loads(new.told()) == {"v": 2, "euros": 2.5, "own": True}
+    assert orjson.loads(new.to_json()) == {"v": 2, "euros": 2.5, "own": True}
     assert logged(new, 1) == new
     old = parse_event(entry("test_priced", {"cents": 250}))
     assert isinstance(old, Priced)
@@ -264,13 +279,13 @@ def test_a_type_that_could_not_be_told_apart_is_refused() -> None:
     for kind, problem in ((Nameless, "no type"), (Loose, "no type"), (Taken, "already"), (Odd, "without '#'")):
         with pytest.raises(ValueError, match=problem):
             register_event(kind)
-    assert parse_event(entry("decided", {"choice": "a"})) == e.Decided(choice="a")
+    assert parse_event(entry("decided", {"choice": "a"})) == Decided(choice="a")
 
 
 def test_the_document_has_every_type_and_the_example_of_it() -> None:
     text = (ROOT / "docs" / "events.md").read_text("utf-8")
     table = text[text.index("## Types") : text.index("## Types of one's own")]
-    assert [name for name in e.TYPES if f"`{name}`" not in table] == []
+    assert [name for name in BUILT_IN if f"`{name}`" not in table] == []
 
 
 # secrets
@@ -282,7 +297,7 @@ SECRETS = ('pa"ss\\word\n', "1234", "tool", "user")
 
 def test_secrets_are_taken_out_of_values_and_nothing_else() -> None:
     redact = Redaction(SECRETS)
-    called = e.ToolCalled(
+    called = ToolCalled(
         tool="mail",
         arguments={"password": SECRETS[0], "pin": 1234, "tool": [SECRETS[0]], "n": 51},
         result=f'{{"as text": {orjson.dumps(SECRETS[0]).decode()}}}',
@@ -291,18 +306,18 @@ def test_secrets_are_taken_out_of_values_and_nothing_else() -> None:
         changes=({"op": "add", "path": "/results/tool", "value": {"pin": "1234"}},),
     )
     shown = redacted(called, redact)
-    assert isinstance(shown, e.ToolCalled)
+    assert isinstance(shown, ToolCalled)
     assert shown.arguments == {"password": "*" * 10, "pin": "*" * 10, "**********": ["*" * 10], "n": 51}
     assert shown.result == '{"as text": "**********"}'
     assert (shown.reasoning, shown.step, shown.tool) == ("********** fits", "tool", "mail")
     assert shown.changes == ({"op": "add", "path": "/results/**********", "value": {"pin": "*" * 10}},)
     assert logged(shown, 1) == shown
-    said = e.MessageAdded(message=Message(role="user", content="I am user 1234"))
+    said = MessageAdded(message=Message(role="user", content="I am user 1234"))
     assert redacted(said, redact).message == Message(role="user", content="I am ********** **********")
-    saved = e.ArtifactSaved(name="1234", hash="a1234b", size=1234)
-    assert redacted(saved, redact) == e.ArtifactSaved(name="*" * 10, hash="a1234b", size=1234)
+    saved = ArtifactSaved(name="1234", hash="a1234b", size=1234)
+    assert redacted(saved, redact) == ArtifactSaved(name="*" * 10, hash="a1234b", size=1234)
 
 
 def test_an_event_without_secrets_stays_the_very_same() -> None:
-    event = e.ToolCalled(tool="mail", arguments={"a": [1, {"b": 2.5}]}, result=None)
+    event = ToolCalled(tool="mail", arguments={"a": [1, {"b": 2.5}]}, result=None)
     assert redacted(event, Redaction(SECRETS)) is event

@@ -13,7 +13,7 @@ from perdure import Agent, AgentState, App, Context, Ephemeral, PlanStep, Retry,
 from perdure.queues import TaskEvent, TaskExists, checkpoint_fields, recorded_results, set_partitions
 from perdure.worker.errors import BadHistory, StateDrift
 from perdure.worker.journal import BadEdit, Past, check_state, diff, fork, forks, read_snapshot, state_at
-from perdure.worker.journal.events import Changed
+from perdure.worker.journal.agent_events import Changed
 from pydantic import SecretStr
 
 from tests.support.command_line import Answer, call

@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 
 from ...journal import Event
-from ...journal.events import ToolCalled
+from ...journal.agent_events import ToolCalled
 from .settings import Coherence
 
 __all__ = [

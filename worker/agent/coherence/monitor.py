@@ -29,7 +29,7 @@ from ....queues import (
 from ...durable import ParkReason, Run, StopReason
 from ...errors import Incoherent
 from ...journal import Event, parse_event
-from ...journal import events as told
+from ...journal.agent_events import IncoherenceFound
 from ...log import log_wait, logger
 from ..background import in_background
 from .checks import Finding, RecentCalls, View, check_repetition, run_checks
@@ -179,7 +179,7 @@ class CoherenceMonitor:
         entries: list[Entry] = []
         for one in fresh:
             policy = self._coherence.policy(one.check)
-            event = run.next_entry(told.IncoherenceFound(check=one.check, detail=one.detail, policy=policy))
+            event = run.next_entry(IncoherenceFound(check=one.check, detail=one.detail, policy=policy))
             entries.append(event)
             number = int(event.value)
             kept.append(StoredFinding(check=one.check, detail=one.detail, about=one.about, policy=policy, n=number))

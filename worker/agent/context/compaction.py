@@ -16,7 +16,7 @@ from ...durable import Run
 from ...durable.codec import is_async
 from ...errors import CompactionFailed
 from ...journal import AgentState, Message
-from ...journal.events import Compacted
+from ...journal.agent_events import Compacted
 from ...journal.step_record import StepRecord
 from ...log import logger
 from .conversation import SUMMARY, completed, exchanges

@@ -27,7 +27,7 @@ from typing import Final, Literal
 from ....queues import Entry, Kind
 from ...durable import Run
 from ...journal import AgentState, Message, Patch, ToolCall
-from ...journal.events import Repaired
+from ...journal.agent_events import Repaired
 from ...log import logger
 
 __all__ = [

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from ....queues import LogTail, TaskEvent
 from ...errors import BadSnapshot
-from ..events import Event
+from ..event import Event
 from ..json_patch import BadPatch
 from ..parsing import Unreadable, parse_event
 from ..reducer import empty_state, reduce

@@ -1,0 +1,162 @@
+"""Events of an agent's work: plan, decisions, tools, conversation, artifacts, state. Functions log some of them too."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .chat import Message
+from .event import Count, Event, built_in
+
+__all__ = [
+    "ArtifactSaved",
+    "Changed",
+    "Compacted",
+    "Decided",
+    "Discovered",
+    "Finished",
+    "IncoherenceFound",
+    "MessageAdded",
+    "Planned",
+    "PlannedStep",
+    "Repaired",
+    "Snapshot",
+    "ToolCalled",
+]
+
+
+class PlannedStep(BaseModel):
+    """Step as a plan lists it."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    key: str
+    title: str
+
+
+@built_in
+class Planned(Event):
+    """New plan. again: whether it replaces the open steps of an earlier plan."""
+
+    type: Literal["planned"] = "planned"
+    steps: tuple[PlannedStep, ...] = ()
+    why: str = ""
+    again: bool = False
+
+
+@built_in
+class Finished(Event):
+    """End of an agent that reached its goal."""
+
+    type: Literal["finished"] = "finished"
+    summary: str = ""
+
+
+@built_in
+class Decided(Event):
+    """Choice and its reason. alternatives: options that were not chosen."""
+
+    type: Literal["decided"] = "decided"
+    choice: str
+    reasoning: str = ""
+    alternatives: tuple[str, ...] = ()
+
+
+@built_in
+class Discovered(Event):
+    """Fact and its source."""
+
+    type: Literal["discovered"] = "discovered"
+    fact: str
+    source: str = ""
+
+
+@built_in
+class ToolCalled(Event):
+    """Call of a tool and its result.
+
+    Attributes:
+        step: Key of the step record.
+        call: Id under which the model requested the call.
+        clipped: Size of the result in bytes if it was too large for the log, which then has its beginning.
+    """
+
+    type: Literal["tool_called"] = "tool_called"
+    tool: str
+    arguments: dict[str, Any] = Field(default={})
+    result: Any = None
+    reasoning: str = ""
+    call: str | None = None
+    attempt: int = 1
+    clipped: int | None = None
+
+
+@built_in
+class MessageAdded(Event):
+    """Message added to the conversation."""
+
+    type: Literal["message_added"] = "message_added"
+    message: Message
+
+
+@built_in
+class Compacted(Event):
+    """Summary that replaced the oldest messages of the conversation.
+
+    Attributes:
+        first: Number of the first event that the summary replaces.
+        last: Number of the last one.
+        messages: Number of messages that it replaces.
+    """
+
+    type: Literal["compacted"] = "compacted"
+    first: Count
+    last: Count
+    messages: Count
+    summary: str = ""
+
+
+@built_in
+class Repaired(Event):
+    """Placeholder results for tool calls that a crash had left without one. calls: their ids."""
+
+    type: Literal["repaired"] = "repaired"
+    calls: tuple[str, ...] = ()
+
+
+@built_in
+class ArtifactSaved(Event):
+    """Saved artifact. hash: SHA-256 of its bytes, in hexadecimal. size: bytes."""
+
+    type: Literal["artifact_saved"] = "artifact_saved"
+    name: str
+    hash: str
+    size: Count
+    media_type: str = "application/octet-stream"
+
+
+@built_in
+class IncoherenceFound(Event):
+    """Finding of a coherence check. policy: the action that the agent's settings prescribe."""
+
+    type: Literal["incoherent"] = "incoherent"
+    check: str
+    detail: str = ""
+    policy: str = "warn"
+
+
+@built_in
+class Changed(Event):
+    """Change of the state by the agent's own code; `changes` holds the patch."""
+
+    type: Literal["changed"] = "changed"
+
+
+@built_in
+class Snapshot(Event):
+    """Snapshot of the whole state in the checkpoint. at: number of the last event in it. size: bytes."""
+
+    type: Literal["snapshot"] = "snapshot"
+    at: Count
+    size: Count

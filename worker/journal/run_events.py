@@ -1,0 +1,242 @@
+"""Events of a run: its start, steps, waits, messages to and from other tasks, and its end.
+
+To add a type, write the class here or in `agent_events.py`, add a row to docs/events.md and, if the event changes the
+state of an agent, a rule to `reducer.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from .event import Count, Event, built_in
+
+__all__ = [
+    "AttemptFailed",
+    "Buried",
+    "Cleared",
+    "CrashBackoff",
+    "Crashed",
+    "Forked",
+    "HandedOff",
+    "MessageSent",
+    "Notified",
+    "Received",
+    "Replayed",
+    "Resumed",
+    "Returned",
+    "Snoozed",
+    "Started",
+    "StepCompleted",
+    "StepFailed",
+    "StepStarted",
+    "WaitStarted",
+    "Waited",
+]
+
+# start
+
+
+@built_in
+class Started(Event):
+    """Start of a task's first run."""
+
+    type: Literal["started"] = "started"
+    goal: str | None = None
+    agent: str | None = None
+
+
+@built_in
+class Resumed(Event):
+    """Start of a run that resumes the work of an earlier one.
+
+    Attributes:
+        after: Reason why the earlier run stopped.
+        gap: Seconds during which no worker ran the task.
+        restored: Number of restored records by kind (steps, events, decisions, messages and so on).
+    """
+
+    type: Literal["resumed"] = "resumed"
+    after: Literal["crash", "hand_off", "failure", "wait", "replay", "fork"]
+    gap: float | None = None
+    restored: dict[str, int] = Field(default={})
+    summary: str = ""
+
+
+@built_in
+class Forked(Event):
+    """Start of a task as a copy of another one. at: number of the last event that was copied."""
+
+    type: Literal["forked"] = "forked"
+    source: str
+    at: Count
+
+
+# steps
+
+
+@built_in
+class StepStarted(Event):
+    """Start of a step of a plan, or of a risky step, before it acts."""
+
+    type: Literal["step_started"] = "step_started"
+    title: str = ""
+    attempt: int = 1
+
+
+@built_in
+class StepCompleted(Event):
+    """Result of a step. result: of a step of a plan; results of other steps are in the checkpoint."""
+
+    type: Literal["step_completed"] = "step_completed"
+    attempt: int = 1
+    result: Any = None
+
+
+@built_in
+class StepFailed(Event):
+    """Exception of one try of a step. tool: name of the tool, if the step is a tool call."""
+
+    type: Literal["step_failed"] = "step_failed"
+    attempt: int = 1
+    tool: str | None = None
+    error: str = ""
+    message: str = ""
+
+
+# waits and messages
+
+
+@built_in
+class Received(Event):
+    """Message that the handler read from its inbox. number: its position in the inbox."""
+
+    type: Literal["received"] = "received"
+    number: int
+    sender: str = ""
+    content: Any = None
+
+
+@built_in
+class WaitStarted(Event):
+    """Start of a wait. what: kind of thing, such as "message" or "approval". on: sender that is expected."""
+
+    type: Literal["waiting"] = "waiting"
+    what: str = ""
+    on: str = ""
+    why: str = ""
+
+
+@built_in
+class Waited(Event):
+    """End of a wait whose time passed without a message."""
+
+    type: Literal["waited"] = "waited"
+
+
+@built_in
+class MessageSent(Event):
+    """Message that the handler put into another task's inbox. to: id of that task. number: position in its inbox."""
+
+    type: Literal["message_sent"] = "message_sent"
+    to: str
+    number: int = 0
+    content: Any = None
+
+
+@built_in
+class Notified(Event):
+    """Notification that was sent, or could not be. how: channel, such as "webhook"."""
+
+    type: Literal["notified"] = "notified"
+    what: str
+    how: str = ""
+    failed: str | None = None
+
+
+# end
+
+
+@built_in
+class HandedOff(Event):
+    """Deliberate end of a run whose work another run continues.
+
+    Attributes:
+        why: Reason, such as "shutdown".
+        to: Id of the successor, if another task continues the work.
+        steps: Number of recorded steps.
+    """
+
+    type: Literal["handed_off"] = "handed_off"
+    why: str = ""
+    to: str | None = None
+    steps: int | None = None
+    summary: str = ""
+
+
+class _Failure(Event):
+    error: str = ""
+    message: str = ""
+    traceback: str = ""
+    attempts: int = 0
+    delay: float | None = None
+
+
+@built_in
+class AttemptFailed(_Failure):
+    """Failure of an attempt that is followed by another one."""
+
+    type: Literal["attempt_failed"] = "attempt_failed"
+
+
+@built_in
+class Snoozed(_Failure):
+    """Request of the handler to run again later."""
+
+    type: Literal["snoozed"] = "snoozed"
+
+
+@built_in
+class Returned(_Failure):
+    """Release of a task that this worker could not run."""
+
+    type: Literal["returned"] = "returned"
+
+
+@built_in
+class CrashBackoff(_Failure):
+    """Delay of a task that crashed more than once."""
+
+    type: Literal["crash_backoff"] = "crash_backoff"
+
+
+@built_in
+class Buried(_Failure):
+    """Burial of the task: it is a dead letter now."""
+
+    type: Literal["buried"] = "buried"
+
+
+@built_in
+class Crashed(Event):
+    """Death of the worker process, reported by its supervisor. how: exit status, such as "SIGKILL"."""
+
+    type: Literal["crashed"] = "crashed"
+    how: str = ""
+    worker: str = ""
+
+
+@built_in
+class Cleared(Event):
+    """End of the suspicion that the task kills workers."""
+
+    type: Literal["cleared"] = "cleared"
+
+
+@built_in
+class Replayed(Event):
+    """Replay of the dead letter by an operator. fresh: without its checkpoint."""
+
+    type: Literal["replayed"] = "replayed"
+    fresh: bool = False
