@@ -1,6 +1,6 @@
 """Queues: Redis, messages, leases, outcomes. Knows nothing of handlers, agents or policy."""
 
-from .defaults import default_address, default_data_dir, default_namespace
+from .defaults import LONGEST, ConnectionSettings, Seconds, read_settings
 from .delivery import (
     Consumer,
     Counters,
@@ -34,7 +34,6 @@ from .derived_tasks import MOST_HAND_OFFS, Successor, enqueue_successor, read_ta
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
     FORMAT_VERSION,
-    LONGEST,
     Envelope,
     EnvelopeTemplate,
     Options,
@@ -46,6 +45,7 @@ from .envelope import (
 )
 from .errors import (
     BadAddress,
+    ConfigurationError,
     DecryptionError,
     HandOffRefused,
     InboxFull,
@@ -159,6 +159,8 @@ __all__ = [
     "BadAddress",
     "BlockingConnection",
     "ChildInfo",
+    "ConfigurationError",
+    "ConnectionSettings",
     "Consumer",
     "Counters",
     "CrashReport",
@@ -200,6 +202,7 @@ __all__ = [
     "Replication",
     "Route",
     "Script",
+    "Seconds",
     "SecretPaths",
     "Sent",
     "ServerFull",
@@ -237,9 +240,6 @@ __all__ = [
     "close_previous",
     "contains_mask",
     "count_crash",
-    "default_address",
-    "default_data_dir",
-    "default_namespace",
     "deployment_id",
     "drop_message",
     "encode_arguments",
@@ -281,6 +281,7 @@ __all__ = [
     "read_partitions",
     "read_record",
     "read_secret_paths",
+    "read_settings",
     "read_task_input",
     "recorded_results",
     "recorded_steps",

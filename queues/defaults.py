@@ -1,58 +1,109 @@
-"""Where the queues are when nobody says: the environment, else the embedded server."""
+"""Settings of the connection, with their defaults from the PERDURE_* variables of the environment.
+
+`read_settings` is the one reader of these variables: a producer reads `ConnectionSettings`, a worker a subclass of it.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Final, TypeVar
 
-from .errors import BadAddress
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from .errors import ConfigurationError
+from .keys import check_name
 from .security import Encryptor, make_encryptor
 from .transport import Address, Replication
 
-__all__ = ["default_address", "default_data_dir", "default_encryptor", "default_namespace", "default_replication"]
+__all__ = ["LONGEST", "ConnectionSettings", "Seconds", "read_settings"]
+
+LONGEST: Final = 1e10
+"""Upper limit of a duration in seconds (three centuries); a script would fail halfway on one that Redis cannot count"""
+
+Seconds = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
 
 
-def default_namespace() -> str:
-    """PERDURE_NAMESPACE, else `perdure`."""
-    return os.environ.get("PERDURE_NAMESPACE") or "perdure"
+class ConnectionSettings(BaseSettings):
+    """Settings of one deployment's server and data, from arguments or from PERDURE_* variables.
 
-
-def default_data_dir() -> Path:
-    """PERDURE_DATA_DIR, else `perdure` in the user's data folder (XDG Base Directory Specification)."""
-    given = os.environ.get("PERDURE_DATA_DIR")
-    if given:
-        return Path(given).expanduser()
-    home = os.environ.get("XDG_DATA_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "share") / "perdure"
-
-
-def default_address(url: str | None = None, data_dir: Path | None = None) -> Address:
-    """The URL given, else PERDURE_REDIS_URL, else the embedded server; `BadAddress` where it cannot be read.
-
-    data_dir: of the embedded server, else the default one.
+    Args:
+        redis_url: URL of the server; empty for the embedded server in `data_dir`.
+        namespace: prefix of the deployment's keys.
+        data_dir: directory of the embedded server.
+        replicas: number of replicas that must have a write of `durability="replicated"`.
+        replication_timeout: seconds that such a write waits for them.
+        encryption_keys, encryption_key_file: keys as text or in a file; the first one encrypts, all decrypt.
+        encryption_required: refuse arguments, results and checkpoints that are not encrypted.
     """
-    text = url or os.environ.get("PERDURE_REDIS_URL") or "embedded:"
-    return Address.parse(text, data_dir=lambda: data_dir or default_data_dir())
+
+    model_config = SettingsConfigDict(env_prefix="PERDURE_", frozen=True, extra="ignore", env_ignore_empty=True)
+
+    redis_url: str = ""
+    namespace: str = "perdure"
+    data_dir: Path | None = None
+    replicas: Annotated[int, Field(ge=1)] = 1
+    replication_timeout: Seconds = 5.0
+    encryption_keys: SecretStr = SecretStr("")
+    encryption_key_file: Path | None = None
+    encryption_required: bool = False
+
+    @field_validator("namespace")
+    @classmethod
+    def _check_namespace(cls, name: str) -> str:
+        return check_name("namespace", name)
+
+    @property
+    def data_folder(self) -> Path:
+        """The data directory, else `perdure` in the user's data folder (XDG Base Directory Specification)."""
+        if self.data_dir is not None:
+            return self.data_dir.expanduser()
+        home = os.environ.get("XDG_DATA_HOME")
+        return (Path(home) if home else Path.home() / ".local" / "share") / "perdure"
+
+    @property
+    def address(self) -> Address:
+        """The server's address. Raises `BadAddress`."""
+        return Address.parse(self.redis_url or "embedded:", data_dir=lambda: self.data_folder)
+
+    @property
+    def replication(self) -> Replication:
+        """The meaning of `durability="replicated"`."""
+        return Replication(self.replicas, self.replication_timeout)
+
+    @property
+    def encryptor(self) -> Encryptor:
+        """The encryptor of the tasks' data; without keys, data stays plain. Reads the key file. Raises `InvalidKey`."""
+        file = self.encryption_key_file
+        return make_encryptor(
+            self.encryption_keys.get_secret_value(),
+            None if file is None else file.expanduser(),
+            required=self.encryption_required,
+        )
 
 
-def default_encryptor() -> Encryptor:
-    """With the keys of PERDURE_ENCRYPTION_KEYS or PERDURE_ENCRYPTION_KEY_FILE; without any, data stays plain.
+S = TypeVar("S", bound=ConnectionSettings)
 
-    Raises `InvalidKey`.
+
+def read_settings(kind: type[S], given: Mapping[str, object]) -> S:
+    """Return settings from the environment; those given that are not None take precedence.
+
+    Raises `ConfigurationError`, which names the argument or the variable and what is wrong with it.
     """
-    file = os.environ.get("PERDURE_ENCRYPTION_KEY_FILE")
-    return make_encryptor(
-        os.environ.get("PERDURE_ENCRYPTION_KEYS", ""),
-        Path(file).expanduser() if file else None,
-        required=os.environ.get("PERDURE_ENCRYPTION_REQUIRED", ""),
-    )
-
-
-def default_replication() -> Replication:
-    """PERDURE_REPLICAS and PERDURE_REPLICATION_TIMEOUT (seconds); `BadAddress` where they are no numbers for it."""
-    default = Replication()
+    given = {name: value for name, value in given.items() if value is not None}
+    fields = kind.model_fields
+    if unknown := given.keys() - fields.keys():
+        raise ConfigurationError(f"no setting is called {', '.join(sorted(unknown))}")
     try:
-        replicas = int(os.environ.get("PERDURE_REPLICAS") or default.replicas)
-        return Replication(replicas, float(os.environ.get("PERDURE_REPLICATION_TIMEOUT") or default.timeout))
-    except ValueError as error:
-        raise BadAddress(f"PERDURE_REPLICAS, PERDURE_REPLICATION_TIMEOUT: {error}") from None
+        return kind(**given)  # type: ignore[arg-type]  # pydantic checks each against its own field
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(str(part) for part in first["loc"])
+        where = name if name in given else f"PERDURE_{name.upper()}"
+        secret = (
+            name == "redis_url" or fields[str(first["loc"][0])].annotation is SecretStr
+        )  # a URL may hold a password
+        got = "" if secret else f" (got {first['input']!r})"
+        raise ConfigurationError(f"{where}: {first['msg']}{got}") from None

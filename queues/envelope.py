@@ -19,6 +19,7 @@ import orjson
 import uuid_utils
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .defaults import Seconds
 from .errors import PayloadTooLarge, UnreadableEnvelope
 from .partitions import spread
 from .security import DEEPEST, MOST_MARKS, SECRET, SecretPaths, unwrap_secrets
@@ -26,7 +27,6 @@ from .security import DEEPEST, MOST_MARKS, SECRET, SecretPaths, unwrap_secrets
 __all__ = [
     "DEFAULT_PAYLOAD_LIMIT",
     "FORMAT_VERSION",
-    "LONGEST",
     "Envelope",
     "EnvelopeTemplate",
     "Options",
@@ -42,11 +42,6 @@ DEFAULT_PAYLOAD_LIMIT: Final = 1024 * 1024
 """Bytes that envelope and arguments, a result, or a step's record may have."""
 
 _TASK_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
-
-LONGEST: Final = 1e10
-"""Seconds that any time may have (three centuries). One beyond what Redis can count would fail a script halfway."""
-
-Seconds = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
 
 
 def check_task_id(task_id: str) -> str:

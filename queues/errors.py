@@ -27,6 +27,7 @@ PerdureError                    everything Perdure raises on purpose
 │   └── TaskOutcome             a task that was waited for has ended without a result
 │       ├── TaskFailed          it is a dead letter
 │       └── TaskCancelled       it was cancelled
+├── ConfigurationError          a setting or an APP that cannot be used
 └── ...                         the worker's own errors: see `worker/errors.py`
 """
 
@@ -37,6 +38,7 @@ from typing import Any
 
 __all__ = [
     "BadAddress",
+    "ConfigurationError",
     "DecryptionError",
     "EmbeddedServerError",
     "HandOffRefused",
@@ -72,6 +74,10 @@ class PerdureError(Exception):
 
 class QueueError(PerdureError):
     """Base of the errors of queues, messages and the servers that hold them."""
+
+
+class ConfigurationError(PerdureError, ValueError):
+    """A setting is not valid or contradicts another one, or an application cannot be loaded."""
 
 
 class Unavailable(QueueError):

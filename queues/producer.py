@@ -10,11 +10,10 @@ from typing import Any, Self, TypeVar
 import orjson
 from pydantic_core import from_json
 
-from .defaults import default_address, default_encryptor, default_namespace, default_replication
+from .defaults import LONGEST, ConnectionSettings, read_settings
 from .enqueueing import BatchEnqueuer
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
-    LONGEST,
     EnvelopeTemplate,
     Options,
     TaskMessage,
@@ -68,14 +67,15 @@ class Producer:
         means, else PERDURE_REPLICAS and PERDURE_REPLICATION_TIMEOUT, else one replica within 5 s.
         sealer: what tasks are sealed with, else the keys that the environment names (docs/security.md).
         """
-        self.address = address or default_address(redis_url)
-        self.namespace = Namespace(namespace or default_namespace())
+        settings = read_settings(ConnectionSettings, {"redis_url": redis_url or None, "namespace": namespace or None})
+        self.address = address or settings.address
+        self.namespace = Namespace(settings.namespace)
         self.payload_limit = payload_limit
         self.result_ttl = result_ttl
         self.gateway = gateway or Gateway(
             self.address,
-            replication=replication or default_replication(),
-            sealer=default_encryptor() if sealer is None else sealer,
+            replication=replication or settings.replication,
+            sealer=settings.encryptor if sealer is None else sealer,
         )
         self._owns_gateway = gateway is None
         self.notifications = TaskNotifications(self.gateway)

@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..queues import LONGEST, PerdureError
+from ..queues import LONGEST, ConfigurationError, PerdureError
 
 __all__ = [
     "ArtifactDamaged",
@@ -392,7 +392,3 @@ class Snooze(Reschedule):
 
     raise Snooze(after=3600)
     """
-
-
-class ConfigurationError(PerdureError, ValueError):
-    """Settings that contradict themselves, or an application that cannot be loaded."""

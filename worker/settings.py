@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import NoDecode
 
 from ..deadletter import DEFAULT_RETENTION, Retry
-from ..queues import (
-    DEFAULT_PAYLOAD_LIMIT,
-    LONGEST,
-    Address,
-    Encryptor,
-    Replication,
-    check_name,
-    default_data_dir,
-    make_encryptor,
-)
-from .errors import ConfigurationError
+from ..queues import DEFAULT_PAYLOAD_LIMIT, ConnectionSettings, Seconds, read_settings
 
 __all__ = ["Settings", "load_settings"]
 
-Seconds = Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
 Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Settings(BaseSettings):
-    """Everything a worker can be told, from arguments or from PERDURE_* variables of the environment. Times in seconds.
+class Settings(ConnectionSettings):
+    """Settings of a worker, in addition to those of the connection. Times in seconds.
 
-    redis_url: where the queues are; empty for the embedded server in data_dir.
-    namespace: the deployment's keys.
     lease: how long a delivery stays a silent worker's; all workers of a namespace must have the same.
     grace: how long running tasks have to reach a step boundary when the worker is stopped.
     note_interval: between notes that a long step lives.
@@ -42,8 +28,6 @@ class Settings(BaseSettings):
     partitions: whether a worker takes from all partitions of its queues, or from its share of them, the rest being
         other workers' who share.
     payload_limit: bytes.
-    replicas, replication_timeout: what `durability="replicated"` means: how many must have it, and for how long they
-        are waited for.
     crash_threshold, crash_window: with more crashes of its workers than that within the window, a supervisor pauses.
     restart_delays: before what crashed is started again, after the first crash within the window, the second and so on.
     time_limit: how long one run may take where neither its task nor its producer says.
@@ -55,8 +39,6 @@ class Settings(BaseSettings):
     heartbeat: between two signs of life.
     artifacts: where artifacts are kept: a folder, or a URL as fsspec takes it; empty for a folder in data_dir.
     artifact_limit: bytes of one.
-    encryption_keys, encryption_key_file: keys of encryption, as text or in a file; the first one seals, all open.
-    encryption_required: refuse arguments, results and checkpoints that are not sealed.
     memory: where long-term memories are: a file, or postgresql://...; empty for memory.sqlite3 in data_dir. embedder:
         what makes vectors of them, as module:attribute; empty for search by words only.
     webhook_url: where notices are posted of runs that were resumed, buried, or wait for somebody; empty for nowhere.
@@ -66,11 +48,6 @@ class Settings(BaseSettings):
         others.
     """
 
-    model_config = SettingsConfigDict(env_prefix="PERDURE_", frozen=True, extra="ignore", env_ignore_empty=True)
-
-    redis_url: str = ""
-    namespace: str = "perdure"
-    data_dir: Path | None = None
     lease: Annotated[float, Field(ge=0.3, le=3600)] = 15.0
     grace: Annotated[float, Field(ge=0)] = 30.0
     note_interval: Seconds = 60.0
@@ -84,15 +61,10 @@ class Settings(BaseSettings):
     dead_letter_ttl: Seconds = DEFAULT_RETENTION
     partitions: Literal["all", "share"] = "all"
     payload_limit: Annotated[int, Field(ge=1024)] = DEFAULT_PAYLOAD_LIMIT
-    replicas: Annotated[int, Field(ge=1)] = 1
-    replication_timeout: Seconds = 5.0
     artifacts: str = ""
     artifact_limit: Annotated[int, Field(ge=1)] = 1 << 30
     log_level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_json: bool = False
-    encryption_keys: SecretStr = SecretStr("")
-    encryption_key_file: Path | None = None
-    encryption_required: bool = False
     crash_threshold: Annotated[int, Field(ge=0)] = 3
     crash_window: Seconds = 3600.0
     restart_delays: Annotated[tuple[Delay, ...], NoDecode, Field(min_length=1)] = (5.0, 30.0, 120.0, 600.0)
@@ -118,56 +90,16 @@ class Settings(BaseSettings):
             raise ValueError("is no URL of http or https")
         return url
 
-    @field_validator("namespace")
-    @classmethod
-    def _check_namespace(cls, name: str) -> str:
-        return check_name("namespace", name)
-
     @property
     def artifact_place(self) -> str:
         """Where artifacts are kept."""
-        folder = self.address.directory or self.data_dir or default_data_dir()
+        folder = self.address.directory or self.data_folder
         return self.artifacts or str(folder / "artifacts")
-
-    @property
-    def replication(self) -> Replication:
-        """What `durability="replicated"` means."""
-        return Replication(self.replicas, self.replication_timeout)
-
-    @property
-    def address(self) -> Address:
-        """The server's address. Raises `BadAddress`."""
-        return Address.parse(self.redis_url or "embedded:", data_dir=lambda: self.data_dir or default_data_dir())
-
-    @property
-    def encryptor(self) -> Encryptor:
-        """What data of tasks is sealed with; without keys, nothing. Reads the key file. Raises `InvalidKey`."""
-        file = self.encryption_key_file
-        return make_encryptor(
-            self.encryption_keys.get_secret_value(),
-            None if file is None else file.expanduser(),
-            required=self.encryption_required,
-        )
-
-
-_SECRET = ("redis_url", "encryption_keys", "webhook_url", "webhook_secret")
-"""Settings that may hold a password, and are not shown."""
 
 
 def load_settings(**overrides: object) -> Settings:
-    """Settings from the environment, with what is given (and is not None) on top.
+    """Return a worker's settings from the environment; the arguments that are not None take precedence.
 
-    Raises `ConfigurationError` naming the setting and what is wrong with it.
+    Raises `ConfigurationError`, which names the setting and what is wrong with it.
     """
-    given = {name: value for name, value in overrides.items() if value is not None}
-    unknown = given.keys() - Settings.model_fields.keys()
-    if unknown:
-        raise ConfigurationError(f"no setting is called {', '.join(sorted(unknown))}")
-    try:
-        return Settings(**given)  # type: ignore[arg-type]  # pydantic checks each against its own field
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(str(part) for part in first["loc"])
-        where = name if name in given else f"PERDURE_{name.upper()}"
-        got = "" if name in _SECRET else f" (got {first['input']!r})"  # a URL may hold a password
-        raise ConfigurationError(f"{where}: {first['msg']}{got}") from None
+    return read_settings(Settings, overrides)

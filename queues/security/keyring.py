@@ -20,7 +20,6 @@ __all__ = ["generate_key", "key_id", "make_encryptor", "read_key_file", "read_ke
 _BYTES: Final = 32
 _BETWEEN = re.compile(r"[\s,]+")
 _URL_SAFE = str.maketrans("-_", "+/")
-_YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
 def generate_key() -> str:
@@ -66,12 +65,8 @@ def read_key_file(path: Path) -> list[bytes]:
     return keys
 
 
-def make_encryptor(text: str, path: Path | None, *, required: bool | str = False) -> Encryptor:
+def make_encryptor(text: str, path: Path | None, *, required: bool = False) -> Encryptor:
     """The sealer that settings ask for: keys as text or in a file. Raises `InvalidKey`."""
-    if isinstance(required, str):
-        if required.lower() not in (*_YES, *_NO):
-            raise InvalidKey(f"PERDURE_ENCRYPTION_REQUIRED is 1 or 0, not {required!r}")
-        required = required.lower() in _YES
     if text.strip() and path is not None:
         raise InvalidKey("PERDURE_ENCRYPTION_KEYS and PERDURE_ENCRYPTION_KEY_FILE are both set: leave one of them out")
     keys: Sequence[bytes] = read_key_file(path) if path is not None else read_keys(text, "PERDURE_ENCRYPTION_KEYS")

@@ -13,7 +13,7 @@ import pytest
 import redis
 from perdure import App, Context, Retry, ServerFull, Settings, State, TaskCancelled, TaskFailed, TaskHandle, Worker
 from perdure.deadletter import Replay, find_letter, replay
-from perdure.queues import Delivery, Gateway, Namespace, Partition, Producer, default_address
+from perdure.queues import Address, Delivery, Gateway, Namespace, Partition, Producer
 from perdure.queues.partitions.assignment import join_group
 
 from tests.conformance.test_settlement import WHERE
@@ -40,7 +40,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def gateway(server: RedisServer) -> AsyncIterator[Gateway]:
-    gateway = Gateway(default_address(server.url), patience=0.0)
+    gateway = Gateway(Address(server.url), patience=0.0)
     await gateway.open()
     yield gateway
     await full(gateway, False)

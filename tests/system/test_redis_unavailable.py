@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from anyio.to_thread import run_sync
 from perdure import App, Context, Settings, State, TaskHandle, Unavailable
-from perdure.queues import Delivery, Gateway, LeaseHeartbeat, Leases, QueueError, default_address
+from perdure.queues import Address, Delivery, Gateway, LeaseHeartbeat, Leases, QueueError
 from perdure.queues import pubsub as newses
 from perdure.queues.delivery import consumer as consumers
 from perdure.queues.transport import gateway as gateways
@@ -55,7 +55,7 @@ async def line(server: RedisServer, tmp_path: Path) -> AsyncIterator[LossyLine]:
 @pytest.fixture
 async def direct(server: RedisServer) -> AsyncIterator[Gateway]:
     """A way to the server that goes by no line, for the test itself."""
-    gateway = Gateway(default_address(server.url), patience=20.0)
+    gateway = Gateway(Address(server.url), patience=20.0)
     await gateway.open()
     yield gateway
     await gateway.close()

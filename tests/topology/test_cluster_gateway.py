@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from perdure.queues import (
+    Address,
     Delivery,
     Gateway,
     LeaseHeartbeat,
@@ -17,7 +18,6 @@ from perdure.queues import (
     Producer,
     QueueError,
     TaskCancelled,
-    default_address,
     list_tasks,
 )
 from perdure.queues.keys import GROUP
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.integration]
 
 @pytest.fixture
 async def gateway(shared_cluster: Cluster, namespace_name: str) -> AsyncIterator[Gateway]:
-    gateway = Gateway(default_address(shared_cluster.url()))
+    gateway = Gateway(Address(shared_cluster.url()))
     await gateway.open()
     yield gateway
     await gateway.close()
@@ -256,7 +256,7 @@ async def test_a_lost_node_is_replaced_and_meanwhile_keeps_nobody_else_waiting(
     program: Path, namespace: Namespace
 ) -> None:
     with cluster_of_its_own(program) as cluster:
-        gateway = Gateway(default_address(cluster.url()), patience=60.0)
+        gateway = Gateway(Address(cluster.url()), patience=60.0)
         await gateway.open()
         try:
             lost = namespace.partition("default")

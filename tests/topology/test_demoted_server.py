@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from perdure.queues import Gateway, Unavailable, default_address
+from perdure.queues import Address, Gateway, Unavailable
 from perdure.queues.keys import GROUP
 from perdure.queues.transport.scripts import Script
 
@@ -35,7 +35,7 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def gateway(server: RedisServer) -> AsyncIterator[Gateway]:
-    gateway = Gateway(default_address(server.url), patience=0.0)
+    gateway = Gateway(Address(server.url), patience=0.0)
     await gateway.open()
     yield gateway
     await promote(gateway)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from anyio.to_thread import run_sync
 from perdure import App, Context, NotReplicated, Producer, Settings, State, TaskHandle, Unavailable
-from perdure.queues import Address, BadAddress, Namespace, Replication, set_partitions
-from perdure.queues.defaults import default_replication
+from perdure.queues import Address, ConfigurationError, Namespace, Replication, set_partitions
 from perdure.queues.transport.clients import is_read_only
+from perdure.worker.settings import load_settings
 
 from tests.conftest import default_kind
 from tests.support.command_line import call
@@ -378,9 +378,11 @@ def test_a_command_line_says_what_is_not_confirmed(
 def test_a_number_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for wrong in ("0", "many"):
         monkeypatch.setenv(name, wrong)
-        if wrong == "0" or name == "PERDURE_REPLICAS":
-            with pytest.raises(BadAddress, match=name):
-                default_replication()
+        with pytest.raises(ConfigurationError, match=f"{name}: .* \\(got '{wrong}'\\)") as of_producer:
+            Producer()
+        with pytest.raises(ConfigurationError) as of_worker:
+            load_settings()
+        assert str(of_producer.value) == str(of_worker.value)
 
 
 async def test_another_word_for_durability_is_refused(producer: Producer) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from perdure.queues import (
+    Address,
     Delivery,
     Gateway,
     LeaseHeartbeat,
@@ -16,7 +17,6 @@ from perdure.queues import (
     Producer,
     QueueError,
     TaskCancelled,
-    default_address,
 )
 from perdure.queues.keys import GROUP
 
@@ -40,7 +40,7 @@ def sentinels() -> Iterator[Sentinels]:
 
 @pytest.fixture
 async def gateway(sentinels: Sentinels) -> AsyncIterator[Gateway]:
-    gateway = Gateway(default_address(sentinels.url()), patience=60.0)
+    gateway = Gateway(Address(sentinels.url()), patience=60.0)
     await gateway.open()
     yield gateway
     await gateway.close()
@@ -71,7 +71,7 @@ async def test_a_sentinel_that_names_a_replica_is_not_believed(sentinels: Sentin
     liar = await asyncio.start_server(lie, "127.0.0.1", 0)
     port = liar.sockets[0].getsockname()[1]
     honest = sentinels.watchers[0].port
-    gateway = Gateway(default_address(f"redis+sentinel://127.0.0.1:{port},127.0.0.1:{honest}/{SERVICE}"), patience=30.0)
+    gateway = Gateway(Address(f"redis+sentinel://127.0.0.1:{port},127.0.0.1:{honest}/{SERVICE}"), patience=30.0)
     await gateway.open()
     try:
         info = await gateway.command("INFO", "server")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from perdure.queues import Address, Gateway, Refused, Unavailable, default_address
+from perdure.queues import Address, Gateway, Refused, Unavailable
 from perdure.queues.transport.clients import check_server
 
 from tests.conftest import default_kind
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 
 async def reach(url: str) -> None:
-    gateway = Gateway(default_address(url), patience=0.0)
+    gateway = Gateway(Address(url), patience=0.0)
     try:
         await gateway.open()
     finally:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ...queues import default_data_dir
 from ...queues.embedded import ServerStatus, start, status, stop
+from ..settings import load_settings
 from .support.connection import DataDir
 from .support.output import AsJson, note, print_data, print_fields, print_json
 
@@ -86,7 +86,7 @@ def status_(*, data_dir: DataDir = None, json: AsJson = False) -> None:
 
 
 def _directory(data_dir: Path | None) -> Path:
-    return (data_dir or default_data_dir()).expanduser().absolute()
+    return load_settings(data_dir=data_dir).data_folder.absolute()
 
 
 def _address(directory: Path) -> str:

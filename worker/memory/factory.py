@@ -8,7 +8,6 @@ from pathlib import Path
 
 import anyio
 
-from ...queues import default_data_dir
 from ..log import logger
 from ..settings import Settings
 from .embedders import load_embedder
@@ -29,7 +28,7 @@ def store_path(settings: Settings) -> Path:
     """The file of a SQLite store."""
     if settings.memory:
         return Path(settings.memory).expanduser()
-    return (settings.data_dir or default_data_dir()) / _FILE
+    return settings.data_folder / _FILE
 
 
 def make_store(settings: Settings, *, clock: Callable[[], float] = time.time) -> HybridStore:

@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perdure.queues import (
     NO_KEYS,
+    ConfigurationError,
+    ConnectionSettings,
     DecryptionError,
     Encryptor,
     InvalidKey,
@@ -22,6 +24,7 @@ from perdure.queues import (
     generate_key,
     is_encrypted,
     make_encryptor,
+    read_settings,
 )
 from perdure.queues.security.encryption import arguments_field
 
@@ -176,10 +179,13 @@ def test_a_key_file_has_a_key_per_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "required"), [("1", True), ("true", True), ("0", False), ("", False)])
-def test_required_is_yes_or_no(text: str, required: bool) -> None:
-    assert make_encryptor(generate_key(), None, required=text).required is required
-    with pytest.raises(InvalidKey, match="1 or 0, not 'perhaps'"):
-        make_encryptor(generate_key(), None, required="perhaps")
+def test_required_is_yes_or_no(monkeypatch: pytest.MonkeyPatch, text: str, required: bool) -> None:
+    monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", generate_key())
+    monkeypatch.setenv("PERDURE_ENCRYPTION_REQUIRED", text)
+    assert read_settings(ConnectionSettings, {}).encryptor.required is required
+    monkeypatch.setenv("PERDURE_ENCRYPTION_REQUIRED", "perhaps")
+    with pytest.raises(ConfigurationError, match=r"PERDURE_ENCRYPTION_REQUIRED: .* \(got 'perhaps'\)"):
+        read_settings(ConnectionSettings, {})
 
 
 def test_without_keys_nothing_of_the_cipher_is_imported() -> None:

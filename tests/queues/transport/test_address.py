@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 from perdure.queues import (
     Address,
     BadAddress,
+    ConnectionSettings,
     Namespace,
     QueueError,
     check_name,
-    default_address,
-    default_data_dir,
-    default_namespace,
 )
 from perdure.queues.transport.address import Node
 
@@ -187,29 +185,29 @@ def test_one_server_is_not_several() -> None:
 
 def test_the_environment_decides_where_nobody_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PERDURE_DATA_DIR", str(tmp_path))
-    assert default_data_dir() == tmp_path
-    assert default_address() == Address(directory=tmp_path)
-    assert default_address(data_dir=DATA) == Address(directory=DATA)
+    assert ConnectionSettings().data_folder == tmp_path
+    assert ConnectionSettings().address == Address(directory=tmp_path)
+    assert ConnectionSettings(data_dir=DATA).address == Address(directory=DATA)
     monkeypatch.setenv("PERDURE_REDIS_URL", "redis://elsewhere")
-    assert default_address() == Address("redis://elsewhere")
-    assert default_address("redis://here") == Address("redis://here")
+    assert ConnectionSettings().address == Address("redis://elsewhere")
+    assert ConnectionSettings(redis_url="redis://here").address == Address("redis://here")
 
 
 def test_the_data_lies_where_the_desktop_specification_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PERDURE_DATA_DIR")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    assert default_data_dir() == tmp_path / "data" / "perdure"
+    assert ConnectionSettings().data_folder == tmp_path / "data" / "perdure"
     monkeypatch.delenv("XDG_DATA_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_data_dir() == tmp_path / ".local" / "share" / "perdure"
+    assert ConnectionSettings().data_folder == tmp_path / ".local" / "share" / "perdure"
 
 
 def test_the_namespace_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert default_namespace() == "perdure"
+    assert ConnectionSettings().namespace == "perdure"
     monkeypatch.setenv("PERDURE_NAMESPACE", "mine")
-    assert default_namespace() == "mine"
+    assert ConnectionSettings().namespace == "mine"
     monkeypatch.setenv("PERDURE_NAMESPACE", "")
-    assert default_namespace() == "perdure"
+    assert ConnectionSettings().namespace == "perdure"
 
 
 @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True))
