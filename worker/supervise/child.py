@@ -1,8 +1,6 @@
-"""One child: its process, what it has said, and how it ended.
+"""One child process of a supervisor: its pipes, its state, and how it ended.
 
-The supervisor's end of the line to one child; the other end, and what is said, is worker/runtime/supervisor_link.py.
-
-Waiting for whichever of several events comes first.
+The other end of the pipes, with the table of messages, is worker/runtime/supervisor_link.py.
 """
 
 from __future__ import annotations
@@ -21,65 +19,56 @@ import orjson
 from ...queues import ChildInfo
 from ..runtime.supervisor_link import SUPERVISED, Role
 
-__all__ = ["Child", "ChildPipe", "OnSaid", "how_it_ended", "wait_any"]
+__all__ = ["Child", "ChildPipe", "OnMessage", "exit_status_text", "wait_any"]
 
 _LONGEST: Final = 1 << 20
-"""Bytes of one line. A child that says more at once has gone mad, and is not listened to."""
+"""Longest line in bytes that is accepted from a child; longer input is dropped."""
 
 
 class ChildPipe:
-    """Two pipes. Saying and hearing never wait."""
+    """Two pipes to a child: one to send, one to receive. Neither direction blocks."""
 
     def __init__(self) -> None:
-        self._on_said: Callable[[str, dict[str, Any]], None] = lambda what, told: None
-        self._rest = b""
+        self._on_message: Callable[[str, dict[str, Any]], None] = lambda kind, message: None
+        self._partial = b""
         child_reads, self._write = os.pipe()
         self._read, child_writes = os.pipe()
-        self.theirs = (child_reads, child_writes)
-        """The child's file descriptors: to be passed on, then `give_away`."""
+        self.child_ends = (child_reads, child_writes)
+        """File descriptors for the child to inherit. Call `close_child_ends` after the child has started."""
         for own in (self._read, self._write):
             os.set_blocking(own, False)
         self._open = True
 
-    def give_away(self) -> None:
-        """The child has its ends, or there is none: close them here, so that its end can be noticed."""
-        for descriptor in self.theirs:
+    def close_child_ends(self) -> None:
+        """Close the child's descriptors in this process. Only then does the child's exit cause an end of file."""
+        for descriptor in self.child_ends:
             os.close(descriptor)
 
-    def listen(self, on_said: Callable[[str, dict[str, Any]], None]) -> None:
-        """on_said: hears each word of the child, with what it tells besides."""
-        self._on_said = on_said
-        asyncio.get_running_loop().add_reader(self._read, self.hear)
+    def start_reading(self, on_message: Callable[[str, dict[str, Any]], None]) -> None:
+        """Call `on_message` with the kind and the other fields of each message."""
+        self._on_message = on_message
+        asyncio.get_running_loop().add_reader(self._read, self.read_available)
 
-    def say(self, what: str) -> None:
-        """A child that is gone hears nothing, and one that has not listened for long either."""
+    def send(self, kind: str) -> None:
+        """Send a message. It is dropped if the child has exited, or if the pipe is full because the child is stuck."""
         with suppress(OSError):
-            os.write(self._write, orjson.dumps({"say": what}) + b"\n")
+            os.write(self._write, orjson.dumps({"say": kind}) + b"\n")
 
-    def hear(self) -> None:
-        """Take what has been said since."""
+    def read_available(self) -> None:
+        """Read and dispatch all messages that the pipe holds."""
         while True:
             try:
                 data = os.read(self._read, 65_536)
             except BlockingIOError:
                 return
-            if not data:  # it has closed its end, which its death alone need not do: others may have inherited it
+            if not data:  # end of file: not a proof of exit, and missing if a grandchild inherited the descriptor
                 asyncio.get_running_loop().remove_reader(self._read)
                 return
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            if len(self._rest) > _LONGEST:
-                self._rest = b""
+            *lines, self._partial = (self._partial + data).split(b"\n")
+            if len(self._partial) > _LONGEST:
+                self._partial = b""
             for line in lines:
-                self._take(line)
-
-    def _take(self, line: bytes) -> None:
-        try:
-            told = orjson.loads(line)
-            what = told.pop("say")
-        except (ValueError, TypeError, AttributeError, KeyError):
-            return  # the user's code has the descriptor too, and may write into it what it likes
-        if isinstance(what, str):
-            self._on_said(what, told)
+                self._dispatch(line)
 
     def close(self) -> None:
         if self._open:
@@ -88,28 +77,30 @@ class ChildPipe:
             os.close(self._read)
             os.close(self._write)
 
+    def _dispatch(self, line: bytes) -> None:
+        try:
+            message = orjson.loads(line)
+            kind = message.pop("say")
+        except (ValueError, TypeError, AttributeError, KeyError):
+            return  # user code shares the descriptor and may write anything
+        if isinstance(kind, str):
+            self._on_message(kind, message)
+
 
 async def wait_any(*events: anyio.Event) -> None:
-    """Return when one of them has happened."""
-    async with anyio.create_task_group() as waiting:
+    """Return when one of the events is set."""
+    async with anyio.create_task_group() as waiters:
 
         async def wait(event: anyio.Event) -> None:
             await event.wait()
-            waiting.cancel_scope.cancel()
+            waiters.cancel_scope.cancel()
 
         for event in events:
-            waiting.start_soon(wait, event)
+            waiters.start_soon(wait, event)
 
 
-OnSaid = Callable[["Child", str], None]
-"""Called with each event of a child."""
-
-_LAST_WORDS: Final = 2.0
-"""Seconds that a stalled child has to write its stacks to the log."""
-
-
-def how_it_ended(code: int) -> str:
-    """An exit code as the operating system's own word: 'SIGKILL', 'exit code 1'."""
+def exit_status_text(code: int) -> str:
+    """Return an exit code as text: 'exit code 1', or the name of the signal, 'SIGKILL'."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -118,109 +109,148 @@ def how_it_ended(code: int) -> str:
         return f"signal {-code}"
 
 
+OnMessage = Callable[["Child", str], None]
+"""Callback for the kind of each message of a child, after the child has updated its own state."""
+
+
 class Child:
-    """A worker process. Events tell how far it has come: `loaded`, `ready`, `gone`, and `settled` when everything that
-    follows from its end is done.
+    """A worker process, as its supervisor sees it.
+
+    Events mark its life: `loaded` (app imported), `ready` (connected and working), `exited` (process ended), and
+    `handled` (the supervisor has done everything that follows from the exit).
     """
 
-    def __init__(self, role: Role, process: asyncio.subprocess.Process, line: ChildPipe, on_said: OnSaid) -> None:
-        """on_said: hears each word of the child, once it has been taken note of here."""
+    def __init__(self, role: Role, process: asyncio.subprocess.Process, pipe: ChildPipe, on_message: OnMessage) -> None:
         self.role: Role = role
         self.pid = process.pid
         self.code = 0
-        """Once it is gone, its exit code; below zero, the signal that ended it."""
+        """Exit code after `exited`; negative: the signal that ended the process."""
         self.loaded = anyio.Event()
         self.ready = anyio.Event()
-        self.gone = anyio.Event()
-        self.settled = anyio.Event()
-        self.told: Mapping[str, Any] = {}
+        self.exited = anyio.Event()
+        self.handled = anyio.Event()
+        self.app_info: Mapping[str, Any] = {}
+        """Fields of the `loaded` message."""
         self.worker = ""
         self.queues: tuple[str, ...] = ()
-        self.doing: dict[str, str] = {}
-        self.looking = True
-        self.stops = 0
+        self.steps: dict[str, str] = {}
+        """Quarantined tasks that it runs: the current step by task id."""
+        self.searching = True
+        """Whether it looks for a quarantined task at the moment."""
+        self.stop_requests = 0
         self.outdated = False
+        """Whether a reload replaces it when its task has ended."""
         self.stalled = ""
+        """Why the stall monitor killed it; empty if it did not."""
         self.crashes = 0
-        """Once it is settled, how many crashes there were within the window, its own included."""
-        self.began = self.idle_since = time.monotonic()
-        self.heard: float | None = None
-        self.lag = 0.0
+        """Crashes within the window, this one included, after `handled`."""
+        self.started_at = self.idle_since = time.monotonic()
+        self.last_heartbeat: float | None = None
+        self.loop_lag = 0.0
         self.health: Mapping[str, Any] = {}
-        """What it said last of how it is."""
-        self._on_said = on_said
+        """Its latest health report."""
+        self._on_message = on_message
         self._process = process
-        self._line = line
-        line.listen(self._hear)
+        self._pipe = pipe
+        pipe.start_reading(self._receive)
 
-    # its life
+    # process
 
     @classmethod
-    async def begin(cls, role: Role, command: Sequence[str], on_said: OnSaid) -> Self:
-        """Start a process; `OSError` where the machine has no room for it.
+    async def start(cls, role: Role, command: Sequence[str], on_message: OnMessage) -> Self:
+        """Start a process.
 
-        It leads a process group of its own: a terminal's Ctrl-C reaches the supervisor alone, who passes it on.
+        It leads its own process group, so a Ctrl-C in the terminal reaches only the supervisor, which forwards it.
+
+        Raises:
+            OSError: The operating system could not create the process.
         """
-        line = ChildPipe()
-        read, write = line.theirs
+        pipe = ChildPipe()
+        read, write = pipe.child_ends
         try:
             with anyio.CancelScope(shield=True):
                 process = await asyncio.create_subprocess_exec(
                     *command,
                     stdin=asyncio.subprocess.DEVNULL,
-                    pass_fds=line.theirs,
+                    pass_fds=pipe.child_ends,
                     process_group=0,
                     env=os.environ | {SUPERVISED: f"{role}:{read}:{write}"},
                 )
         except BaseException:
-            line.close()
+            pipe.close()
             raise
         finally:
-            line.give_away()
-        return cls(role, process, line, on_said)
+            pipe.close_child_ends()
+        return cls(role, process, pipe, on_message)
 
     async def wait(self) -> None:
-        """Return when the process has ended, and its last words are heard."""
+        """Wait until the process has exited, and read its last messages."""
         self.code = await self._process.wait()
-        self._line.hear()
-        self._line.close()
-        self.gone.set()
+        self._pipe.read_available()
+        self._pipe.close()
+        self.exited.set()
 
-    async def come_up(self) -> bool:
-        """Wait until it works, or has ended before it did; returns whether it works."""
-        await wait_any(self.ready, self.gone)
+    async def wait_ready(self) -> bool:
+        """Wait until the child is ready or has exited; return whether it is ready."""
+        await wait_any(self.ready, self.exited)
         return self.ready.is_set()
 
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.kill()
+
+    def kill_group(self) -> None:
+        """Kill the processes that the tasks of an exited child have started: those tasks run again elsewhere."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    async def abort(self, why: str, limit: float) -> None:
+        """End a child that does not respond: it dumps its stacks to the log and dies of that, or is killed.
+
+        Args:
+            limit: Seconds for the dump.
+        """
+        self.stalled = why
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGABRT)  # faulthandler catches it without the interpreter
+        with anyio.move_on_after(limit):
+            await self.exited.wait()
+        if not self.exited.is_set():
+            self.kill()
+
+    # state
+
     @property
-    def how(self) -> str:
-        """How it ended, in words. Once it is gone."""
-        return f"{self.stalled}, {how_it_ended(self.code)}" if self.stalled else how_it_ended(self.code)
+    def exit_status(self) -> str:
+        """Exit code or signal as text. Valid after `exited`."""
+        return f"{self.stalled}, {exit_status_text(self.code)}" if self.stalled else exit_status_text(self.code)
 
     @property
     def crashed(self) -> bool:
-        """Whether it ended otherwise than by coming to its end. Once it is gone."""
+        """Whether it ended with an error or by a signal. Valid after `exited`."""
         return self.code != 0
 
     @property
-    def counts(self) -> bool:
-        """Whether its end counts against the supervisor: an ordinary child that worked, or that was killed before. One
-        that says in its own words why it cannot start is merely tried again.
+    def counts_as_crash(self) -> bool:
+        """Whether its exit counts towards the pause: an ordinary child that was ready, or was killed by a signal.
+
+        A child that exits with an error before it is ready has failed to start, and the start is retried.
         """
         return self.crashed and self.role == "worker" and (self.ready.is_set() or self.code < 0)
 
     @property
     def busy(self) -> bool:
-        """Whether it runs a suspect, as far as it has told."""
-        return bool(self.doing)
+        """Whether it runs a quarantined task."""
+        return bool(self.steps)
 
     @property
-    def quiet(self) -> bool:
-        """Whether it runs no suspect and has found none to run."""
-        return not self.doing and not self.looking
+    def idle(self) -> bool:
+        """Whether it runs no quarantined task and does not look for one."""
+        return not self.steps and not self.searching
 
     @property
     def info(self) -> ChildInfo:
-        if self.stops:
+        if self.stop_requests:
             state = "stopping"
         elif not self.ready.is_set():
             state = "starting"
@@ -230,68 +260,49 @@ class Child:
             state = "working"
         return ChildInfo(self.pid, self.role, state, self.worker)
 
-    # what it is told
+    # messages to the child
 
-    def work(self) -> None:
-        self._line.say("work")
+    def start_work(self) -> None:
+        self._pipe.send("work")
 
-    def isolate(self) -> None:
-        self.looking = True
-        self._line.say("isolate")
+    def check_quarantine(self) -> None:
+        self.searching = True
+        self._pipe.send("isolate")
 
     def stop(self) -> None:
-        """Stop gracefully; told twice, at once."""
-        self.stops += 1
-        self._line.say("stop")
+        """Stop gracefully; the second time, at once."""
+        self.stop_requests += 1
+        self._pipe.send("stop")
 
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            self._process.kill()
+    # messages from the child
 
-    async def abort(self, why: str) -> None:
-        """End a child that does not answer: it writes its stacks to the log, and dies of that or soon after."""
-        self.stalled = why
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGABRT)  # caught by faulthandler, which needs no interpreter for it
-        with anyio.move_on_after(_LAST_WORDS):
-            await self.gone.wait()
-        if not self.gone.is_set():
-            self.kill()
+    def _receive(self, kind: str, message: dict[str, Any]) -> None:
+        with suppress(TypeError, ValueError):  # from another version, or written by user code
+            self._update(kind, message)
+            self._on_message(self, kind)
 
-    def sweep_up(self) -> None:
-        """Kill what a dead child's tasks had started and left behind: they are being run again elsewhere."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-
-    # what it says
-
-    def _hear(self, what: str, told: dict[str, Any]) -> None:
-        with suppress(TypeError, ValueError):  # of another version, or not Perdure's word at all
-            self._take(what, told)
-            self._on_said(self, what)
-
-    def _take(self, what: str, told: dict[str, Any]) -> None:
-        match what:
+    def _update(self, kind: str, message: dict[str, Any]) -> None:
+        match kind:
             case "loaded":
-                self.told = told
+                self.app_info = message
                 self.loaded.set()
             case "ready":
-                self.worker = str(told.get("worker", ""))
-                self.queues = tuple(map(str, told.get("queues", ())))
+                self.worker = str(message.get("worker", ""))
+                self.queues = tuple(map(str, message.get("queues", ())))
                 self.ready.set()
             case "alive":
-                self.heard = time.monotonic()
-                self.lag = float(told.get("lag") or 0.0)
-                self.health = dict(told.get("health") or {})
+                self.last_heartbeat = time.monotonic()
+                self.loop_lag = float(message.get("lag") or 0.0)
+                self.health = dict(message.get("health") or {})
             case "begins":
-                self.doing[str(told.get("id"))] = ""
-                self.looking = False
+                self.steps[str(message.get("id"))] = ""
+                self.searching = False
             case "step":
-                self.doing[str(told.get("id"))] = str(told.get("step"))
+                self.steps[str(message.get("id"))] = str(message.get("step"))
             case "ends":
-                self.doing.pop(str(told.get("id")), None)
-                self.looking = True  # it looks for another one by itself
+                self.steps.pop(str(message.get("id")), None)
+                self.searching = True  # it looks for the next one without a request
             case "idle":
-                self.looking = False
+                self.searching = False
             case _:
                 pass

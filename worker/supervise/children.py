@@ -1,10 +1,9 @@
-"""All children of the supervisor: how they are started, and what follows when one ends."""
+"""All child processes of a supervisor: start, terminate, and handle their exit."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterator
 
 import anyio
 from anyio.abc import TaskGroup
@@ -12,104 +11,108 @@ from anyio.abc import TaskGroup
 from ...queues import ChildInfo, QueueError
 from ..log import logger
 from ..runtime.supervisor_link import Role
-from .child import Child, OnSaid
+from .child import Child, OnMessage
+from .config import SupervisorConfig
 
 __all__ = ["Children"]
 
-_START_LIMIT: Final = 600.0
-"""Seconds after which a child that neither works nor ends is given up; before, importing an app may take its time."""
-
-
-_LEAVING: Final = 10.0
-"""Seconds that a child has beyond its grace to give back what it holds and leave."""
-
 
 class Children:
-    """The processes that there are. Each is tended from its first moment until everything is done that follows from its
-    end, whatever becomes of the one who asked for it.
+    """The running child processes. Each has a background task that waits for its exit and handles it.
+
+    Args:
+        background: Outlives every child.
+        on_message: Called with each message of a child.
+        on_exit: Handles the exit of a child; may take as long as it needs.
     """
 
     def __init__(
         self,
-        commands: Mapping[Role, Sequence[str]],
-        tending: TaskGroup,
+        config: SupervisorConfig,
+        background: TaskGroup,
         *,
-        on_said: OnSaid,
-        on_end: Callable[[Child], Awaitable[None]],
+        on_message: OnMessage,
+        on_exit: Callable[[Child], Awaitable[None]],
     ) -> None:
-        """tending: lives as long as any child. on_end: deals with the end of a child; may take as long as it must."""
-        self._commands = commands
-        self._tending = tending
-        self._on_said = on_said
-        self._on_end = on_end
-        self._there: list[Child] = []
-        self._shut = False
-        self.patience = _LEAVING
-        """Seconds that a child has to end when it is told to."""
+        self._commands = config.commands
+        self._timings = config.timings
+        self._background = background
+        self._on_message = on_message
+        self._on_exit = on_exit
+        self._running: list[Child] = []
+        self._closed = False
+        self.stop_limit = self._timings.stop_margin
+        """Seconds that a child has to exit after a stop request."""
         self._starting = anyio.Semaphore(max(1, os.cpu_count() or 1))
 
     def __iter__(self) -> Iterator[Child]:
-        """Those whose end is not dealt with yet."""
-        return iter(list(self._there))
+        """Iterate over the children whose exit is not handled yet."""
+        return iter(list(self._running))
 
-    def grant(self, grace: float) -> None:
-        """Let children have so many seconds for their running steps, before they must leave."""
-        self.patience = grace + _LEAVING
+    def set_grace(self, grace: float) -> None:
+        """Give stopping children this many seconds for their running steps."""
+        self.stop_limit = grace + self._timings.stop_margin
 
-    def shut(self) -> None:
-        """From now on nobody is hired any more."""
-        self._shut = True
+    def close(self) -> None:
+        """Refuse to spawn further children."""
+        self._closed = True
 
     def infos(self) -> Iterator[ChildInfo]:
-        return (child.info for child in self if not child.gone.is_set())
+        return (child.info for child in self if not child.exited.is_set())
 
-    async def begin(self, role: Role) -> Child:
-        """Start a process. `OSError` where the machine has no room for it."""
-        child = await Child.begin(role, self._commands[role], self._on_said)
-        self._there.append(child)
-        self._tending.start_soon(self._tend, child)
+    async def start(self, role: Role) -> Child:
+        """Start a process without waiting for it.
+
+        Raises:
+            OSError: The operating system could not create the process.
+        """
+        child = await Child.start(role, self._commands[role], self._on_message)
+        self._running.append(child)
+        self._background.start_soon(self._handle_exit, child)
         return child
 
     async def spawn(self, role: Role) -> Child | None:
-        """Start a child; returns it when it works, None where it ended before. No more at a time than there are
-        processors.
+        """Start a child and wait until it is ready; return None if it failed to start.
+
+        At most one start per processor runs at a time.
         """
         async with self._starting:
-            if self._shut:
+            if self._closed:
                 return None
             try:
-                child = await self.begin(role)
+                child = await self.start(role)
             except OSError as error:
-                logger.error("a process cannot be started: {}", error)
+                logger.error("could not start a process: {}", error)
                 return None
-            up = False
-            with anyio.move_on_after(_START_LIMIT) as limit:
-                up = await child.come_up()
-            if limit.cancelled_caught:
-                logger.error("process {} has not begun to work for {:g} s: it is killed", child.pid, _START_LIMIT)
+            ready = False
+            limit = self._timings.start_limit
+            with anyio.move_on_after(limit) as scope:
+                ready = await child.wait_ready()
+            if scope.cancelled_caught:
+                logger.error("process {} was not ready after {:g} s: killed", child.pid, limit)
                 child.kill()
-            return child if up else None
+            return child if ready else None
 
     def terminate(self, child: Child) -> None:
-        """Have a child stop; one that takes longer than it may is killed."""
+        """Request a child to stop, and kill it if it exceeds the stop limit."""
         child.stop()
-        self._tending.start_soon(self._see_off, child)
+        self._background.start_soon(self._kill_after_limit, child)
 
-    async def _see_off(self, child: Child) -> None:
-        with anyio.move_on_after(self.patience):
-            await child.gone.wait()
-        if not child.gone.is_set():
-            logger.error("worker {} (process {}) did not end in time: it is killed", child.worker, child.pid)
+    async def _kill_after_limit(self, child: Child) -> None:
+        with anyio.move_on_after(self.stop_limit):
+            await child.exited.wait()
+        if not child.exited.is_set():
+            logger.error("worker {} (process {}) did not stop in time: killed", child.worker, child.pid)
             child.kill()
 
-    async def _tend(self, child: Child) -> None:
+    async def _handle_exit(self, child: Child) -> None:
         await child.wait()
         try:
-            await self._on_end(child)
+            await self._on_exit(child)
         except QueueError as error:
             logger.error(
-                "the end of process {} cannot be reported: {}; what it held waits for its lease", child.pid, error
+                "could not report the exit of process {}: {}; its tasks wait for their lease", child.pid, error
             )
         finally:
-            self._there.remove(child)
-            child.settled.set()
+            self._running.remove(child)
+            child.handled.set()

@@ -1,4 +1,4 @@
-"""What a supervisor is asked to do, and what it learns from its first child that has imported the app."""
+"""Configuration of a supervisor, and the settings of the app that its first child reports."""
 
 from __future__ import annotations
 
@@ -11,16 +11,58 @@ from ...queues import Address, Namespace
 from ..runtime.supervisor_link import Role
 from ..runtime.webhooks import WebhookTarget
 
-__all__ = ["AppInfo", "SupervisorConfig"]
+__all__ = ["AppInfo", "SupervisorConfig", "SupervisorTimings"]
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorTimings:
+    """Intervals and time limits of a supervisor, in seconds.
+
+    Args:
+        register_interval: between two registrations in Redis; a lifted pause takes effect after at most this time.
+        registration_ttl: after which a supervisor that no longer registers counts as gone.
+        start_limit: for a child to get ready or to end. Importing an app may be slow.
+        stop_margin: that a stopping child has beyond the app's grace, to release its tasks and exit.
+        abort_limit: that a stalled child has to write its stacks to the log after SIGABRT.
+        final_reports: during a drain, to report crashes to Redis. Later, tasks wait for their lease.
+        shortest_run: of a child. One that exits sooner is replaced after this delay, even after exit code 0.
+        burst_poll: between two checks whether the quarantined tasks of a burst are done.
+        idle_limit: after which a quarantine child without a task is terminated, except the newest.
+        idle_poll: between two checks for idle quarantine children.
+        heartbeat_interval: between two heartbeats of a healthy child, and between two checks of the stall monitor.
+        heartbeat_limit: without a heartbeat, after which a child is reported as not alive.
+        frozen_after: by which a check of the stall monitor is late if the supervisor itself was frozen.
+        alert_limit: for the alert command.
+    """
+
+    register_interval: float = 1.5
+    registration_ttl: float = 15.0
+    start_limit: float = 600.0
+    stop_margin: float = 10.0
+    abort_limit: float = 2.0
+    final_reports: float = 5.0
+    shortest_run: float = 1.0
+    burst_poll: float = 0.2
+    idle_limit: float = 60.0
+    idle_poll: float = 5.0
+    heartbeat_interval: float = 1.0
+    heartbeat_limit: float = 5.0
+    frozen_after: float = 5.0
+    alert_limit: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorConfig:
-    """The supervisor's task.
+    """Settings of one supervisor.
 
-    commands: how a child of each role is started. processes: ordinary children. isolated: children, at most, that run
-    suspects at one time. name: begins the supervisor's name, else the app's. burst: ordinary children end by
-    themselves when the queues are empty. alert: a command line that is run when the supervisor pauses.
+    Args:
+        commands: command line of a child of each role.
+        processes: number of ordinary children.
+        isolated: greatest number of quarantine children at one time.
+        name: first part of the supervisor's name; default: the app's name.
+        burst: whether ordinary children exit when the queues are empty, and are not replaced then.
+        alert: shell command to run when the supervisor pauses.
+        timings: intervals and time limits.
     """
 
     commands: Mapping[Role, Sequence[str]]
@@ -29,14 +71,17 @@ class SupervisorConfig:
     name: str | None = None
     burst: bool = False
     alert: str | None = None
+    timings: SupervisorTimings = SupervisorTimings()
 
 
 @dataclass(frozen=True, slots=True)
 class AppInfo:
-    """The settings of the app, which a child tells the supervisor, who does not import it. Times are seconds.
+    """Settings of the app, reported by a child, because the supervisor does not import the app. Times are seconds.
 
-    restart_delays: before a child is started again after the first crash within the window, the second and so on.
-    webhook: where a pause is told of, besides the alert command.
+    Args:
+        restart_delays: before the replacement of a crashed child starts: after the first crash within the window, the
+            second and so on; the last one repeats.
+        webhook: where to post an event when the supervisor pauses.
     """
 
     app: str
@@ -50,28 +95,33 @@ class AppInfo:
     webhook: WebhookTarget | None = None
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Self:
-        """From what a child has told. `KeyError`, `TypeError` or `ValueError` where it is of another version."""
-        directory = told["directory"]
+    def from_message(cls, message: Mapping[str, Any]) -> Self:
+        """Read the `loaded` message of a child.
+
+        Raises:
+            KeyError, TypeError, ValueError: The child runs an incompatible version.
+        """
+        directory = message["directory"]
         return cls(
-            app=told["app"],
-            address=Address(told["url"], None if directory is None else Path(directory)),
-            namespace=Namespace(told["namespace"]),
-            grace=float(told["grace"]),
-            stall_limit=float(told["stall_limit"]),
-            crash_threshold=int(told["crash_threshold"]),
-            crash_window=float(told["crash_window"]),
-            restart_delays=tuple(map(float, told["restart_delays"])),
-            webhook=_webhook(told),
+            app=message["app"],
+            address=Address(message["url"], None if directory is None else Path(directory)),
+            namespace=Namespace(message["namespace"]),
+            grace=float(message["grace"]),
+            stall_limit=float(message["stall_limit"]),
+            crash_threshold=int(message["crash_threshold"]),
+            crash_window=float(message["crash_window"]),
+            restart_delays=tuple(map(float, message["restart_delays"])),
+            webhook=_webhook(message),
         )
 
-    def delay(self, number: int) -> float:
-        """Seconds before what has failed `number` times is tried again."""
-        return self.restart_delays[min(number, len(self.restart_delays)) - 1] if number > 0 else 0.0
+    def restart_delay(self, failures: int) -> float:
+        """Return the delay in seconds before the next start after a number of failures in a row."""
+        return self.restart_delays[min(failures, len(self.restart_delays)) - 1] if failures > 0 else 0.0
 
 
-def _webhook(told: Mapping[str, Any]) -> WebhookTarget | None:
-    url = str(told.get("webhook", ""))
+def _webhook(message: Mapping[str, Any]) -> WebhookTarget | None:
+    url = str(message.get("webhook", ""))
     if not url:
         return None
-    return WebhookTarget(url, str(told.get("webhook_secret", "")).encode(), float(told.get("webhook_timeout", 5.0)))
+    secret = str(message.get("webhook_secret", "")).encode()
+    return WebhookTarget(url, secret, float(message.get("webhook_timeout", 5.0)))

@@ -1,4 +1,4 @@
-"""Where the supervisor stands in Redis: it announces itself, has crashes counted, and hears of pause and resumption."""
+"""A supervisor's entry in Redis: its registration, its crash count, and its pause."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any
 
 import anyio
 
@@ -26,139 +26,149 @@ from ...queues import (
 )
 from ..log import logger
 from .child import Child
-from .config import AppInfo
+from .config import AppInfo, SupervisorTimings
 
 __all__ = ["SupervisorRegistry"]
 
-_INTERVAL: Final = 1.5
-"""Seconds between announcements, and so until a resumption takes effect."""
-
-_TTL: Final = 15.0
-"""Seconds after which a silent supervisor counts as gone."""
-
 
 class SupervisorRegistry:
-    """What Redis knows of this supervisor, and what it tells it."""
+    """Registers the supervisor, counts crashes of its children, and follows its pause.
+
+    Args:
+        name: First part of the supervisor's name; default: the app's name.
+        children: Returns the current children.
+        on_paused: Called when a pause begins, with the fields of the alert.
+    """
 
     def __init__(
         self,
-        facts: AppInfo,
+        app: AppInfo,
         name: str | None,
         processes: int,
         children: Callable[[], Iterable[ChildInfo]],
         on_paused: Callable[[Mapping[str, Any]], None],
+        timings: SupervisorTimings,
     ) -> None:
-        """name: begins the supervisor's name, else the app's. on_paused: called when a pause begins, with what there is
-        to tell about it.
-        """
         host = socket.gethostname()
-        self.name = f"{name or facts.app}-{host}"
-        self.standing = SupervisorState(0, 0, "")
-        self._facts = facts
-        self._gateway = Gateway(facts.address)
+        self.name = f"{name or app.app}-{host}"
+        self.state = SupervisorState(0, 0, "")
+        self._app = app
+        self._gateway = Gateway(app.address)
         self._children = children
         self._on_paused = on_paused
+        self._timings = timings
         self._resumed = anyio.Event()
-        self._left = False
+        self._closed = False
         self._info = SupervisorInfo(
             id=f"{self.name}-{os.getpid()}",
             name=self.name,
-            app=facts.app,
+            app=app.app,
             host=host,
             pid=os.getpid(),
             version=version("perdure"),
             processes=processes,
-            window=facts.crash_window,
+            window=app.crash_window,
         )
 
     async def open(self) -> None:
-        """Connect, and learn whether a pause is in force. `QueueError` where Redis cannot be reached or says no."""
+        """Connect and register; read whether the supervisor is paused.
+
+        Raises:
+            QueueError: Redis cannot be reached, or refused.
+        """
         await self._gateway.open()
-        self.standing = await self._announce()
-        if self.standing.paused:
+        self.state = await self._register()
+        if self.state.paused:
             self._log_pause()
 
     async def close(self) -> None:
-        """Take leave."""
-        self._left = True
+        """Deregister and disconnect."""
+        self._closed = True
         try:
-            await withdraw_supervisor(self._gateway, self._facts.namespace, self._info.id)
+            await withdraw_supervisor(self._gateway, self._app.namespace, self._info.id)
         except QueueError as error:
-            logger.debug("cannot take leave of Redis: {}", error)
+            logger.debug("could not deregister the supervisor: {}", error)
         await self._gateway.close()
 
     async def run(self) -> None:
-        """Announce the supervisor, again and again."""
+        """Renew the registration periodically."""
         while True:
-            await anyio.sleep(_INTERVAL)
-            if self._left:
+            await anyio.sleep(self._timings.register_interval)
+            if self._closed:
                 return
             try:
-                self._learn(await self._announce())
+                self._update(await self._register())
             except QueueError as error:
-                logger.debug("cannot announce the supervisor: {}", error)
+                logger.debug("could not renew the registration of the supervisor: {}", error)
 
     async def wait_unpaused(self) -> None:
-        """Return when no pause is in force: at once, as a rule."""
-        while self.standing.paused:
+        """Wait while the supervisor is paused."""
+        while self.state.paused:
             await self._resumed.wait()
 
     async def wait_resumed(self) -> None:
-        """Return when a pause is lifted the next time."""
+        """Wait until the next time that a pause is lifted."""
         await self._resumed.wait()
 
     async def report(self, child: Child) -> CrashReport:
-        """Make what a dead child held claimable at once; returns when that is done, however long Redis is away."""
+        """Make the deliveries of a dead child claimable at once. Retries while Redis is unavailable."""
         return await report_crash(
-            self._gateway, self._facts.namespace, child.queues, child.worker, exit_status=child.how, steps=child.doing
+            self._gateway,
+            self._app.namespace,
+            child.queues,
+            child.worker,
+            exit_status=child.exit_status,
+            steps=child.steps,
         )
 
     async def count(self, child: Child) -> int:
-        """Count the crash of an ordinary child; returns how many there were within the window."""
-        identity = child.worker or f"pid-{child.pid}-{child.began:.0f}"
-        standing: SupervisorState = await retry_while_unavailable(
+        """Count the crash of an ordinary child; return the crashes within the window. Retries as `report` does."""
+        worker = child.worker or f"pid-{child.pid}-{child.started_at:.0f}"
+        state = await retry_while_unavailable(
             lambda: count_crash(
                 self._gateway,
-                self._facts.namespace,
+                self._app.namespace,
                 self.name,
-                identity,
-                why=f"worker {identity} ended by {child.how}",
-                threshold=self._facts.crash_threshold,
-                window=self._facts.crash_window,
+                worker,
+                why=f"worker {worker} ended by {child.exit_status}",
+                threshold=self._app.crash_threshold,
+                window=self._app.crash_window,
             ),
             on_wait=lambda error: logger.debug("could not count a crash: {}; trying again", error),
         )
-        self._learn(standing)
-        return standing.crashes
+        self._update(state)
+        return state.crashes
 
-    async def _announce(self) -> SupervisorState:
-        told = replace(self._info, children=tuple(self._children()))
-        return await supervise(self._gateway, self._facts.namespace, told, _TTL)
+    async def _register(self) -> SupervisorState:
+        info = replace(self._info, children=tuple(self._children()))
+        return await supervise(self._gateway, self._app.namespace, info, self._timings.registration_ttl)
 
-    def _learn(self, standing: SupervisorState) -> None:
-        before, self.standing = self.standing, standing
-        if standing.paused and not before.paused:
+    def _update(self, state: SupervisorState) -> None:
+        before, self.state = self.state, state
+        if state.paused and not before.paused:
             self._log_pause()
-            about: dict[str, Any] = {
+            event: dict[str, Any] = {
                 "event": "paused",
                 "supervisor": self.name,
-                "app": self._facts.app,
+                "app": self._app.app,
                 "host": self._info.host,
+                "window": self._app.crash_window,
+                "remedy": f"perdure worker resume {self.name}",
             }
-            about |= {"window": self._facts.crash_window, "remedy": f"perdure worker resume {self.name}"}
-            self._on_paused(about | standing._asdict())
-        elif before.paused and not standing.paused:
-            logger.info("supervisor {} goes on: its pause was lifted", self.name)
+            self._on_paused(event | state._asdict())
+        elif before.paused and not state.paused:
+            logger.info("supervisor {} resumed", self.name)
             self._resumed.set()
             self._resumed = anyio.Event()
 
     def _log_pause(self) -> None:
         logger.error(
-            "supervisor {} is paused: {} crashes within {:g} s, at last {}. What crashed is not started again, what "
-            "lives goes on. Find the cause in the log and in 'perdure dlq list', then: perdure worker resume {}",
+            "supervisor {} paused after {} crashes within {:g} s; the last one: {}. Crashed workers are not replaced, "
+            "the others keep running. Find the cause in the log and in 'perdure dlq list', then run: "
+            "perdure worker resume {}",
             self.name,
-            self.standing.crashes,
-            self._facts.crash_window,
-            self.standing.why,
+            self.state.crashes,
+            self._app.crash_window,
+            self.state.why,
             self.name,
         )

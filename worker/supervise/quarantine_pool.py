@@ -1,149 +1,146 @@
-"""The children that run suspects: one is kept waiting, more come when there is more to do, and go when there is not."""
+"""Children that run quarantined tasks, one task per process.
+
+One child is always ready. More are started while there are more quarantined tasks, and terminated when idle.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup
 
 from ..log import logger
 from .child import Child
-from .config import AppInfo
+from .config import AppInfo, SupervisorTimings
 
 __all__ = ["QuarantinePool"]
 
-_IDLE: Final = 60.0
-"""Seconds after which an isolated child that has nothing to do ends, all but one."""
-
-_LOOK: Final = 5.0
-"""Seconds between looks at who has nothing to do."""
-
 
 class QuarantinePool:
-    """Isolated children. What kills one of them is its task's fault, so another one comes at once, and no crash is
-    counted against the supervisor.
+    """Pool of quarantine children.
+
+    If one of them dies, its task is the cause: another one starts at once, and the crash does not count towards the
+    pause of the supervisor.
+
+    Args:
+        spawn: Starts a quarantine child; returns None if it failed to start.
+        terminate: Stops a child.
+        max_children: Greatest number of children at one time.
     """
 
     def __init__(
         self,
-        hire: Callable[[], Awaitable[Child | None]],
-        retire: Callable[[Child], None],
-        facts: AppInfo,
-        most: int,
+        spawn: Callable[[], Awaitable[Child | None]],
+        terminate: Callable[[Child], None],
+        app: AppInfo,
+        max_children: int,
+        timings: SupervisorTimings,
     ) -> None:
-        """hire: starts an isolated child; returns it when it works, None where it ended before. retire: has one stop.
-        most: at one time.
-        """
-        self._hire = hire
-        self._retire = retire
-        self._facts = facts
-        self._most = most
+        self._spawn = spawn
+        self._terminate = terminate
+        self._app = app
+        self._max_children = max_children
+        self._timings = timings
         self._children: list[Child] = []
-        self._coming = 0
+        self._starting = 0
         self._failures = 0
         self._changed = anyio.Event()
         self._wanted = 0
 
     @property
-    def quiet(self) -> bool:
-        """Whether no suspect runs here, nor is about to."""
-        return not self._coming and not self._wanted and all(child.quiet for child in self._children)
+    def idle(self) -> bool:
+        """Whether no quarantined task runs here or is about to."""
+        return not self._starting and not self._wanted and all(child.idle for child in self._children)
 
-    def scale_up(self, suspects: int) -> None:
-        """There are suspects, at least so many: let as many children look for them."""
-        idle = [child for child in self._children if not child.busy and not child.stops]
-        for child in idle[:suspects]:
-            child.isolate()
-        # Few at a time: one that comes and finds more than it can run says so, and so more come while there are any.
-        few = max(1, os.cpu_count() or 1)
-        self._wanted = max(self._wanted, min(suspects - len(idle), few) - self._coming, 0)
-        self._wanted = min(self._wanted, self._room)
-        self._note()
-
-    def hear(self, child: Child, what: str) -> None:
-        """A child of this ward has said what it does."""
-        if what == "begins":
-            self._failures = 0
-        if what == "ends" and child.outdated and not child.busy and not child.stops:
-            self._retire(child)
-        child.idle_since = time.monotonic()
-        self._note()
-
-    async def keep(self) -> None:
-        """Keep one waiting, and have as many as are needed."""
-        async with anyio.create_task_group() as coming:
+    async def run(self) -> None:
+        """Keep one child ready, and start and terminate others as needed."""
+        async with anyio.create_task_group() as starts:
             while True:
                 changed = self._changed = anyio.Event()
-                self._bring_in(coming)
-                self._let_go()
-                with anyio.move_on_after(_LOOK):
+                self._start_wanted(starts)
+                self._terminate_idle()
+                with anyio.move_on_after(self._timings.idle_poll):
                     await changed.wait()
 
-    async def renew(self) -> bool:
-        """Replace all children: those that wait now, those that are busy when their task has ended. False where the
-        new one does not come up.
-        """
-        old = [child for child in self._children if not child.stops]
+    def scale_up(self, tasks: int) -> None:
+        """Have idle children check the quarantine, and start more, for at least this number of tasks."""
+        free = [child for child in self._children if not child.busy and not child.stop_requests]
+        for child in free[:tasks]:
+            child.check_quarantine()
+        # Start few at a time: a child that finds more tasks than it can run reports that, and more are started.
+        few = max(1, os.cpu_count() or 1)
+        self._wanted = max(self._wanted, min(tasks - len(free), few) - self._starting, 0)
+        self._wanted = min(self._wanted, self._room)
+        self._changed.set()
+
+    async def replace_all(self) -> bool:
+        """Replace all children: idle ones now, busy ones when their task ends. Return False if the new one fails."""
+        old = [child for child in self._children if not child.stop_requests]
         for child in old:
             child.outdated = True
-        new = await self._start()
+        new = await self._add()
         if new is None:
             for child in old:
                 child.outdated = False
             return False
         for child in old:
-            if not child.busy and not child.stops:
-                self._retire(child)
+            if not child.busy and not child.stop_requests:
+                self._terminate(child)
         return True
+
+    def on_message(self, child: Child, kind: str) -> None:
+        """Note that a child started or ended a task, or found none."""
+        if kind == "begins":
+            self._failures = 0
+        if kind == "ends" and child.outdated and not child.busy and not child.stop_requests:
+            self._terminate(child)
+        child.idle_since = time.monotonic()
+        self._changed.set()
+
+    def on_exit(self, child: Child) -> None:
+        """Remove a child that has exited."""
+        if child in self._children:
+            self._children.remove(child)
+        if child.ready.is_set() and child.crashed and not child.busy and not child.stop_requests:
+            self._failures += 1  # it ran no task that could have caused the crash
+        self._changed.set()
 
     @property
     def _room(self) -> int:
-        return max(0, self._most - len(self._children) - self._coming)
+        return max(0, self._max_children - len(self._children) - self._starting)
 
-    def _bring_in(self, coming: TaskGroup) -> None:
-        if not self._coming and all(child.stops for child in self._children):
+    def _start_wanted(self, starts: TaskGroup) -> None:
+        if not self._starting and all(child.stop_requests for child in self._children):
             self._wanted = max(self._wanted, 1)
         while self._wanted > 0:
             self._wanted -= 1
-            self._coming += 1
-            coming.start_soon(self._come)
+            self._starting += 1
+            starts.start_soon(self._start_after_delay)
 
-    async def _come(self) -> None:
+    async def _start_after_delay(self) -> None:
         try:
-            await anyio.sleep(self._facts.delay(self._failures))
-            if await self._start() is None:
+            await anyio.sleep(self._app.restart_delay(self._failures))
+            if await self._add() is None:
                 self._failures += 1
-                delay = self._facts.delay(self._failures)
-                logger.error("an isolated worker did not start; it is tried again in {:g} s", delay)
+                delay = self._app.restart_delay(self._failures)
+                logger.error("a quarantine worker failed to start; next try in {:g} s", delay)
         finally:
-            self._coming -= 1
-            self._note()
+            self._starting -= 1
+            self._changed.set()
 
-    async def _start(self) -> Child | None:
-        child = await self._hire()
+    async def _add(self) -> Child | None:
+        child = await self._spawn()
         if child is not None:
             child.idle_since = time.monotonic()
             self._children.append(child)
         return child
 
-    def on_exit(self, child: Child) -> None:
-        """A child of this ward has ended."""
-        if child in self._children:
-            self._children.remove(child)
-        if child.ready.is_set() and child.crashed and not child.busy and not child.stops:
-            self._failures += 1  # by nobody's fault that is known
-        self._note()
-
-    def _let_go(self) -> None:
-        """End those that have had nothing to do for long, and keep the one that came last."""
-        there = [child for child in self._children if not child.stops]
-        for child in there[:-1]:
-            if not child.busy and time.monotonic() - child.idle_since > _IDLE:
-                self._retire(child)
-
-    def _note(self) -> None:
-        self._changed.set()
+    def _terminate_idle(self) -> None:
+        """Terminate children that were idle for too long, except the newest."""
+        running = [child for child in self._children if not child.stop_requests]
+        for child in running[:-1]:
+            if not child.busy and time.monotonic() - child.idle_since > self._timings.idle_limit:
+                self._terminate(child)

@@ -1,94 +1,93 @@
-"""Seeing that a child does not answer any more, and ending it.
-
-How all children are, from what each says of itself every second.
-"""
+"""Stall monitor: ends children that stopped responding. Also the combined health of all children."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Final
 
 import anyio
-from anyio.abc import TaskGroup
 
 from ..log import logger
 from ..runtime.health import ALIVE, CONNECTED, Combined, Level, Report
 from .child import Child
+from .config import SupervisorTimings
 
 __all__ = ["StallMonitor", "health_of"]
 
-_INTERVAL: Final = 1.0
-"""Seconds between looks, and between two signs of life of a healthy child."""
-
-_OWN_PAUSE: Final = 5.0
-"""A look that comes so many seconds late means that this process stood still itself."""
-
 
 class StallMonitor:
-    """Looks at all children. A healthy one says every second for how long its event loop has not answered; one whose
-    loop does not answer for longer than the limit, or that is silent for so long (its interpreter is stuck in C code),
-    is dumped and killed. One that was told to stop has a time limit of its own.
+    """Periodic check of all children.
+
+    A healthy child sends a heartbeat every second that says for how long its event loop has not responded. A child
+    whose loop lags for longer than the limit, or that sends nothing for so long (its interpreter is stuck in C code),
+    dumps its stacks and is killed. Children that were requested to stop have a time limit of their own.
+
+    Args:
+        limit: Seconds.
     """
 
-    def __init__(self, children: Iterable[Child], limit: float) -> None:
-        """limit: seconds."""
+    def __init__(self, children: Iterable[Child], limit: float, timings: SupervisorTimings) -> None:
         self._children = children
         self._limit = limit
+        self._timings = timings
+        self._last_check: float | None = None
 
     async def run(self) -> None:
-        async with anyio.create_task_group() as ending:
-            last = time.monotonic()
+        async with anyio.create_task_group() as aborts:
             while True:
-                await anyio.sleep(min(_INTERVAL, self._limit / 4))
-                now = time.monotonic()
-                if now - last > _OWN_PAUSE:
-                    self._forgive(now)
-                last = now
-                for child in self._children:
-                    self._look(child, now, ending)
+                for child in self.find_stalled(time.monotonic()):
+                    aborts.start_soon(child.abort, "stalled", self._timings.abort_limit)
+                await anyio.sleep(min(self._timings.heartbeat_interval, self._limit / 4))
 
-    def _forgive(self, now: float) -> None:
-        """This process was frozen, and perhaps the children with it: their silence says nothing."""
+    def find_stalled(self, now: float) -> list[Child]:
+        """Return the children that stopped responding, and log them."""
+        if self._last_check is not None and now - self._last_check > self._timings.frozen_after:
+            self._restart_clocks(now)
+        self._last_check = now
+        return [child for child in self._children if self._is_stalled(child, now)]
+
+    def _restart_clocks(self, now: float) -> None:
+        """Discard the silence of all children: this process was frozen, and could not read their heartbeats."""
         for child in self._children:
-            if child.heard is not None:
-                child.heard = now
+            if child.last_heartbeat is not None:
+                child.last_heartbeat = now
 
-    def _look(self, child: Child, now: float, ending: TaskGroup) -> None:
-        if child.heard is None or child.stalled or child.stops or child.gone.is_set():
-            return
-        silent = now - child.heard
-        if max(child.lag, silent) <= self._limit:
-            return
-        what = "its event loop has not answered" if child.lag > self._limit else "it has not been heard of"
+    def _is_stalled(self, child: Child, now: float) -> bool:
+        if child.last_heartbeat is None or child.stalled or child.stop_requests or child.exited.is_set():
+            return False
+        silent = now - child.last_heartbeat
+        if max(child.loop_lag, silent) <= self._limit:
+            return False
         logger.error(
-            "worker {} (process {}) is stuck: {} for {:.0f} s; its stacks follow, then it is killed",
+            "worker {} (process {}) stalled: {} for {:.0f} s; dumping its stacks, then killing it",
             child.worker,
             child.pid,
-            what,
-            max(child.lag, silent),
+            "event loop did not respond" if child.loop_lag > self._limit else "no heartbeat",
+            max(child.loop_lag, silent),
         )
-        ending.start_soon(child.abort, "stalled")
+        return True
 
 
-_SILENT: Final = 5.0
-"""Seconds without a word, of one every second, after which a child does not count as alive."""
+def health_of(children: Iterable[Child], heartbeat_limit: float) -> Combined:
+    """Return the health of all children that were not requested to stop. Thread-safe.
+
+    Args:
+        heartbeat_limit: Seconds without a heartbeat, after which a child is not alive.
+    """
+    return Combined(
+        _report(child, heartbeat_limit) for child in children if not child.stop_requests and not child.exited.is_set()
+    )
 
 
-def health_of(children: Iterable[Child]) -> Combined:
-    """The children that are to work: not those that were told to stop. May be asked from any thread."""
-    return Combined(_report(child) for child in children if not child.stops and not child.gone.is_set())
-
-
-def _report(child: Child) -> Report:
+def _report(child: Child, heartbeat_limit: float) -> Report:
     name = child.worker or f"process {child.pid}"
-    if child.heard is None or not child.health:
-        return Report(name, (Level(CONNECTED, False, "it is only starting"),))
-    silent = time.monotonic() - child.heard
-    if silent > _SILENT:
+    if child.last_heartbeat is None or not child.health:
+        return Report(name, (Level(CONNECTED, False, "it is still starting"),))
+    silent = time.monotonic() - child.last_heartbeat
+    if silent > heartbeat_limit:
         remedy = "its interpreter is stuck; the supervisor replaces it after the stall limit"
-        return Report(name, (Level(ALIVE, False, f"it has not been heard of for {silent:.0f} s", remedy),))
+        return Report(name, (Level(ALIVE, False, f"no heartbeat for {silent:.0f} s", remedy),))
     try:
         return Report.of(child.health)
     except (KeyError, TypeError):
-        return Report(name, (Level(ALIVE, True, "it tells no more"),))
+        return Report(name, (Level(ALIVE, True, "it sends no health report"),))

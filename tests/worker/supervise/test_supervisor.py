@@ -1,7 +1,7 @@
-"""The supervisor and its children: what it does when they die, hang, ask for something or do not start.
+"""Supervisor and its children: crash, stall, replacement, failed start, reload, pause and drain.
 
-The children pretend (programs/pretender.py): they speak the supervisor's language and run no tasks, so that each of
-these processes starts in a moment. With real ones: test_supervised_workers.py.
+The children are simulated (programs/pretender.py): they send and receive the messages of a worker but run no tasks, so
+each process starts quickly. tests/system/test_supervised_workers.py covers real workers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,19 +33,11 @@ from perdure.queues import (
 )
 from perdure.worker.log import logger
 from perdure.worker.settings import Settings
-from perdure.worker.supervise import (
-    Supervisor,
-    SupervisorConfig,
-    child,
-    children,
-    crash_counter,
-    quarantine_pool,
-    stall_monitor,
-)
-from perdure.worker.supervise import child as line
-from perdure.worker.supervise import supervisor as alert
-from perdure.worker.supervise.child import Child
+from perdure.worker.supervise import Supervisor, SupervisorConfig, crash_counter
+from perdure.worker.supervise.child import Child, ChildPipe
+from perdure.worker.supervise.config import SupervisorTimings
 from perdure.worker.supervise.stall_monitor import StallMonitor
+from perdure.worker.supervise.supervisor import run_alert
 
 from tests.support.paths import PROGRAMS
 from tests.support.processes import Crew, Line
@@ -56,46 +48,51 @@ from tests.support.workers import BOUND, until
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
 PRETENDER = PROGRAMS / "pretender.py"
+TIMINGS = SupervisorTimings(register_interval=0.1, abort_limit=0.3)
 
 
 @dataclass
-class Stage:
-    """One supervisor in this process, and its pretending children."""
+class Harness:
+    """One supervisor in this process, and its simulated children."""
 
     folder: Path
     producer: Producer
-    facts: Mapping[str, Any]
+    app_info: Mapping[str, Any]
     journal: Crew
     patch: pytest.MonkeyPatch
+    timings: SupervisorTimings = TIMINGS
     running: list[asyncio.Task[int]] = field(default_factory=list)
 
-    async def start(self, processes: int = 2, **plan: Any) -> Supervisor:
-        """Start a supervisor, and return when all its children work."""
+    async def start(self, processes: int = 2, **config: Any) -> Supervisor:
+        """Start a supervisor and wait until all its children are ready."""
         before = len(self.journal.lines("ready"))
-        supervisor = await self.begin(processes, **plan)
+        supervisor = await self.start_without_waiting(processes, **config)
         await self.journal.line("ready", number=before + processes + 1)
         return supervisor
 
-    async def begin(self, processes: int = 2, *, isolated: int = 2, **plan: Any) -> Supervisor:
-        """Start a supervisor."""
+    async def start_without_waiting(self, processes: int = 2, *, isolated: int = 2, **config: Any) -> Supervisor:
         command = (sys.executable, "-X", "faulthandler", "-S", str(PRETENDER))
-        supervisor = Supervisor(SupervisorConfig({"worker": command, "isolated": command}, processes, isolated, **plan))
+        supervisor = Supervisor(
+            SupervisorConfig(
+                {"worker": command, "isolated": command}, processes, isolated, timings=self.timings, **config
+            )
+        )
         self.running.append(asyncio.create_task(supervisor.run()))
         return supervisor
 
-    async def ended(self) -> int:
-        """The exit code of the supervisor that was started last."""
+    async def exit_code(self) -> int:
+        """Wait for the exit code of the supervisor that was started last."""
         return await asyncio.wait_for(asyncio.shield(self.running[-1]), BOUND)
 
-    def change(self, **facts: Any) -> None:
-        """What children tell that start from now on."""
-        self.patch.setenv("FACTS", json.dumps({**self.facts, **facts}))
+    def set_app_info(self, **changes: Any) -> None:
+        """Set what children that start from now on report about the app."""
+        self.patch.setenv("FACTS", json.dumps({**self.app_info, **changes}))
 
     def order(self, pid: int, *lines: str) -> None:
         with (self.folder / str(pid)).open("a") as orders:
             orders.writelines(f"{line}\n" for line in lines)
 
-    def order_all_that_start(self, order: str | None, role: str | None = None) -> None:
+    def order_new_children(self, order: str | None, role: str | None = None) -> None:
         path = self.folder / ("start" if role is None else f"start-{role}")
         if order is None:
             path.unlink()
@@ -103,36 +100,36 @@ class Stage:
             path.write_text(order)
 
     def ready(self, role: str = "worker") -> list[int]:
-        """Processes that ever worked, in order."""
+        """Return all processes that have been ready, in order."""
         return [line.pid for line in self.journal.lines("ready", role)]
 
-    def began(self) -> int:
+    def started(self) -> int:
         return len(self.journal.lines("began"))
 
-    async def came(self, number: int, role: str = "worker") -> int:
-        """Wait until so many have worked; returns the process that came last."""
+    async def until_ready(self, number: int, role: str = "worker") -> int:
+        """Wait until this number of processes has been ready; return the last one."""
         return (await self.journal.line("ready", role, number=number)).pid
 
-    async def told(self, pid: int, what: str, number: int = 1) -> Line:
+    async def until_received(self, pid: int, what: str, number: int = 1) -> Line:
         return await self.journal.line("heard", what, pid=pid, number=number)
 
     async def info(self) -> SupervisorInfo:
-        """What is known of the supervisor, as soon as it has announced itself."""
-        await until(self._listed, "the supervisor's announcement")
+        """Wait until the supervisor is registered; return its entry."""
+        await until(self._listed, "the supervisor's registration")
         return (await self._listed())[0]
 
     async def _listed(self) -> list[SupervisorInfo]:
         return await list_supervisors(self.producer.gateway, self.producer.namespace)
 
-    async def counted(self, crashes: int) -> None:
+    async def until_counted(self, crashes: int) -> None:
         async def enough() -> bool:
             return (await self.info()).crashes >= crashes
 
         await until(enough, f"{crashes} crashes")
         assert (await self.info()).crashes == crashes
 
-    async def shows(self, **expected: int) -> None:
-        """Wait until the list shows so many children of each role and state, and no others."""
+    async def until_listed(self, **expected: int) -> None:
+        """Wait until the list shows exactly these numbers of children by role and state."""
 
         async def right() -> bool:
             return Counter(f"{child.role}_{child.state}" for child in (await self.info()).children) == expected
@@ -152,11 +149,11 @@ def log() -> Iterator[list[str]]:
 
 
 @pytest.fixture
-async def stage(
+async def harness(
     settings: Settings, producer_of_settings: Producer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Stage]:
-    async with staged(settings, producer_of_settings, tmp_path, monkeypatch) as stage:
-        yield stage
+) -> AsyncIterator[Harness]:
+    async with open_harness(settings, producer_of_settings, tmp_path, monkeypatch) as harness:
+        yield harness
 
 
 @pytest.fixture
@@ -166,10 +163,10 @@ async def producer_of_settings(settings: Settings) -> AsyncIterator[Producer]:
 
 
 @asynccontextmanager
-async def staged(
+async def open_harness(
     settings: Settings, producer: Producer, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Stage]:
-    facts = {
+) -> AsyncIterator[Harness]:
+    app_info = {
         "app": "play",
         "url": settings.address.url,
         "directory": None,
@@ -186,216 +183,197 @@ async def staged(
     crew.journal.touch()
     for name, path in {"JOURNAL": crew.journal, "ORDERS": orders}.items():
         monkeypatch.setenv(name, str(path))
-    monkeypatch.setattr(crash_counter, "_INTERVAL", 0.1)
-    monkeypatch.setattr(child, "_LAST_WORDS", 0.3)
-    stage = Stage(orders, producer, facts, crew, monkeypatch)
-    stage.change()
+    harness = Harness(orders, producer, app_info, crew, monkeypatch)
+    harness.set_app_info()
 
     try:
-        yield stage
+        yield harness
     finally:
-        for running in stage.running:
+        for running in harness.running:
             running.cancel()
             await asyncio.wait([running])
-        assert not stage.alive()
+        assert not harness.alive()
 
 
-async def test_a_child_that_dies_is_counted_and_replaced(stage: Stage) -> None:
-    await stage.start()
-    first, second = stage.ready()
-    stage.order(first, "kill SIGKILL")
-    await stage.came(3)
-    await stage.counted(1)
-    stage.order(second, "exit 3")
-    await stage.came(4)
-    await stage.counted(2)
-    info = await stage.info()
+async def test_a_crashed_child_is_counted_and_replaced(harness: Harness) -> None:
+    await harness.start()
+    first, second = harness.ready()
+    harness.order(first, "kill SIGKILL")
+    await harness.until_ready(3)
+    await harness.until_counted(1)
+    harness.order(second, "exit 3")
+    await harness.until_ready(4)
+    await harness.until_counted(2)
+    info = await harness.info()
     assert (info.processes, info.paused_since, info.app) == (2, 0, "play")
-    await stage.shows(worker_working=2, isolated_idle=1)
+    await harness.until_listed(worker_working=2, isolated_idle=1)
 
 
-async def test_a_child_that_came_to_its_end_is_replaced_and_not_counted(stage: Stage) -> None:
-    await stage.start()
-    stage.order(stage.ready()[0], "exit 0")
-    await stage.came(3)
-    assert (await stage.info()).crashes == 0
+async def test_a_child_that_exits_with_code_0_is_replaced_but_not_counted(harness: Harness) -> None:
+    await harness.start()
+    harness.order(harness.ready()[0], "exit 0")
+    await harness.until_ready(3)
+    assert (await harness.info()).crashes == 0
 
 
-async def test_what_does_not_start_is_tried_again_and_not_counted(stage: Stage) -> None:
-    await stage.start()
-    stage.order_all_that_start("exit 1")
-    stage.order(stage.ready()[0], "kill SIGKILL")
-    await stage.journal.line("obeys", "exit-1", number=3)
-    stage.order_all_that_start(None)
-    await stage.came(3)
-    await stage.counted(1)
+async def test_a_failed_start_is_retried_and_not_counted(harness: Harness) -> None:
+    await harness.start()
+    harness.order_new_children("exit 1")
+    harness.order(harness.ready()[0], "kill SIGKILL")
+    await harness.journal.line("obeys", "exit-1", number=3)
+    harness.order_new_children(None)
+    await harness.until_ready(3)
+    await harness.until_counted(1)
 
 
 @pytest.mark.parametrize(("order", "code"), [("exit 2", 2), ("exit 0", 1), ("kill SIGSEGV", 128 + signal.SIGSEGV)])
-async def test_a_first_child_that_cannot_begin_ends_the_supervisor(stage: Stage, order: str, code: int) -> None:
-    stage.order_all_that_start(order)
-    await stage.begin(processes=3)
-    assert await stage.ended() == code
-    assert stage.began() == 1
+async def test_a_first_child_that_fails_to_start_ends_the_supervisor(harness: Harness, order: str, code: int) -> None:
+    harness.order_new_children(order)
+    await harness.start_without_waiting(processes=3)
+    assert await harness.exit_code() == code
+    assert harness.started() == 1
 
 
-async def test_stopping_drains_all_children(stage: Stage) -> None:
-    await stage.start(processes=3)
+async def test_stopping_drains_all_children(harness: Harness) -> None:
+    await harness.start(processes=3)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert await stage.ended() == 0
-    assert len(stage.journal.lines("heard", "stop")) == 4
-    assert await list_supervisors(stage.producer.gateway, stage.producer.namespace) == []
+    assert await harness.exit_code() == 0
+    assert len(harness.journal.lines("heard", "stop")) == 4
+    assert await list_supervisors(harness.producer.gateway, harness.producer.namespace) == []
 
 
-async def test_the_second_signal_hurries_and_the_third_kills(stage: Stage) -> None:
-    stage.change(grace=1000.0)
-    await stage.start(processes=1)
-    (stage.folder / "stubborn").touch()
-    everybody = stage.alive()
+async def test_the_second_signal_stops_at_once_and_the_third_kills(harness: Harness) -> None:
+    harness.set_app_info(grace=1000.0)
+    await harness.start(processes=1)
+    (harness.folder / "stubborn").touch()
+    everybody = harness.alive()
     for number, sent in enumerate((signal.SIGTERM, signal.SIGINT), 1):
         os.kill(os.getpid(), sent)
         for pid in everybody:
-            await stage.told(pid, "stop", number)
+            await harness.until_received(pid, "stop", number)
     os.kill(os.getpid(), signal.SIGTERM)
-    assert await stage.ended() == 1
+    assert await harness.exit_code() == 1
 
 
-async def test_a_child_that_takes_too_long_is_killed_and_the_exit_code_tells(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(children, "_LEAVING", -4.9)
-    (stage.folder / "stubborn").touch()
-    supervisor = await stage.start(processes=1)
+async def test_a_child_that_exceeds_the_stop_limit_is_killed_and_the_exit_code_is_1(harness: Harness) -> None:
+    harness.set_app_info(grace=0.0)
+    harness.timings = replace(harness.timings, stop_margin=0.1)
+    (harness.folder / "stubborn").touch()
+    supervisor = await harness.start(processes=1)
     supervisor.stop()
-    assert await stage.ended() == 1
+    assert await harness.exit_code() == 1
 
 
-async def test_a_child_has_its_own_pipes_and_no_others(stage: Stage) -> None:
-    await stage.start(processes=3)
-    assert {line.key for line in stage.journal.lines("pipes")} == {"2"}
+async def test_a_child_inherits_its_own_pipes_only(harness: Harness) -> None:
+    await harness.start(processes=3)
+    assert {line.key for line in harness.journal.lines("pipes")} == {"2"}
 
 
-async def test_no_more_children_start_at_a_time_than_there_are_processors(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+async def test_at_most_one_child_per_processor_starts_at_a_time(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    await stage.start(processes=4)
-    order = [(line.what, line.pid) for line in stage.journal.lines() if line.what in ("began", "ready")]
+    await harness.start(processes=4)
+    order = [(line.what, line.pid) for line in harness.journal.lines() if line.what in ("began", "ready")]
     assert order == [(what, pid) for _, pid in order[::2] for what in ("began", "ready")]
 
 
-async def test_suspects_wake_who_is_idle_and_bring_in_others_up_to_the_limit(stage: Stage) -> None:
-    supervisor = await stage.start(processes=1, isolated=2)
-    [ordinary], [warm] = stage.ready(), stage.ready("isolated")
-    stage.order(ordinary, 'say {"what": "suspects"}')
-    await stage.told(warm, "isolate")
-    stage.order(warm, 'say {"what": "begins", "id": "t1"}')
-    stage.order(warm, 'say {"what": "suspects"}')  # one that is busy cannot run another
-    more = await stage.came(2, "isolated")
-    stage.order(more, 'say {"what": "begins", "id": "t2"}', 'say {"what": "suspects"}', "note said")
-    await stage.journal.line("noted", "said", pid=more)  # both are busy, and there may be no third
-    stage.order(warm, 'say {"what": "ends", "id": "t1"}', 'say {"what": "suspects"}')
-    await stage.told(warm, "isolate", 2)
+async def test_quarantined_tasks_wake_idle_children_and_start_others_up_to_the_limit(harness: Harness) -> None:
+    supervisor = await harness.start(processes=1, isolated=2)
+    [ordinary], [warm] = harness.ready(), harness.ready("isolated")
+    harness.order(ordinary, 'say {"what": "suspects"}')
+    await harness.until_received(warm, "isolate")
+    harness.order(warm, 'say {"what": "begins", "id": "t1"}')
+    harness.order(warm, 'say {"what": "suspects"}')  # a busy child cannot run another task
+    more = await harness.until_ready(2, "isolated")
+    harness.order(more, 'say {"what": "begins", "id": "t2"}', 'say {"what": "suspects"}', "note said")
+    await harness.journal.line("noted", "said", pid=more)  # both are busy, and the limit is two
+    harness.order(warm, 'say {"what": "ends", "id": "t1"}', 'say {"what": "suspects"}')
+    await harness.until_received(warm, "isolate", 2)
     supervisor.stop()
-    await stage.ended()
-    assert len(stage.journal.lines("began", "isolated")) == 2
+    await harness.exit_code()
+    assert len(harness.journal.lines("began", "isolated")) == 2
 
 
-async def test_isolated_children_with_nothing_to_do_end_but_one(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quarantine_pool, "_IDLE", 0.05)
-    monkeypatch.setattr(quarantine_pool, "_LOOK", 0.05)
-    await stage.start(processes=1, isolated=2)
-    [warm] = stage.ready("isolated")
-    stage.order(warm, 'say {"what": "begins", "id": "t1"}', 'say {"what": "suspects"}')
-    more = await stage.came(2, "isolated")
-    stage.order(warm, 'say {"what": "ends", "id": "t1"}', 'say {"what": "idle"}')
-    await stage.told(warm, "stop")
-    assert not stage.journal.lines("heard", "stop", pid=more)
+async def test_idle_quarantine_children_are_terminated_except_one(harness: Harness) -> None:
+    harness.timings = replace(harness.timings, idle_limit=0.05, idle_poll=0.05)
+    await harness.start(processes=1, isolated=2)
+    [warm] = harness.ready("isolated")
+    harness.order(warm, 'say {"what": "begins", "id": "t1"}', 'say {"what": "suspects"}')
+    more = await harness.until_ready(2, "isolated")
+    harness.order(warm, 'say {"what": "ends", "id": "t1"}', 'say {"what": "idle"}')
+    await harness.until_received(warm, "stop")
+    assert not harness.journal.lines("heard", "stop", pid=more)
 
 
-async def test_the_death_of_an_isolated_child_counts_nothing_and_another_one_comes_at_once(stage: Stage) -> None:
-    stage.change(restart_delays=[1000.0])
-    await stage.start(processes=1)
-    [warm] = stage.ready("isolated")
-    stage.order(warm, 'say {"what": "begins", "id": "t1"}', "kill SIGKILL")
-    await stage.came(2, "isolated")
-    assert (await stage.info()).crashes == 0
+async def test_a_crashed_quarantine_child_is_replaced_at_once_and_not_counted(harness: Harness) -> None:
+    harness.set_app_info(restart_delays=[1000.0])
+    await harness.start(processes=1)
+    [warm] = harness.ready("isolated")
+    harness.order(warm, 'say {"what": "begins", "id": "t1"}', "kill SIGKILL")
+    await harness.until_ready(2, "isolated")
+    assert (await harness.info()).crashes == 0
 
 
-async def test_a_child_that_asks_for_it_is_replaced_once_another_works(stage: Stage) -> None:
-    supervisor = await stage.start(processes=1)
-    [old] = stage.ready()
-    stage.order(old, *['say {"what": "replace", "why": "threads"}'] * 2)
-    await stage.told(old, "stop")
-    new = await stage.came(2)
-    happened = [(line.what, line.pid) for line in stage.journal.lines() if line.key in ("worker", "stop")]
+async def test_a_requested_replacement_is_ready_before_the_old_child_stops(harness: Harness) -> None:
+    supervisor = await harness.start(processes=1)
+    [old] = harness.ready()
+    harness.order(old, *['say {"what": "replace", "why": "threads"}'] * 2)
+    await harness.until_received(old, "stop")
+    new = await harness.until_ready(2)
+    happened = [(line.what, line.pid) for line in harness.journal.lines() if line.key in ("worker", "stop")]
     assert happened.index(("ready", new)) < happened.index(("heard", old))
-    assert (await stage.info()).crashes == 0
+    assert (await harness.info()).crashes == 0
     supervisor.stop()
-    await stage.ended()
-    assert len(stage.journal.lines("began", "worker")) == 2  # though it was asked for twice
+    await harness.exit_code()
+    assert len(harness.journal.lines("began", "worker")) == 2  # though requested twice
 
 
 @pytest.mark.parametrize("stuck", ["in its loop", "in C code", "stopped"])
-async def test_a_child_that_does_not_answer_is_dumped_and_replaced(
-    stage: Stage, stuck: str, capfd: pytest.CaptureFixture[str]
+async def test_a_stalled_child_dumps_its_stacks_and_is_replaced(
+    harness: Harness, stuck: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    stage.change(stall_limit=500.0 if stuck == "in its loop" else 0.5)
-    await stage.start(processes=1)
-    [one] = stage.ready()
-    stage.order(one, 'say {"what": "alive", "lag": 0.0}', "note lives")
-    await stage.journal.line("noted", "lives")
+    harness.set_app_info(stall_limit=500.0 if stuck == "in its loop" else 0.5)
+    await harness.start(processes=1)
+    [one] = harness.ready()
+    harness.order(one, 'say {"what": "alive", "lag": 0.0}', "note lives")
+    await harness.journal.line("noted", "lives")
     if stuck == "in its loop":
-        stage.order(one, 'say {"what": "alive", "lag": 501}')
+        harness.order(one, 'say {"what": "alive", "lag": 501}')
     elif stuck == "in C code":
-        stage.order(one, "stick")
+        harness.order(one, "stick")
     else:
         os.kill(one, signal.SIGSTOP)
-    await stage.came(2)
-    await stage.counted(1)
-    if stuck != "stopped":  # such a process dies of SIGKILL alone
+    await harness.until_ready(2)
+    await harness.until_counted(1)
+    if stuck != "stopped":  # a stopped process ends by SIGKILL only
         assert "Fatal Python error: Aborted" in capfd.readouterr().err
 
 
 @dataclass
-class Mute:
-    """A child as the watch sees it, which was heard of long ago."""
+class SilentChild:
+    """A child that sent one heartbeat at time 0."""
 
-    heard: float = 0.0
-    lag: float = 0.0
+    last_heartbeat: float = 0.0
+    loop_lag: float = 0.0
     stalled: str = ""
-    stops: int = 0
-    worker: str = "mute"
+    stop_requests: int = 0
+    worker: str = "silent"
     pid: int = 0
-    gone: anyio.Event = field(default_factory=anyio.Event)
-
-    async def abort(self, why: str) -> None:
-        self.stalled = why
+    exited: anyio.Event = field(default_factory=anyio.Event)
 
 
-@pytest.mark.parametrize(("pace", "killed"), [(1.0, True), (100.0, False)], ids=["watching", "frozen itself"])
-async def test_silence_counts_only_while_the_supervisor_listens(
-    pace: float, killed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A supervisor that was frozen, and its children with it, has heard of none of them for long."""
-    mute, looks = Mute(), 0
-
-    async def sleep(_: float) -> None:
-        nonlocal looks
-        looks += 1
-        await asyncio.sleep(0)
-        if looks > 12:
-            raise asyncio.CancelledError
-
-    monkeypatch.setattr(f"{stall_monitor.__name__}.time.monotonic", lambda: looks * pace)
-    monkeypatch.setattr(f"{stall_monitor.__name__}.anyio.sleep", sleep)
-    with pytest.raises(asyncio.CancelledError):
-        await StallMonitor(cast("list[Child]", [mute]), 10.0).run()
-    assert (mute.stalled == "stalled") is killed
+@pytest.mark.parametrize(("seconds", "stalled"), [(1.0, True), (100.0, False)], ids=["running", "frozen"])
+def test_missing_heartbeats_count_only_while_the_supervisor_runs(seconds: float, stalled: bool) -> None:
+    """After a supervisor was frozen, the silence of its children means nothing."""
+    silent = cast("Child", SilentChild())
+    monitor = StallMonitor([silent], 10.0, SupervisorTimings())
+    found = [child for check in range(13) for child in monitor.find_stalled(check * seconds)]
+    assert (silent in found) is stalled
 
 
-async def test_the_last_words_of_a_dead_child_are_heard() -> None:
-    """Its end may be known before what it has said was read: the pipe keeps it."""
+async def test_messages_left_in_the_pipe_of_a_dead_child_are_read() -> None:
+    """The exit may be noticed before the last messages are read."""
 
     class Dead:
         pid = 0
@@ -403,70 +381,67 @@ async def test_the_last_words_of_a_dead_child_are_heard() -> None:
         async def wait(self) -> int:
             return -signal.SIGKILL
 
-    its_line = line.ChildPipe()
-    dead = Child("isolated", cast("asyncio.subprocess.Process", Dead()), its_line, lambda *_: None)
+    pipe = ChildPipe()
+    dead = Child("isolated", cast("asyncio.subprocess.Process", Dead()), pipe, lambda *_: None)
     os.write(
-        its_line.theirs[1], b'{"say": "begins", "id": "t1"}\n{"say": "step", "id": "t1", "step": "die"}\n{"say": "en'
+        pipe.child_ends[1], b'{"say": "begins", "id": "t1"}\n{"say": "step", "id": "t1", "step": "die"}\n{"say": "en'
     )
-    its_line.give_away()
+    pipe.close_child_ends()
     await dead.wait()
-    assert (dead.how, dead.doing) == ("SIGKILL", {"t1": "die"})
+    assert (dead.exit_status, dead.steps) == ("SIGKILL", {"t1": "die"})
 
 
-async def test_an_alert_that_hangs_is_ended_with_all_it_has_started(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(alert, "_BOUND", 0.2)
-    told = tmp_path / "pid"
-    await alert.alert(f"sleep 1000 & echo $! > {told}; wait", {"event": "paused"})
-    await until(lambda: gone(int(told.read_text())), "the end of what the alert has started")
+async def test_an_alert_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    await run_alert(f"sleep 1000 & echo $! > {pid_file}; wait", {"event": "paused"}, 0.2)
+    await until(lambda: gone(int(pid_file.read_text())), "the end of the alert's child process")
 
 
-async def test_nonsense_on_the_line_harms_nobody(stage: Stage) -> None:
-    await stage.start(processes=1)
-    [one] = stage.ready()
-    nonsense = ("not json", "[]", "{}", '{"say": 1}', '{"say": "alive", "lag": "x"}', '{"say": "later"}', "\xff")
-    stage.order(one, *(f"raw {line}" for line in nonsense), 'say {"what": "suspects"}')
-    await stage.told(stage.ready("isolated")[0], "isolate")
+async def test_invalid_messages_of_a_child_are_ignored(harness: Harness) -> None:
+    await harness.start(processes=1)
+    [one] = harness.ready()
+    invalid = ("not json", "[]", "{}", '{"say": 1}', '{"say": "alive", "lag": "x"}', '{"say": "later"}', "\xff")
+    harness.order(one, *(f"raw {line}" for line in invalid), 'say {"what": "suspects"}')
+    await harness.until_received(harness.ready("isolated")[0], "isolate")
 
 
-async def test_a_reload_replaces_one_at_a_time(stage: Stage, log: list[str]) -> None:
-    await stage.start(processes=3)
-    old = stage.ready()
+async def test_a_reload_replaces_one_child_at_a_time(harness: Harness, log: list[str]) -> None:
+    await harness.start(processes=3)
+    old = harness.ready()
     os.kill(os.getpid(), signal.SIGHUP)
-    await stage.told(stage.ready("isolated")[0], "stop")
-    new = stage.ready()[3:]
+    await harness.until_received(harness.ready("isolated")[0], "stop")
+    new = harness.ready()[3:]
     happened = [
         (line.what, line.pid)
-        for line in stage.journal.lines()
+        for line in harness.journal.lines()
         if (line.what, line.key) in (("ready", "worker"), ("heard", "stop")) and line.pid in (*old, *new)
     ][3:]
     assert [what for what, _ in happened] == ["ready", "heard"] * 3
     assert [pid for what, pid in happened if what == "ready"] == new
-    assert sorted(pid for what, pid in happened if what == "heard") == sorted(old)  # who was ready first may be any
-    assert len(stage.ready("isolated")) == 2
-    assert (await stage.info()).crashes == 0
-    await until_logged(log, "all workers are replaced")
-    assert not [line for line in log if "ended early" in line]
+    assert sorted(pid for what, pid in happened if what == "heard") == sorted(old)  # in any order
+    assert len(harness.ready("isolated")) == 2
+    assert (await harness.info()).crashes == 0
+    await until_logged(log, "all workers replaced")
+    assert not [line for line in log if "reload stopped" in line]
 
 
-async def test_a_reload_that_comes_early_is_remembered(stage: Stage) -> None:
-    supervisor = await stage.begin(processes=1)
-    await stage.journal.line("began")
-    supervisor.reload()  # the first child may have read the old code
-    pilot = await stage.came(1)
-    await stage.told(pilot, "stop")
-    await stage.came(2)
+async def test_a_reload_during_start_up_is_done_after_it(harness: Harness) -> None:
+    supervisor = await harness.start_without_waiting(processes=1)
+    await harness.journal.line("began")
+    supervisor.reload()  # the first child may have loaded the old code
+    first = await harness.until_ready(1)
+    await harness.until_received(first, "stop")
+    await harness.until_ready(2)
 
 
-async def test_a_supervisor_whose_terminal_is_closed_stops(stage: Stage) -> None:
+async def test_a_supervisor_stops_when_its_terminal_is_closed(harness: Harness) -> None:
     program = f"""
 import fcntl, termios
 import anyio
-from perdure.worker.supervise import Plan, Supervisor
+from perdure.worker.supervise import Supervisor, SupervisorConfig
 child = ({sys.executable!r}, "-S", {str(PRETENDER)!r})
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-raise SystemExit(anyio.run(Supervisor(Plan({{"worker": child, "isolated": child}}, 1, 1)).run))
+raise SystemExit(anyio.run(Supervisor(SupervisorConfig({{"worker": child, "isolated": child}}, 1, 1)).run))
 """
     ours, theirs = os.openpty()
     supervisor = await asyncio.create_subprocess_exec(
@@ -478,11 +453,11 @@ raise SystemExit(anyio.run(Supervisor(Plan({{"worker": child, "isolated": child}
     )
     os.close(theirs)
     try:
-        await stage.came(1)
-        await stage.came(1, "isolated")
+        await harness.until_ready(1)
+        await harness.until_ready(1, "isolated")
         os.kill(supervisor.pid, signal.SIGHUP)
-        await stage.came(2)  # while there is a terminal, it is a reload
-        await stage.came(2, "isolated")
+        await harness.until_ready(2)  # SIGHUP is a reload while the terminal exists
+        await harness.until_ready(2, "isolated")
         os.close(ours)
         assert await asyncio.wait_for(supervisor.wait(), BOUND) == 0
     finally:
@@ -491,109 +466,113 @@ raise SystemExit(anyio.run(Supervisor(Plan({{"worker": child, "isolated": child}
             await supervisor.wait()
 
 
-async def test_a_reload_lets_a_suspect_come_to_its_end(stage: Stage) -> None:
-    supervisor = await stage.start(processes=1)
-    [busy] = stage.ready("isolated")
-    stage.order(busy, 'say {"what": "begins", "id": "t1"}')
-    stage.order(busy, 'say {"what": "suspects"}')  # heard after that it is busy
-    await stage.came(2, "isolated")
+async def test_a_reload_waits_for_the_end_of_a_quarantined_task(harness: Harness) -> None:
+    supervisor = await harness.start(processes=1)
+    [busy] = harness.ready("isolated")
+    harness.order(busy, 'say {"what": "begins", "id": "t1"}')
+    harness.order(busy, 'say {"what": "suspects"}')  # read after the message that it is busy
+    await harness.until_ready(2, "isolated")
     supervisor.reload()
-    await stage.told(stage.ready("isolated")[1], "stop")
-    assert not stage.journal.lines("heard", "stop", pid=busy)
-    stage.order(busy, 'say {"what": "ends", "id": "t1"}')
-    await stage.told(busy, "stop")
+    await harness.until_received(harness.ready("isolated")[1], "stop")
+    assert not harness.journal.lines("heard", "stop", pid=busy)
+    harness.order(busy, 'say {"what": "ends", "id": "t1"}')
+    await harness.until_received(busy, "stop")
 
 
 @pytest.mark.parametrize("role", ["worker", "isolated"])
-async def test_a_reload_says_that_a_new_child_did_not_start(stage: Stage, log: list[str], role: str) -> None:
-    supervisor = await stage.start(processes=1)
-    stage.order_all_that_start("exit 1", role)
+async def test_a_reload_logs_that_a_new_child_failed_to_start(harness: Harness, log: list[str], role: str) -> None:
+    supervisor = await harness.start(processes=1)
+    harness.order_new_children("exit 1", role)
     supervisor.reload()
-    await until_logged(log, "the reload has ended early")
-    assert not [line for line in log if "all workers are replaced" in line]
-    assert set(stage.ready("isolated")) <= stage.alive()
+    await until_logged(log, "reload stopped")
+    assert not [line for line in log if "all workers replaced" in line]
+    assert set(harness.ready("isolated")) <= harness.alive()
 
 
 async def until_logged(log: list[str], text: str) -> None:
     async def logged() -> bool:
         return any(text in line for line in log)
 
-    await until(logged, f"the log says {text!r}")
+    await until(logged, f"the log line {text!r}")
 
 
-async def test_broken_code_ends_the_reload_and_the_old_ones_go_on(stage: Stage) -> None:
-    supervisor = await stage.start()
-    old = stage.alive()
-    before = stage.began()
-    stage.order_all_that_start("exit 1")
+async def test_a_failed_start_stops_the_reload_and_keeps_the_old_children(harness: Harness) -> None:
+    supervisor = await harness.start()
+    old = harness.alive()
+    before = harness.started()
+    harness.order_new_children("exit 1")
     supervisor.reload()
-    await stage.journal.line("obeys", "exit-1")
-    stage.order_all_that_start(None)
-    await stage.shows(worker_working=2, isolated_idle=1)
-    assert stage.alive() == old
-    assert not stage.journal.lines("heard", "stop")
+    await harness.journal.line("obeys", "exit-1")
+    harness.order_new_children(None)
+    await harness.until_listed(worker_working=2, isolated_idle=1)
+    assert harness.alive() == old
+    assert not harness.journal.lines("heard", "stop")
     supervisor.reload()
     for pid in old:
-        await stage.told(pid, "stop")
-    assert stage.began() == before + 1 + len(old)
+        await harness.until_received(pid, "stop")
+    assert harness.started() == before + 1 + len(old)
 
 
-async def test_too_many_crashes_pause_alert_and_outlive_the_supervisor(stage: Stage, tmp_path: Path) -> None:
+async def test_too_many_crashes_pause_and_alert_and_the_pause_survives_a_restart(
+    harness: Harness, tmp_path: Path
+) -> None:
     alerted = tmp_path / "alerted"
     with listening() as webhook:
-        stage.change(crash_threshold=1, webhook=webhook.url)
-        supervisor = await stage.start(alert=f"cat > {alerted}.tmp && mv {alerted}.tmp {alerted}")
-        stage.order(stage.ready()[0], "kill SIGKILL")
-        replaced = await stage.came(3)
-        stage.order(replaced, "kill SIGSEGV")
+        harness.set_app_info(crash_threshold=1, webhook=webhook.url)
+        supervisor = await harness.start(alert=f"cat > {alerted}.tmp && mv {alerted}.tmp {alerted}")
+        harness.order(harness.ready()[0], "kill SIGKILL")
+        replaced = await harness.until_ready(3)
+        harness.order(replaced, "kill SIGSEGV")
         _, posted = await webhook.heard()
 
     async def paused() -> bool:
-        return (await stage.info()).paused_since > 0 and alerted.exists()
+        return (await harness.info()).paused_since > 0 and alerted.exists()
 
     await until(paused, "the pause, and the alert")
     about = json.loads(alerted.read_bytes())
     assert posted == about
-    assert (about["event"], about["crashes"], about["supervisor"]) == ("paused", 2, (await stage.info()).name)
+    assert (about["event"], about["crashes"], about["supervisor"]) == ("paused", 2, (await harness.info()).name)
     assert f"worker-{replaced} ended by SIGSEGV" in about["why"]
-    assert stage.alive() == {stage.ready()[1], *stage.ready("isolated")}
+    assert harness.alive() == {harness.ready()[1], *harness.ready("isolated")}
 
     supervisor.stop()
-    assert await stage.ended() == 0
+    assert await harness.exit_code() == 0
     alerted.unlink()
-    await stage.begin()
-    await stage.came(2, "isolated")
-    assert len(stage.ready()) == 3
-    info = await stage.info()
+    await harness.start_without_waiting()
+    await harness.until_ready(2, "isolated")
+    assert len(harness.ready()) == 3
+    info = await harness.info()
     assert info.paused_since == about["paused_since"]
-    assert await resume_supervisor(stage.producer.gateway, stage.producer.namespace, info.name)
-    await stage.came(5)
-    assert (await stage.info()).crashes == 0
+    assert await resume_supervisor(harness.producer.gateway, harness.producer.namespace, info.name)
+    await harness.until_ready(5)
+    assert (await harness.info()).crashes == 0
     assert not alerted.exists()
 
 
-async def test_a_burst_ends_when_the_children_have(stage: Stage) -> None:
-    await stage.start(burst=True)
-    for pid in stage.ready():
-        stage.order(pid, "exit 0")
-    assert await stage.ended() == 0
-    assert len(stage.ready()) == 2
+async def test_a_burst_ends_when_all_children_have_exited(harness: Harness) -> None:
+    await harness.start(burst=True)
+    for pid in harness.ready():
+        harness.order(pid, "exit 0")
+    assert await harness.exit_code() == 0
+    assert len(harness.ready()) == 2
 
 
-async def test_a_burst_waits_for_suspects(stage: Stage) -> None:
-    await stage.start(processes=1, burst=True)
-    [ordinary], [warm] = stage.ready(), stage.ready("isolated")
-    stage.order(warm, 'say {"what": "begins", "id": "t1"}', 'say {"what": "suspects"}')
-    more = await stage.came(2, "isolated")
-    stage.order(ordinary, "exit 0")
-    stage.order(more, 'say {"what": "begins", "id": "t2"}', 'say {"what": "ends", "id": "t2"}', 'say {"what": "idle"}')
-    await stage.shows(isolated_busy=1, isolated_idle=1)
-    assert not stage.running[0].done()
-    stage.order(warm, 'say {"what": "ends", "id": "t1"}', 'say {"what": "idle"}')
-    assert await stage.ended() == 0
+async def test_a_burst_waits_for_quarantined_tasks(harness: Harness) -> None:
+    await harness.start(processes=1, burst=True)
+    [ordinary], [warm] = harness.ready(), harness.ready("isolated")
+    harness.order(warm, 'say {"what": "begins", "id": "t1"}', 'say {"what": "suspects"}')
+    more = await harness.until_ready(2, "isolated")
+    harness.order(ordinary, "exit 0")
+    harness.order(
+        more, 'say {"what": "begins", "id": "t2"}', 'say {"what": "ends", "id": "t2"}', 'say {"what": "idle"}'
+    )
+    await harness.until_listed(isolated_busy=1, isolated_idle=1)
+    assert not harness.running[0].done()
+    harness.order(warm, 'say {"what": "ends", "id": "t1"}', 'say {"what": "idle"}')
+    assert await harness.exit_code() == 0
 
 
-async def test_a_crash_while_redis_is_away_is_told_when_it_is_back(
+async def test_a_crash_while_redis_is_unavailable_is_reported_later(
     settings: Settings, namespace_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = find_program(BUNDLED)
@@ -603,21 +582,21 @@ async def test_a_crash_while_redis_is_away_is_told_when_it_is_back(
         away = settings.model_copy(update={"redis_url": server.url})
         async with (
             Producer(address=away.address, namespace=namespace_name) as producer,
-            staged(away, producer, tmp_path, monkeypatch) as stage,
+            open_harness(away, producer, tmp_path, monkeypatch) as harness,
         ):
-            await stage.start(processes=1)
+            await harness.start(processes=1)
             server.kill()
-            stage.order(stage.ready()[0], "kill SIGKILL")
-            await until(lambda: gone(stage.ready()[0]), "the child's end")
+            harness.order(harness.ready()[0], "kill SIGKILL")
+            await until(lambda: gone(harness.ready()[0]), "the child's end")
             server.start()
-            await stage.came(2)
-            await stage.counted(1)
+            await harness.until_ready(2)
+            await harness.until_counted(1)
     finally:
         server.stop()
 
 
-async def test_a_crash_is_counted_though_redis_goes_away_in_between(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+async def test_counting_a_crash_is_retried_while_redis_is_unavailable(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = 0
 
@@ -629,20 +608,20 @@ async def test_a_crash_is_counted_though_redis_goes_away_in_between(
         return await count_crash(*args, **named)
 
     monkeypatch.setattr(crash_counter, "count_crash", away)
-    await stage.start(processes=1)
-    stage.order(stage.ready()[0], "kill SIGKILL")
-    await stage.came(2)
-    await stage.counted(1)
+    await harness.start(processes=1)
+    harness.order(harness.ready()[0], "kill SIGKILL")
+    await harness.until_ready(2)
+    await harness.until_counted(1)
 
 
 async def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-async def test_where_redis_refuses_no_child_begins(stage: Stage) -> None:
-    stage.change(url=stage.facts["url"].replace("unix://", "unix://:wrong@"))
-    await stage.begin()
+async def test_no_child_starts_work_if_redis_refuses_the_connection(harness: Harness) -> None:
+    harness.set_app_info(url=harness.app_info["url"].replace("unix://", "unix://:wrong@"))
+    await harness.start_without_waiting()
     with pytest.raises(ExceptionGroup) as raised:
-        await stage.ended()
+        await harness.exit_code()
     assert raised.group_contains(Refused)
-    assert stage.ready() == []
+    assert harness.ready() == []
