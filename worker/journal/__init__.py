@@ -1,4 +1,26 @@
-"""What happened to a task, typed, and the state that follows from it. Knows no handlers and no runtime."""
+"""Event log of a task: typed events, the agent state that they reduce to, snapshots and handoff documents.
+
+The package knows no handlers and no runtime: it reads and computes, and the run writes.
+
+    event.py            base class of events, registry of Perdure's types
+    run_events.py       events of a run: start, steps, waits, messages, end
+    agent_events.py     events of an agent's work: plan, decisions, tools, conversation, state
+    chat.py             messages of a conversation
+    parsing.py          log entries to events; application event types
+    event_redaction.py  secrets out of events
+    state.py            AgentState
+    reducer.py          state = reduce(events), pure
+    json_patch.py       diff and apply JSON Patches (RFC 6902)
+    snapshot.py         stored form of a state
+    step_record.py      stored form of a step record
+    history.py          the state at any event; check of a snapshot against the log
+    forks.py            a new task from a point in another one's log
+    resumption.py       summary of what a resumed run continues from
+    handoff/            handoff documents
+
+Event types, field names and stored forms are durable data: workers of two versions share one log. Give a new field a
+default, raise the version of a type whose meaning changes, and never rename either.
+"""
 
 from . import agent_events, run_events
 from .chat import Message, Role, ToolCall

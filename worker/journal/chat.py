@@ -1,4 +1,4 @@
-"""A conversation's messages, as no provider in particular writes them."""
+"""Messages of a conversation, in a form that is independent of any model provider."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 
 class ToolCall(BaseModel):
-    """A call that a model asks for. id: the provider's; the result's message names it."""
+    """Tool call that a model requested. id: the provider's id, which the message with the result repeats."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -22,9 +22,12 @@ class ToolCall(BaseModel):
 
 
 class Message(BaseModel):
-    """One turn of a conversation. tool_calls: what an assistant asks for. tool_call_id: which call a tool answers.
+    """Message of a conversation.
 
-    n: the number of the event that it came with, once it is in a state; of a summary, the first that it stands for.
+    Attributes:
+        tool_calls: Calls that an assistant requests.
+        tool_call_id: Id of the call that a tool message answers.
+        n: Number of its event, once it is in a state; of a summary, the first event that it replaces.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")

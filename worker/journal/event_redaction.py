@@ -1,7 +1,7 @@
-"""Keeping the secrets of a task out of its events, value by value.
+"""Masking of a task's secrets in its events, value by value.
 
-Not out of the JSON as a whole: a secret such as `step` or `1234` is found in the names of fields and in the middle of
-numbers too, and what would be left could not be read again.
+The JSON text as a whole cannot be masked: a secret such as `step` or `1234` also occurs in field names and inside
+numbers, and the result could not be parsed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ M = TypeVar("M", bound=BaseModel)
 Redact = Callable[[str], str]
 
 _NAMES: Final = frozenset({"type", "step", "key", "hash", "to"})
-"""Fields that name what is named elsewhere, openly: a step, an artifact, a task."""
+"""Fields with names that are stored openly elsewhere: of a step, an artifact, a task."""
 
 
 def redacted(model: M, redact: Redact) -> M:
-    """The event, or a part of one, without secrets; the very same where it has none.
+    """Return the event, or a part of one, with its secrets masked; the same object if it has none.
 
-    What its type fixes stays, such as the role of a message. In a patch the names of the state's own fields stay, which
-    are the program's.
+    Values that the type fixes stay, such as the role of a message. In a patch the names of the state's own fields stay:
+    they come from the program.
     """
     changed: dict[str, Any] = {}
     for name, value in model:
@@ -45,7 +45,7 @@ _FIXED, _TYPED, _FREE = "fixed", "typed", "free"
 
 @lru_cache(maxsize=1024)
 def _plan(kind: type[BaseModel]) -> Mapping[str, str]:
-    """Of each field: its type names all that it can be; or says at least what it is; or it may be any JSON data."""
+    """Return the freedom of each field: fixed values, a known type, or any JSON data."""
     return {name: _freedom(field.annotation) for name, field in kind.model_fields.items()}
 
 
@@ -64,7 +64,7 @@ def _parts(annotation: Any) -> Any:
 
 
 def _value(value: Any, redact: Redact, *, numbers: bool) -> Any:
-    """numbers: whether text may stand in the place of a number that is a secret."""
+    """Mask a value. numbers: whether a number that is a secret may be replaced by text."""
     if isinstance(value, str):
         shown = redact(value)
         return value if shown == value else shown
@@ -111,7 +111,7 @@ def _operation(operation: dict[str, Any], redact: Redact) -> dict[str, Any]:
 
 
 def _pointer(path: str, redact: Redact) -> str:
-    """Names in a pointer: as they are, for `~` and `/` stand escaped in it."""
+    """Mask the names in a JSON pointer, in which `~` and `/` are escaped."""
     names = [name.replace("~1", "/").replace("~0", "~") for name in path.split("/")]
     shown = [name if name.isdigit() else redact(name) for name in names]
     return "/".join(name.replace("~", "~0").replace("/", "~1") for name in shown)

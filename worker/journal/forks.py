@@ -1,8 +1,7 @@
-"""Starting anew from a point of a task's past: another task, with what the first one had done and knew by then.
+"""Forks: a new task that starts from a point in another task's log.
 
-Changing a state and arguments by hand, before a task goes on from there.
-
-Which step records a log tells of, and where.
+A fork has the state or the step records that the source had at that point. Arguments and state can be edited before it
+starts.
 """
 
 from __future__ import annotations
@@ -46,21 +45,27 @@ __all__ = ["RECORDED", "BadEdit", "Fork", "Point", "Records", "edited", "fork"]
 
 
 class BadEdit(ValueError):
-    """A change to the state or the arguments that cannot be made."""
+    """An edit of the state or the arguments that cannot be applied."""
 
 
 def edited(
     state: State, arguments: dict[str, Any], edit: Mapping[str, Any], *, agent: bool, secret: Collection[str]
 ) -> tuple[State, dict[str, Any]]:
-    """A state and arguments with new values, by name or path (`context.mood`). Raises `BadEdit`.
+    """Return the state and the arguments with new values.
 
-    agent: whether it has a state of its own; else only arguments change. secret: arguments that no state has, `*` for
-    all of them.
+    Args:
+        edit: Values by name or path (`context.mood`).
+        agent: Whether the task is an agent; the edit of a function changes its arguments only.
+        secret: Names of arguments that are not in the state; `*` for all of them.
+
+    Raises `BadEdit`.
     """
     for path, value in edit.items():
         name = path.partition(".")[0]
         if agent and name not in state and name not in arguments:
-            raise BadEdit(f"there is no {name!r} to be changed: the state has {', '.join(sorted(state))}")
+            raise BadEdit(
+                f"cannot edit {name!r}: the state has no such field; its fields are {', '.join(sorted(state))}"
+            )
         if agent and not (name in arguments and (name in secret or ANY in secret)):
             state = _set(state, path, value)
         if name in arguments or not agent:
@@ -70,7 +75,7 @@ def edited(
             AgentState.model_validate({name: state[name] for name in AgentState.model_fields if name in state})
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            raise BadEdit(f"the state would be none: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+            raise BadEdit(f"the edited state is invalid: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     return state, arguments
 
 
@@ -81,7 +86,7 @@ def _set(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         try:
             place = place[int(name) if isinstance(place, list) else name]
         except (LookupError, TypeError, ValueError):
-            raise BadEdit(f"there is no {path!r} to be changed: {name!r} is not there") from None
+            raise BadEdit(f"cannot edit {path!r}: {name!r} does not exist") from None
     there = isinstance(place, list) and names[-1].isdigit()
     pointer = "/" + "/".join(name.replace("~", "~0").replace("/", "~1") for name in names)
     try:
@@ -89,22 +94,26 @@ def _set(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
             document, [{"op": "replace" if there else "add", "path": pointer, "value": value}]
         )
     except BadPatch:
-        raise BadEdit(f"there is no {path!r} to be changed") from None
+        raise BadEdit(f"cannot edit {path!r}: it does not exist") from None
     return changed
 
 
 _OWN: Final = {"message_sent": "send", "planned": "plan", "waited": "inbox"}
-"""By the type of an event: what the record of the call that it tells of is named, where that is not its type."""
+"""Name of the record by event type, if it differs from the type."""
 
 RECORDED: Final = ("step_completed", "tool_called")
-"""Types of events that tell of the record of the step that they are about."""
+"""Types of events that carry the key of their step record."""
 
 
 class Records:
-    """Where in the log each step record was written last, and each message of the inbox was read.
+    """Index of the log: position of the last event of each step record and of each message read.
 
-    Events of other types than `RECORDED` are recorded as the first, second ... of their name in their scope.
-    forked: the log is that of a fork, which began with records that it does not tell of.
+    An event of a type outside `RECORDED` belongs to the record that has its name and its ordinal within the scope.
+
+    Attributes:
+        written: Position of the last event of each step record, by key.
+        messages: Position of the event that read each message, by number in the inbox.
+        forked: Whether the task is a fork itself, which started with records that its log does not mention.
     """
 
     def __init__(self) -> None:
@@ -138,22 +147,25 @@ class Records:
 
 
 Point = int | str | None
-"""An event's number, the id of an entry of the log, or the key of a step; None for the end of the log."""
+"""Number of an event, id of a log entry or key of a step; None for the end of the log."""
 
 _ARTIFACTS: Final = "#artifact:"
-"""What the keys of links to artifacts begin with, in the checkpoint."""
+"""Prefix of the checkpoint keys of artifact links."""
 
 _FINISH: Final = "#finish"
 _REPLAN: Final = "#replan"
-"""Keys of an agent's result, and of the note that it is to be asked for another plan."""
+"""Checkpoint keys of an agent's result, and of the note that a replan is due."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A task that was started from another one. event: the number of the last event of that which it knows.
+    """Task that was started from a point of another one.
 
-    agent: which agent it is; None for a function. steps: how many recorded steps it has. within: the step that was
-    under way then, which is begun anew.
+    Attributes:
+        event: Number of the last event that the fork knows.
+        agent: Name of the agent; None for a function.
+        steps: Number of recorded steps that it starts with.
+        within: Key of the step that was running at that point, which the fork restarts.
     """
 
     handle: TaskHandle[Any]
@@ -172,14 +184,22 @@ async def fork(
     new_id: str | None = None,
     lenient: bool = False,
 ) -> Fork:
-    """Enqueue a new task that goes on from a point of another one's past, which stays as it is.
+    """Enqueue a new task that continues from a point in another task's past. The source is not changed.
 
-    It has the same task name, arguments and headers. An agent has the state as of that point; a function has the steps
-    that had been recorded by then, and runs the others. edit: new values, by name or path (`context.mood`): in the
-    state of an agent, and in its arguments where they have the name; in the arguments of a function. new_id: else one
-    is made; asked again under the same one, there is one task. lenient: leave out events that cannot be read.
+    The fork has the task name, arguments and headers of its source. An agent starts with the state at that point; a
+    function
+    starts with the steps that were recorded by then and runs the others.
 
-    Raises `TaskNotFound`, `TaskExists`, `BadHistory`, `BadEdit`, `DecryptionError`, `PayloadTooLarge`.
+    Args:
+        at: Point in the source's log.
+        edit: New values by name or path (`context.mood`). For an agent they go into its state, and into its arguments
+            where
+            those have the name; for a function into its arguments.
+        new_id: Id of the fork; generated if omitted. A second call with the same id returns the same fork.
+        lenient: Skip events that cannot be read.
+
+    Raises:
+        TaskNotFound, TaskExists, BadHistory, BadEdit, DecryptionError, PayloadTooLarge
     """
     new_id = new_task_id() if new_id is None else check_task_id(new_id)
     handle = await producer.find(task_id)
@@ -196,7 +216,7 @@ async def fork(
     check_size("the task's arguments", len(data), producer.payload_limit)
     recorded = await recorded_results(gateway, partition, task_id)
     last = await read_last_events(gateway, partition, task_id, 1)
-    if last and last[0].id != known.entry:  # it runs: what it has recorded since is not of the state that was read
+    if last and last[0].id != known.entry:  # the source runs: its newer records are not part of the state read
         known = replace(known, whole=False)
     done = {key: value for key, value in recorded.items() if known.has(key, value)}
     saved = _links(known, await checkpoint_fields(gateway, partition, task_id, _ARTIFACTS))
@@ -225,11 +245,14 @@ async def fork(
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is known at a point of the log: the state, and which step records there were.
+    """Source task as of a point in its log.
 
-    whole: the point is the end of the log. before: keys of records that were written before the point, and not again
-    after it. after: of those that were. read: the messages of the inbox that had been read. forked: the task is a fork
-    itself, and began with records of which its log does not tell.
+    Attributes:
+        whole: Whether the point is the end of the log.
+        before: Keys of records that were written last before the point.
+        after: Keys of records that were written last after it.
+        read: Numbers of the inbox messages that had been read.
+        forked: See `Records`.
     """
 
     state: State
@@ -243,7 +266,9 @@ class _Known:
     forked: bool
 
     def has(self, key: str, value: bytes) -> bool:
-        """Whether a step record belongs to what was known. An agent's result does not: it is to go on."""
+        """Return whether a step record existed at this point. The result of an agent never counts, since the fork
+        continues.
+        """
         if self.agent is not None and key == _FINISH:
             return False
         if self.whole or key in self.before:
@@ -268,7 +293,7 @@ async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Poi
             if _is_at(event, past, at):
                 cut = position
     if cut is None and at is not None:
-        raise BadHistory(task_id, f"there is no event, entry or step {at!r} in the log of task {task_id}")
+        raise BadHistory(task_id, f"the log of task {task_id} has no event, entry or step {at!r}")
     point = position if cut is None else cut
     return _Known(
         past.state,
@@ -290,7 +315,7 @@ def _is_at(event: TaskEvent, past: Past, at: Point) -> bool:
 
 
 def _links(known: _Known, saved: Mapping[str, bytes]) -> dict[str, bytes]:
-    """The links to the artifacts that there were, as they were."""
+    """Return the artifact links as they were at this point."""
     artifacts = {one["name"]: one for one in known.state["artifacts"]}
     return {
         key: orjson.dumps(orjson.loads(data) | artifacts[name])

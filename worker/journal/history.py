@@ -1,6 +1,6 @@
-"""Going back in a task's log: the state as any of its events left it, and whether what is stored agrees with that.
+"""States of a task in the past: the reduction of its log up to any event, and the check of a snapshot against the log.
 
-The log is read a page at a time, so that its length costs time and no memory.
+The log is read in pages, so a long log costs time but no memory.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ __all__ = ["Past", "check_state", "read_snapshot", "state_at", "walk_states"]
 
 @dataclass(slots=True)
 class Past:
-    """What a task's log comes to, as far as it has been read.
+    """Reduction of a task's log up to the last entry that was read.
 
-    number: of the last event in the state. entry: the id of the last entry that was read. agent: whose state it is;
-    None for that of a function, which has no more than what it told. skipped: events that could not be read, and that
-    the state is without.
+    Attributes:
+        number: Number of the last event in the state.
+        entry: Id of the last log entry that was read.
+        agent: Name of the agent; None for a function, whose state has only what it logged.
+        skipped: Problems of the events that could not be read and are missing from the state.
     """
 
     task_id: str
@@ -37,14 +39,14 @@ class Past:
     skipped: list[str] = field(default_factory=list)
 
     def take(self, found: TaskEvent) -> None:
-        """Go on by one entry. Raises `BadHistory` for one that cannot be read or does not follow, unless lenient."""
+        """Apply the next entry. Raises `BadHistory` if it cannot be read or leaves a gap, unless lenient."""
         self.entry = found.id
         if found.number is None:
             if found.type == "replayed" and isinstance(found.data, dict) and found.data.get("fresh"):
                 self.state, self.agent = empty_state(), None
             return
         if found.number != self.number + 1:
-            missing = f"event {self.number + 1} of task {self.task_id} is not in its log: after it comes"
+            missing = f"event {self.number + 1} of task {self.task_id} is missing from its log: the next one is"
             self._refuse(f"{missing} event {found.number} (entry {found.id})")
             if found.number <= self.number:
                 return
@@ -69,9 +71,12 @@ class Past:
 async def walk_states(
     gateway: Gateway, partition: Partition, task_id: str, *, lenient: bool = False
 ) -> AsyncIterator[tuple[TaskEvent, Past]]:
-    """Every entry of a task's log, with what it all comes to then: one object, which goes on.
+    """Yield every entry of a task's log with the reduction up to it, which is one object that changes.
 
-    lenient: leave out what cannot be read. Raises `BadHistory`.
+    Args:
+        lenient: Skip entries that cannot be read.
+
+    Raises `BadHistory`.
     """
     past = Past(task_id, lenient)
     async for found in walk_events(gateway, partition, task_id):
@@ -82,9 +87,9 @@ async def walk_states(
 async def state_at(
     gateway: Gateway, partition: Partition, task_id: str, at: int | None = None, *, lenient: bool = False
 ) -> Past:
-    """The state as an event left it. at: its number, 0 for before all of them, None for the latest.
+    """Return the reduction up to an event. at: its number, 0 for the state before all of them, None for the latest.
 
-    Raises `BadHistory`, also where there is no such event.
+    Raises `BadHistory`, also if there is no such event.
     """
     past = Past(task_id, lenient)
     if at == 0:
@@ -93,12 +98,12 @@ async def state_at(
         if past.number == at:
             return past
     if at is not None:
-        raise BadHistory(task_id, f"there is no event {at} of task {task_id}: the last one is {past.number}")
+        raise BadHistory(task_id, f"task {task_id} has no event {at}: the last one is {past.number}")
     return past
 
 
 async def read_snapshot(gateway: Gateway, partition: Partition, task_id: str) -> StoredState | None:
-    """The stored snapshot of a task's state, None where there is none. Raises `BadSnapshot`, `DecryptionError`."""
+    """Return the snapshot of a task's state, None if there is none. Raises `BadSnapshot`, `DecryptionError`."""
     data = (await checkpoint_fields(gateway, partition, task_id, SNAPSHOT)).get(SNAPSHOT)
     if data is None:
         return None
@@ -106,9 +111,11 @@ async def read_snapshot(gateway: Gateway, partition: Partition, task_id: str) ->
 
 
 async def check_state(gateway: Gateway, partition: Partition, task_id: str) -> StoredState | None:
-    """Compare the stored snapshot with what the log comes to; returns the snapshot, None where there is none.
+    """Compare a task's snapshot with the reduction of its log. Return the snapshot, None if there is none.
 
-    Raises `StateDrift`, which names the first event that the snapshot does not agree with; `BadHistory`, `BadSnapshot`.
+    Raises:
+        StateDrift: They differ; the error names the first event that the snapshot disagrees with.
+        BadHistory, BadSnapshot
     """
     stored = await read_snapshot(gateway, partition, task_id)
     if stored is None:
@@ -125,25 +132,25 @@ async def check_state(gateway: Gateway, partition: Partition, task_id: str) -> S
 async def _first_difference(
     gateway: Gateway, partition: Partition, task_id: str, stored: StoredState, fields: set[str]
 ) -> int:
-    """The first event after which any of these fields never had its stored form again.
+    """Return the first event after which one of these fields never again equals its stored value.
 
-    A field that never had it was given it by the snapshot, whose last event it is then.
+    A field that never equalled it was set by the snapshot, so its last event is returned.
     """
     former: State = {}
     agree: dict[str, bool] = {}
     last: dict[str, int] = {}
 
-    def look(state: State, number: int) -> None:
+    def compare(state: State, number: int) -> None:
         for name in fields:
             if name not in agree or state.get(name) is not former.get(name):
                 agree[name] = not diff(state.get(name), stored.state.get(name))
             if agree[name]:
                 last[name] = number
 
-    look(empty_state(), 0)
+    compare(empty_state(), 0)
     async for _, past in walk_states(gateway, partition, task_id):
         if past.number > stored.number:
             break
-        look(past.state, past.number)
+        compare(past.state, past.number)
         former = past.state
     return min(last[name] + 1 if name in last else stored.number for name in fields)

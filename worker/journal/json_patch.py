@@ -1,7 +1,7 @@
-"""What changed between two JSON documents, as a JSON Patch (RFC 6902): operations add, remove and replace.
+"""Difference of two JSON documents as a JSON Patch (RFC 6902); operations add, remove and replace.
 
-Of two lists, what they begin with and end with alike costs nothing: a list that grew, or out of which or into whose
-middle something was taken or put, costs what was changed. What is between is compared place by place.
+The common head and tail of two lists cost nothing, so a list that grew, or that had items inserted or removed in one
+place, costs only the change. The parts between head and tail are compared item by item.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class BadPatch(ValueError):
 
 
 def diff(before: Any, after: Any) -> Patch:
-    """The operations that make `after` of `before`, which share its values."""
+    """Return the operations that turn `before` into `after`; they share its values."""
     return tuple(_differences("", before, after))
 
 
@@ -80,7 +80,7 @@ def _escaped(name: str) -> str:
 
 
 def apply(document: Any, patch: Iterable[Mapping[str, Any]]) -> Any:
-    """The document with the patch applied; the one given stays as it is, and shares what did not change.
+    """Return the document with the patch applied. The given one is not changed; the result shares its unchanged parts.
 
     Raises `BadPatch`.
     """
@@ -93,11 +93,11 @@ def apply(document: Any, patch: Iterable[Mapping[str, Any]]) -> Any:
 
 
 def _tokens(path: str) -> list[str]:
-    """The names in a JSON pointer (RFC 6901)."""
+    """Return the names in a JSON pointer (RFC 6901)."""
     if path and not path.startswith("/"):
-        raise ValueError("a path begins with '/'")
+        raise ValueError("a path must begin with '/'")
     if _ESCAPE.search(path):
-        raise ValueError("'~' in a path stands before 0 or 1")
+        raise ValueError("'~' in a path must be followed by 0 or 1")
     return [token.replace("~1", "/").replace("~0", "~") for token in path.split("/")[1:]]
 
 
@@ -108,7 +108,7 @@ def _applied(document: Any, tokens: list[str], operation: Mapping[str, Any]) -> 
     if isinstance(document, list):
         return _in_list(document.copy(), head, rest, operation)
     if not isinstance(document, dict):
-        raise TypeError(f"{head!r} is in no object and no array")
+        raise TypeError(f"{head!r} is not inside an object or an array")
     copy = document.copy()
     if rest:
         copy[head] = _applied(copy[head], rest, operation)
@@ -118,7 +118,7 @@ def _applied(document: Any, tokens: list[str], operation: Mapping[str, Any]) -> 
             copy[head] = operation["value"]
         case "replace":
             if head not in copy:
-                raise LookupError(f"there is no {head!r}")
+                raise LookupError(f"{head!r} does not exist")
             copy[head] = operation["value"]
         case "remove":
             del copy[head]
@@ -159,10 +159,10 @@ def _in_list(copy: list[Any], head: str, rest: list[str], operation: Mapping[str
 
 def _index(token: str) -> int:
     if not _INDEX.fullmatch(token):
-        raise ValueError(f"{token!r} is no place in an array")
+        raise ValueError(f"{token!r} is not an index of an array")
     return int(token)
 
 
 class _Unknown(ValueError):
     def __init__(self, operation: object) -> None:
-        super().__init__(f"{operation!r} is none of add, remove and replace")
+        super().__init__(f"the operation must be add, remove or replace, got {operation!r}")

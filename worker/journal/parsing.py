@@ -1,7 +1,7 @@
-"""Entries of a log as the events that they are, and the types that a reader knows.
+"""Parsing of log entries into events, and registration of application event types.
 
-What cannot be read hides nothing else: an event of a later version, of an unknown type or with broken data becomes
-`Unreadable`, which says of which task it is, where it stands and what is wrong with it.
+An entry that cannot be read does not hide the others: an event of a later version, of an unknown type or with broken
+data becomes `Unreadable`, which names the task, the entry and the problem.
 """
 
 from __future__ import annotations
@@ -22,18 +22,23 @@ E = TypeVar("E", bound=Event)
 
 
 class Foreign(Event):
-    """An event of an application's own type, read where that application is not loaded. data: all that it says.
+    """Event of an application's type, read by a process that has not imported the application. data: all of its fields.
 
-    What it does to the state is known all the same: of such types, it is their `changes`.
+    Its effect on the state is known all the same: for these types, it is their `changes`.
     """
 
     data: dict[str, Any]
 
 
 class Unreadable(Event):
-    """An event that this version cannot read. task_id, entry: where it is. problem: why. data: what there is of it.
+    """Event that this version cannot read.
 
-    number: of those that a run numbered; None where it has none, or where that is what is broken.
+    Attributes:
+        task_id: Id of the task whose log has it.
+        entry: Id of its log entry.
+        number: Its number; None if it has none, or if the number is what is broken.
+        problem: Reason why it cannot be read.
+        data: Its data as far as it could be parsed.
     """
 
     task_id: str
@@ -52,7 +57,7 @@ _known: Final = ChainMap[str, type[Event]]({}, BUILT_IN)
 
 
 class _Union:
-    """All types as one, told apart by their `type`: made when the first event is read, and anew with each new type."""
+    """Union of all event types, discriminated by `type`; built at the first read after a registration."""
 
     def __init__(self) -> None:
         self._adapter: TypeAdapter[Any] | None = None
@@ -61,7 +66,7 @@ class _Union:
         self._adapter = None
 
     def validate(self, data: dict[str, Any]) -> Event:
-        """Raises `ValidationError`."""
+        """Return the event. Raises `ValidationError`."""
         if self._adapter is None:
             union: Any = reduce(or_, _known.values())
             self._adapter = TypeAdapter(Annotated[union, Field(discriminator="type")])
@@ -73,20 +78,21 @@ _union: Final = _Union()
 
 
 def register_event(kind: type[E]) -> type[E]:
-    """Make an event type of one's own known to readers of logs; a decorator.
+    """Register an application's event type, so that logs with it can be read; a class decorator.
 
-    @register_event
-    class Priced(Event):
-        type: Literal["priced"] = "priced"
-        amount: float
+        @register_event
+        class Priced(Event):
+            type: Literal["priced"] = "priced"
+            amount: float
 
-    Raises `ValueError` for a type that has no name of its own, `pydantic.errors.PydanticUserError` for fields that
-    have no schema.
+    Raises `ValueError` if the class has no type name that it alone uses, and `pydantic.errors.PydanticUserError` if a
+    field
+    has no schema.
     """
     name = _name_of(kind)
     known = _known.get(name)
     if known is not None and (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
-        raise ValueError(f"there is an event type {name!r} already: {known.__module__}.{known.__qualname__}")
+        raise ValueError(f"event type {name!r} is already registered: {known.__module__}.{known.__qualname__}")
     kind.model_rebuild(raise_errors=True)
     _known[name] = kind
     _union.forget()
@@ -97,16 +103,16 @@ def _name_of(kind: type[Event]) -> str:
     declared = kind.model_fields["type"]
     names = get_args(declared.annotation) if get_origin(declared.annotation) is Literal else ()
     if len(names) != 1 or not isinstance(names[0], str) or declared.default != names[0]:
-        raise ValueError(f'{kind.__name__} has no type of its own: give it one, type: Literal["..."] = "..."')
+        raise ValueError(f'{kind.__name__} must define its type: type: Literal["..."] = "..."')
     if not names[0] or "#" in names[0] or not names[0].isprintable():
-        raise ValueError(f"the type of {kind.__name__} is {names[0]!r}: use printable characters, without '#'")
+        raise ValueError(f"type of {kind.__name__} must be printable characters without '#', got {names[0]!r}")
     if kind.version < 1:
-        raise ValueError(f"the version of {kind.__name__} is a whole number from 1, not {kind.version!r}")
+        raise ValueError(f"version of {kind.__name__} must be an integer of 1 or more, got {kind.version!r}")
     return names[0]
 
 
 def parse_event(found: TaskEvent) -> Event:
-    """An entry of a log as the event that it is, or as `Unreadable`."""
+    """Return the event of a log entry, or `Unreadable`."""
     problem = found.problem or _obstacle(found)
     if problem is None:
         data = {"v": 1, **(found.data or {}), "type": found.type}
@@ -131,16 +137,16 @@ def parse_event(found: TaskEvent) -> Event:
 
 
 def _obstacle(found: TaskEvent) -> str | None:
-    """What can be seen to be wrong before the fields are looked at."""
+    """Return the problem of an entry that is visible before its fields are validated."""
     data: Any = {} if found.data is None else found.data
     if not isinstance(data, dict):
-        return f"its data is no JSON object, but {type(data).__name__}"
+        return f"its data must be a JSON object, got {type(data).__name__}"
     kind = _known.get(found.type)
     if kind is None:
-        return None if data.get("own") is True else f"no event type is called {found.type!r}: it is of a later version"
+        return None if data.get("own") is True else f"unknown event type {found.type!r}: a later version wrote it"
     version = data.get("v", 1)
     if type(version) is not int or version < 1:
-        return f"its version is {version!r}, which is none"
+        return f"its version must be an integer of 1 or more, got {version!r}"
     if version > kind.version:
-        return f"it has version {version}, and this version of Perdure reads {found.type!r} up to {kind.version}"
+        return f"it has version {version}; this version of Perdure reads {found.type!r} up to version {kind.version}"
     return None

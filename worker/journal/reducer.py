@@ -1,7 +1,7 @@
-"""The state is the log's reduction: a pure function of what happened.
+"""Reduction of a log to an agent's state: a pure function of the events.
 
-States are JSON objects here, of the shape of `AgentState`, with whatever fields a user's class adds. What an event says
-by its type is applied first, then its `changes`.
+A state is a JSON object here, with the fields of `AgentState` and those that a user's class adds. The rule of the
+event's type is applied first, then its `changes`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from .state import AgentState
 __all__ = ["KEPT", "empty_state", "reduce"]
 
 KEPT: Final = 100
-"""Decisions and discoveries that the state keeps, the latest; all of them stay in the log."""
+"""Number of latest decisions and discoveries that the state keeps; the log keeps all of them."""
 
 State = dict[str, Any]
 
 
 def empty_state() -> State:
-    """The state before anything happened."""
+    """Return the state before the first event."""
     return AgentState().model_dump(mode="json")
 
 
 def reduce(state: State, event: Event, number: int) -> State:
-    """The state after an event of this number. Pure: the state given stays as it is, and shares what did not change.
+    """Return the state after an event. Pure: the given state is not changed, and the result shares its unchanged parts.
 
-    Raises `BadPatch` for an event that does not fit the state.
+    Raises `BadPatch` if the event does not fit the state.
     """
     rule = _RULES.get(event.type)
     try:
@@ -41,7 +41,7 @@ def reduce(state: State, event: Event, number: int) -> State:
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise BadPatch(f"event {number}, {event.type!r}, does not fit the state before it: {error}") from None
     if not isinstance(changed, dict):
-        raise BadPatch(f"event {number}, {event.type!r}, makes no JSON object of the state")
+        raise BadPatch(f"event {number}, {event.type!r}, turns the state into something other than a JSON object")
     return changed
 
 
@@ -50,7 +50,7 @@ def _started(state: State, event: Started, number: int) -> State:
 
 
 def _planned(state: State, event: Planned, number: int) -> State:
-    """What is done stays; what was open in the former plan is replaced."""
+    """Keep the finished steps and replace the open ones."""
     kept = [step for step in state["plan"] if step["status"] in ("done", "failed", "dropped")] if event.again else []
     known = {step["key"] for step in kept}
     fresh = [
@@ -67,7 +67,7 @@ def _step(state: State, key: str | None, **fields: Any) -> list[State]:
 
 def _step_started(state: State, event: StepStarted, number: int) -> State:
     if not any(step["key"] == event.step for step in state["plan"]):
-        return {}  # a step within a step of the plan, or of a function
+        return {}  # a nested step, or a step of a function
     return {"plan": _step(state, event.step, status="running", attempts=event.attempt), "current": event.step}
 
 
@@ -113,7 +113,7 @@ def _artifact_saved(state: State, event: ArtifactSaved, number: int) -> State:
 
 
 def _compacted(state: State, event: Compacted, number: int) -> State:
-    """The summary takes the place of the turns that it stands for."""
+    """Replace the messages that the summary covers."""
     summary: State = {
         "role": "user",
         "content": event.summary,

@@ -1,4 +1,4 @@
-"""What a run that goes on where another had stopped is told of that: why, how long ago, what was found again."""
+"""Summary of what a resumed run continues from: why the previous run stopped, how long ago, and what was restored."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ After = Literal["crash", "hand_off", "failure", "wait", "replay", "fork"]
 
 
 class Resumption(BaseModel):
-    """Why the former run stopped, and what this one goes on from.
+    """Reason for the stop of the previous run, and what this one continues from.
 
-    gap: seconds in which nobody worked on the task, by Redis' clock: from the last that is known of the former run to
-    the reading of its checkpoint by this one; None where nothing is known of the former. restored: what was found,
-    counted by kind (steps, events, decisions, discoveries, messages, progress). handoff: as the former run left it, or
-    as the event log tells it where it left none. received: the one with which another task has handed on, whenever that
-    was.
+    Attributes:
+        gap: Seconds without a worker, by the Redis clock: from the last sign of the previous run to the reading of its
+            checkpoint; None if nothing is known of the previous run.
+        restored: Number of restored records by kind (steps, events, decisions, discoveries, messages, progress).
+        handoff: Handoff document of the previous run, or one drafted from the event log if it left none.
+        received: Handoff document of the task that this one continues, however long ago it was received.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -33,20 +34,20 @@ class Resumption(BaseModel):
 
     @property
     def interrupted(self) -> bool:
-        """Whether the former run was cut off or handed on, so that somebody may want to hear of it."""
+        """Whether the previous run was interrupted or continues here, so that the user may want to know."""
         return self.after in ("crash", "hand_off", "replay", "fork")
 
     def summary(self) -> str:
-        """All of it in one line."""
+        """Return the summary as one line."""
         found = ", ".join(
             f"{count} {_ONE.get(kind, kind) if count == 1 else kind}" for kind, count in self.restored.items() if count
         )
         ago = "" if self.gap is None else f" {self.gap:.1f} s ago"
         last = "" if self.handoff is None or not self.handoff.last_completed else self.handoff.last_completed
-        return f"{_STOPPED[self.after]}{ago}; restored: {found or 'nothing'}{last and f', the last step {last}'}"
+        return f"{_STOPPED[self.after]}{ago}; restored: {found or 'nothing'}{last and f'; last step: {last}'}"
 
     def text(self, budget: int = HANDOFF_TOKENS, *, count: Counter = estimated_tokens) -> str:
-        """What to tell a model: the summary, then the handoff as Markdown; no more tokens than the budget."""
+        """Return the text for a model: the summary, then the handoff as Markdown, within a budget of tokens."""
         text = self.summary()
         if self.handoff is not None:
             text += "\n\n"
@@ -63,10 +64,10 @@ _ONE: Final = {
 }
 
 _STOPPED: Final[dict[str, str]] = {
-    "crash": "the former run was cut off by a crash",
-    "hand_off": "the former run handed on",
-    "failure": "the former run failed",
-    "wait": "the former run stopped to wait",
-    "replay": "the task was given up, and put back by a person",
-    "fork": "the task began as a copy of another",
+    "crash": "the previous run crashed",
+    "hand_off": "the previous run handed its work over",
+    "failure": "the previous run failed",
+    "wait": "the previous run stopped to wait",
+    "replay": "the task was a dead letter and was replayed",
+    "fork": "the task was forked from another one",
 }

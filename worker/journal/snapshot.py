@@ -1,9 +1,8 @@
-"""The snapshot of a state, as the checkpoint keeps it: what a run goes on from, with the events after it.
+"""Stored form of a state: the snapshot in the checkpoint, with large values stored apart.
 
-Large values of a state, out of line: stored once by their content, however many snapshots have them.
-
-In the place of a large value stands `{"$ref": "sha256:HEX"}`. An object of the user's that looks like that is
-`{"$ref": [...]}` in the stored form, so that nothing is taken for a reference that is none.
+A run restores its state from the snapshot and the events after it. A large value is stored once under the hash of its
+content, however many snapshots contain it, and `{"$ref": "sha256:HEX"}` takes its place. A user's object of that shape
+is stored as `{"$ref": [...]}`, so that it is never read as a reference.
 """
 
 from __future__ import annotations
@@ -33,29 +32,33 @@ __all__ = [
 ]
 
 BLOB: Final = "#blob:"
-"""What the keys of blobs in the checkpoint begin with; the SHA-256 of their bytes follows, in hexadecimal."""
+"""Prefix of the checkpoint keys of large values; the SHA-256 of their bytes follows, in hexadecimal."""
 
 LARGE: Final = 16 * 1024
-"""Bytes of JSON above which a value goes out of line."""
+"""Size of a value's JSON in bytes above which it is stored apart."""
 
 _REF: Final = "$ref"
 _HASH: Final = "sha256:"
 
 
 class BadBlob(ValueError):
-    """A large value is missing, or is not what its hash says."""
+    """A large value that is missing or does not match its hash."""
 
 
 def blob_key(data: bytes) -> str:
-    """The key under which a value's JSON is kept."""
+    """Return the checkpoint key of a value's JSON."""
     return BLOB + hashlib.sha256(data).hexdigest()
 
 
 def split(value: Any, blobs: dict[str, bytes] | None) -> Any:
-    """The value in its stored form. blobs: takes what goes out of line, by key; None leaves everything in its place.
+    """Return the stored form of a value.
 
-    What is innermost goes first, so that a large object of small parts is stored anew only where it is large itself.
-    The value as a whole stays where it is.
+    Inner values are moved out first, so a large object of small parts is stored again only if the object itself is
+    large.
+    The outermost value always stays.
+
+    Args:
+        blobs: Receives the values that are stored apart, by key; None leaves all of them in place.
     """
     return _children(value, blobs)[0]
 
@@ -74,7 +77,7 @@ _REFERENCE: Final = len('{"$ref":"sha256:"}') + 64
 
 
 def _children(value: Any, blobs: dict[str, bytes] | None) -> tuple[Any, int]:
-    """The value with its parts in their stored form, and the bytes of its JSON."""
+    """Return a value with its parts in stored form, and the size of its JSON in bytes."""
     match value:
         case list():
             parts = [_split(part, blobs) for part in value]
@@ -91,7 +94,7 @@ def _children(value: Any, blobs: dict[str, bytes] | None) -> tuple[Any, int]:
 
 
 def join(value: Any, blobs: Mapping[str, bytes]) -> Any:
-    """The value that `split` made this stored form of. Raises `BadBlob`."""
+    """Return the value of a stored form; the inverse of `split`. Raises `BadBlob`."""
     match value:
         case list():
             return [join(part, blobs) for part in value]
@@ -103,7 +106,7 @@ def join(value: Any, blobs: Mapping[str, bytes]) -> Any:
                 return {_REF: join(inner[0], blobs)}
             if isinstance(inner, str) and inner.startswith(_HASH):
                 return join(_fetched(BLOB + inner.removeprefix(_HASH), blobs), blobs)
-            raise BadBlob(f"{value!r} is no reference to a value")
+            raise BadBlob(f"{value!r} is not a reference to a value")
         case _:
             return value
 
@@ -118,17 +121,17 @@ def _fetched(key: str, blobs: Mapping[str, bytes]) -> Any:
 
 
 SNAPSHOT: Final = "#state"
-"""The key of the snapshot in the checkpoint."""
+"""Checkpoint key of the snapshot."""
 
 SNAPSHOT_VERSION: Final = 1
-"""The latest version of the form that this code reads, and the one that it writes."""
+"""Format version that this code writes, and the latest that it reads."""
 
 _NO_BLOBS: Final[Mapping[str, bytes]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """A state as JSON, whose it is, and the number of the last event in it."""
+    """State as JSON, the name of its agent, and the number of the last event in it."""
 
     number: int
     agent: str
@@ -136,16 +139,17 @@ class StoredState:
 
 
 def encode_snapshot(state: dict[str, Any], number: int, agent: str, blobs: dict[str, bytes] | None = None) -> bytes:
-    """A state as its snapshot. blobs: takes its large values, by the key under which they are to be stored in the same
-    act; without it, they stay in the snapshot.
+    """Return the snapshot of a state. blobs: receives its large values by key, to be stored in the same act; without
+    it, they
+    stay in the snapshot.
     """
     return orjson.dumps({"v": SNAPSHOT_VERSION, "n": number, "agent": agent, "state": split(state, blobs)})
 
 
 def decode_snapshot(task_id: str, data: bytes, blobs: Mapping[str, bytes] = _NO_BLOBS) -> StoredState:
-    """A state from its snapshot. blobs: the values that are out of line, by key (`History.saved` has them).
+    """Return the state of a snapshot. blobs: large values by key (`History.saved` has them).
 
-    Raises `BadSnapshot`, naming the task, for one that is broken, or of a later version.
+    Raises `BadSnapshot`, which names the task, if the snapshot is broken or of a later version.
     """
     try:
         found = orjson.loads(data)
@@ -153,11 +157,11 @@ def decode_snapshot(task_id: str, data: bytes, blobs: Mapping[str, bytes] = _NO_
         raise BadSnapshot(task_id, f"it is not JSON: {error}") from None
     version = found.get("v") if isinstance(found, dict) else None
     if not isinstance(version, int) or version < 1:
-        raise BadSnapshot(task_id, "it is no snapshot: it has no version")
+        raise BadSnapshot(task_id, "it has no version")
     if version > SNAPSHOT_VERSION:
         raise BadSnapshot(
             task_id,
-            f"it has version {version}, and this version of perdure reads up to {SNAPSHOT_VERSION}: "
+            f"it has version {version}; this version of Perdure reads up to {SNAPSHOT_VERSION}: "
             "run the task with the version that wrote it, or a later one",
         )
     match found:
@@ -172,5 +176,5 @@ def decode_snapshot(task_id: str, data: bytes, blobs: Mapping[str, bytes] = _NO_
     for name, default in empty_state().items():
         known = state.setdefault(name, default)
         if isinstance(default, list | dict) and type(known) is not type(default):
-            raise BadSnapshot(task_id, f"its {name} is no {'list' if isinstance(default, list) else 'object'}")
+            raise BadSnapshot(task_id, f"its {name} must be {'a list' if isinstance(default, list) else 'an object'}")
     return StoredState(number, agent, state)

@@ -1,7 +1,7 @@
-"""The state of an agent: what its log comes to.
+"""State of an agent, as a Pydantic model.
 
-It is data, and travels as JSON; users subclass `AgentState` with fields of their own. The log's own reduction
-(`reducer.py`) works on the JSON, so that it needs no user's class.
+The state is data and is stored as JSON; users subclass `AgentState` and add fields. The reduction of the log
+(`reducer.py`) works on the JSON, so it does not need the user's class.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ __all__ = ["AgentState", "Artifact", "Decision", "Discovery", "Ephemeral", "Plan
 
 
 class Ephemeral:
-    """Marks a field of a state that is never stored, and has its default again in every run: `Annotated[T, Ephemeral]`.
+    """Marker of a state field that is never stored: `Annotated[T, Ephemeral]`. Every run starts with its default.
 
-    For what cannot be stored (a client, a lock) or should not be (a password): it may be of any type, and is not
-    validated. One that is an input of the agent has what was enqueued, in every run.
+    Use it for objects that cannot be stored (a client, a lock) or should not be (a password). The field may have any
+    type
+    and is not validated. If it is an input of the agent, every run has the value that was enqueued.
     """
 
     @classmethod
@@ -30,7 +31,7 @@ class Ephemeral:
 
 
 class StepStatus(StrEnum):
-    """Where a step of a plan stands."""
+    """Status of a step of a plan."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -40,9 +41,12 @@ class StepStatus(StrEnum):
 
 
 class PlanStep(BaseModel):
-    """One step of a plan. key: its name within the task, and the end of its idempotency key: without `/` and `#`.
+    """Step of a plan.
 
-    risky: it acts on the world, so a checkpoint is taken before it. arguments: for the agent's own use.
+    Attributes:
+        key: Name within the task and end of the idempotency key; without `/` and `#`.
+        risky: Whether the step acts on the world, so that a checkpoint is written before it.
+        arguments: For the agent's own use.
     """
 
     model_config = ConfigDict(extra="allow", validate_assignment=True)
@@ -58,8 +62,9 @@ class PlanStep(BaseModel):
 
     @property
     def progress(self) -> dict[str, Any]:
-        """How far the step has come: JSON data, saved beside the state once in a while as long as the step runs, there
-        again when it is run again, and gone when it is done.
+        """Progress of the step as JSON data: saved beside the state at intervals while the step runs, restored when it
+        runs
+        again, and dropped when it is done.
         """
         if self._progress is None:  # most steps have none
             self._progress = {}
@@ -67,7 +72,7 @@ class PlanStep(BaseModel):
 
 
 class Decision(BaseModel):
-    """n: the number of its event."""
+    """Decision of the agent. n: number of its event."""
 
     n: int
     choice: str
@@ -76,7 +81,7 @@ class Decision(BaseModel):
 
 
 class Discovery(BaseModel):
-    """n: the number of its event."""
+    """Fact that the agent found. n: number of its event."""
 
     n: int
     fact: str
@@ -84,7 +89,7 @@ class Discovery(BaseModel):
 
 
 class Artifact(BaseModel):
-    """hash: SHA-256 in hexadecimal. size: bytes."""
+    """Saved artifact. hash: SHA-256 in hexadecimal. size: bytes."""
 
     name: str
     hash: str
@@ -93,7 +98,7 @@ class Artifact(BaseModel):
 
 
 class WaitingFor(BaseModel):
-    """what: such as "message". on: whom."""
+    """Thing that the task waits for. what: kind, such as "message". on: sender that is expected."""
 
     what: str = ""
     on: str = ""
@@ -101,10 +106,14 @@ class WaitingFor(BaseModel):
 
 
 class AgentState(BaseModel):
-    """All that an agent knows of its work. Subclass it for what yours knows besides; those are its inputs too.
+    """State of an agent's work. Subclass it to add fields; those are the agent's inputs too.
 
-    results: what the plan's steps returned, by key. decisions, discoveries: the latest ones, all are in the log.
-    messages: the conversation since it was compacted last. context: whatever else is to be kept.
+    Attributes:
+        results: Results of the plan's steps, by key.
+        decisions: Latest decisions; the log has all of them.
+        discoveries: Latest discoveries; the log has all of them.
+        messages: Conversation since its last compaction.
+        context: Any other data to keep.
     """
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True, ser_json_inf_nan="strings")

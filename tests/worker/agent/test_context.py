@@ -262,7 +262,7 @@ async def test_the_task_s_own_memories_and_how_it_stands_after_an_interruption(a
     await work_off(app)
     memory, task = prompts[0].messages
     assert memory.content == "# What is remembered\n\n- A lease passes after fifteen seconds."
-    assert "## How it stands\nthe former run failed" in task.content
+    assert "## How it stands\nthe previous run failed" in task.content
     assert "look at leases first" in task.content
 
 

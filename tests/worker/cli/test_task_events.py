@@ -191,10 +191,10 @@ def test_what_is_broken_hides_nothing_else(run: Any, settings: Settings) -> None
     assert told[0].startswith("#9 decided (cannot be read: not JSON: ")
     assert told[1].startswith("decided (cannot be read: its number is ")
     assert told[2].startswith("later (cannot be read: not JSON: ")
-    assert told[3].startswith("bare (cannot be read: no event type is called 'bare': it is of a later version)")
-    assert told[4].startswith("\\x1b[2J a b (cannot be read: its data is no JSON object")
+    assert told[3].startswith("bare (cannot be read: unknown event type 'bare': a later version wrote it)")
+    assert told[4].startswith("\\x1b[2J a b (cannot be read: its data must be a JSON object")
     assert told[5] == "#10 decided end"
-    assert told[6].startswith("#11 decided (cannot be read: it has version 9, ")
+    assert told[6].startswith("#11 decided (cannot be read: it has version 9; ")
     assert told[6].endswith(" choice=other")
     lines = call("task", "events", task_id, "--json").lines
     assert len(lines) == len(TYPES) + 7

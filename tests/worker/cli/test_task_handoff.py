@@ -54,7 +54,7 @@ def test_it_is_markdown_within_the_budget_or_json(work: Any) -> None:
     work()
     text = call("task", "handoff", task_id).out
     assert text.startswith(f"# Handoff of fails {task_id}")
-    assert "Given up" in text
+    assert "Buried as a dead letter" in text
     assert "- begin with src: it is small" in text
     assert len(text) <= 6000
     assert "fact 29" in text
@@ -66,7 +66,7 @@ def test_it_is_markdown_within_the_budget_or_json(work: Any) -> None:
 
 def test_of_a_task_that_nobody_has_run_it_says_so_and_of_none_it_fails() -> None:
     task_id = enqueue("fails")
-    assert "As it stood" in call("task", "handoff", task_id).out
+    assert "Report on request" in call("task", "handoff", task_id).out
     unknown = call("task", "handoff", "nothing")
     assert (unknown.code, unknown.out) == (1, "")
     assert "no task nothing" in unknown.err
@@ -89,6 +89,6 @@ def test_one_that_was_handed_on_says_to_whom_and_has_the_others_result(work: Any
     assert call("task", "show", task_id, "--json").json["handed_to"] == following
     assert call("task", "result", task_id).out == '"done by the next"\n'
     assert call("task", "result", task_id, "--json").json["id"] == following
-    assert f"Goes on as task {following}" in call("task", "handoff", task_id).out
+    assert f"Continued as task {following}" in call("task", "handoff", task_id).out
     assert "- mind the gap" in call("task", "handoff", following, "--received").out
     assert call("task", "handoff", task_id, "--received").code == 1

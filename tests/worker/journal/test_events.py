@@ -186,7 +186,7 @@ def test_an_event_that_does_not_fit_the_state_says_which_it_is() -> None:
     with pytest.raises(BadPatch, match="event 3, 'decided', does not fit the state before it"):
         reduce({}, Decided(choice="a"), 3)
     whole = Changed(changes=({"op": "replace", "path": "", "value": 5},))
-    with pytest.raises(BadPatch, match="event 4, 'changed', makes no JSON object"):
+    with pytest.raises(BadPatch, match="event 4, 'changed', turns the state into something other than"):
         reduce(empty_state(), whole, 4)
 
 
@@ -206,11 +206,11 @@ def test_every_type_comes_back_as_it_was_written(kind: str) -> None:
 
 def test_what_cannot_be_read_says_where_it_is_and_why() -> None:
     cases = {
-        "no event type is called 'unheard'": entry("unheard", {"a": 1}),
-        "it has version 2, and this version of Perdure reads 'decided' up to 1": entry("decided", {"v": 2}),
-        "its version is 'x', which is none": entry("decided", {"v": "x"}),
+        "unknown event type 'unheard'": entry("unheard", {"a": 1}),
+        "it has version 2; this version of Perdure reads 'decided' up to version 1": entry("decided", {"v": 2}),
+        "its version must be an integer of 1 or more, got 'x'": entry("decided", {"v": "x"}),
         "choice: Field required": entry("decided", {"reasoning": "because"}),
-        "its data is no JSON object, but list": entry("decided", [1]),
+        "its data must be a JSON object, got list": entry("decided", [1]),
         "not JSON: at once": entry("decided", None, problem="not JSON: at once"),
     }
     for problem, found in cases.items():
@@ -276,7 +276,7 @@ def test_a_type_that_could_not_be_told_apart_is_refused() -> None:
     class Odd(Event):
         type: Literal["#odd"] = "#odd"
 
-    for kind, problem in ((Nameless, "no type"), (Loose, "no type"), (Taken, "already"), (Odd, "without '#'")):
+    for kind, problem in ((Nameless, "must define its type"), (Loose, "must define its type"), (Taken, "already"), (Odd, "without '#'")):
         with pytest.raises(ValueError, match=problem):
             register_event(kind)
     assert parse_event(entry("decided", {"choice": "a"})) == Decided(choice="a")

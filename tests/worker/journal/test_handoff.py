@@ -53,7 +53,7 @@ HANDOFFS = st.builds(
         unread=st.integers(0, 9),
     ),
 )
-SECTIONS = ("In progress", "Decided and why", "Needs attention next", "Can wait", "Waiting on whom")
+SECTIONS = ("In progress", "Decisions", "Needs attention next", "Can wait", "Waiting for")
 
 
 def words(text: str) -> int:
@@ -127,11 +127,11 @@ def test_no_text_of_a_section_opens_another_one() -> None:
     text = Handoff(task="t", session="x", why="crash", attention=("a\n## Can wait\n- b",)).to_markdown()
     assert [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")] == [
         "In progress",
-        "Decided and why",
-        "Found out",
+        "Decisions",
+        "Discoveries",
         "Needs attention next",
         "Can wait",
-        "Waiting on whom",
+        "Waiting for",
     ]
     assert all(f"## {title}\n" in text for title in SECTIONS)
 
@@ -199,7 +199,7 @@ def test_it_is_drawn_up_from_what_the_log_tells() -> None:
         unread=2,
     )
     text = handoff.to_markdown()
-    assert "- begin with src: it is small (left open: docs)" in text
+    assert "- begin with src: it is small (not chosen: docs)" in text
     assert "- ada: approval, it costs money" in text
     assert "- the last error: ValueError: no such file" in text
 

@@ -86,11 +86,11 @@ def test_the_size_that_decides_is_that_of_the_json() -> None:
         (b'{"v":1,"n":3,"agent":"a","state":{"goal"', "not JSON"),
         (b"[]", "has no version"),
         (b'{"v":"one"}', "has no version"),
-        (b'{"v":2,"n":1,"agent":"a","state":{}}', "version 2, and this version of perdure reads up to 1"),
+        (b'{"v":2,"n":1,"agent":"a","state":{}}', "version 2; this version of Perdure reads up to 1"),
         (b'{"v":1,"n":"x","agent":"a","state":{}}', "no number, agent or state"),
         (b'{"v":1,"n":-1,"agent":"a","state":{}}', "no number, agent or state"),
         (b'{"v":1,"n":1,"agent":"a","state":[]}', "no number, agent or state"),
-        (b'{"v":1,"n":1,"agent":"a","state":{"plan":{}}}', "its plan is no list"),
+        (b'{"v":1,"n":1,"agent":"a","state":{"plan":{}}}', "its plan must be a list"),
     ],
 )
 def test_a_broken_snapshot_is_an_error_that_names_the_task(data: bytes, problem: str) -> None:

@@ -1,4 +1,4 @@
-"""Bringing a handoff below a number of tokens: what matters least goes first, and what went is said."""
+"""Shortening of a handoff document to a number of tokens. The least important parts go first and are counted."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .document import Handoff
 __all__ = ["HANDOFF_TOKENS", "Counter", "clipped", "estimated_tokens", "fitted", "fitted_text"]
 
 Counter = Callable[[str], int]
-"""How many tokens a text has."""
+"""Function that returns the number of tokens of a text."""
 
 HANDOFF_TOKENS: Final = 1500
-"""Tokens that a handoff has at most, where nothing else is said."""
+"""Default limit of a handoff document in tokens."""
 
 
 def estimated_tokens(text: str) -> int:
-    """Estimate the tokens of a text: one for four ASCII characters, and one for every other character.
+    """Estimate the tokens of a text: one per four ASCII characters, and one per other character.
 
-    For most languages that is a little too many.
+    For most languages the estimate is slightly too high.
     """
     plain = len(text.encode("ascii", "ignore"))
     return -(-plain // 4) + len(text) - plain
@@ -32,9 +32,15 @@ def fitted(
     count: Counter = estimated_tokens,
     form: Callable[[Handoff], str] = Handoff.to_markdown,
 ) -> Handoff:
-    """The handoff with as little left out as makes its form fit into the budget.
+    """Return the handoff with as little removed as makes its form fit into the budget.
 
-    Where not even the barest one fits, that one is returned: its JSON has at most 2,400 characters.
+    Args:
+        budget: Largest number of tokens.
+        count: Counts the tokens of a text.
+        form: Form that has to fit.
+
+    Returns:
+        The longest version that fits; if none does, the shortest one, whose JSON has at most 2,400 characters.
     """
     if count(form(handoff)) <= budget:
         return handoff
@@ -50,12 +56,12 @@ def fitted(
 
 
 def fitted_text(handoff: Handoff, budget: int = HANDOFF_TOKENS, *, count: Counter = estimated_tokens) -> str:
-    """The handoff as Markdown of no more tokens than the budget, whatever the budget is."""
+    """Return the handoff as Markdown with at most `budget` tokens."""
     return clipped(fitted(handoff, budget, count=count).to_markdown(), budget, count)
 
 
 def clipped(text: str, budget: int, count: Counter = estimated_tokens) -> str:
-    """The text, or as much of its beginning as fits."""
+    """Return the text, or as much of its beginning as fits."""
     if count(text) <= budget:
         return text
     low, high = 0, len(text)
@@ -69,7 +75,7 @@ def clipped(text: str, budget: int, count: Counter = estimated_tokens) -> str:
 
 
 _TEXT: Final = "text"
-"""Characters that any one text may have."""
+"""Limit of the length of any text in the document, in characters."""
 
 _TIERS: Final[tuple[tuple[str, int], ...]] = (
     (_TEXT, 1000),
@@ -107,19 +113,21 @@ _TIERS: Final[tuple[tuple[str, int], ...]] = (
     ("in_doubt", 0),
     (_TEXT, 24),
 )
-"""In which order what is cut, and down to how much: the least important first. The latest of a kind stay longest."""
+"""Limits in the order in which they are applied: the least important kind first. The latest items of a kind stay
+longest.
+"""
 
 _FIRST: Final = frozenset({"later", "pending", "attention", "in_progress", "in_doubt", "waiting_on", "tools"})
-"""Kinds of which the first ones matter most; of all others it is the latest."""
+"""Kinds whose first items matter most; of the other kinds the latest items do."""
 
 _NESTED: Final = frozenset({"tools", "in_doubt"})
 
 _WHOLE: Final = frozenset({"session", "to", "why", "key", "idempotency_key", "left_out"})
-"""Fields that are of no use but whole."""
+"""Fields that are never shortened."""
 
 
 def _limits(handoff: Handoff) -> Iterator[Mapping[str, int]]:
-    """What may stay, by kind; less and less."""
+    """Yield ever stricter limits, by kind."""
     current: dict[str, int] = {}
     for kind, target in _TIERS:
         if kind in (_TEXT, "alternatives"):
@@ -159,7 +167,7 @@ def _cut(handoff: Handoff, limits: Mapping[str, int]) -> Handoff:
 
 
 def _shortened(value: Any, most: int) -> Any:
-    """The same data with no text longer than that."""
+    """Return the same data with every text cut to a length."""
     match value:
         case str():
             return value if len(value) <= most else value[: most - 1] + "…"

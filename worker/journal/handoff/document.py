@@ -1,7 +1,7 @@
-"""The handoff: the short document that a run leaves when it stops, for the one that goes on and for a reader.
+"""Handoff document: the short report that a run leaves when it stops, for the next run and for people.
 
-The machine's form is its JSON, kept in the checkpoint under `#handoff`; the reader's is Markdown. Neither is a dump:
-`fitted` (compression.py) brings either below a number of tokens.
+Its JSON is stored in the checkpoint under `#handoff`; its Markdown is for readers. It is a report and not a dump:
+`fitted` (budget.py) shortens either form to a number of tokens.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = [
 ]
 
 HANDOFF: Final = "#handoff"
-"""The key in the checkpoint of the handoff that the task's own last run has left."""
+"""Checkpoint key of the handoff document of the task's last run."""
 
 RECEIVED: Final = "#received"
-"""The key of the one with which another task has handed on."""
+"""Checkpoint key of the handoff document of the task that this one continues."""
 
 Why = Literal["shutdown", "waiting", "budget", "burial", "hand_off", "crash", "failure", "asked", "finished"]
-"""Why a run stopped. asked: it did not, somebody asked how things stand. crash, failure: told later, from the log."""
+"""Reason why a run stopped. asked: it did not, a person asked for the document. crash, failure: drafted later."""
 
 
 class _Part(BaseModel):
@@ -44,7 +44,7 @@ class _Part(BaseModel):
 
 
 class OpenStep(_Part):
-    """A step that is not done. risky: it acts on the world."""
+    """Step that is not done. risky: it acts on the world."""
 
     key: str
     title: str = ""
@@ -54,7 +54,7 @@ class OpenStep(_Part):
 
 
 class MadeDecision(_Part):
-    """A decision. n: the number of its event, 0 where it is not known."""
+    """Decision. n: number of its event, 0 if unknown."""
 
     n: int = 0
     choice: str
@@ -63,7 +63,7 @@ class MadeDecision(_Part):
 
 
 class FoundFact(_Part):
-    """A discovery. n: the number of its event, 0 where it is not known."""
+    """Discovery. n: number of its event, 0 if unknown."""
 
     n: int = 0
     fact: str
@@ -71,7 +71,7 @@ class FoundFact(_Part):
 
 
 class AwaitedAnswer(_Part):
-    """what: such as "message" or "approval". on: whom."""
+    """Answer that the task waits for. what: kind, such as "message" or "approval". on: sender that is expected."""
 
     what: str = ""
     on: str = ""
@@ -79,21 +79,21 @@ class AwaitedAnswer(_Part):
 
 
 class ToolUse(_Part):
-    """A tool that was called, and how often."""
+    """Tool and the number of its calls."""
 
     tool: str
     calls: int = 1
 
 
 class DoubtfulStep(_Part):
-    """A risky step that was begun and has no result. idempotency_key: by which its effect is found out."""
+    """Risky step that started and has no result. idempotency_key: key with which its effect can be looked up."""
 
     key: str
     idempotency_key: str
 
 
 class Dependencies(_Part):
-    """What the work hangs on outside of itself: tools it called, steps in doubt, messages that nobody has read."""
+    """External things that the work depends on: tools called, steps in doubt, unread messages."""
 
     tools: tuple[ToolUse, ...] = ()
     in_doubt: tuple[DoubtfulStep, ...] = ()
@@ -101,15 +101,19 @@ class Dependencies(_Part):
 
 
 class Handoff(_Part):
-    """Where a run stood when it stopped.
+    """State of the work when a run stopped.
 
-    session: the task's id. at: milliseconds of Redis' clock. events: the number of the last event it tells of; it is
-    out of date once there are later ones. to: the task that goes on, where it is another. message: what its author
-    wants the next one to know. left_out: what compression has left out, by kind.
+    Attributes:
+        session: Id of the task.
+        at: Time in milliseconds, by the Redis clock.
+        events: Number of the last event that the document covers; it is out of date if there are later ones.
+        to: Id of the successor, if another task continues the work.
+        message: Note of the handler for the next run.
+        left_out: Number of items that were removed for length, by kind.
     """
 
     version: ClassVar[int] = 1
-    """The latest version of the form that this class reads, and the one that it writes."""
+    """Format version that this class writes, and the latest that it reads."""
 
     v: int = 1
     task: str
@@ -137,12 +141,14 @@ class Handoff(_Part):
     left_out: dict[str, int] = {}
 
     def to_json(self) -> bytes:
-        """The machine's form."""
+        """Return the stored form."""
         return orjson.dumps(self.model_dump(mode="json", exclude_defaults=True) | {"v": self.v, "why": self.why})
 
     @classmethod
     def from_json(cls, task_id: str, data: bytes) -> Handoff:
-        """Read what `to_json` made. Raises `BadHandoff` for what is broken or of a later version; it names the task."""
+        """Read what `to_json` returned. Raises `BadHandoff`, which names the task, if it is broken or of a later
+        version.
+        """
         try:
             found = orjson.loads(data)
         except orjson.JSONDecodeError as error:
@@ -151,9 +157,7 @@ class Handoff(_Part):
         if not isinstance(version, int) or version < 1:
             raise BadHandoff(task_id, "it has no version")
         if version > cls.version:
-            raise BadHandoff(
-                task_id, f"it has version {version}, and this version of perdure reads up to {cls.version}"
-            )
+            raise BadHandoff(task_id, f"it has version {version}; this version of Perdure reads up to {cls.version}")
         try:
             return cls.model_validate(found)
         except ValidationError as error:
@@ -161,28 +165,28 @@ class Handoff(_Part):
             raise BadHandoff(task_id, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
     def to_markdown(self) -> str:
-        """The reader's form."""
+        """Return the form for readers."""
         sections = (
             ("In progress", self._progress()),
-            ("Decided and why", [_decision(made) for made in self.decisions]),
-            ("Found out", [_line(f"{one.fact}{_from(one.source)}") for one in self.discoveries]),
+            ("Decisions", [_decision(made) for made in self.decisions]),
+            ("Discoveries", [_line(f"{one.fact}{_from(one.source)}") for one in self.discoveries]),
             ("Needs attention next", self._attention()),
             ("Can wait", [f"- {_step(one)}" for one in self.pending[_NEXT:]] + [_line(one) for one in self.later]),
-            ("Waiting on whom", [_waiting(one) for one in self.waiting_on]),
+            ("Waiting for", [_waiting(one) for one in self.waiting_on]),
         )
         parts = [self._head()]
         parts += [f"## {title}\n\n" + "\n".join(lines or ["- nothing"]) for title, lines in sections]
         if self.left_out:
-            told = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(self.left_out.items()))
-            parts.append(f"Left out for length: {told}.")
+            counts = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(self.left_out.items()))
+            parts.append(f"Left out for length: {counts}.")
         return "\n\n".join(parts) + "\n"
 
     def _head(self) -> str:
-        who = f", agent {_flat(self.agent)}" if self.agent else ""
+        agent = f", agent {_flat(self.agent)}" if self.agent else ""
         when = "" if self.at is None else f" at {datetime.fromtimestamp(self.at / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
-        goes_on = f" Goes on as task {self.to}." if self.to else ""
+        successor = f" Continued as task {self.to}." if self.to else ""
         lines = [f"# Handoff of {_flat(self.task)} {self.session}"]
-        lines.append(f"{_STOPPED[self.why]}{when}{who}{_colon(self.detail)}.{goes_on}".replace("..", "."))
+        lines.append(f"{_STOPPED[self.why]}{when}{agent}{_colon(self.detail)}.{successor}".replace("..", "."))
         lines += [f"Goal: {_flat(self.goal)}"] if self.goal else []
         lines += [_flat(self.summary)] if self.summary else []
         return "\n\n".join(lines)
@@ -190,7 +194,7 @@ class Handoff(_Part):
     def _progress(self) -> list[str]:
         lines = [f"- {_step(one)}" for one in self.in_progress]
         if self.last_completed is not None:
-            lines.append(f"- steps done: {self.steps or 'some'}, the last one `{_flat(self.last_completed)}`")
+            lines.append(f"- steps done: {self.steps or 'some'}, last: `{_flat(self.last_completed)}`")
         if self.artifacts:
             lines.append(f"- artifacts: {_flat(', '.join(self.artifacts))}")
         if self.dependencies.tools:
@@ -201,34 +205,34 @@ class Handoff(_Part):
     def _attention(self) -> list[str]:
         lines = [_line(self.message)] if self.message else []
         lines += [
-            f"- in doubt: `{_flat(one.key)}` was begun and has no result; ask for `{_flat(one.idempotency_key)}`"
+            f"- in doubt: `{_flat(one.key)}` started and has no result; look up `{_flat(one.idempotency_key)}`"
             for one in self.dependencies.in_doubt
         ]
         if self.dependencies.unread:
-            lines.append(f"- messages unread: {self.dependencies.unread}")
+            lines.append(f"- unread messages: {self.dependencies.unread}")
         lines += [_line(one) for one in self.attention]
         lines += [f"- next: {_step(one)}" for one in self.pending[:_NEXT]]
         return lines
 
 
 _NEXT: Final = 2
-"""Steps of a plan that need attention next; those after them can wait."""
+"""Number of planned steps that are listed as next; the others can wait."""
 
 _STOPPED: Final[dict[str, str]] = {
     "shutdown": "Stopped by a shutdown",
     "waiting": "Stopped to wait",
     "budget": "Stopped at the end of its budget",
-    "burial": "Given up",
-    "hand_off": "Handed on",
-    "crash": "Cut off by a crash",
+    "burial": "Buried as a dead letter",
+    "hand_off": "Stopped for a successor",
+    "crash": "Interrupted by a crash",
     "failure": "Stopped by an error",
-    "asked": "As it stood",
+    "asked": "Report on request",
     "finished": "Finished",
 }
 
 
 def _flat(text: Any) -> str:
-    """Text as one line: what a section says must not open another."""
+    """Return a text as one line, so that it cannot start a section."""
     return " ".join(str(text).split())
 
 
@@ -250,8 +254,8 @@ def _listed(items: Iterable[str]) -> str:
 
 def _decision(made: MadeDecision) -> str:
     why = f": {made.reasoning}" if made.reasoning else ""
-    left_open = f" (left open: {_listed(made.alternatives)})" if made.alternatives else ""
-    return _line(f"{made.choice}{why}{left_open}")
+    not_chosen = f" (not chosen: {_listed(made.alternatives)})" if made.alternatives else ""
+    return _line(f"{made.choice}{why}{not_chosen}")
 
 
 def _step(step: OpenStep) -> str:
@@ -263,5 +267,5 @@ def _step(step: OpenStep) -> str:
 
 
 def _waiting(one: AwaitedAnswer) -> str:
-    whom = f"{one.on}: " if one.on else ""
-    return _line(f"{whom}{one.what or 'something'}{f', {one.why}' if one.why else ''}")
+    sender = f"{one.on}: " if one.on else ""
+    return _line(f"{sender}{one.what or 'something'}{f', {one.why}' if one.why else ''}")

@@ -1,4 +1,4 @@
-"""Drawing up a handoff: pure, from a state, the latest events and what the checkpoint holds."""
+"""Drafting of a handoff document: a pure function of the state, the latest events and the checkpoint."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ __all__ = ["STORED_TOKENS", "build_handoff", "handoff_of", "state_after"]
 P = TypeVar("P", bound=BaseModel)
 
 STORED_TOKENS: Final = 4000
-"""Tokens that the JSON of a handoff has at most where it is kept: more than is shown, so that one may ask for more."""
+"""Limit of a stored document's JSON in tokens: more than is shown by default, so that a reader may ask for more."""
 
 _LATEST: Final = 50
-"""Decisions and discoveries that a handoff has before it is compressed."""
+"""Number of latest decisions and discoveries that a draft contains."""
 
 
 def handoff_of(
-    trail: LogTail,
+    tail: LogTail,
     *,
     task: str,
     session: str,
@@ -52,42 +52,46 @@ def handoff_of(
     in_flight: Iterable[str] = (),
     waiting: AwaitedAnswer | None = None,
 ) -> Handoff:
-    """The handoff of a task as its trail tells it, small enough to be kept. See `build_handoff`.
+    """Return the handoff document of a task from the tail of its log, short enough to be stored. See `build_handoff`.
 
-    number: of the last event, where there is one more than the trail has.
+    Args:
+        number: Number of the last event, if the log has one more than the tail.
     """
     stored = None
-    if (snapshot := trail.saved.get(SNAPSHOT)) is not None:
+    if (snapshot := tail.saved.get(SNAPSHOT)) is not None:
         try:
-            stored = decode_snapshot(session, snapshot, trail.saved)
+            stored = decode_snapshot(session, snapshot, tail.saved)
         except BadSnapshot:
-            stored = None  # whoever goes on with the state hears of it; what the log tells is told all the same
-    started = next((one.data for one in trail.events if one.type == "started" and isinstance(one.data, dict)), {})
+            stored = None  # the resumed run raises it; the log still has a report
+    started = next((one.data for one in tail.events if one.type == "started" and isinstance(one.data, dict)), {})
     handoff = build_handoff(
-        state_after(stored, trail.events),
-        trail.events,
+        state_after(stored, tail.events),
+        tail.events,
         task=task,
         session=session,
         why=why,
         agent=stored.agent if stored is not None else started.get("agent"),
         detail=detail,
-        at=trail.now,
+        at=tail.now,
         to=to,
         message=message,
-        number=trail.number if number is None else number,
-        done=trail.done,
-        intents=trail.intents,
+        number=tail.number if number is None else number,
+        done=tail.done,
+        intents=tail.intents,
         in_flight=in_flight,
-        unread=trail.unread,
+        unread=tail.unread,
         waiting=waiting,
     )
     return fitted(handoff, STORED_TOKENS, form=lambda one: one.to_json().decode())
 
 
 def state_after(stored: StoredState | None, events: Sequence[TaskEvent]) -> dict[str, Any]:
-    """The state that a snapshot and the events after it come to; without a snapshot, what those events alone tell.
+    """Return the state after a snapshot and the events that follow it; without a snapshot, what the events imply.
 
-    events: the oldest first. What cannot be read or applied is passed over: a document for readers is no place to fail.
+    Events that cannot be read or applied are skipped: a report for readers must not fail.
+
+    Args:
+        events: The oldest first.
     """
     state = empty_state() if stored is None else stored.state
     for found in events:
@@ -96,7 +100,7 @@ def state_after(stored: StoredState | None, events: Sequence[TaskEvent]) -> dict
         event = parse_event(found)
         if isinstance(event, Unreadable):
             continue
-        if stored is None and event.changes:  # of a state whose beginning is not here
+        if stored is None and event.changes:  # a patch of a state whose beginning is missing
             event = event.model_copy(update={"changes": ()})
         try:
             state = reduce(state, event, found.number or 0)
@@ -124,20 +128,28 @@ def build_handoff(
     unread: int = 0,
     waiting: AwaitedAnswer | None = None,
 ) -> Handoff:
-    """A handoff from what is known. state: as `AgentState` has it. events: the latest, the oldest of them first.
+    """Return a handoff document.
 
-    session: the task's id. at: milliseconds of Redis' clock. number: of the last event there is. done, intents: keys of
-    the checkpoint. in_flight: keys of steps that had begun and not ended. unread: messages in the inbox. waiting: what
-    for, where the state does not say.
+    Args:
+        state: State with the fields of `AgentState`.
+        events: Latest events, the oldest first.
+        session: Id of the task.
+        at: Time in milliseconds, by the Redis clock.
+        number: Number of the last event.
+        done: Checkpoint keys of the recorded steps.
+        intents: Checkpoint keys of the risky steps in doubt.
+        in_flight: Keys of the steps that were running.
+        unread: Number of unread messages in the inbox.
+        waiting: Answer that is waited for, if the state does not say.
     """
     parsed = [parse_event(found) for found in events]
     plan = _parts(OpenStep, state.get("plan"))
     status = {one.get("key"): one.get("status") for one in _objects(state.get("plan"))}
     finished = [step.key for step in plan if status.get(step.key) == "done"]
-    begun = [step for step in plan if status.get(step.key) == "running"]
+    running = [step for step in plan if status.get(step.key) == "running"]
     known = {step.key for step in plan}
-    begun += [OpenStep(key=key) for key in sorted(set(in_flight)) if key not in known]
-    steps = [key for key in done if not _is_told(key)]
+    running += [OpenStep(key=key) for key in sorted(set(in_flight)) if key not in known]
+    steps = [key for key in done if not _is_event(key)]
     waits = _parts(AwaitedAnswer, [state.get("waiting_for")]) or ([waiting] if waiting is not None else [])
     return Handoff(
         task=task,
@@ -154,7 +166,7 @@ def build_handoff(
         steps=max(len(steps), len(finished)),
         last_completed=next((key for key in reversed(status) if status[key] == "done"), None)
         or _last_completed(parsed),
-        in_progress=tuple(begun),
+        in_progress=tuple(running),
         pending=tuple(step for step in plan if status.get(step.key) == "pending"),
         decisions=tuple(_parts(MadeDecision, state.get("decisions"))[-_LATEST:]),
         discoveries=tuple(_parts(FoundFact, state.get("discoveries"))[-_LATEST:]),
@@ -169,8 +181,8 @@ def build_handoff(
     )
 
 
-def _is_told(key: str) -> bool:
-    """Whether a record is that of something told (`#decided`, `read/#discovered#2`), which is no step."""
+def _is_event(key: str) -> bool:
+    """Return whether a record belongs to an event (`#decided`, `read/#discovered#2`) and not to a step."""
     return key.rpartition("/")[2].startswith("#")
 
 
@@ -201,16 +213,16 @@ def _tools(events: Sequence[Event]) -> tuple[ToolUse, ...]:
 
 
 def _summary(state: Mapping[str, Any], events: Sequence[Event]) -> str:
-    """What somebody has summed up already: of the end, of the conversation so far."""
+    """Return the latest summary: of the end, or of the conversation so far."""
     for event in reversed(events):
-        if event.type in ("finished", "compacted") and (told := _text(getattr(event, "summary", None))):
-            return told
+        if event.type in ("finished", "compacted") and (summary := _text(getattr(event, "summary", None))):
+            return summary
     summaries = [one for one in _objects(state.get("messages")) if one.get("name") == "summary"]
     return _text(summaries[-1].get("content")) if summaries else ""
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
-    """The objects of a list, of a state that its user may have given another form."""
+    """Return the objects in a list of the state, to which a user's class may have given another form."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list | tuple) else []
 
 
