@@ -159,34 +159,34 @@ class InvalidKey(QueueError, ValueError):
 
 
 class DecryptionError(QueueError):
-    """Sealed data that this process cannot open. what: which data of which task."""
+    """Encrypted data that this process cannot decrypt. what: which data of which task."""
 
     def __init__(self, what: str, problem: str) -> None:
-        super().__init__(f"{what} cannot be opened: {problem}")
+        super().__init__(f"could not decrypt {what}: {problem}")
         self.what = what
 
 
 class KeyMissing(DecryptionError):
-    """It was sealed with a key that this process has not; another process may have it."""
+    """The data was encrypted with a key that this process does not have; another process may have it."""
 
     def __init__(self, what: str, how: str) -> None:
         super().__init__(
-            what, f"sealed {how}; set PERDURE_ENCRYPTION_KEYS (or PERDURE_ENCRYPTION_KEY_FILE) to all keys in use"
+            what, f"encrypted {how}; set PERDURE_ENCRYPTION_KEYS (or PERDURE_ENCRYPTION_KEY_FILE) to all keys in use"
         )
 
 
 class TamperedData(DecryptionError):
-    """It was changed since it was sealed, or belongs to another task, step or kind of data."""
+    """The data was changed after it was encrypted, or belongs to another task, step or kind of data."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what, "it was changed in Redis, or moved there from another task, step or field")
 
 
 class NotEncrypted(DecryptionError):
-    """It is not sealed, and PERDURE_ENCRYPTION_REQUIRED accepts sealed data only."""
+    """The data is not encrypted, and PERDURE_ENCRYPTION_REQUIRED is set."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(what, "it is not sealed, and PERDURE_ENCRYPTION_REQUIRED is set")
+        super().__init__(what, "it is not encrypted, and PERDURE_ENCRYPTION_REQUIRED is set")
 
 
 class LeaseLost(QueueError):

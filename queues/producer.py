@@ -58,14 +58,14 @@ class Producer:
         result_ttl: float = DEFAULT_RESULT_TTL,
         gateway: Gateway | None = None,
         replication: Replication | None = None,
-        sealer: Encryptor | None = None,
+        encryptor: Encryptor | None = None,
     ) -> None:
         """redis_url: else PERDURE_REDIS_URL, else the embedded server. namespace: else PERDURE_NAMESPACE, else
         `perdure`. address: in place of a URL. payload_limit: bytes that envelope and arguments of one task may have.
         result_ttl: seconds that the record of a task is kept which is cancelled before anybody runs it.
         gateway: one that is open already, shared; it stays its owner's. replication: what `durability="replicated"`
         means, else PERDURE_REPLICAS and PERDURE_REPLICATION_TIMEOUT, else one replica within 5 s.
-        sealer: what tasks are sealed with, else the keys that the environment names (docs/security.md).
+        encryptor: encrypts the tasks' data, else the keys that the environment names (docs/security.md).
         """
         settings = read_settings(ConnectionSettings, {"redis_url": redis_url or None, "namespace": namespace or None})
         self.address = address or settings.address
@@ -75,7 +75,7 @@ class Producer:
         self.gateway = gateway or Gateway(
             self.address,
             replication=replication or settings.replication,
-            sealer=settings.encryptor if sealer is None else sealer,
+            encryptor=settings.encryptor if encryptor is None else encryptor,
         )
         self._owns_gateway = gateway is None
         self.notifications = TaskNotifications(self.gateway)

@@ -90,7 +90,7 @@ class App:
                 namespace=self.settings.namespace,
                 payload_limit=self.settings.payload_limit,
                 result_ttl=self.settings.result_ttl,
-                sealer=self.encryptor,
+                encryptor=self.encryptor,
                 replication=self.settings.replication,
             )
             self._warn_of_open_secrets()

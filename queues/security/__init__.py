@@ -1,4 +1,19 @@
-"""Encryption of stored data, secret arguments and redaction."""
+"""Encryption of stored data, secret arguments and redaction.
+
+Two independent mechanisms. Encryption hides the data of tasks from Redis and its operators; it is on when the process
+has keys. Secret arguments and redaction keep single values out of listings, logs and errors, with or without keys.
+
+    module              contents
+    encryption          format of encrypted data; `Encryptor` of a deployment, `TaskCipher` of a task
+    aesgcm              the cipher and the derivation of task keys; the only import of `cryptography`
+    keyring             keys as text and in files
+    secret_arguments    paths of secrets among a task's arguments; masking, unwrapping, restoring
+    redaction           removal of a task's secrets from text
+
+The format of encrypted data and the kinds (`arguments_field` and its like) are stored: a change needs a new version
+byte, and older data must stay readable. Kinds are part of the associated data, so renaming a step or a task makes its
+data undecryptable. `aesgcm` is imported on first use only, since `cryptography` is an extra.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +29,9 @@ from .encryption import (
     arguments_field,
     event_field,
     is_encrypted,
+    make_encryptor,
 )
-from .keyring import generate_key, make_encryptor
+from .keyring import generate_key
 from .redaction import Redaction
 from .secret_arguments import (
     ANY,

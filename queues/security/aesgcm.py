@@ -1,4 +1,4 @@
-"""AES-256-GCM with a key of each task's own; see sealing.py. The one module that imports `cryptography`."""
+"""AES-256-GCM with keys derived for each task; see `encryption`. The one module that imports `cryptography`."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _LABEL: Final = b"perdure task key\0"
 
 
 class Cipher:
-    """Seals and opens under one task's key."""
+    """Encryption and decryption with one task's key."""
 
     __slots__ = ("_aead",)
 
     def __init__(self, key: bytes) -> None:
         self._aead = AESGCM(key)
 
-    def encrypt(self, data: bytes, bound: bytes) -> bytes:
-        """Nonce, ciphertext and tag."""
+    def encrypt(self, data: bytes, associated: bytes) -> bytes:
+        """Return nonce, ciphertext and tag."""
         nonce = os.urandom(_NONCE)
-        return nonce + self._aead.encrypt(nonce, data, bound)
+        return nonce + self._aead.encrypt(nonce, data, associated)
 
-    def decrypt(self, data: bytes, bound: bytes) -> bytes | None:
-        """What was sealed; None where it was changed or is bound to something else."""
+    def decrypt(self, data: bytes, associated: bytes) -> bytes | None:
+        """Return the plain data; None if the ciphertext or the associated data was changed."""
         try:
-            return self._aead.decrypt(data[:_NONCE], data[_NONCE:], bound)
+            return self._aead.decrypt(data[:_NONCE], data[_NONCE:], associated)
         except InvalidTag:
             return None
 
@@ -47,14 +47,17 @@ class KeyRing:
     def __init__(self, keys: Sequence[bytes]) -> None:
         self.keys = {key_id(key): key for key in keys}
         if len(self.keys) < len(set(keys)):
-            raise InvalidKey("two of the keys have the same id by chance: generate another one")
+            raise InvalidKey("two keys have the same id by chance: generate another one")
         self.first = key_id(keys[0])
 
     @property
     def ids(self) -> tuple[str, ...]:
-        return tuple(one.hex() for one in self.keys)
+        return tuple(key.hex() for key in self.keys)
 
-    def cipher(self, of: bytes, context: bytes) -> Cipher:
-        """The cipher of one task. NIST SP 800-108r1, 4.1: one block of KDF in counter mode with HMAC-SHA-256."""
+    def cipher(self, key: bytes, context: bytes) -> Cipher:
+        """Return the cipher of one task for the key of this id.
+
+        The task's key is one block of the KDF in counter mode with HMAC-SHA-256 (NIST SP 800-108r1, 4.1).
+        """
         block = b"\x00\x00\x00\x01" + _LABEL + context + b"\x00\x00\x01\x00"
-        return Cipher(hmac.digest(self.keys[of], block, hashlib.sha256))
+        return Cipher(hmac.digest(self.keys[key], block, hashlib.sha256))

@@ -1,39 +1,42 @@
-"""Data at rest: what a task carries and leaves, sealed with a key that Redis never sees.
+"""Encryption of the tasks' data at rest, with keys that Redis never sees.
 
-Sealed are arguments, results, the checkpoint (step records, intents, saved progress), events that a run wrote, messages
-in inboxes, and errors (in the record, the event log and the dead letter). What routing, listing and counting need stays
-readable: ids, names of tasks, queues and steps, headers, options, counters, times, reasons, types of events. Scripts
-move sealed data without opening it.
+Encrypted are arguments, results, the checkpoint (step records, intents, saved progress), events that a run wrote,
+messages in inboxes, and errors (in the record, the event log and the dead letter). Data that routing, listing and
+counting need stays readable: ids, names of tasks, queues and steps, headers, options, counters, times, reasons, types
+of events. Scripts move encrypted data as it is.
 
-The form of sealed data, in bytes:
+The format of encrypted data, in bytes:
 
-    1   0xC1: no JSON begins with it, and no UTF-8 text has it, so sealed and plain data are told apart
-    1   version of this form: 1
-    4   key id: the beginning of a hash of the key
+    1   0xC1: no JSON begins with it, and no UTF-8 text contains it, so it tells encrypted data from plain data
+    1   version of this format: 1
+    4   key id: the first bytes of a hash of the key
     12  nonce, random
     n   ciphertext
     16  tag
 
-Each task has a key of its own, derived from the deployment's (NIST SP 800-108r1, counter mode, HMAC-SHA-256) with the
-namespace, the queue and the task's id as its context. What is sealed is bound to these and to its kind (arguments of
-which task name, result, which step's record) as associated data, so that none can stand in another's place: a record
-moved to another task, step or field cannot be opened.
+Each task has its own key, derived from the deployment's (NIST SP 800-108r1, counter mode, HMAC-SHA-256) with the
+namespace, the queue and the task's id as context. These and the kind of the data (arguments of which task name, result,
+which step's record) are the associated data, so a record moved to another task, step or field cannot be decrypted.
 
-Limits. The cipher is AES-256-GCM (NIST SP 800-38D). With random nonces of 96 bits, a key may seal 2^32 messages (8.3),
-which keeps the chance that any nonce came twice below 2^-32. Since the key is a task's own, the limit is of the records
-of one task, and a deployment's key need not be changed because of the number of its tasks. One message may have
-2^36 - 32 bytes (5.2.1.1); the payload limit is far below.
+Limits. The cipher is AES-256-GCM (NIST SP 800-38D). With random nonces of 96 bits, a key may encrypt 2^32 messages
+(8.3), which keeps the probability of a repeated nonce below 2^-32. The limit applies to the records of one task, since
+each task has its own key; the number of tasks does not wear out a deployment's key. One message may have 2^36 - 32
+bytes (5.2.1.1); the payload limit is far below.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib import import_module
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from ..errors import InvalidKey, KeyMissing, NotEncrypted, TamperedData
 from ..keys import Partition
+from .keyring import read_key_file, read_keys
+
+if TYPE_CHECKING:
+    from .aesgcm import Cipher, KeyRing
 
 __all__ = [
     "ERROR",
@@ -47,6 +50,7 @@ __all__ = [
     "arguments_field",
     "event_field",
     "is_encrypted",
+    "make_encryptor",
 ]
 
 MARK: Final = b"\xc1"
@@ -59,46 +63,51 @@ MESSAGE: Final = "message"
 _OVERHEAD: Final = 34
 
 _NEWEST: Final = 15
-"""Versions of the form that may come: what has none of them was never sealed, or was changed."""
+"""Highest version that a later release may use; data with any other was never encrypted, or was changed."""
 
 
 def arguments_field(task: str) -> str:
-    """The kind of the arguments of a task of this name: an envelope that is changed to another name opens nothing."""
+    """Return the kind of a task's arguments. An envelope that is changed to another name cannot decrypt them."""
     return f"args:{task}"
 
 
 def event_field(number: int) -> str:
-    """The kind of the data of an event: in another place of the log it cannot be opened."""
+    """Return the kind of an event's data, which cannot be decrypted at another place of the log."""
     return f"event:{number}"
 
 
 def is_encrypted(data: bytes) -> bool:
-    """Whether the data is sealed, by this version or a later one."""
+    """Whether the data is encrypted, by this version or a later one."""
     return data[:1] == MARK and len(data) >= _OVERHEAD
 
 
 class Encryptor:
-    """Seals with the first of its keys, opens with any. Without keys it leaves data as it is."""
+    """A deployment's keys: the first one encrypts, any decrypts. Without keys, data stays plain."""
 
     __slots__ = ("_ring", "active", "required")
 
     def __init__(self, keys: Sequence[bytes] = (), *, required: bool = False) -> None:
-        """keys: 32 bytes each. required: data that is not sealed is refused. Raises `InvalidKey`."""
+        """Raises `InvalidKey`.
+
+        Args:
+            keys: 32 bytes each.
+            required: refuse data that is not encrypted.
+        """
         if required and not keys:
             raise InvalidKey(
                 "encryption is required and there is no key: set PERDURE_ENCRYPTION_KEYS or PERDURE_ENCRYPTION_KEY_FILE"
             )
         self.active = bool(keys)
         self.required = required
-        self._ring: Any = _ring(tuple(keys)) if keys else None
+        self._ring = _key_ring(tuple(keys)) if keys else None
 
     @property
     def key_ids(self) -> tuple[str, ...]:
-        """The ids of the keys, as errors name them; the first one seals."""
+        """The ids of the keys, as errors name them; the first one encrypts."""
         return self._ring.ids if self._ring is not None else ()
 
     def of(self, partition: Partition, task_id: str) -> TaskCipher:
-        """The seal of one task."""
+        """Return the cipher of one task."""
         return TaskCipher(self, partition, task_id)
 
     def __repr__(self) -> str:
@@ -106,84 +115,94 @@ class Encryptor:
 
 
 class TaskCipher:
-    """What seals and opens the data of one task."""
+    """Encryption and decryption of one task's data."""
 
-    __slots__ = ("_ciphers", "_partition", "_place", "_ring", "_sealer", "_task_id")
+    __slots__ = ("_ciphers", "_context", "_encryptor", "_partition", "_ring", "_task_id")
 
-    def __init__(self, sealer: Encryptor, partition: Partition, task_id: str) -> None:
-        self._sealer = sealer
-        self._ring = sealer._ring
+    def __init__(self, encryptor: Encryptor, partition: Partition, task_id: str) -> None:
+        self._encryptor = encryptor
+        self._ring = encryptor._ring
         self._partition = partition
         self._task_id = task_id
-        self._place = b""
-        self._ciphers: dict[bytes, Any] | None = None
+        self._context = b""
+        self._ciphers: dict[bytes, Cipher] | None = None
 
     def encrypt(self, kind: str, data: bytes) -> bytes:
-        """The data sealed; as it is where there is no key."""
+        """Return the data encrypted, or unchanged if there is no key."""
         if self._ring is None:
             return data
-        key_id: bytes = self._ring.first
-        head = MARK + VERSION + key_id
-        cipher = self._cipher(key_id)
-        return bytes(head + cipher.encrypt(data, self._bound(head, kind)))
+        key_id = self._ring.first
+        header = MARK + VERSION + key_id
+        return header + self._cipher(self._ring, key_id).encrypt(data, self._associated(header, kind))
 
     def decrypt(self, kind: str, data: bytes, *, plain: bool | None = None) -> bytes:
-        """The data as it was before it was sealed. plain: whether data that is not sealed will do; else as the sealer
-        says. Raises `KeyMissing`, `TamperedData`, `NotEncrypted`.
+        """Return the plain data. Raises `KeyMissing`, `TamperedData`, `NotEncrypted`.
+
+        Args:
+            plain: whether data that is not encrypted is accepted; by default, unless the encryptor requires encryption.
         """
         if not is_encrypted(data):
-            if self._sealer.required if plain is None else not plain:
+            if self._encryptor.required if plain is None else not plain:
                 raise NotEncrypted(self._what(kind))
             return data
         if not 0 < data[1] <= _NEWEST:
             raise TamperedData(self._what(kind))
         if data[1:2] != VERSION:
-            raise KeyMissing(self._what(kind), f"in a form of version {data[1]}, which this version cannot open")
+            raise KeyMissing(self._what(kind), f"in format {data[1]}, which only a later version can read")
         key_id = data[2:6]
         if self._ring is None or key_id not in self._ring.keys:
-            known = ", ".join(self._sealer.key_ids) or "none"
+            known = ", ".join(self._encryptor.key_ids) or "none"
             raise KeyMissing(self._what(kind), f"with key {key_id.hex()}, and the keys of this process are: {known}")
-        cipher = self._cipher(key_id)
-        opened: bytes | None = cipher.decrypt(data[6:], self._bound(data[:6], kind))
-        if opened is None:
+        decrypted = self._cipher(self._ring, key_id).decrypt(data[6:], self._associated(data[:6], kind))
+        if decrypted is None:
             raise TamperedData(self._what(kind))
-        return opened
+        return decrypted
 
-    def _cipher(self, key_id: bytes) -> Any:
+    def _cipher(self, ring: KeyRing, key_id: bytes) -> Cipher:
         if self._ciphers is None:
             self._ciphers = {}
-            self._place = f"{self._partition.namespace}\0{self._partition.queue}\0{self._task_id}".encode()
+            self._context = f"{self._partition.namespace}\0{self._partition.queue}\0{self._task_id}".encode()
         cipher = self._ciphers.get(key_id)
         if cipher is None:
-            cipher = self._ciphers[key_id] = self._ring.cipher(key_id, self._place)
+            cipher = self._ciphers[key_id] = ring.cipher(key_id, self._context)
         return cipher
 
-    def _bound(self, head: bytes, kind: str) -> bytes:
-        return b"%b%b\0%b" % (head, self._place, kind.encode("utf-8", "surrogatepass"))
+    def _associated(self, header: bytes, kind: str) -> bytes:
+        """Return the associated data: header, task and kind of what is encrypted."""
+        return b"%b%b\0%b" % (header, self._context, kind.encode("utf-8", "surrogatepass"))
 
     def _what(self, kind: str) -> str:
         name, _, rest = kind.partition(":")
-        words = {"args": "the arguments", "d": "a step", "i": "the intent of a step", "s": "what a step saved"}
+        words = {"args": "the arguments", "d": "a step", "i": "the intent of a step", "s": "the progress of a step"}
         step = f" {rest!r}" if name in ("d", "i", "s") else ""
         return f"{words.get(name, f'the {name}')}{step} of task {self._task_id}"
 
 
 @lru_cache(maxsize=8)
-def _ring(keys: tuple[bytes, ...]) -> Any:
-    """The cipher is imported here, where there is a key: without one, nothing of it is needed."""
+def _key_ring(keys: tuple[bytes, ...]) -> KeyRing:
     try:
-        module = import_module(".aesgcm", __package__)
+        from .aesgcm import KeyRing  # imports cryptography, an extra that a process without keys does not need
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "cryptography":
             raise
         raise InvalidKey(
             "encryption needs a package that is not installed: pip install 'perdure[encryption]'"
         ) from None
-    return module.KeyRing(keys)
+    return KeyRing(keys)
 
 
 NO_KEYS: Final = Encryptor()
-"""Leaves data as it is, and says so clearly where it meets sealed data."""
+"""Leaves plain data as it is; raises `KeyMissing` for encrypted data."""
 
 NO_CIPHER: Final = NO_KEYS.of(Partition("", "", 0), "")
-"""Of no task."""
+"""The cipher of no task and no key."""
+
+
+def make_encryptor(text: str, path: Path | None, *, required: bool = False) -> Encryptor:
+    """Return the encryptor for keys given as text or in a file. Raises `InvalidKey`."""
+    if text.strip() and path is not None:
+        raise InvalidKey(
+            "PERDURE_ENCRYPTION_KEYS and PERDURE_ENCRYPTION_KEY_FILE must not both be set: leave one of them out"
+        )
+    keys = read_key_file(path) if path is not None else read_keys(text, "PERDURE_ENCRYPTION_KEYS")
+    return Encryptor(keys, required=required) if keys or required else NO_KEYS

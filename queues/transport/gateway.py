@@ -69,7 +69,7 @@ class Gateway:
         *,
         patience: float = 3.0,
         replication: Replication | None = None,
-        sealer: Encryptor = NO_KEYS,
+        encryptor: Encryptor = NO_KEYS,
     ) -> None:
         """`patience`: seconds for which a repeatable command is asked again before `Unavailable` is raised.
 
@@ -78,7 +78,7 @@ class Gateway:
         """
         self.address = address
         self.replication = replication or Replication()
-        self.encryptor = sealer
+        self.encryptor = encryptor
         self.patience = patience
         self._embedded = EmbeddedServer(address.directory) if address.directory is not None else None
         self._client: redis.asyncio.Redis | None = None

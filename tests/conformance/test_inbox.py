@@ -282,7 +282,7 @@ async def test_messages_are_sealed(producer: Producer, partition: Partition) -> 
     gateway.encryptor = Encryptor([bytes(32)])
     (found,) = [one async for one in read_inbox(gateway, partition, "t")]
     assert found.problem is not None
-    assert "the message of task t cannot be opened: sealed with key" in found.problem
+    assert "could not decrypt the message of task t: encrypted with key" in found.problem
 
 
 async def test_what_is_taken_out_of_a_full_inbox_makes_room(

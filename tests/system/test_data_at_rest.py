@@ -165,7 +165,7 @@ async def test_results_cannot_be_swapped(settings: Settings) -> None:
         first, second = [await app.tasks["echo"].enqueue(value) for value in ("a", "b")]
         await work_off(app)
         await swap(app, first, second, "result")
-        with pytest.raises(TamperedData, match=f"the result of task {first.id} cannot be opened: it was changed"):
+        with pytest.raises(TamperedData, match=f"could not decrypt the result of task {first.id}: it was changed"):
             await first.result()
 
 
@@ -177,10 +177,10 @@ async def test_arguments_cannot_be_swapped(settings: Settings) -> None:
         await work_off(app)
         found = [await letter(app, one) for one in (first, second)]
         assert [one.reason for one in found] == [Reason.SEALED] * 2
-        assert f"the arguments of task {first.id} cannot be opened: it was changed in Redis" in found[0].message
+        assert f"could not decrypt the arguments of task {first.id}: it was changed in Redis" in found[0].message
         shown = found[0].shown_arguments()
         assert shown is not None
-        assert b"cannot be opened" in shown
+        assert b"could not decrypt" in shown
 
 
 async def test_a_task_cannot_be_renamed(settings: Settings) -> None:
@@ -209,7 +209,7 @@ async def test_step_records_cannot_be_moved(settings: Settings, there: str) -> N
         await work_off(app)
         found = await letter(app, handles[chosen])
         assert found.reason is Reason.SEALED
-        assert f"a step '{place[1][2:]}' of task {found.id} cannot be opened: it was changed" in found.message
+        assert f"could not decrypt a step '{place[1][2:]}' of task {found.id}: it was changed" in found.message
 
 
 async def test_errors_cannot_be_swapped(settings: Settings) -> None:
@@ -217,7 +217,7 @@ async def test_errors_cannot_be_swapped(settings: Settings) -> None:
         handles = [await app.tasks["treat"].enqueue(name) for name in ("Ada", "Bob")]
         await work_off(app)
         await swap(app, handles[0], handles[1], "error")
-        with pytest.raises(TaskFailed, match="TamperedData: the error of task"):
+        with pytest.raises(TaskFailed, match="TamperedData: could not decrypt the error of task"):
             await handles[0].result()
 
 
@@ -233,7 +233,7 @@ async def test_events_cannot_be_moved_and_one_that_was_hides_no_other(settings: 
         await redis_command(app, "XADD", log, "*", *moved)
         (last, *_) = [event for event in (await history(handle))[::-1] if event.type == "decided"]
         assert (last.number, last.data) == (99, None)
-        assert last.problem == f"the event of task {handle.id} cannot be opened: {CHANGED}"
+        assert last.problem == f"could not decrypt the event of task {handle.id}: {CHANGED}"
         assert next(event.data for event in await history(handle) if event.type == "decided")["choice"] == MARKER
 
 
@@ -260,7 +260,7 @@ async def test_a_worker_without_the_key_leaves_the_task_to_others(settings: Sett
         async with working(sealing):
             assert await soon(handle.result()) == MARKER
         (first, *_) = [event for event in await history(handle) if event.type == "returned"]
-        assert "cannot be opened: sealed with key" in first.data["message"]
+        assert ": encrypted with key" in first.data["message"]
         assert (await handle.record()).attempts == 1
 
 
@@ -288,7 +288,7 @@ async def test_a_checkpoint_that_cannot_be_opened_stops_the_task_before_its_hand
         await work_off(new)
         dead = await letter(new, handle)
         assert (dead.reason, dead.attempts) == (Reason.SEALED, 0)
-        assert f" of task {handle.id} cannot be opened: sealed with key" in dead.message
+        assert f" of task {handle.id}: encrypted with key" in dead.message
 
 
 async def test_who_waits_without_the_key_is_told(settings: Settings) -> None:
@@ -301,14 +301,14 @@ async def test_who_waits_without_the_key_is_told(settings: Settings) -> None:
         found = await keyless.find(done.id)
         assert found is not None
         with pytest.raises(
-            KeyMissing, match=rf"the result of task {done.id} cannot be opened: sealed with key \w{{8}}"
+            KeyMissing, match=rf"could not decrypt the result of task {done.id}: encrypted with key \w{{8}}"
         ):
             await found.result()
         shown = (await found.record()).summary()["args"]
         assert "the arguments of task" in shown
         found = await keyless.find(failed.id)
         assert found is not None
-        with pytest.raises(TaskFailed, match=r"attempts_exhausted\): KeyMissing: the error of task"):
+        with pytest.raises(TaskFailed, match=r"attempts_exhausted\): KeyMissing: could not decrypt the error of task"):
             await found.result()
         assert [event.type for event in await history(found)].count("attempt_failed") == 1
         assert await found.status() is State.DEAD
@@ -354,7 +354,7 @@ async def test_what_is_not_sealed_is_refused_where_that_is_asked_for(settings: S
         await work_off(strict)
         dead = await letter(strict, handle)
         assert dead.reason is Reason.SEALED
-        assert "it is not sealed, and PERDURE_ENCRYPTION_REQUIRED is set" in dead.message
+        assert "it is not encrypted, and PERDURE_ENCRYPTION_REQUIRED is set" in dead.message
 
 
 async def test_keys_are_changed_while_workers_of_both_sets_run(settings: Settings) -> None:
@@ -399,7 +399,7 @@ async def test_a_killed_worker_s_checkpoint_goes_on_under_new_keys(settings: Set
     known = f"{SECOND},{FIRST}"
     sealer = make_encryptor(known, None)
     with hire(settings, tmp_path) as crew:
-        async with Producer(settings.redis_url, namespace=settings.namespace, sealer=sealer) as producer:
+        async with Producer(settings.redis_url, namespace=settings.namespace, encryptor=sealer) as producer:
             crew.environment["PERDURE_ENCRYPTION_KEYS"] = f"{FIRST},{SECOND}"
             killed = await crew.start().ready()
             handle = await producer.enqueue("gate", {"name": "g"})

@@ -16,7 +16,6 @@ import unicodedata
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -241,17 +240,15 @@ def open_store(place: str, folder: str, *, limit: int) -> ArtifactStore:
 def _remote(url: str, folder: str) -> ArtifactBackend:
     shown = re.sub(r"//[^/@]*@", "//", url.partition("?")[0])
     try:
-        core: Any = import_module("fsspec.core")
-        remote: Any = import_module(".object_store", __package__)
+        from fsspec.core import url_to_fs  # type: ignore[import-untyped]  # fsspec is an extra
+
+        from .object_store import ObjectStoreBackend
     except ImportError:
         raise ConfigurationError(
             f"artifacts at {shown} need a package that is not installed: pip install 'perdure[artifacts]'"
         ) from None
     try:
-        files, root = core.url_to_fs(url)
+        files, root = url_to_fs(url)
     except (ImportError, ValueError, TypeError, OSError) as error:
         raise ConfigurationError(f"artifacts cannot be kept at {shown} (PERDURE_ARTIFACTS): {error}") from None
-    shelf: ArtifactBackend = remote.ObjectStoreBackend(
-        files, f"{root.rstrip('/')}/{folder}", f"{shown.rstrip('/')}/{folder}"
-    )
-    return shelf
+    return ObjectStoreBackend(files, f"{root.rstrip('/')}/{folder}", f"{shown.rstrip('/')}/{folder}")

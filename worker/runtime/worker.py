@@ -81,7 +81,7 @@ class Worker:
         self._partitions = partitions or self.settings.partitions
         namespace = Namespace(self.settings.namespace)
         self._namespace = namespace
-        self._gateway = Gateway(self.settings.address, replication=self.settings.replication, sealer=app.encryptor)
+        self._gateway = Gateway(self.settings.address, replication=self.settings.replication, encryptor=app.encryptor)
         self._slots = Slots(concurrency)
         self._isolation = QuarantineGate(link, self.settings.quarantine_window)
         self._leases: Leases[Run] = Leases()

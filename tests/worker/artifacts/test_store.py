@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import io
 import os
+import sys
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,7 +18,6 @@ import fsspec  # type: ignore[import-untyped]
 import pytest
 from perdure.worker.artifacts import ArtifactStore, check_artifact_name, open_store, orphans
 from perdure.worker.artifacts import local as folder
-from perdure.worker.artifacts import store as opening
 from perdure.worker.errors import (
     ArtifactDamaged,
     ArtifactError,
@@ -323,10 +323,7 @@ def test_a_place_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match=r"artifacts cannot be kept at nowhere://bucket \(PERDURE_ARTIFACTS\)"):
         open_store("nowhere://user:secret@bucket?key=secret", "perdure-1", limit=LIMIT)
 
-    def missing(name: str, package: str | None = None) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(opening, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)  # as if it were not installed
     with pytest.raises(ConfigurationError, match=r"pip install 'perdure\[artifacts\]'"):
         open_store("s3://bucket", "perdure-1", limit=LIMIT)
 

@@ -429,22 +429,22 @@ async def test_the_command_line_without_the_key_says_so(shell: Settings, monkeyp
         await work_off(app)
         result = await answer("task", "result", handle.id)
         assert (result.code, result.out) == (1, "")
-        assert "cannot be opened: sealed with key" in result.err
+        assert ": encrypted with key" in result.err
         assert "Traceback" not in result.err
         shown = await answer("task", "show", handle.id)
         assert shown.code == 0
-        assert "cannot be opened" in shown.out
+        assert "could not decrypt" in shown.out
         for command in (("dlq", "show", failed.id), ("dlq", "export"), ("task", "events", failed.id), ("dlq", "list")):
             found = await answer(*command)
             assert found.code == 0
             assert "KeyMissing" in found.out
         refused = await answer("dlq", "replay", failed.id, "--edit-args", '{"token": "new"}')
         assert refused.code == 1
-        assert "cannot be opened: sealed with key" in refused.err
+        assert ": encrypted with key" in refused.err
         monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", "nonsense")
         wrong = await answer("task", "list")
         assert wrong.code == 2
-        assert "PERDURE_ENCRYPTION_KEYS: key 1 is not 32 bytes in base64" in wrong.err
+        assert "PERDURE_ENCRYPTION_KEYS: key 1 must be 32 bytes in base64" in wrong.err
 
 
 def test_keys_are_made_and_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

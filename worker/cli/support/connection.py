@@ -86,7 +86,7 @@ class ConnectionOptions:
             namespace=settings.namespace,
             payload_limit=settings.payload_limit,
             result_ttl=settings.result_ttl,
-            sealer=settings.encryptor,
+            encryptor=settings.encryptor,
             replication=settings.replication,
         )
 
