@@ -8,7 +8,7 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := __init__.py $(shell find queues deadletter worker -name "*.py" -o -name "*.lua")
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-python coverage test-system test-cluster test-valkey failover check format
+.PHONY: help install demo test test-fast test-python test-wheel coverage test-system test-cluster test-valkey failover check format
 .PHONY: model fuzz bounded chaos bench bench-scale bench-peers clean
 
 help:
@@ -17,8 +17,9 @@ help:
 	  'make test         all tests (about five minutes)' \
 	  'make test-fast    the unit tests alone: no server, no processes' \
 	  'make test-python  the unit and conformance tests, for one more Python: VENV=.venv312 PYTHON=python3.12' \
-  'make coverage     all tests, and how much of the package they run (COVERAGE_TESTS)' \
-  'make test-system  the integration and conformance tests on the redis-server found on PATH' \
+	  'make test-wheel   the wheel, installed outside of the repository, runs the README (WHEEL_PYTHONS)' \
+	  'make coverage     all tests, and how much of the package they run (COVERAGE_TESTS)' \
+	  'make test-system  the integration and conformance tests on the redis-server found on PATH' \
 	  'make test-cluster the tests on a Redis Cluster and under Sentinel' \
 	  'make test-valkey  the tests on a Valkey server (VALKEY_TESTS)' \
 	  'make check        ruff, mypy --strict, import layers' \
@@ -64,10 +65,17 @@ test: install
 test-fast: install
 	$(PYTEST) -m 'not integration and not processes and not cluster'
 
-# On one more Python: make test-python VENV=.venv312 PYTHON=python3.12
+# On one more Python: make test-python VENV=.venv312 PYTHON=python3.12. REDIS_PY: a release of redis-py instead of the latest.
 test-python: install
+	@$(if $(REDIS_PY),$(PIP) install --quiet 'redis[hiredis]==$(REDIS_PY)')
 	$(BIN)/python --version
+	$(BIN)/python -c 'import redis; print("redis-py", redis.__version__)'
 	$(PYTEST) -m 'conformance or not (integration or processes or cluster)'
+
+# WHEEL_PYTHONS: the interpreters that the wheel is installed for.
+test-wheel: WHEEL_PYTHONS ?= $(PYTHON)
+test-wheel: install
+	$(BIN)/python -m tests.project.wheel $(WHEEL_PYTHONS)
 
 # COVERAGE_TESTS: which of them, as pytest's -m takes it.
 coverage: COVERAGE_TESTS ?= not cluster

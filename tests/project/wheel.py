@@ -1,0 +1,71 @@
+"""Check of the wheel: build it, install it outside the repository, and run the quickstart of the README.
+
+`make test-wheel` runs it; `python -m tests.project.wheel PYTHON [PYTHON ...]` with the interpreters to install it for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.support.paths import ROOT
+
+
+def build_wheel(folder: Path) -> Path:
+    """Build the wheel into `folder`, from the sources in the repository."""
+    run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)], folder)
+    return next(folder.glob("perdure-*.whl"))
+
+
+def quickstart() -> tuple[str, str]:
+    """Return the first program of the README and the output that the README shows for it."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    program = re.search(r"```python title=\"quickstart\.py\"\n(.*?)```", readme, re.DOTALL)
+    shown = re.search(r"\$ python quickstart\.py\n(.*?)```", readme, re.DOTALL)
+    if program is None or shown is None:
+        raise SystemExit("README.md must show quickstart.py and its output")
+    return program[1], shown[1]
+
+
+def check(python: str, wheel: Path, folder: Path) -> None:
+    """Install the wheel in a new environment and run the quickstart in an empty folder. Raises SystemExit."""
+    environment = folder / "environment"
+    run([python, "-m", "venv", str(environment)], folder)
+    installed = str(environment / "bin" / "python")
+    run([installed, "-m", "pip", "install", "--quiet", f"{wheel}[embedded]"], folder)
+    program, shown = quickstart()
+    (folder / "empty").mkdir()
+    (folder / "empty" / "quickstart.py").write_text(program)
+    printed = run([installed, "quickstart.py"], folder / "empty", PERDURE_DATA_DIR=str(folder / "data"))
+    if printed != shown:
+        raise SystemExit(f"{python}: the quickstart printed {printed!r}, README.md shows {shown!r}")
+    version = run([installed, "--version"], folder).strip()
+    print(f"{version}: {wheel.name} installed, the quickstart printed {printed.strip()}")  # noqa: T201
+
+
+def run(command: list[str], folder: Path, **variables: str) -> str:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PERDURE_", "PYTHONPATH"))}
+    done = subprocess.run(
+        command, cwd=folder, env=kept | variables, stdout=subprocess.PIPE, text=True, timeout=300, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed with exit code {done.returncode}")
+    return done.stdout
+
+
+def main(pythons: list[str]) -> None:
+    with tempfile.TemporaryDirectory(prefix="perdure-wheel-") as name:
+        folder = Path(name)
+        wheel = build_wheel(folder)
+        for number, python in enumerate(pythons):
+            place = folder / str(number)
+            place.mkdir()
+            check(python, wheel, place)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or [sys.executable])
