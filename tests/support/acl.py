@@ -6,7 +6,7 @@ import re
 
 from tests.support.paths import ROOT
 
-_DOCUMENT = ROOT / "docs" / "security.md"
+_DOCUMENT = ROOT / "docs" / "how-to" / "security.md"
 
 
 def documented_rights(namespace: str, user: str = "perdure") -> list[str]:
