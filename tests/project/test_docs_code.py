@@ -1,0 +1,112 @@
+"""The code in README and docs: every page runs from top to bottom, every command of the recipes exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from perdure.worker.cli import USAGE_ERROR, commands
+from support.documents import ROOT, Block, blocks_of, matches, pages
+
+BLOCKS = [block for page in pages() for block in blocks_of(page)]
+EXECUTED = [block for block in BLOCKS if block.kind in ("python", "console")]
+RUNNABLE = sorted({block.page for block in EXECUTED if not block.not_run})
+RECIPES = [block for block in BLOCKS if block.kind == "recipe"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Path, Future[subprocess.CompletedProcess[str]]]]:
+    """All pages at work, two at a time; each in a folder and on an embedded server of its own."""
+    with ThreadPoolExecutor(2) as pool:
+        yield {page: pool.submit(run_page, page, tmp_path_factory.mktemp(page.stem)) for page in RUNNABLE}
+        pool.shutdown(cancel_futures=True)
+
+
+def run_page(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")} | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "tests"),
+        "PERDURE_DATA_DIR": str(folder / "data"),
+        "PERDURE_LOG_LEVEL": "WARNING",
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "support.run_page", str(page)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_runs_from_top_to_bottom(
+    page: Path, runs: dict[Path, Future[subprocess.CompletedProcess[str]]]
+) -> None:
+    done = runs[page].result(timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("block", RECIPES, ids=lambda block: block.name)
+def test_commands_of_a_recipe_exist_with_their_options(block: Block) -> None:
+    for line in block.code.replace("\\\n", " ").splitlines():
+        for words in perdure_commands(line):
+            check_command(words, f"{block.name}: {line.strip()}")
+
+
+def perdure_commands(line: str) -> Iterator[list[str]]:
+    """The `perdure ...` commands in a line of shell, without what is piped into them or comes after them."""
+    words = shlex.split(line, comments=True)
+    while words:
+        end = next((at for at, word in enumerate(words) if word in ("|", "&&", "&", ";", ">", "<")), len(words))
+        command, words = words[:end], words[end + 1 :]
+        while command and re.fullmatch(r"\w+=.*", command[0]):
+            del command[0]
+        if command and Path(command[0]).name == "perdure":
+            yield command[1:]
+
+
+def check_command(words: list[str], place: str) -> None:
+    """Parse a command as the command line does, without carrying it out."""
+    command = commands
+    context = command.context_class(command, info_name="perdure")
+    try:
+        while hasattr(command, "resolve_command"):  # a group
+            name, command, words = command.resolve_command(context, words)
+            context = command.context_class(command, info_name=name, parent=context)
+        command.make_context(context.info_name, list(words), parent=context.parent)
+    except USAGE_ERROR as error:
+        pytest.fail(f"{place}: {error}")
+
+
+def test_nearly_all_blocks_are_executed() -> None:
+    """A block that is not executed has a reason beside it, and there are few of them."""
+    left_out = [block for block in EXECUTED if block.not_run]
+    print(f"{len(EXECUTED) - len(left_out)} blocks are executed, {len(left_out)} are not; {len(RECIPES)} recipes")
+    for block in left_out:
+        print(f"not run: {block.name}: {block.not_run}")
+    assert len(left_out) <= len(EXECUTED) // 10, [block.name for block in left_out]
+
+
+def test_blocks_are_fenced_and_of_a_known_language() -> None:
+    """No indented block and no language that the tests above would pass over."""
+    assert {block.language for block in BLOCKS} <= {"python", "console", "sh", "json", "yaml", "text", "dockerfile"}
+    for page in pages():
+        for line in re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.S | re.M).splitlines():
+            assert not re.match(r" {4,}(perdure|make|pip|await|\$) ", line), f"{page}: {line}"
+
+
+def test_what_a_command_prints_is_compared_with_the_page() -> None:
+    assert matches(("queued 3", "done"), "queued 3\ndone\n")
+    assert matches(("resumed after ... s",), "resumed after 4.2 s\n")
+    assert not matches(("queued 3",), "queued 4")
