@@ -12,7 +12,7 @@ _DOCUMENT = ROOT / "docs" / "how-to" / "security.md"
 def documented_rights(namespace: str, user: str = "perdure") -> list[str]:
     """As arguments of ACL SETUSER, for this namespace. user: a role, or the one for everything."""
     found = re.search(
-        rf"^    ACL SETUSER {user} on >PASSWORD (.*?)\n\n", _DOCUMENT.read_text("utf-8") + "\n", re.DOTALL | re.M
+        rf"^ACL SETUSER {user} on >PASSWORD (.*?)\n```", _DOCUMENT.read_text("utf-8") + "\n", re.DOTALL | re.M
     )
     assert found is not None
     return found[1].replace("\\\n", " ").replace("perdure", namespace).split()
