@@ -1,0 +1,64 @@
+"""README and docs name only what exists: files, headings, make targets, tests."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.documents import ROOT, blocks_of, pages
+
+PAGES = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
+
+
+def prose(page: Path) -> str:
+    """The text of a page without its code blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@PAGES
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name}: {link}"
+        assert not anchor or anchor in headings(target), f"{page.name}: no heading for {link}"
+
+
+@PAGES
+def test_make_targets_exist(page: Path) -> None:
+    text = page.read_text("utf-8")
+    for target in re.findall(r"(?:^|`|&& )make ([a-z][a-z-]*)", text, re.MULTILINE):
+        assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), f"{page.name}: make {target}"
+
+
+@PAGES
+def test_files_and_tests_exist(page: Path) -> None:
+    """Paths in backticks that begin with a folder of the repository, and tests named as pytest names them."""
+    text = prose(page)
+    for name, test in re.findall(r"(tests/[\w/]+\.py)::(\w+)", text):
+        assert f"def {test}(" in (ROOT / name).read_text("utf-8"), f"{page.name}: {name}::{test}"
+    folders = "queues|deadletter|worker|tests|examples|deploy|benchmarks|docs"
+    for name in re.findall(rf"`((?:{folders})/[\w./@-]*)`", text):
+        assert (ROOT / name).exists(), f"{page.name}: {name}"
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+)\)", index.read_text("utf-8"))}
+    missing = set(ROOT.glob("docs/**/*.md")) - linked - {index}
+    assert not missing, sorted(str(page.relative_to(ROOT)) for page in missing)
+
+
+def test_the_first_example_of_the_readme_is_short() -> None:
+    example = next(block for block in blocks_of(ROOT / "README.md") if block.language == "python")
+    assert len([line for line in example.code.splitlines() if line.strip()]) <= 30
