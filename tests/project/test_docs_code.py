@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,35 @@ from support.documents import ROOT, Block, blocks_of, matches, pages
 BLOCKS = [block for page in pages() for block in blocks_of(page)]
 EXECUTED = [block for block in BLOCKS if block.kind in ("python", "console")]
 RUNNABLE = sorted({block.page for block in EXECUTED if not block.not_run})
+KNOWN = {"python", "console", "sh", "json", "yaml", "text", "dockerfile", "lua", ""}
 RECIPES = [block for block in BLOCKS if block.kind == "recipe"]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Path, Future[subprocess.CompletedProcess[str]]]]:
-    """All pages at work, two at a time; each in a folder and on an embedded server of its own."""
-    with ThreadPoolExecutor(2) as pool:
-        yield {page: pool.submit(run_page, page, tmp_path_factory.mktemp(page.stem)) for page in RUNNABLE}
+    """All pages at work, two at a time, on one embedded server; each in a folder and a namespace of its own."""
+    data = tmp_path_factory.mktemp("data")
+    with use_server(data), ThreadPoolExecutor(2) as pool:
+        yield {page: pool.submit(run_page, page, tmp_path_factory.mktemp(page.stem), data) for page in RUNNABLE}
         pool.shutdown(cancel_futures=True)
 
 
-def run_page(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+@contextmanager
+def use_server(data: Path) -> Iterator[None]:
+    """The embedded server of a data directory, which would else start and stop with each command."""
+    command = [sys.executable, "-m", "perdure.worker.cli", "server"]
+    subprocess.run([*command, "start", "--data-dir", data], check=True, capture_output=True, timeout=60)
+    yield
+    subprocess.run([*command, "stop", "--force", "--data-dir", data], check=True, capture_output=True, timeout=60)
+
+
+def run_page(page: Path, folder: Path, data: Path) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")} | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT / "tests"),
-        "PERDURE_DATA_DIR": str(folder / "data"),
+        "PERDURE_DATA_DIR": str(data),
+        "PERDURE_NAMESPACE": re.sub(r"\W", "-", str(page.relative_to(ROOT).with_suffix(""))).lower(),
+        "PERDURE_MEMORY": str(folder / "memory.sqlite3"),
         "PERDURE_LOG_LEVEL": "WARNING",
     }
     return subprocess.run(
@@ -89,6 +103,14 @@ def check_command(words: list[str], place: str) -> None:
         pytest.fail(f"{place}: {error}")
 
 
+def test_a_file_that_a_page_has_its_reader_save_is_used_by_a_later_block() -> None:
+    """Blocks with a title are written to a file, and only then executed: by a command, or by an import."""
+    for block in EXECUTED:
+        if block.title is not None:
+            later = [one for one in EXECUTED if one.page == block.page and one.line > block.line and not one.not_run]
+            assert any(re.search(rf"\b{Path(block.title).stem}\b", one.code) for one in later), block.name
+
+
 def test_nearly_all_blocks_are_executed() -> None:
     """A block that is not executed has a reason beside it, and there are few of them."""
     left_out = [block for block in EXECUTED if block.not_run]
@@ -99,8 +121,8 @@ def test_nearly_all_blocks_are_executed() -> None:
 
 
 def test_blocks_are_fenced_and_of_a_known_language() -> None:
-    """No indented block and no language that the tests above would pass over."""
-    assert {block.language for block in BLOCKS} <= {"python", "console", "sh", "json", "yaml", "text", "dockerfile"}
+    """No indented block, and no other name for a language, which the tests above would pass over."""
+    assert {block.language for block in BLOCKS} <= KNOWN
     for page in pages():
         for line in re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.S | re.M).splitlines():
             assert not re.match(r" {4,}(perdure|make|pip|await|\$) ", line), f"{page}: {line}"
