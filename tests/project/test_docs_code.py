@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from perdure.worker.cli import USAGE_ERROR, commands
@@ -64,9 +63,7 @@ def run_page(page: Path, folder: Path, data: Path) -> subprocess.CompletedProces
 
 @pytest.mark.processes
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_runs_from_top_to_bottom(
-    page: Path, runs: dict[Path, Future[subprocess.CompletedProcess[str]]]
-) -> None:
+def test_a_page_runs_from_top_to_bottom(page: Path, runs: dict[Path, Future[subprocess.CompletedProcess[str]]]) -> None:
     done = runs[page].result(timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -112,19 +109,20 @@ def test_a_file_that_a_page_has_its_reader_save_is_used_by_a_later_block() -> No
 
 
 def test_nearly_all_blocks_are_executed() -> None:
-    """A block that is not executed has a reason beside it, and there are few of them."""
-    left_out = [block for block in EXECUTED if block.not_run]
-    print(f"{len(EXECUTED) - len(left_out)} blocks are executed, {len(left_out)} are not; {len(RECIPES)} recipes")
-    for block in left_out:
-        print(f"not run: {block.name}: {block.not_run}")
-    assert len(left_out) <= len(EXECUTED) // 10, [block.name for block in left_out]
+    """A block that is not executed has a reason beside it, and there are few of them; -rP prints them."""
+    left_out = [f"{block.name}: {block.not_run}" for block in EXECUTED if block.not_run]
+    counts = f"{len(EXECUTED) - len(left_out)} blocks executed, {len(RECIPES)} recipes parsed, {len(left_out)} not run"
+    sys.stdout.write("\n".join([counts, *left_out, ""]))
+    assert len(left_out) <= len(EXECUTED) // 10, left_out
 
 
 def test_blocks_are_fenced_and_of_a_known_language() -> None:
     """No indented block, and no other name for a language, which the tests above would pass over."""
     assert {block.language for block in BLOCKS} <= KNOWN
     for page in pages():
-        for line in re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.S | re.M).splitlines():
+        for line in re.sub(r"^(```|<!-- run).*?^(```|-->)$", "", page.read_text("utf-8"), flags=re.S | re.M).split(
+            "\n"
+        ):
             assert not re.match(r" {4,}(perdure|make|pip|await|\$) ", line), f"{page}: {line}"
 
 

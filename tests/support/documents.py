@@ -45,7 +45,12 @@ class Block:
 
 def pages() -> list[Path]:
     """README, CONTRIBUTING, the pages of deploy/ and all of docs/, recursively."""
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("deploy/*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+    return [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted(ROOT.glob("deploy/*.md")),
+        *sorted(ROOT.glob("docs/**/*.md")),
+    ]
 
 
 def blocks_of(page: Path) -> list[Block]:

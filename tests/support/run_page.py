@@ -1,8 +1,8 @@
-"""Execute the code blocks of one page, from top to bottom, in the current folder: `python run_page.py PAGE`.
+"""Execution of the code blocks of one page, in order, in the current folder: `python -m support.run_page PAGE`.
 
-All Python blocks share the module `__main__`, as if a reader had pasted them into `python -m asyncio`: `await` is allowed
-at the top level. A block with a title is written to that file instead. Console blocks run in bash, and what they print is
-compared with what the page shows. Ends with 1 and the place in the page if a block fails.
+All Python blocks share the module `__main__`, as if a reader had pasted them into `python -m asyncio`: `await` is
+allowed at the top level. A block with a title is written to that file instead. Console blocks run in bash, and what
+they print is compared with what the page shows. Exits with 1 and the place in the page if a block fails.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(page: Path) -> int:
                     run_python(block, module, runner)
             except BaseException as error:  # noqa: BLE001 - whatever a block raises is reported with its place
                 traceback.print_exception(error)
-                print(f"failed: {block.name}", file=sys.stderr)
+                sys.stderr.write(f"failed: {block.name}\n")
                 return 1
     return 0
 
