@@ -9,6 +9,7 @@ import pytest
 from support.documents import ROOT, blocks_of, pages
 
 PAGES = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+FOLDERS = ("queues", "deadletter", "worker", "tests", "examples", "deploy", "benchmarks", "docs")
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 
 
@@ -47,9 +48,15 @@ def test_files_and_tests_exist(page: Path) -> None:
     text = prose(page)
     for name, test in re.findall(r"(tests/[\w/]+\.py)::(\w+)", text):
         assert f"def {test}(" in (ROOT / name).read_text("utf-8"), f"{page.name}: {name}::{test}"
-    folders = "queues|deadletter|worker|tests|examples|deploy|benchmarks|docs"
-    for name in re.findall(rf"`((?:{folders})/[\w./@-]*)`", text):
+    for name in re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w./@-]*)`", text):
         assert (ROOT / name).exists(), f"{page.name}: {name}"
+
+
+def test_pages_that_the_source_names_exist() -> None:
+    sources = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".lua")]
+    for path in [*sources, ROOT / "Makefile", ROOT / ".ci" / "run"]:
+        for page in re.findall(r"(?<![\w/.])docs/[\w/-]+\.md", path.read_text("utf-8")):
+            assert (ROOT / page).is_file(), f"{path.relative_to(ROOT)}: {page}"
 
 
 def test_every_page_is_in_the_index() -> None:
