@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from support.documents import ROOT, blocks_of, pages
+
+from tests.support.documents import blocks_of, pages
+from tests.support.paths import ROOT
 
 PAGES = pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 FOLDERS = ("queues", "deadletter", "worker", "tests", "examples", "deploy", "benchmarks", "docs")

@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 from perdure.worker.cli import USAGE_ERROR, commands
-from support.documents import ROOT, Block, blocks_of, matches, pages
+
+from tests.support.documents import Block, blocks_of, matches, pages
+from tests.support.paths import ROOT
 
 BLOCKS = [block for page in pages() for block in blocks_of(page)]
 EXECUTED = [block for block in BLOCKS if block.kind in ("python", "console")]
@@ -42,16 +44,18 @@ def use_server(data: Path) -> Iterator[None]:
 
 
 def run_page(page: Path, folder: Path, data: Path) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")} | {
+    kept = {name: os.environ[name] for name in os.environ if not name.startswith(("PERDURE_", "PYTHON"))}
+    environment = kept | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT / "tests"),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONPYCACHEPREFIX": str(data / "pycache"),  # each command would else compile the package again
         "PERDURE_DATA_DIR": str(data),
         "PERDURE_NAMESPACE": re.sub(r"\W", "-", str(page.relative_to(ROOT).with_suffix(""))).lower(),
         "PERDURE_MEMORY": str(folder / "memory.sqlite3"),
         "PERDURE_LOG_LEVEL": "WARNING",
     }
     return subprocess.run(
-        [sys.executable, "-m", "support.run_page", str(page)],
+        [sys.executable, "-m", "tests.support.run_page", str(page)],
         cwd=folder,
         env=environment,
         capture_output=True,

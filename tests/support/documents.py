@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
 
 _FENCE: Final = re.compile(r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?$")
 _NOT_RUN: Final = re.compile(r"^<!-- not run: (?P<reason>.+) -->$")

@@ -1,4 +1,4 @@
-"""Execution of the code blocks of one page, in order, in the current folder: `python -m support.run_page PAGE`.
+"""Execution of the code blocks of one page, in order, in the current folder: `python -m tests.support.run_page PAGE`.
 
 All Python blocks share the module `__main__`, as if a reader had pasted them into `python -m asyncio`: `await` is
 allowed at the top level. A block with a title is written to that file instead. Console blocks run in bash, and what
@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from support.documents import Block, blocks_of, commands_of, matches
+from tests.support.documents import Block, blocks_of, commands_of, matches
 
 _MARK = "--end-of-command--"
 
