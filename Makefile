@@ -30,7 +30,7 @@ help:
 	  'make failover     primaries killed and slots moved under load, and what became of the tasks' \
 	  'make chaos        ten minutes of faults, and a proof from the journal that every promise held' \
 	  'make bench        throughput, step rate, latency and recovery beside the raw limit' \
-	  'make bench-scale  what tasks and idle workers cost Redis, with 1, 16 and 500 workers; writes docs/scaling.md' \
+	  'make bench-scale  what tasks and idle workers cost Redis, with 1, 16 and 500 workers; writes docs/explanation/scaling.md' \
 	  'make bench-peers  the same beside ten peers, into docs/benchmarks.md (most of an hour)' \
 	  'make install      the virtual environment in .venv, with everything the above need' \
 	  'make clean        remove .venv and all build products'
@@ -138,7 +138,7 @@ bench: install
 	$(BIN)/python -m benchmarks
 
 bench-scale: install
-	$(BIN)/python -m benchmarks.scale --write docs/scaling.md
+	$(BIN)/python -m benchmarks.scale --write docs/explanation/scaling.md
 
 # Into build/ first: what was measured before stays until the new figures are complete.
 # BENCH_PEERS: options of `python -m benchmarks.peers`; --quick is for all three runs.

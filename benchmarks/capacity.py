@@ -1,4 +1,4 @@
-"""What one Redis node carries, by the measured constants: the model of docs/scaling.md."""
+"""What one Redis node carries, by the measured constants: the model of docs/explanation/scaling.md."""
 
 from __future__ import annotations
 

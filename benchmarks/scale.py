@@ -1,4 +1,4 @@
-"""`make bench-scale`: the constants of docs/scaling.md, with 1 worker, with 16 processes, with 500 workers."""
+"""`make bench-scale`: measure the constants of docs/explanation/scaling.md with 1, 16 and 500 workers."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ CREWS: Final = (
 SMALL: Final = (Crew("1 worker", 1, 1, 32), Crew("4 workers", 2, 2, 4))
 
 LINES: Final[Mapping[str, tuple[str, str]]] = {
-    "tasks_per_second": ("no-op tasks, enqueuing included", "tasks/s"),
-    "load": ("  processor of Redis meanwhile", "% of a core"),
+    "tasks_per_second": ("no-op tasks, enqueueing included", "tasks/s"),
+    "load": ("CPU of Redis during that load", "% of a core"),
     "enqueue_micros": ("Redis CPU to enqueue a task, in bulk", "µs/task"),
     "task_micros": ("Redis CPU to deliver and settle a task", "µs/task"),
     "step_micros": ("Redis CPU to record a durable step", "µs/step"),
-    "task_commands": ("commands to deliver and settle, those in scripts included", "per task"),
-    "task_scripts": ("  of them scripts", "per task"),
-    "task_reads": ("  of them reads", "per task"),
-    "task_received": ("bytes to Redis, enqueuing included", "bytes/task"),
-    "task_sent": ("bytes from Redis, enqueuing included", "bytes/task"),
+    "task_commands": ("commands to deliver and settle, including those in scripts", "per task"),
+    "task_scripts": ("scripts among them", "per task"),
+    "task_reads": ("reads among them", "per task"),
+    "task_received": ("bytes to Redis, enqueueing included", "bytes/task"),
+    "task_sent": ("bytes from Redis, enqueueing included", "bytes/task"),
     "step_received": ("bytes to Redis for a durable step", "bytes/step"),
-    "idle_load": ("processor of Redis while all are idle", "% of a core"),
+    "idle_load": ("CPU of Redis while all workers are idle", "% of a core"),
     "idle_commands": ("commands of an idle worker", "per worker and s"),
     "idle_micros": ("Redis CPU of an idle worker", "µs per worker and s"),
-    "idle_claims": ("claims (XAUTOCLAIM) of all, idle", "per s"),
-    "load_claims": ("claims of all, under load", "per s"),
-    "beats": ("beats (scripts) of all while as many tasks are held as there are workers", "per s"),
-    "renewed": ("  leases renewed by them", "per s"),
-    "wake_ups": ("reads that an arriving task ends", "per task"),
-    "single_micros": ("Redis CPU of a task sent alone to idle workers, and of asking whether it is done", "µs/task"),
-    "promotions": ("times that a due task is looked at", "per task"),
+    "idle_claims": ("claims (XAUTOCLAIM) of all workers, idle", "per s"),
+    "load_claims": ("claims of all workers, under load", "per s"),
+    "beats": ("lease renewals (scripts) of all workers with one task each", "per s"),
+    "renewed": ("leases renewed by them", "per s"),
+    "wake_ups": ("reads that one arriving task ends", "per task"),
+    "single_micros": ("Redis CPU of one task sent to idle workers, including polls for its result", "µs/task"),
+    "promotions": ("promotions attempted for a due task", "per task"),
     "least": ("tasks of the worker with the fewest", "tasks"),
     "median": ("tasks of the median worker", "tasks"),
     "most": ("tasks of the worker with the most", "tasks"),
     "gini": ("Gini coefficient of tasks per worker", "0 to 1"),
-    "connections": ("connections of a worker (its share of its process')", "per worker"),
-    "memory": ("memory of a worker (its share of its process)", "MB"),
+    "connections": ("connections of a worker (its share of the process)", "per worker"),
+    "memory": ("memory of a worker (its share of the process)", "MB"),
 }
 
 BEGIN: Final = "<!-- begin: written by make bench-scale -->"
@@ -129,7 +129,7 @@ def _write(page: Path, conditions: Sequence[str], found: Found) -> None:
 def _plan(found: Found) -> list[str]:
     """What follows from the highest of each constant."""
     lines = [
-        "| a task with | Redis CPU | one node at 70 % | bytes to it | nodes for 1,000,000 tasks/s | partitions |",
+        "| a task with | Redis CPU | one node at 70 % | bytes to the node | nodes for 1,000,000 tasks/s | partitions |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for one in capacities(figures for _, figures in found):
