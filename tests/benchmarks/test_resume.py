@@ -12,7 +12,7 @@ from benchmarks.place import Place
 from benchmarks.resume import BEGIN, END, Outcome, measure, table, write
 from tests.support.paths import ROOT
 
-PAGE = ROOT / "docs" / "events.md"
+PAGE = ROOT / "docs" / "reference" / "events.md"
 
 
 @pytest.mark.integration

@@ -13,7 +13,7 @@ from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
-PAGE = ROOT / "docs" / "scaling.md"
+PAGE = ROOT / "docs" / "explanation" / "scaling.md"
 
 BEGIN, END = "<!-- begin: written by make bench-scale -->", "<!-- end: written by make bench-scale -->"
 

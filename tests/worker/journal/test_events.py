@@ -41,7 +41,6 @@ from perdure.worker.journal.event import BUILT_IN
 from perdure.worker.journal.run_events import Received, Started, StepCompleted, StepFailed, StepStarted, WaitStarted
 from pydantic import model_validator
 
-from tests.support.paths import ROOT
 
 FEW = settings(max_examples=60, deadline=None)
 
@@ -280,12 +279,6 @@ def test_a_type_that_could_not_be_told_apart_is_refused() -> None:
         with pytest.raises(ValueError, match=problem):
             register_event(kind)
     assert parse_event(entry("decided", {"choice": "a"})) == Decided(choice="a")
-
-
-def test_the_document_has_every_type_and_the_example_of_it() -> None:
-    text = (ROOT / "docs" / "events.md").read_text("utf-8")
-    table = text[text.index("## Types") : text.index("## Types of one's own")]
-    assert [name for name in BUILT_IN if f"`{name}`" not in table] == []
 
 
 # secrets

@@ -1,0 +1,208 @@
+"""The reference pages name everything that the code has, and nothing that it does not have."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from perdure.deadletter import Reason
+from perdure.queues import State
+from perdure.queues import errors as queue_errors
+from perdure.queues.keys import Namespace, Partition
+from perdure.worker import errors as worker_errors
+from perdure.worker.cli import commands
+from perdure.worker.journal.events import TYPES
+from perdure.worker.memory import errors as memory_errors
+from perdure.worker.settings import Settings
+
+REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+
+
+def section(page: str, title: str) -> str:
+    """Return the text below a `##` heading of a page."""
+    text = (REFERENCE / page).read_text("utf-8")
+    return re.split(r"^## ", text.partition(f"\n## {title}\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """Return the cells of all table rows whose first cell is in backticks."""
+    found = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line[:3] == "| `"]
+    return [[cell.strip(" |") for cell in row] for row in found]
+
+
+def names(text: str) -> list[str]:
+    return [row[0].strip("`") for row in rows(text)]
+
+
+def assert_same(documented: Iterable[str], existing: Iterable[str]) -> None:
+    """Fail with the names that the page lacks, does not need, or lists twice."""
+    counts = Counter(documented)
+    problems = {
+        "missing from the page": sorted(set(existing) - counts.keys()),
+        "on the page, but not in the code": sorted(counts.keys() - set(existing)),
+        "twice on the page": sorted(name for name, count in counts.items() if count > 1),
+    }
+    if found := {problem: those for problem, those in problems.items() if those}:
+        pytest.fail(str(found))
+
+
+# settings.md
+
+
+def test_settings_page_lists_every_variable_once() -> None:
+    page = (REFERENCE / "settings.md").read_text("utf-8")
+    assert_same(names(page), [f"PERDURE_{field.upper()}" for field in Settings.model_fields])
+
+
+@pytest.mark.parametrize("field", Settings.model_fields)
+def test_documented_default_of_a_setting_is_its_default(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    variable = f"PERDURE_{field.upper()}"
+    page = (REFERENCE / "settings.md").read_text("utf-8")
+    [default] = [row[1] for row in rows(page) if row[0] == f"`{variable}`"]
+    monkeypatch.setenv(variable, "" if default == "-" else default.strip("`"))
+    assert getattr(Settings(), field) == Settings.model_fields[field].default
+    if default == "-":
+        assert not unwrapped(Settings.model_fields[field].default)
+
+
+def unwrapped(value: Any) -> Any:
+    return value.get_secret_value() if hasattr(value, "get_secret_value") else value
+
+
+# cli.md
+
+SHARED = {
+    "[CONNECTION]": {"--redis-url", "--namespace", "--data-dir"},
+    "[MEMORY]": {"--memory", "--data-dir"},
+}
+
+
+def cli(command: Any, *path: str) -> Iterator[tuple[str, Any]]:
+    """Yield every command that does something, with its path. A command of the lazy table is imported first."""
+    command = command.fetch() if hasattr(command, "fetch") else command
+    subcommands = getattr(command, "commands", {})
+    if not subcommands or len(path) == 1:
+        yield " ".join(path), command
+    for name, subcommand in subcommands.items():
+        yield from cli(subcommand, *path, name)
+
+
+COMMANDS = dict(cli(commands, "perdure"))
+
+
+def synopsis(path: str) -> str:
+    text = (REFERENCE / "cli.md").read_text("utf-8")
+    return text.partition(f"\n### {path}\n\n")[2].partition("\n\n")[0]
+
+
+def test_cli_page_lists_every_command_once() -> None:
+    page = (REFERENCE / "cli.md").read_text("utf-8")
+    assert_same(re.findall(r"^### (.*)$", page, re.MULTILINE), COMMANDS)
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_synopsis_has_the_arguments_and_options_of_the_command(path: str) -> None:
+    text = synopsis(path)
+    documented = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+    for placeholder, options in SHARED.items():
+        documented |= options if placeholder in text else set()
+    parameters = COMMANDS[path].params
+    options = {name for one in parameters for name in (*one.opts, *one.secondary_opts) if name.startswith("--")}
+    assert_same(documented, options - {"--help"})
+    assert " ".join(text.split()).startswith(path)
+    for one in parameters:
+        if one.param_type_name == "argument":
+            assert re.search(rf"(?<!-)\b{re.escape(one.metavar.strip('[].'))}\b", text), one.metavar
+        elif one.multiple:
+            assert re.search(rf"\[{one.opts[0]} [^\]]*\]\.\.\.", text), f"{one.opts[0]} may be repeated"
+
+
+# metrics.md
+
+
+def test_metrics_page_lists_every_gauge_once() -> None:
+    pytest.importorskip("prometheus_client", reason="needs the extra metrics")
+    from perdure.worker.cli.metrics import exposition, queue_registry
+
+    text = exposition(queue_registry("ns", list))
+    gauges = re.findall(r"^# TYPE (\S+) gauge$", text, re.MULTILINE)
+    assert gauges
+    assert_same(names((REFERENCE / "metrics.md").read_text("utf-8")), gauges)
+
+
+# errors.md
+
+
+def error_classes() -> dict[str, type[BaseException]]:
+    modules = (queue_errors, worker_errors, memory_errors)
+    return {name: getattr(module, name) for module in modules for name in module.__all__}
+
+
+def test_errors_page_lists_every_error_once() -> None:
+    assert_same(names((REFERENCE / "errors.md").read_text("utf-8")), error_classes())
+
+
+def test_error_tree_of_the_page_is_that_of_the_classes() -> None:
+    tree = (REFERENCE / "errors.md").read_text("utf-8").split("```")[1]
+    parents: dict[str, str] = {}
+    above: list[str] = []
+    for line in tree.split("\n")[1:-1]:
+        depth, name = len(re.findall("[│├└ ][ ─]{3}", line)), re.split("[^A-Za-z]+", line)[-1]
+        above = [*above[:depth], name]
+        parents[name] = above[-2] if depth else ""
+    classes = error_classes()
+    first_base = {name: kind.__bases__[0].__name__ for name, kind in classes.items()}
+    assert parents == {name: base if base in classes else "" for name, base in first_base.items()}
+
+
+# keys.md
+
+PLACEHOLDERS = {
+    "task_id": "ID",
+    "worker_id": "ID",
+    "supervisor_id": "ID",
+    "supervisor": "NAME",
+    "queue": "QUEUE",
+}
+NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "records"}
+"""Members of `Namespace` and `Partition` that are parts or patterns of keys, or take keys apart."""
+
+
+def keys_of(owner: Namespace | Partition) -> set[str]:
+    """Return every key that the members of `owner` build, with placeholders for their parameters."""
+    found = set()
+    for member in dir(owner):
+        if member.startswith("_") or member in NO_KEYS:
+            continue
+        value: str | Callable[..., str] = getattr(owner, member)
+        if callable(value):
+            value = value(*(PLACEHOLDERS[name] for name in inspect.signature(value).parameters))
+        found.add(value.replace(":queue:0}", ":queue:n}"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("title", "owner"),
+    [("Keys of a partition", Namespace("ns").partition("queue")), ("Keys of a namespace", Namespace("ns"))],
+)
+def test_keys_page_lists_every_key_once(title: str, owner: Namespace | Partition) -> None:
+    assert_same(names(section("keys.md", title)), keys_of(owner))
+
+
+# events.md, task-states.md
+
+
+def test_events_page_lists_every_type_once() -> None:
+    assert_same(names(section("events.md", "Types")), TYPES)
+
+
+def test_states_page_lists_every_state_and_reason_once() -> None:
+    page = (REFERENCE / "task-states.md").read_text("utf-8")
+    states, _, rest = page.partition("## How a delivery ends")
+    assert_same(names(states), State)
+    assert_same(names(rest.partition("## Reasons of dead letters")[2]), Reason)
