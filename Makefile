@@ -31,7 +31,7 @@ help:
 	  'make chaos        ten minutes of faults, and a proof from the journal that every promise held' \
 	  'make bench        throughput, step rate, latency and recovery beside the raw limit' \
 	  'make bench-scale  what tasks and idle workers cost Redis, with 1, 16 and 500 workers; writes docs/explanation/scaling.md' \
-	  'make bench-peers  the same beside ten peers, into docs/benchmarks.md (most of an hour)' \
+	  'make bench-peers  the same beside ten peers, into docs/explanation/benchmarks.md (most of an hour)' \
 	  'make install      the virtual environment in .venv, with everything the above need' \
 	  'make clean        remove .venv and all build products'
 
@@ -143,11 +143,11 @@ bench-scale: install
 # Into build/ first: what was measured before stays until the new figures are complete.
 # BENCH_PEERS: options of `python -m benchmarks.peers`; --quick is for all three runs.
 bench-peers: install
-	@mkdir -p docs/benchmarks build
+	@mkdir -p docs/explanation/benchmarks build
 	$(BIN)/python -m benchmarks --json $(filter --quick,$(BENCH_PEERS)) > build/perdure.json
 	$(BIN)/python -m benchmarks --json --fsync --only steps $(filter --quick,$(BENCH_PEERS)) > build/perdure-fsync.json
 	$(BIN)/python -m benchmarks.peers --output build/results.json $(BENCH_PEERS)
-	@mv build/perdure.json build/perdure-fsync.json build/results.json docs/benchmarks/
+	@mv build/perdure.json build/perdure-fsync.json build/results.json docs/explanation/benchmarks/
 	$(BIN)/python -m benchmarks.peers.page
 
 clean:

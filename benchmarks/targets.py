@@ -1,4 +1,4 @@
-"""What Perdure is to reach, row by row, and where each figure is found. The design fixed them; benchmarks tell them."""
+"""Perdure's performance targets, and the benchmark that measures each."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Run = Literal["own", "fsync", "peers"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One row. at_least, at_most: the bound, of which one is given. run, key: the figure's place.
+    """One target. at_least, at_most: the bound, one of the two. run, key: where its figure is.
 
-    run: `own` is `python -m benchmarks`, `fsync` the same with `--fsync`, `peers` how many times better than the best
-    peer in `python -m benchmarks.peers`. A row whose key is in no run is shown as not measured. ratio: the bound is not
-    for the figure but for its ratio to what stands beside it.
+    run: `own` is `python -m benchmarks`, `fsync` the same with `--fsync`, `peers` the factor to the best peer in
+    `python -m benchmarks.peers`. A target whose key is in no run is shown as not measured. ratio: the bound applies to
+    the ratio to the raw client or the small backlog, not to the figure itself.
     """
 
     what: str
@@ -29,10 +29,10 @@ class Target:
     ratio: bool = False
 
 
-_BACKLOG = "beside a backlog of 1,000,000, as a multiple of that beside 10,000"
+_BACKLOG = "with a backlog of 1,000,000, as a multiple of the time with 10,000"
 
 TARGETS: Sequence[Target] = (
-    Target("no-op tasks, one replica, concurrency 32, result kept", "tasks/s", "own", "throughput", at_least=20_000),
+    Target("no-op tasks, one worker, concurrency 32, result kept", "tasks/s", "own", "throughput", at_least=20_000),
     Target("the same, as a multiple of the best peer", "times", "peers", "noop", at_least=10),
     Target("enqueue, awaited one by one by 32 coroutines", "tasks/s", "own", "enqueue", at_least=30_000),
     Target("enqueue, one bulk call", "tasks/s", "own", "enqueue_bulk", at_least=100_000),
@@ -45,15 +45,21 @@ TARGETS: Sequence[Target] = (
     Target("due time to handler start, p99", "ms", "own", "due_p99", at_most=50),
     Target("import perdure", "ms", "own", "import", at_most=150),
     Target("perdure --help", "ms", "own", "help", at_most=400),
-    Target("start of a worker until it is ready", "ms", "own", "ready", at_most=600),
-    Target("kill -9 to work resumed, host lost, lease 15 s", "s", "own", "recovery", at_most=20),
-    Target("kill -9 to work resumed, under a supervisor", "s", "own", "recovery_supervised", at_most=1),
+    Target("start of a worker until it reads", "ms", "own", "ready", at_most=600),
+    Target("kill -9 until the task runs again, host lost, lease 15 s", "s", "own", "recovery", at_most=20),
+    Target("kill -9 until the task runs again, under a supervisor", "s", "own", "recovery_supervised", at_most=1),
     Target(f"enqueue {_BACKLOG}", "times", "own", "backlog_enqueue", at_most=1.1, ratio=True),
-    Target("the same of a read", "times", "own", "backlog_read", at_most=1.1, ratio=True),
-    Target("the same of settling", "times", "own", "backlog_settle", at_most=1.1, ratio=True),
-    Target("the same of promoting one that is due", "times", "own", "backlog_promote", at_most=1.1, ratio=True),
-    Target("the same of `dlq list --limit 20`", "times", "own", "backlog_dlq_list", at_most=1.1, ratio=True),
-    Target("the same of `queue list`", "times", "own", "backlog_queue_list", at_most=1.1, ratio=True),
-    Target("memory of an idle replica", "MB", "own", "idle_memory", at_most=80),
-    Target("Redis after 1,000,000 tasks have expired, beside its start", "times", "own", "expired_memory", at_most=1.1),
+    Target("the same for a read", "times", "own", "backlog_read", at_most=1.1, ratio=True),
+    Target("the same for settling", "times", "own", "backlog_settle", at_most=1.1, ratio=True),
+    Target("the same for promoting a due task", "times", "own", "backlog_promote", at_most=1.1, ratio=True),
+    Target("the same for `dlq list --limit 20`", "times", "own", "backlog_dlq_list", at_most=1.1, ratio=True),
+    Target("the same for `queue list`", "times", "own", "backlog_queue_list", at_most=1.1, ratio=True),
+    Target("memory of an idle worker process", "MB", "own", "idle_memory", at_most=80),
+    Target(
+        "memory of Redis after 1,000,000 tasks have expired, as a multiple of before",
+        "times",
+        "own",
+        "expired_memory",
+        at_most=1.1,
+    ),
 )

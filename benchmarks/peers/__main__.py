@@ -24,7 +24,7 @@ from .roster import QUEUES, STEPS, Peer
 from .servers import Postgres, postgres
 from .sessions import Failed
 
-_RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks" / "results.json"
+_RESULTS = Path(__file__).parents[2] / "docs" / "explanation" / "benchmarks" / "results.json"
 
 
 def main(

@@ -1,4 +1,4 @@
-"""Bar charts as SVG: text and rectangles, readable on a light and on a dark page."""
+"""Bar charts as SVG, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _STYLE = """
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One row. value, low, high: None where there is no figure; then `text` says so. own: whether it is Perdure."""
+    """One row. value, low, high: None if there is no figure; `text` gives the reason. own: whether it is Perdure."""
 
     name: str
     value: float | None
@@ -51,7 +51,7 @@ class Bar:
 
 
 def chart(title: str, subtitle: str, bars: Sequence[Bar]) -> str:
-    """A chart of horizontal bars from zero, on one linear scale; a thin line spans the lowest and highest round."""
+    """Return a chart of horizontal bars on one linear scale; a thin line spans the lowest and highest round."""
     height = _HEAD + _ROW * len(bars) + _FOOT
     longest = max((bar.high or 0.0 for bar in bars), default=0.0) or 1.0
     scale = (_WIDTH - _NAMES - _VALUES) / longest

@@ -1,4 +1,4 @@
-"""A line of the results as bars."""
+"""The bars of a chart."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from .results import Data
 __all__ = ["bars_of", "short"]
 
 _REASON = 74
-"""Characters of a reason that fit beside the names."""
+"""Length of a reason that fits beside the names."""
 
 
 def bars_of(line: Data, data: Data) -> list[Bar]:
-    """One bar per peer, in the order of the roster."""
+    """Return one bar per setup, in the order of the tables."""
     names = {peer["key"]: peer["name"] for peer in data["peers"]}
     return [_bar(cell, names[cell["peer"]]) for cell in line["cells"]]
 
 
 def short(reason: str | None, length: int) -> str:
-    """A reason's first line, cut to so many characters."""
+    """Return the first line of a reason, cut to `length` characters."""
     first = (reason or "not measured").strip().splitlines()[0]
     return first if len(first) <= length else f"{first[: length - 1]}…"
 

@@ -1,4 +1,4 @@
-"""What is measured: the lines of the report, and how one round of each is run."""
+"""The benchmarks of the report, and one round of each."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .sessions import Failed
 __all__ = ["NAPPING", "Line", "Measure", "measures"]
 
 NAPPING = 100
-"""Concurrency of the 10 ms naps."""
+"""Concurrency of the tasks that sleep 10 ms."""
 
 Round = Callable[[Peer, Amounts, Facts, Postgres | None], Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing that is measured. how: what exactly is timed. less: whether a smaller value is the better one."""
+    """One benchmark. how: what exactly is timed. less: whether a smaller value is better."""
 
     key: str
     title: str
@@ -33,28 +33,27 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A round measures some lines for one peer. at_once: it mostly waits, so all peers are measured together."""
+    """A round of some lines for one peer. at_once: it mostly waits, so all peers are measured concurrently."""
 
     key: str
     lines: Sequence[Line]
     peers: Sequence[Peer]
     round: Round
     seconds: Callable[[Amounts], float]
-    """About how long a round takes, for the estimate that is printed first."""
+    """Approximate seconds of a round, for the estimate printed at the start."""
 
     at_once: bool = False
 
     def beside(self, peer: Peer) -> str:
-        """The key of the Perdure that a peer is compared with: what keeps data on disk, with what does too."""
+        """Return the key of the Perdure setup to compare with: a peer that fsyncs needs one that does, too."""
         return PERDURE.key if peer.store == "redis" else PERDURE_FSYNC.key
 
 
 def measures(amounts: Amounts) -> Sequence[Measure]:
-    """All that is measured, in the order of the report."""
-    limited = f"or, of a slower one, what ended within {amounts.limit:g} s"
+    """Return all benchmarks, in the order of the report."""
     drained = (
-        "from the first handler's beginning until all have run and the result of the last one can be read by the "
-        f"client; {limited}"
+        "from the start of the first handler until all tasks have run and the client can read the last result; for "
+        f"slower setups, the tasks finished within {amounts.limit:g} s"
     )
     return [
         Measure(
@@ -64,14 +63,14 @@ def measures(amounts: Amounts) -> Sequence[Measure]:
                     "noop",
                     f"No-op tasks, concurrency {CONCURRENCY}",
                     "tasks/s",
-                    f"{amounts.tasks:,} tasks enqueued first, then one worker started: {drained}",
+                    f"{amounts.tasks:,} tasks are enqueued, then one worker is started; {drained}",
                 ),
                 Line(
                     "enqueue",
                     "Enqueue, one by one",
                     "tasks/s",
-                    f"the same {amounts.tasks:,} tasks, each call awaited by one of 32 coroutines; in a plain loop "
-                    "where the client blocks, since its threads are no faster",
+                    f"the same {amounts.tasks:,} tasks, each call awaited by one of 32 coroutines; blocking "
+                    "clients use a plain loop, because threads do not speed them up",
                 ),
             ],
             QUEUES,
@@ -92,7 +91,7 @@ def measures(amounts: Amounts) -> Sequence[Measure]:
                     "echo",
                     f"1 KB echo, concurrency {CONCURRENCY}",
                     "tasks/s",
-                    f"{amounts.tasks:,} tasks that take 1,024 bytes and return them, enqueued first: {drained}",
+                    f"{amounts.tasks:,} tasks that take 1,024 bytes and return them are enqueued first; {drained}",
                 )
             ],
             QUEUES,
@@ -106,8 +105,8 @@ def measures(amounts: Amounts) -> Sequence[Measure]:
                     "nap",
                     f"10 ms sleep, concurrency {NAPPING}",
                     "tasks/s",
-                    f"{amounts.naps:,} tasks that sleep 10 ms, enqueued first (the sleeps alone would allow "
-                    f"{NAPPING * 100:,} tasks/s): {drained}",
+                    f"{amounts.naps:,} tasks that sleep 10 ms are enqueued first (the sleeps allow {NAPPING * 100:,} "
+                    f"tasks/s); {drained}",
                 )
             ],
             QUEUES,
@@ -121,8 +120,8 @@ def measures(amounts: Amounts) -> Sequence[Measure]:
                     "spread",
                     f"Fan-out of {amounts.children:,}",
                     "tasks/s",
-                    f"a parent that enqueues {amounts.children:,} no-op children and ends when it has, or its "
-                    "continuation has, all their results: children per second between its beginning and that end",
+                    f"a parent enqueues {amounts.children:,} no-op children and ends when it, or its continuation, has "
+                    "all their results; children per second between its start and that end",
                 )
             ],
             QUEUES,
@@ -136,8 +135,8 @@ def measures(amounts: Amounts) -> Sequence[Measure]:
                     "steps",
                     "Durable steps, one task at a time",
                     "steps/s",
-                    f"up to {amounts.walks:,} tasks of 10 steps within {amounts.walk_limit:g} s, each from its call to "
-                    "its result, the next one after it; Perdure's worker is another process",
+                    f"up to {amounts.walks:,} tasks of 10 steps within {amounts.walk_limit:g} s, one after the "
+                    "other, each from its call to its result; Perdure's worker is a separate process",
                 ),
             ],
             STEPS,
@@ -149,9 +148,9 @@ def measures(amounts: Amounts) -> Sequence[Measure]:
             [
                 Line(
                     "steps_shared",
-                    f"Durable steps, {CONCURRENCY} tasks at once",
+                    f"Durable steps, {CONCURRENCY} tasks concurrently",
                     "steps/s",
-                    f"the same with {CONCURRENCY} callers",
+                    f"the same with {CONCURRENCY} concurrent callers",
                 ),
             ],
             STEPS,
@@ -163,10 +162,11 @@ def measures(amounts: Amounts) -> Sequence[Measure]:
             [
                 Line(
                     "recovery",
-                    "kill -9 to the task running again, by default",
+                    "kill -9 until the task runs again, default timeout",
                     "s",
-                    "a worker is killed with a task running while another one is idle, until that one has run the "
-                    f"task; a default above {amounts.patience:g} s is read from the peer's own code, not waited for",
+                    "a worker with a running task is killed while another worker is idle; time until that one has run "
+                    f"the task; defaults above {amounts.patience:g} s are read from the peer's code instead of "
+                    "waited for",
                     less=True,
                 )
             ],
@@ -180,9 +180,9 @@ def measures(amounts: Amounts) -> Sequence[Measure]:
             [
                 Line(
                     "recovery_set",
-                    f"kill -9 to the task running again, timeout set to {amounts.silence:g} s",
+                    f"kill -9 until the task runs again, timeout {amounts.silence:g} s",
                     "s",
-                    "the same with the peer's own timeout set to Perdure's default",
+                    "the same with the peer's timeout set to Perdure's default lease",
                     less=True,
                 )
             ],
@@ -218,7 +218,7 @@ def _spread(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) 
 
 _SPREAD_WITHIN = 60.0
 _MARGIN = 2.5
-"""How many times its default timeout a recovery is waited for."""
+"""Longest wait for a recovery, as a multiple of the default timeout."""
 
 
 def _steps(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:
@@ -231,7 +231,7 @@ def _steps_shared(peer: Peer, size: Amounts, facts: Facts, database: Postgres | 
 
 def _recovery(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:
     if not peer.worker:
-        raise Failed(f"no worker of its own to kill; taken up by {peer.guarantee.recovery}")
+        raise Failed(f"has no worker to kill; resumed by {peer.guarantee.recovery}")
     if facts.recovery is None:
         raise Failed(facts.recovery_where)
     if facts.recovery > size.patience:

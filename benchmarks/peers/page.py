@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers.page`: docs/benchmarks.md and its charts, drawn from the data of earlier runs."""
+"""`python -m benchmarks.peers.page`: write docs/explanation/benchmarks.md and its charts from stored results."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from .drawn import bars_of
 from .reached import reached
 from .results import Data
 from .tables import cell_table, guarantee_table, overview, settings_table
-from .words import AT_REST, HOW_TO_READ, NOT_SAID, SECTIONS, head
+from .words import GUARANTEES, HOW_TO_READ, INEQUALITIES, LIMITS, SECTIONS, TITLE, facts
 
-_DOCS = Path(__file__).parents[2] / "docs"
+_DOCS = Path(__file__).parents[2] / "docs" / "explanation"
 _DATA = _DOCS / "benchmarks"
 
 
 def main(
-    peers: Annotated[Path, typer.Option(help="What `python -m benchmarks.peers` wrote.")] = _DATA / "results.json",
-    own: Annotated[Path, typer.Option(help="What `python -m benchmarks --json` printed.")] = _DATA / "perdure.json",
-    fsync: Annotated[Path, typer.Option(help="The same with --fsync.")] = _DATA / "perdure-fsync.json",
-    page: Annotated[Path, typer.Option(help="Where the page goes; its charts go beside it.")] = _DOCS / "benchmarks.md",
+    peers: Annotated[Path, typer.Option(help="Output of `python -m benchmarks.peers`.")] = _DATA / "results.json",
+    own: Annotated[Path, typer.Option(help="Output of `python -m benchmarks --json`.")] = _DATA / "perdure.json",
+    fsync: Annotated[Path, typer.Option(help="Output of the same command with --fsync.")] = _DATA
+    / "perdure-fsync.json",
+    page: Annotated[Path, typer.Option(help="The page to write; charts go to `benchmarks/` beside it.")] = _DOCS
+    / "benchmarks.md",
 ) -> None:
-    """Draw the page. A file that is not there leaves its rows without figures."""
+    """Write the page. Rows whose file is missing have no figures."""
     data = results.read(peers)
     runs = {"peers": data} | {name: results.read(path) for name, path in _there(own=own, fsync=fsync)}
     charts = page.parent / "benchmarks"
@@ -41,7 +43,8 @@ def _there(**files: Path) -> list[tuple[str, Path]]:
 
 
 def _page(data: Data, runs: dict[str, Data]) -> list[str]:
-    parts = [head(data), HOW_TO_READ, "## What Perdure set out to reach\n", *reached(runs)]
+    parts = [TITLE, "## Known inequalities\n", INEQUALITIES, "## Conditions\n", facts(data), HOW_TO_READ]
+    parts += ["## Perdure's targets\n", *reached(runs)]
     lines = {line["key"]: line for line in data["lines"]}
     for title, keys, promises, text in SECTIONS:
         found = [lines[key] for key in keys if key in lines]
@@ -55,9 +58,9 @@ def _page(data: Data, runs: dict[str, Data]) -> list[str]:
                 f"Measured: {line['how']}.\n",
                 *cell_table(line, data, promises),
             ]
-    parts += ["## What each setup promises\n", AT_REST, *guarantee_table(data)]
+    parts += ["## Guarantees of each setup\n", GUARANTEES, *guarantee_table(data)]
     parts += ["## Settings and versions\n", *settings_table(data)]
-    parts += ["## What this does not say\n", NOT_SAID]
+    parts += ["## Not measured\n", LIMITS]
     return parts
 
 

@@ -1,4 +1,4 @@
-"""Perdure's own targets beside what was reached."""
+"""The table of Perdure's targets and the figures reached."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["reached"]
 
 
 def reached(runs: Mapping[str, Data]) -> list[str]:
-    """A row per target. runs: `own`, `fsync` and `peers`, as far as they are there."""
+    """Return the table, a row per target. runs: `own`, `fsync` and `peers`, as far as they exist."""
     found = [
-        "From `python -m benchmarks` on the same machine, with Perdure and its client in one process; the raw client",
-        "is hiredis on one connection doing the same commands with nothing in between.\n",
-        row("what", "unit", "target", "reached", "", "raw client"),
+        "From `python -m benchmarks` on the same machine, with Perdure and its client in one process. The raw client",
+        "is hiredis on one connection that sends the same commands.\n",
+        row("benchmark", "unit", "target", "reached", "", "raw client"),
         rule(*"llrrlr"),
     ]
     for target in TARGETS:
@@ -28,7 +28,7 @@ def reached(runs: Mapping[str, Data]) -> list[str]:
 
 
 def _figure(target: Target, run: Data | None) -> tuple[str, str, str]:
-    """What was reached, the raw client's figure, and whether the target is met."""
+    """Return the figure reached, the raw client's figure, and whether the target is met."""
     if run is None:
         return "not measured", "-", ""
     if target.run == "peers":
@@ -45,7 +45,7 @@ def _figure(target: Target, run: Data | None) -> tuple[str, str, str]:
 
 
 def _best_peer(key: str, run: Data) -> float | None:
-    """How many times better than the best of them."""
+    """Return how many times better Perdure is than the best peer."""
     times = [
         cell["times"]
         for line in run["lines"]

@@ -1,4 +1,4 @@
-"""What a run found, as data: written beside the page, and enough to draw the page again."""
+"""The results of a run as data, stored beside the page, which is written from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def as_data(
     facts: Mapping[str, Facts | str],
     found: Mapping[tuple[str, str], Cell],
 ) -> Data:
-    """The whole run. about: when, where, how."""
+    """Return the whole run as data. about: when, where and how it was made."""
     peers = {peer.key: peer for measure in measures for peer in measure.peers if peer.key in facts}
     return {
         "format": FORMAT,
@@ -41,19 +41,19 @@ def as_data(
 
 
 def write(data: Data, path: Path) -> None:
-    """As JSON."""
+    """Write the results as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
 
 def read(path: Path) -> Data:
-    """What `write` wrote."""
+    """Read results that `write` stored."""
     data: Data = json.loads(path.read_text())
     return data
 
 
 def _peer(peer: Peer, facts: Facts | str) -> Data:
-    told = {} if isinstance(facts, str) else asdict(facts)
+    known = {} if isinstance(facts, str) else asdict(facts)
     return {
         "key": peer.key,
         "name": peer.name,
@@ -62,7 +62,7 @@ def _peer(peer: Peer, facts: Facts | str) -> Data:
         "settings": peer.settings.format(concurrency=32),
         "guarantee": asdict(peer.guarantee),
         "failed": facts if isinstance(facts, str) else None,
-        **told,
+        **known,
     }
 
 
@@ -93,7 +93,7 @@ def _line(measure: Measure, at: int, found: Mapping[tuple[str, str], Cell], fact
 
 
 def _times(perdure: float | None, peer: float | None, *, less: bool) -> float | None:
-    """How many times better Perdure is."""
+    """Return how many times better Perdure is."""
     if not perdure or not peer:
         return None
     return peer / perdure if less else perdure / peer

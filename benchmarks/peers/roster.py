@@ -1,4 +1,4 @@
-"""Who is measured: how each is installed and started, and what its setup promises. The order is that of the tables."""
+"""The measured setups: how each is installed and started, and what it guarantees, in the order of the tables."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Store = Literal["redis", "redis-fsync", "postgres", "sqlite"]
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """What a setup promises, in words for the table.
+    """What a setup guarantees, as text for the table.
 
-    acknowledged: when a message is removed for good, or when progress is durable. delivery: how often a task may run.
-    on_disk: what is fsynced before the caller goes on. recovery: what finds the task of a dead worker.
+    acknowledged: when a message is removed, or when progress is durable. delivery: how often a task may run.
+    on_disk: what is fsynced before a call returns. recovery: what finds the task of a dead worker.
     """
 
     acknowledged: str
@@ -27,13 +27,13 @@ class Guarantee:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One setup.
+    """One measured setup.
 
-    key: its name in commands and data. module: its program in `programs`. worker: the command that starts one, from its
-    environment's bin folder; `{concurrency}` and the server's `{url}` are filled in. recovery: what is added to that
-    command to set the recovery timeout, `{seconds}` filled in; what the program sets by itself needs nothing.
-    environment: the virtual environment, None for the one of this process. distributions: whose versions are told.
-    settings: how it is run, in words for the table. cannot: workload to reason. extra: environment variables.
+    key: its name in commands and data. module: its program in `programs`. worker: the command that starts a worker,
+    from the bin folder of its environment; `{concurrency}` and the server's `{url}` are filled in. recovery: options
+    added to that command to set the recovery timeout, `{seconds}` filled in; empty if the program sets it.
+    environment: the virtual environment, None for the one of this process. distributions: packages whose versions are
+    reported. settings: how it is run, as text for the table. cannot: reason by workload. extra: environment variables.
     """
 
     key: str
@@ -51,7 +51,7 @@ class Peer:
 
 
 _NO_BULK = "no bulk call"
-_MEMORY = "nothing: this server keeps all in memory"
+_MEMORY = "nothing: the server runs without persistence"
 
 _PERDURE_WORKER = "perdure worker run programs.on_perdure:app --concurrency {concurrency}"
 
@@ -62,12 +62,12 @@ PERDURE = Peer(
     store="redis",
     environment=None,
     distributions=("perdure", "redis", "hiredis", "uvloop"),
-    settings="`perdure worker run` with its defaults; log level WARNING",
+    settings="`perdure worker run` with defaults, log level WARNING",
     guarantee=Guarantee(
         "late, in the script that stores the result",
-        "at least once; a recorded step once",
+        "at least once; a recorded step exactly once",
         _MEMORY,
-        "its lease, by sweep",
+        "an expired lease, found by a sweep",
     ),
     worker=_PERDURE_WORKER,
     recovery="--lease {seconds}",
@@ -91,7 +91,7 @@ PERDURE_FSYNC = Peer(
 )
 
 _CELERY_WORKER = "celery -A programs.on_celery worker --pool threads -c {concurrency}"
-_ONE_AT_A_TIME = "its worker runs one job at a time, in a process forked for it"
+_ONE_AT_A_TIME = "one job at a time, each in a forked process"
 
 QUEUES: Sequence[Peer] = (
     PERDURE,
@@ -102,9 +102,9 @@ QUEUES: Sequence[Peer] = (
         store="redis",
         environment="streaq",
         distributions=("streaq", "coredis"),
-        settings="`streaq run`, concurrency {concurrency}; JSON in place of pickle",
+        settings="`streaq run`, concurrency {concurrency}; JSON instead of pickle",
         guarantee=Guarantee(
-            "late, with the result", "at least once", _MEMORY, "its idle timeout, by any worker that reads"
+            "late, with the result", "at least once", _MEMORY, "an idle timeout, checked by every reading worker"
         ),
         worker="streaq run programs.on_streaq:worker",
     ),
@@ -115,11 +115,11 @@ QUEUES: Sequence[Peer] = (
         store="redis",
         environment="saq",
         distributions=("saq", "redis", "hiredis"),
-        settings="`saq`, concurrency {concurrency}; JSON by default; the first sweep is made before the "
-        "tasks are enqueued, since a worker that starts beside a backlog aborts jobs which it has just taken",
+        settings="`saq`, concurrency {concurrency}; JSON by default; the first sweep runs before the tasks "
+        "are enqueued, because a worker that starts with a backlog aborts jobs that it has just dequeued",
         guarantee=Guarantee(
             "late, with the result",
-            "at most once by default (retries=1); else at least once",
+            "at most once by default (retries=1), otherwise at least once",
             _MEMORY,
             "a sweep every 60 s for jobs over their time limit (10 s)",
         ),
@@ -133,13 +133,13 @@ QUEUES: Sequence[Peer] = (
         store="redis",
         environment="taskiq",
         distributions=("taskiq", "taskiq-redis", "redis", "hiredis", "uvloop"),
-        settings="`taskiq worker --workers 1 --max-async-tasks {concurrency}`, RedisStreamBroker; results as JSON in "
-        "place of pickle",
+        settings="`taskiq worker --workers 1 --max-async-tasks {concurrency}`, RedisStreamBroker; results as JSON "
+        "instead of pickle",
         guarantee=Guarantee(
             "late, after the result (when_saved)",
             "at least once",
             _MEMORY,
-            "its idle timeout, by any worker that reads",
+            "an idle timeout, checked by every reading worker",
         ),
         worker="taskiq worker programs.on_taskiq:broker --workers 1 --max-async-tasks {concurrency}",
         cannot={"bulk": _NO_BULK},
@@ -151,8 +151,10 @@ QUEUES: Sequence[Peer] = (
         store="redis",
         environment="arq",
         distributions=("arq", "redis", "hiredis"),
-        settings="`arq`, max_jobs {concurrency}; JSON in place of pickle",
-        guarantee=Guarantee("late, with the result", "at least once", _MEMORY, "the job's time limit (300 s) and 10 s"),
+        settings="`arq`, max_jobs {concurrency}; JSON instead of pickle",
+        guarantee=Guarantee(
+            "late, with the result", "at least once", _MEMORY, "the job's time limit (300 s) plus 10 s"
+        ),
         worker="arq programs.on_arq.WorkerSettings",
         cannot={"bulk": _NO_BULK},
     ),
@@ -163,9 +165,11 @@ QUEUES: Sequence[Peer] = (
         store="redis",
         environment="docket",
         distributions=("pydocket", "redis", "hiredis"),
-        settings="`docket worker --concurrency {concurrency}`; cloudpickle, which is not a choice; up to 1,000 "
-        "connections, since its client's default of 100 stalls it for 5 s at a concurrency of 100",
-        guarantee=Guarantee("late, with the result", "at least once", _MEMORY, "its redelivery timeout, by sweep"),
+        settings="`docket worker --concurrency {concurrency}`; cloudpickle (no alternative); up to 1,000 "
+        "connections, because the client's default of 100 stalls it for 5 s at a concurrency of 100",
+        guarantee=Guarantee(
+            "late, with the result", "at least once", _MEMORY, "a redelivery timeout, found by a sweep"
+        ),
         worker="docket worker --docket bench --url {url}?max_connections=1000 --tasks programs.on_docket:tasks "
         "--concurrency {concurrency}",
         recovery="--redelivery-timeout {seconds}s",
@@ -182,7 +186,7 @@ QUEUES: Sequence[Peer] = (
             "late, after the result",
             "at least once",
             _MEMORY,
-            "the worker's heartbeat, by maintenance at random commands",
+            "the worker's heartbeat, checked by maintenance at random commands",
         ),
         worker="dramatiq programs.on_dramatiq -p 1 -t {concurrency}",
         cannot={"bulk": _NO_BULK},
@@ -195,9 +199,9 @@ QUEUES: Sequence[Peer] = (
         environment="celery",
         distributions=("celery", "kombu", "redis", "hiredis"),
         settings="`celery worker --pool threads -c {concurrency}`, Redis as broker and result backend; JSON by default",
-        guarantee=Guarantee("early, before it runs", "at most once", _MEMORY, "nobody: it is lost with its worker"),
+        guarantee=Guarantee("early, before it runs", "at most once", _MEMORY, "nothing: the task is lost"),
         worker=_CELERY_WORKER,
-        cannot={"bulk": _NO_BULK, "recovery_set": "lost with its worker: acknowledged before it runs"},
+        cannot={"bulk": _NO_BULK, "recovery_set": "lost: acknowledged before it runs"},
     ),
     Peer(
         key="celery-late",
@@ -206,14 +210,14 @@ QUEUES: Sequence[Peer] = (
         store="redis",
         environment="celery",
         distributions=("celery", "kombu", "redis", "hiredis"),
-        settings="the same with `task_acks_late = True`",
-        guarantee=Guarantee("late, after the result", "at least once", _MEMORY, "its visibility timeout"),
+        settings="as Celery, with `task_acks_late = True`",
+        guarantee=Guarantee("late, after the result", "at least once", _MEMORY, "a visibility timeout"),
         worker=_CELERY_WORKER,
         extra={"BENCH_ACKS_LATE": "1"},
         cannot={
             "bulk": _NO_BULK,
-            "nap": "not measured: as Celery",
-            "spread": "not measured: as Celery",
+            "nap": "not measured: same as Celery",
+            "spread": "not measured: same as Celery",
         },
     ),
     Peer(
@@ -223,15 +227,15 @@ QUEUES: Sequence[Peer] = (
         store="redis",
         environment="rq",
         distributions=("rq", "redis", "hiredis"),
-        settings=f"a `Worker` in a program that imports the tasks first; JSON in place of pickle; {_ONE_AT_A_TIME}",
+        settings=f"a `Worker` in a program that imports the tasks first; JSON instead of pickle; {_ONE_AT_A_TIME}",
         guarantee=Guarantee(
             "early: moved to a registry of started jobs",
-            "at most once, unless given retries",
+            "at most once, unless it has retries",
             _MEMORY,
             "maintenance every 600 s",
         ),
         worker="python -m programs.rq_worker",
-        cannot={"recovery_set": "moved to the failed jobs, unless given retries"},
+        cannot={"recovery_set": "moved to the failed jobs unless it has retries"},
     ),
 )
 
@@ -245,9 +249,10 @@ STEPS: Sequence[Peer] = (
         store="postgres",
         environment="dbos",
         distributions=("dbos", "sqlalchemy", "psycopg"),
-        settings="`DBOS.launch()` with its defaults, workflow and steps as plain functions; at once: as many threads",
+        settings="`DBOS.launch()` with defaults, workflow and steps as plain functions; one thread per concurrent "
+        "caller",
         guarantee=Guarantee(
-            "each step committed before the next", "a recorded step once", "every commit", "the next launch"
+            "each step committed before the next", "a recorded step exactly once", "every commit", "the next launch"
         ),
     ),
     Peer(
@@ -257,9 +262,9 @@ STEPS: Sequence[Peer] = (
         store="sqlite",
         environment="dbos",
         distributions=("dbos", "sqlalchemy", "SQLite"),
-        settings="the same with its default SQLite database",
+        settings="as above, with its default SQLite database",
         guarantee=Guarantee(
-            "each step committed before the next", "a recorded step once", "every commit", "the next launch"
+            "each step committed before the next", "a recorded step exactly once", "every commit", "the next launch"
         ),
     ),
     Peer(
@@ -272,9 +277,9 @@ STEPS: Sequence[Peer] = (
         settings='a graph of ten nodes, `ainvoke(durability="sync")`, AsyncPostgresSaver on a pool',
         guarantee=Guarantee(
             "each node checkpointed before the next",
-            "a checkpointed node once",
+            "a checkpointed node exactly once",
             "every commit",
-            "the caller, who invokes the thread again",
+            "the caller, by invoking the thread again",
         ),
     ),
     Peer(
@@ -284,12 +289,12 @@ STEPS: Sequence[Peer] = (
         store="sqlite",
         environment="langgraph",
         distributions=("langgraph", "langgraph-checkpoint-sqlite", "SQLite"),
-        settings="the same with AsyncSqliteSaver (write-ahead log, `synchronous` as SQLite has it by default)",
+        settings="as above, with AsyncSqliteSaver (write-ahead log, SQLite's default `synchronous`)",
         guarantee=Guarantee(
             "each node checkpointed before the next",
-            "a checkpointed node once",
+            "a checkpointed node exactly once",
             "every commit",
-            "the caller, who invokes the thread again",
+            "the caller, by invoking the thread again",
         ),
     ),
 )

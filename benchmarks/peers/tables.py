@@ -1,4 +1,4 @@
-"""The tables of the page, in Markdown."""
+"""The Markdown tables of the page."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ _HEADS = {
     "on_disk": "on disk",
     "recovery": "a dead worker's task is found by",
 }
-"""What is promised, and the head of its column."""
+"""Column heads by guarantee."""
 
 
 def row(*cells: str) -> str:
-    """One row; a bar in a cell would end it."""
+    """Return one row; a bar inside a cell is escaped."""
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def rule(*alignments: str) -> str:
-    """The line under the heads: `l` or `r` per column."""
+    """Return the line below the heads: `l` or `r` per column."""
     return f"|{'|'.join('---' if alignment == 'l' else '---:' for alignment in alignments)}|"
 
 
 def spread(values: Sequence[float], median: float) -> str:
-    """The median, and what the rounds lay between."""
+    """Return the median with the lowest and highest round."""
     if min(values) == max(values):
         return number(median)
     return f"{number(median)} ({number(min(values))}-{number(max(values))})"
 
 
 def overview(lines: Sequence[Data], data: Data) -> list[str]:
-    """Perdure's ratio to every peer in several lines."""
+    """Return the table of Perdure's ratios to every peer."""
     names = {peer["key"]: peer["name"] for peer in data["peers"]}
     cells = {(line["key"], cell["peer"]): cell for line in lines for cell in line["cells"]}
     keys = [key for key in names if any((line["key"], key) in cells for line in lines)]
-    found = [row("Perdure is", *(line["title"] for line in lines)), rule("l", *("r" for _ in lines))]
+    found = [row("Perdure compared with", *(line["title"] for line in lines)), rule("l", *("r" for _ in lines))]
     for key in keys:
         ratios = [_times(cells[line["key"], key]) if (line["key"], key) in cells else "-" for line in lines]
         if any(ratio != "-" for ratio in ratios):
-            found.append(row(f"beside {names[key]}", *ratios))
+            found.append(row(f"{names[key]}", *ratios))
     return [*found, ""]
 
 
 def cell_table(line: Data, data: Data, promises: Sequence[str]) -> list[str]:
-    """Every peer's figure with some of its guarantee beside it. promises: which."""
+    """Return the table of all figures of a line. promises: the guarantees shown beside them."""
     peers = {peer["key"]: peer for peer in data["peers"]}
     names = {key: peer["name"] for key, peer in peers.items()}
     heads = ["", line["unit"], "Perdure is", *(_HEADS[promise] for promise in promises)]
@@ -81,7 +81,7 @@ def _times(cell: Data) -> str:
 
 
 def guarantee_table(data: Data) -> list[str]:
-    """What each setup promises, with the recovery timeout that its own code names."""
+    """Return the table of guarantees, with the default recovery timeouts."""
     found = [row("", *_HEADS.values(), "after"), rule("l", *("l" for _ in _HEADS), "r")]
     for peer in data["peers"]:
         guarantee = peer["guarantee"]
@@ -97,8 +97,8 @@ def guarantee_table(data: Data) -> list[str]:
 
 
 def settings_table(data: Data) -> list[str]:
-    """How each peer was set up."""
-    found = [row("", "how it is run", "versions"), rule(*"lll")]
+    """Return the table of settings and versions."""
+    found = [row("", "started as", "versions"), rule(*"lll")]
     for peer in data["peers"]:
         versions = ", ".join(f"{name} {version}" for name, version in peer.get("versions", {}).items())
         found.append(row(peer["name"], peer["settings"], versions or short(peer["failed"], _REASON)))

@@ -122,7 +122,7 @@ def test_the_page_has_every_peer_with_its_figure_or_reason_and_its_promise(tmp_p
     assert "| Broken | not installed: no such package | - |" in text
     assert "![No-op tasks](benchmarks/noop.svg)" in text
     assert "2 cores, a processor, 4 GB, Linux" in text
-    assert "its figures say nothing" in text
+    assert "Ignore its figures" in text
 
 
 def test_the_chart_is_well_formed_and_has_a_bar_per_figure(tmp_path: Path) -> None:
@@ -154,12 +154,12 @@ def test_targets_stand_beside_what_was_reached(tmp_path: Path) -> None:
     text = page(tmp_path, made_up({"perdure": [20.0] * 3, "other": [5.0] * 3}), own=own)
 
     rows = {line.split(" | ")[0].removeprefix("| "): line for line in text.splitlines() if line.startswith("| ")}
-    throughput = rows["no-op tasks, one replica, concurrency 32, result kept"]
+    throughput = rows["no-op tasks, one worker, concurrency 32, result kept"]
     assert "≥ 20,000 | 25,000 (24,000-26,000) | met | 100,000" in throughput
     assert "≤ 1.00 | 2.00 (1.50-3.00) | missed" in rows["enqueue to handler start, idle worker, p50"]
     assert "≥ 10.0 | 4.00 x | missed" in rows["the same, as a multiple of the best peer"]
-    assert "≤ 1.10 | 1.25 x | missed" in rows["the same of a read"]
-    assert "not measured" in rows["memory of an idle replica"]
+    assert "≤ 1.10 | 1.25 x | missed" in rows["the same for a read"]
+    assert "not measured" in rows["memory of an idle worker process"]
     assert "- a machine" in text
 
 

@@ -65,5 +65,5 @@ def connect() -> Iterator[Client]:
 def recovery() -> tuple[float | None, str]:
     """Seconds until an unacknowledged message is given to another worker, by default; and where that is read."""
     if not app.conf.task_acks_late:
-        return None, "lost with its worker: acknowledged before it runs (task_acks_late=False)"
+        return None, "lost: acknowledged before it runs (task_acks_late=False)"
     return float(Channel.visibility_timeout), "Channel.visibility_timeout"
