@@ -67,10 +67,10 @@ Perdure's task passes through a queue to a worker process, and its result return
 are compared with Perdure on a Redis that fsyncs too.
 """
 
-_RECOVERY = """Time without progress after a worker dies. One no-op task is enqueued every quarter of a
-second meanwhile, because some peers look for lost tasks only when new ones arrive. In taskiq, arq and SAQ the timeout counts
-from the start of the task and is not renewed, so it has to exceed the longest task; in this benchmark it
-therefore ends sooner after the kill.
+_RECOVERY = """Time without progress after a worker dies. One no-op task is enqueued every quarter of a second
+meanwhile, because some peers look for lost tasks only when new ones arrive. In taskiq, arq and SAQ the timeout counts
+from the start of the task and is not renewed, so it has to exceed the longest task; in this benchmark it therefore
+ends sooner after the kill.
 """
 
 SECTIONS: Sequence[tuple[str, Sequence[str], Sequence[str], str]] = (
