@@ -1,1 +1,1 @@
-"""How fast Perdure is, beside what a raw client reaches on the same server in the same run: `make bench`."""
+"""Benchmarks of Perdure beside a raw client on the same server: `make bench`."""

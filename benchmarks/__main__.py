@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: every measure, one table."""
+"""`python -m benchmarks`: all benchmarks in one table."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .throughput import THROUGHPUT
 
 
 def measures(size: Size) -> list[Measure]:
-    """All that is measured, in the order of the report."""
+    """Return all benchmarks, in the order of the report."""
     return [
         THROUGHPUT,
         ENQUEUE,
@@ -59,7 +59,7 @@ def measures(size: Size) -> list[Measure]:
 async def measure_all(
     place: Place, size: Size, wanted: Sequence[Measure], advance: Callable[[str, int], None]
 ) -> list[Row]:
-    """Take the measures one after the other. advance: hears what is measured now, and how many rounds were done."""
+    """Run the benchmarks in sequence. advance: called with the current one and the number of rounds done."""
 
     async def one_round(measure: Measure, number: int) -> dict[str, Figure]:
         here = place.within(f"{measure.name}-{number}".replace("_", "-"))
@@ -83,26 +83,26 @@ async def measure_all(
 
 def main(
     redis_url: Annotated[str | None, typer.Option(help="Measure on this server, in a namespace of its own.")] = None,
-    fsync: Annotated[bool, typer.Option("--fsync", help="Have the own server fsync every write.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Only see that it runs; the figures say nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as data.")] = False,
+    fsync: Annotated[bool, typer.Option("--fsync", help="Fsync every write on the started server.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Only check that it runs; ignore the figures.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="How often each measure is repeated.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Only the measure of this name; may be repeated.")] = None,
 ) -> None:
-    """Measure Perdure beside what a raw client reaches on the same server in the same run."""
+    """Measure Perdure and a raw client on the same server in the same run."""
     if redis_url and fsync:
-        raise typer.BadParameter("--fsync is for the server that is started here: configure the given one yourself")
+        raise typer.BadParameter("--fsync applies to the started server; configure the given one instead")
     size = QUICK if quick else FULL
     size = replace(size, rounds=rounds or size.rounds)
     wanted = [measure for measure in measures(size) if not only or measure.name in only]
     if unknown := set(only or ()) - {measure.name for measure in wanted}:
         known = ", ".join(measure.name for measure in measures(size))
-        raise typer.BadParameter(f"no measure is called {', '.join(sorted(unknown))}; there are {known}")
+        raise typer.BadParameter(f"--only must be one of {known}, got {', '.join(sorted(unknown))}")
     configure_logging("ERROR")
     try:
         conditions, rows = _measure(given_server(redis_url) if redis_url else own_server(fsync=fsync), size, wanted)
     except (NoServer, PerdureError, redis.RedisError, hiredis.HiredisError) as error:
-        print(f"cannot measure: {error}", file=sys.stderr)
+        print(f"could not measure: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
     if as_json:
         print(json.dumps(report.as_data(conditions, size.rounds, rows), indent=2))
@@ -115,7 +115,7 @@ def _measure(
 ) -> tuple[list[str], list[Row]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
-    # Drawn between rounds only: a bar that moves by itself would take time from what is measured.
+    # Drawn between rounds only: a bar that refreshes by itself would take CPU time from the benchmark.
     progress = Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not console.is_terminal)
     with server as place, progress:
         conditions = [machine_line(), server_line(place)]

@@ -1,4 +1,4 @@
-"""What it costs to go on beside a great backlog: each act beside a small one and beside a great one, in turns."""
+"""The cost of each operation with a small and a large backlog, measured alternately."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["BACKLOG"]
 
 _CHUNK = 10_000
 _SHOWN = 20
-"""Dead letters that are listed."""
+"""Dead letters listed."""
 
 _AN_HOUR = 3600.0
 
@@ -45,7 +45,7 @@ async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
 
 
 class _Side:
-    """A queue with a backlog, and one worker's hands on it."""
+    """A queue with a backlog, with a producer and a consumer."""
 
     ACTS = ("enqueue", "read", "settle", "promote", "dlq_list", "queue_list")
 
@@ -78,7 +78,7 @@ class _Side:
         await self._producer.__aexit__(None, None, None)
 
     async def cost(self, name: str) -> float:
-        """Microseconds that one act takes, prepared so that there is something to do."""
+        """Return the microseconds of one operation; its input is prepared before."""
         act: Callable[[], Awaitable[object]]
         if name == "settle":
             taken = await self._consumer.read(1, block=None)
@@ -91,7 +91,7 @@ class _Side:
             act = settle
         elif name == "promote":
             await self._producer.enqueue("noop", {"number": 1}, delay=0.001)
-            await asyncio.sleep(0.002)  # the clock that counts is the server's
+            await asyncio.sleep(0.002)  # due times are compared with the server's clock
             act = self._promote
         else:
             act = getattr(self, f"_{name}")
@@ -143,15 +143,15 @@ _LETTER = (
     '{"number":1}',
 )
 
-_LIMIT = "the same beside the small backlog, in turns"
+_LIMIT = "the same with the small backlog, alternately"
 
 BACKLOG = Measure(
     "backlog",
     [
-        Line("backlog_enqueue", "enqueue one beside the great backlog", "us", _LIMIT),
+        Line("backlog_enqueue", "enqueue one task with the large backlog", "us", _LIMIT),
         Line("backlog_read", "read one", "us", _LIMIT),
         Line("backlog_settle", "settle one", "us", _LIMIT),
-        Line("backlog_promote", "promote one that is due", "us", _LIMIT),
+        Line("backlog_promote", "promote one due task", "us", _LIMIT),
         Line("backlog_dlq_list", f"dlq list --limit {_SHOWN}", "us", _LIMIT),
         Line("backlog_queue_list", "queue list", "us", _LIMIT),
     ],

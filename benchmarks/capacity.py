@@ -1,4 +1,4 @@
-"""What one Redis node carries, by the measured constants: the model of docs/explanation/scaling.md."""
+"""The capacity of one Redis node from the measured constants: the model of docs/explanation/scaling.md."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 __all__ = ["Capacity", "capacities"]
 
 USED: Final = 0.7
-"""Part of a node's one core that is planned for; the rest is for peaks, snapshots and a failover."""
+"""Planned share of a node's core; the rest is for peaks, snapshots and failovers."""
 
 GOAL: Final = 1_000_000
 """Tasks per second of the plan."""
@@ -20,8 +20,8 @@ PARTITIONS_PER_NODE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """micros: Redis CPU of one task in all, in microseconds. per_node: tasks per second. received: bytes per second to
-    a node at that rate. nodes: that the goal takes. partitions: that spread it over them.
+    """The capacity for one kind of task. micros: Redis CPU of one task in microseconds. per_node: tasks per second.
+    received: bytes per second to a node at that rate. nodes, partitions: needed for the goal.
     """
 
     steps: int
@@ -33,7 +33,7 @@ class Capacity:
 
 
 def capacities(figures: Iterable[Mapping[str, float]], steps: Iterable[int] = (0, 1, 10)) -> list[Capacity]:
-    """For tasks of so many durable steps. figures: of each crew; of each constant the highest one counts."""
+    """Return capacities for tasks with these numbers of steps. figures: one mapping per crew; the highest count."""
     crews = list(figures)
 
     def highest(key: str) -> float:

@@ -1,7 +1,7 @@
-"""Several workers in one process: `python -m benchmarks.crowd WORKERS CONCURRENCY`, told by PERDURE_* what to work on.
+"""`python -m benchmarks.crowd WORKERS CONCURRENCY`: several workers in one process, configured by PERDURE_*.
 
-It tells when all have joined. After SIGTERM it tells, as JSON, how many deliveries each worker settled, and the memory
-of the process in bytes.
+It reports when all workers have joined. After SIGTERM it prints JSON: the deliveries settled by each worker, and the
+memory of the process in bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perdure import App, Context, Worker
 from perdure.worker.log import configure_logging
 
 from .machine import run
-from .processes import tell
+from .processes import report
 
 __all__ = ["app"]
 
@@ -32,7 +32,7 @@ async def noop(ctx: Context, number: int) -> int:
 
 @app.task
 async def hold(ctx: Context, seconds: float) -> None:
-    """Keeps its lease for a while."""
+    """Hold a lease for a while."""
     await asyncio.sleep(seconds)
 
 
@@ -54,17 +54,17 @@ async def _work(count: int, concurrency: int) -> None:
         for worker in workers:
             await stack.enter_async_context(worker)
         running = [asyncio.create_task(worker.run()) for worker in workers]
-        tell()
+        report()
         await stop.wait()
         for worker in workers:
             worker.stop()
         await asyncio.gather(*running)
-    told = {"settled": [worker.settled for worker in workers], "memory": _memory()}
-    print(json.dumps(told), flush=True)
+    found = {"settled": [worker.settled for worker in workers], "memory": _memory()}
+    print(json.dumps(found), flush=True)
 
 
 def _memory() -> int:
-    """The most that this process ever had resident, in bytes. (On Linux, getrusage counts its parent's, too.)"""
+    """Return the peak resident memory in bytes. On Linux, getrusage includes that of the parent."""
     status = Path("/proc/self/status")
     if not status.exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

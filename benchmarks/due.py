@@ -1,4 +1,4 @@
-"""How late a delayed task begins: from its due time to the first line of its handler, in an idle worker."""
+"""Lateness of delayed tasks: from the due time to the first line of the handler in an idle worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["DUE"]
 _DELAYS = (0.05, 0.11, 0.23, 0.37)
 """Seconds, none a multiple of another."""
 
-_TOLD_WITHIN = 10.0
+_REPORTED_WITHIN = 10.0
 
 
 async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
@@ -55,11 +55,11 @@ async def _raw(place: Place, count: int) -> list[float]:
 
 
 async def _percentiles(child: Child, after: Callable[[float], Awaitable[float]], count: int) -> list[float]:
-    """Milliseconds from the due time, counted from before the task was sent, to when the child tells that it begins."""
+    """Return milliseconds from the due time, computed before the task is sent, to the child's report of its start."""
     late = []
     for number in range(count):
         due = await after(_DELAYS[number % len(_DELAYS)])
-        late.append((await child.told(_TOLD_WITHIN) - due) * 1000)
+        late.append((await child.reported(_REPORTED_WITHIN) - due) * 1000)
     return quantiles(late, n=100, method="inclusive")
 
 

@@ -1,4 +1,4 @@
-"""Enqueuing: each call awaited by one of several producers, and one call for many tasks."""
+"""Enqueueing: calls awaited by several coroutines, and one bulk call."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def _bulk_per_second(place: Place, count: int) -> float:
         return count / (time.perf_counter() - began)
 
 
-_LIMIT = f"XADD, {limits.WRITE_BATCH} a trip"
+_LIMIT = f"XADD, {limits.WRITE_BATCH} per round trip"
 
 ENQUEUE = Measure(
     "enqueue",

@@ -1,4 +1,4 @@
-"""What is measured, and how several rounds become one row of the report."""
+"""Benchmarks, their figures, and the rows of the report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Figure", "Line", "Measure", "Row", "Spread", "rows_of"]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing that is measured. limit: what the raw client does in its place."""
+    """One row of the report. limit: what the raw client does instead."""
 
     key: str
     what: str
@@ -24,7 +24,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What one round found for a line: Perdure's value and the raw client's, in the line's unit."""
+    """The result of one round for a line: Perdure's value and the raw client's, in the line's unit."""
 
     value: float
     limit: float
@@ -32,10 +32,10 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A round measures some lines on a place of its own; it is repeated.
+    """A benchmark: a round that measures some lines in its own namespace, repeated.
 
-    at_once: its rounds mostly wait, so all of them are run at the same time. repeated: False where one round takes
-    many samples by itself and long.
+    at_once: rounds mostly wait, so all of them run concurrently. repeated: False if one round is long and takes many
+    samples.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Several values of the same thing."""
+    """Median and range of several values."""
 
     median: float
     low: float
@@ -60,7 +60,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line with what all rounds found."""
+    """A line with the results of all rounds."""
 
     line: Line
     value: Spread
@@ -68,12 +68,12 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Perdure's median as a multiple of the raw client's."""
+        """Perdure's median as a multiple of the raw client's median."""
         return self.value.median / self.limit.median
 
 
 def rows_of(measure: Measure, rounds: Sequence[Mapping[str, Figure]]) -> list[Row]:
-    """The rows of a measure."""
+    """Return the rows of a benchmark."""
     return [
         Row(
             line,

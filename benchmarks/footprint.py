@@ -1,4 +1,4 @@
-"""What a task takes of the server's memory: queued, running, and when its result is kept."""
+"""Memory of the server per task: queued, running, and finished with its result kept."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
             queued = (_used(client) - before) / size.tasks
             ready = Partition(place.namespace, noop.queue, 0).ready
             client.call("XGROUP", "CREATE", ready, GROUP, "0")
-            client.call("XREADGROUP", "GROUP", GROUP, "taker", "COUNT", size.tasks, "STREAMS", ready, ">")
+            client.call("XREADGROUP", "GROUP", GROUP, "reader", "COUNT", size.tasks, "STREAMS", ready, ">")
             running = (_used(client) - before) / size.tasks
             client.call("XGROUP", "SETID", ready, GROUP, "0")
-            client.call("XGROUP", "DELCONSUMER", ready, GROUP, "taker")
+            client.call("XGROUP", "DELCONSUMER", ready, GROUP, "reader")
             async with Worker(app, concurrency=32) as worker:
                 await worker.run(burst=True)
             finished = (_used(client) - before) / size.tasks
@@ -60,9 +60,9 @@ _LIMIT = "one stream entry with the same payload"
 FOOTPRINT = Measure(
     "footprint",
     [
-        Line("bytes_queued", "server's memory per queued task", "bytes", _LIMIT),
-        Line("bytes_running", "server's memory per task taken by a worker", "bytes", _LIMIT),
-        Line("bytes_finished", "server's memory per finished task, result kept", "bytes", _LIMIT),
+        Line("bytes_queued", "server memory per queued task", "bytes", _LIMIT),
+        Line("bytes_running", "server memory per running task", "bytes", _LIMIT),
+        Line("bytes_finished", "server memory per finished task, result kept", "bytes", _LIMIT),
     ],
     _round,
 )

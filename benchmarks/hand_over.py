@@ -1,4 +1,4 @@
-"""From SIGTERM to another worker process, which was idle already, going on with the task."""
+"""Time from SIGTERM to one worker until another, idle worker process resumes its task."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
 
 
 async def _perdure(place: Place) -> float:
-    """Milliseconds; up to one step of them is the stopping worker reaching the end of its step."""
+    """Return milliseconds. They include up to one step, which the stopping worker finishes first."""
     async with (
         Producer(place.url, namespace=place.namespace) as producer,
         started("replica", place) as stopping,
     ):
         await producer.enqueue("tick")
-        await stopping.told(_STARTED_WITHIN)
+        await stopping.reported(_STARTED_WITHIN)
         async with started("replica", place) as next_one:
             await asyncio.sleep(random.uniform(0.2, 0.4))
             stopped = stopping.send(signal.SIGTERM)
-            return (await next_one.told(_STARTED_WITHIN) - stopped) * 1000
+            return (await next_one.reported(_STARTED_WITHIN) - stopped) * 1000
 
 
 async def _raw(place: Place) -> float:
-    """Milliseconds, with everything warm: the median of several, each to the same reader."""
+    """Return milliseconds, the median of several repetitions with the same reader."""
     limits.make_group(place)
     with RawClient(place.url) as client:
         limits.add_message(client, place)
@@ -54,8 +54,8 @@ async def _raw(place: Place) -> float:
             for _ in range(_RAW_TIMES):
                 await asyncio.sleep(0.01)
                 began = time.monotonic()
-                limits.hand_over(client, place, entry)
-                found.append((await reader.told(_STARTED_WITHIN) - began) * 1000)
+                limits.release(client, place, entry)
+                found.append((await reader.reported(_STARTED_WITHIN) - began) * 1000)
             return statistics.median(found)
 
 
@@ -64,7 +64,7 @@ HAND_OVER = Measure(
     [
         Line(
             "hand_over",
-            f"SIGTERM to going on elsewhere, {TICK * 1000:g} ms steps",
+            f"SIGTERM until another worker resumes, {TICK * 1000:g} ms steps",
             "ms",
             "XCLAIM + XADD, XREADGROUP + XAUTOCLAIM",
         )

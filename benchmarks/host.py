@@ -1,4 +1,4 @@
-"""A host as a deployment has it: a supervisor with its workers. They tell when they began something."""
+"""A simulated host: a supervisor with workers that report when they start something."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .processes import ROOT, Child
 __all__ = ["WORKERS", "Host", "host"]
 
 WORKERS = 2
-"""Ordinary ones; an isolated one waits besides."""
+"""Ordinary workers; there is one quarantine process besides."""
 
 _READY_WITHIN = 180.0
 
 
 class Host:
-    """Seen from outside. Workers are told apart from those of other hosts by the name of the host."""
+    """A supervisor and its workers, seen from outside. Worker ids start with the name of the host."""
 
     def __init__(self, name: str, producer: Producer, supervisor: Child) -> None:
         self._name = name
@@ -35,22 +35,22 @@ class Host:
         self._supervisor = supervisor
 
     async def workers(self) -> Sequence[WorkerInfo]:
-        """Those that have announced themselves."""
+        """Return the registered workers."""
         found = await list_workers(self._producer.gateway, self._producer.namespace)
         return [worker for worker in found if worker.id.startswith(f"{self._name}-") and _lives(worker.pid)]
 
     async def complete(self) -> None:
-        """Wait until all of its workers are there."""
+        """Wait until all of its workers are registered."""
         async with asyncio.timeout(_READY_WITHIN):
-            while len(await self.workers()) <= WORKERS:  # noqa: ASYNC110 - nobody tells of it
+            while len(await self.workers()) <= WORKERS:  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.05)
 
-    async def told(self, within: float) -> float:
-        """The next time that one of its workers tells."""
-        return await self._supervisor.told(within)
+    async def reported(self, within: float) -> float:
+        """Return the next time that one of its workers reports."""
+        return await self._supervisor.reported(within)
 
-    async def kill_who_runs(self, task: TaskHandle[Any]) -> float:
-        """SIGKILL to the worker that runs a task; returns when that was."""
+    async def kill_worker_of(self, task: TaskHandle[Any]) -> float:
+        """Send SIGKILL to the worker that runs a task; return when."""
         record = await task.record()
         (pid,) = [worker.pid for worker in await self.workers() if worker.id == record.worker]
         now = time.monotonic()
@@ -58,7 +58,7 @@ class Host:
         return now
 
     async def lose(self) -> float:
-        """SIGKILL to all processes at once, the supervisor first, so that nobody sees it."""
+        """Send SIGKILL to all processes, the supervisor first, so that no process reports the crash; return when."""
         pids = [self._supervisor.pid, *(worker.pid for worker in await self.workers())]
         now = time.monotonic()
         for pid in pids:
@@ -67,19 +67,19 @@ class Host:
         return now
 
     def stop(self) -> float:
-        """SIGTERM to the supervisor; returns when that was."""
+        """Send SIGTERM to the supervisor; return when."""
         return self._supervisor.send(signal.SIGTERM)
 
 
 @asynccontextmanager
 async def host(name: str, place: Place, producer: Producer) -> AsyncIterator[Host]:
-    """A host that is complete on entry, and gone on exit."""
+    """Start a host; all its workers are registered on entry and gone on exit."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "perdure.worker.cli", "worker", "run", "benchmarks.replica:app"),
         *("--processes", str(WORKERS), "--name", name),
         stdout=PIPE,
         cwd=ROOT,
-        env={**place.environment, "PERDURE_LOG_LEVEL": "ERROR", **_KEEP_ON},
+        env={**place.environment, "PERDURE_LOG_LEVEL": "ERROR", **_NO_PAUSE},
     )
     found = Host(name, producer, Child(process))
     try:
@@ -90,12 +90,12 @@ async def host(name: str, place: Place, producer: Producer) -> AsyncIterator[Hos
         await process.wait()
 
 
-_KEEP_ON = {"PERDURE_CRASH_THRESHOLD": "1000000", "PERDURE_RESTART_DELAYS": "0.1"}
-"""A supervisor whose workers are killed again and again, as none is in real life, would pause."""
+_NO_PAUSE = {"PERDURE_CRASH_THRESHOLD": "1000000", "PERDURE_RESTART_DELAYS": "0.1"}
+"""The supervisor must not pause although its workers are killed repeatedly."""
 
 
 def _lives(pid: int) -> bool:
-    """Whether a worker that announced itself is still there; it may have been killed since."""
+    """Return whether the process of a registered worker still exists."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

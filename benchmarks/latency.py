@@ -1,4 +1,4 @@
-"""From the call that enqueues to the first line of the handler, in another process that has nothing to do."""
+"""Latency from the enqueue call to the first line of the handler in another, idle process."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .size import Size
 __all__ = ["LATENCY"]
 
 _IDLE_AGAIN = 0.004
-"""Seconds for a worker to settle a task and to wait again."""
+"""Seconds for a worker to settle a task and block on the next read."""
 
-_TOLD_WITHIN = 10.0
+_REPORTED_WITHIN = 10.0
 _WARM_UP = 20
 
 
@@ -51,13 +51,13 @@ async def _raw(place: Place, count: int) -> list[float]:
 
 
 async def _pick_ups(child: Child, send: Callable[[], Awaitable[object]], count: int) -> list[float]:
-    """Milliseconds from before each sending to when the child tells that it begins."""
+    """Return milliseconds from each send to the child's report of its start."""
     found = []
     for _ in range(_WARM_UP + count):
         await asyncio.sleep(_IDLE_AGAIN)
         sent = time.monotonic()
         await send()
-        found.append((await child.told(_TOLD_WITHIN) - sent) * 1000)
+        found.append((await child.reported(_REPORTED_WITHIN) - sent) * 1000)
     return found[_WARM_UP:]
 
 

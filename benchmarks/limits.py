@@ -1,6 +1,6 @@
-"""What a raw client reaches: the least that the same work needs of Redis, in the fewest round trips.
+"""The raw client's share of each benchmark: the same work with the fewest commands and round trips.
 
-Rates are per second. A message carries what a no-op task of Perdure carries.
+Rates are per second. A message has the content of a no-op task of Perdure.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = [
     "WRITE_BATCH",
     "add",
     "add_message",
-    "hand_over",
     "make_group",
     "read_and_delete",
+    "release",
     "steps",
     "take_message",
     "wait_for_message",
@@ -36,25 +36,25 @@ READER: Final = "reader"
 _STEP = Path(__file__).with_name("step.lua").read_text("utf-8")
 _STEP_VALUE = b'{"h":"0123456789abcdef01234567","a":"12345"}\n12345'
 
-_GIVEN_BACK_IDLE = 60_000  # milliseconds; by this idle time a given-back message is known
+_RELEASED_IDLE = 60_000  # milliseconds; this idle time marks a released message
 _FIELDS = ("env", Envelope(id=new_task_id(), task="noop").encode(), "args", b'{"number":12345}')
 
 
 def make_group(place: Place) -> None:
-    """Make the streams that the raw client reads."""
+    """Create the streams that the raw client reads."""
     with RawClient(place.url) as client:
         for stream in (place.raw.ready, place.raw.nudge):
             client.call("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
 
 
 def add(place: Place, count: int) -> float:
-    """Messages added per second, many XADD to a round trip."""
+    """Return messages added per second, with many XADD per round trip."""
     with RawClient(place.url) as client:
         return _add(client, place, count)
 
 
 def read_and_delete(place: Place, count: int) -> float:
-    """Messages read, acknowledged and deleted per second; a batch is settled in the round trip that reads the next."""
+    """Return messages read, acknowledged and deleted per second; one round trip settles a batch and reads the next."""
     stream = place.raw.ready
     read = ("XREADGROUP", "GROUP", GROUP, READER, "COUNT", READ_BATCH, "STREAMS", stream, ">")
     done = 0
@@ -72,9 +72,9 @@ def read_and_delete(place: Place, count: int) -> float:
 
 
 def steps(place: Place, count: int, *, at_once: int) -> float:
-    """Steps recorded per second (check the owner, HSET, XADD in one script), of `at_once` tasks in one round trip.
+    """Return steps recorded per second (owner check, HSET and XADD in one script), `at_once` per round trip.
 
-    Leaves `at_once` messages, and the step records and log of each.
+    Leaves `at_once` messages with their step records and logs.
     """
     keys = place.raw
     with RawClient(place.url) as client:
@@ -105,26 +105,26 @@ def add_message(client: RawClient, place: Place) -> None:
 
 
 def take_message(client: RawClient, place: Place) -> bytes:
-    """Become the owner of one message; returns its entry id."""
+    """Read one message; return its entry id."""
     reply = client.call("XREADGROUP", "GROUP", GROUP, READER, "COUNT", 1, "STREAMS", place.raw.ready, ">")
     entry: bytes = reply[0][1][0][0]
     return entry
 
 
-def hand_over(client: RawClient, place: Place, entry: bytes) -> None:
-    """Give a pending message back and wake a reader that waits."""
+def release(client: RawClient, place: Place, entry: bytes) -> None:
+    """Release a pending message and wake a blocked reader."""
     ready, nudge = place.raw.ready, place.raw.nudge
     client.pipeline(
         [
-            ("XCLAIM", ready, GROUP, "nobody", 0, entry, "IDLE", _GIVEN_BACK_IDLE, "JUSTID"),
+            ("XCLAIM", ready, GROUP, "released", 0, entry, "IDLE", _RELEASED_IDLE, "JUSTID"),
             ("XADD", nudge, "*", "why", "released"),
         ]
     )
 
 
 def wait_for_message(client: RawClient, place: Place) -> None:
-    """Wait until a message comes or one is given back, and take it."""
+    """Wait for a new or released message, and read it."""
     ready, nudge = place.raw.ready, place.raw.nudge
     reply = client.call("XREADGROUP", "GROUP", GROUP, READER, "BLOCK", 0, "STREAMS", nudge, ready, ">", ">")
     if reply[0][0] == nudge.encode():
-        client.call("XAUTOCLAIM", ready, GROUP, READER, _GIVEN_BACK_IDLE, "0-0", "COUNT", 1)
+        client.call("XAUTOCLAIM", ready, GROUP, READER, _RELEASED_IDLE, "0-0", "COUNT", 1)

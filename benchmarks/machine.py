@@ -1,4 +1,4 @@
-"""What the figures were measured with: the event loop, and the machine in one line."""
+"""The event loop of the benchmarks, and a line that describes the machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ except ImportError:
 
 
 def run(main: Coroutine[Any, Any, R]) -> R:
-    """Run as `perdure worker run` does: on uvloop where it can be imported, and what is loaded is not garbage."""
+    """Run as `perdure worker run` does: on uvloop if it is installed, with loaded modules excluded from collection."""
     gc.collect()
     gc.freeze()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop if uvloop else None) as runner:
@@ -31,7 +31,7 @@ def run(main: Coroutine[Any, Any, R]) -> R:
 
 
 def machine_line() -> str:
-    """Cores, Python, loop and client; and how busy others keep the machine, where it can tell."""
+    """Return cores, Python, event loop, client, and the load average if the system has one."""
     loop = f"uvloop {version('uvloop')}" if uvloop else "asyncio loop"
     parts = [
         f"{os.cpu_count()} cores",

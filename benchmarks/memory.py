@@ -1,4 +1,4 @@
-"""What a worker that has nothing to do takes of memory, and what a million tasks leave behind on the server."""
+"""Memory of an idle worker, and memory of the server after a million tasks have expired."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["MEMORY"]
 
 _CHUNK = 10_000
 _KEPT = 2.0
-"""Seconds for which results are kept."""
+"""Retention of results in seconds."""
 
 _GONE_WITHIN = 120.0
 _MEGABYTE = 1e6
 
 
 async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
-    before, after = await _expired(place, size.expired)  # first: who is killed below is announced for half a minute
+    before, after = await _expired(place, size.expired)  # first: the worker killed below stays registered for 30 s
     async with started("replica", place) as replica:
         idle = _resident(replica.pid)
     bare = await asyncio.create_subprocess_exec(
@@ -49,31 +49,31 @@ def _resident(pid: int) -> float:
 
 
 async def _expired(place: Place, count: int) -> tuple[int, int]:
-    """The server's memory before any task, and when all of them have been run and have expired."""
+    """Return the server's memory before the tasks, and after all of them have run and expired."""
     app = place.app()
 
     @app.task(result_ttl=_KEPT)
     async def noop(ctx: Context, number: int) -> int:
         return number
 
-    async def work_off(many: int) -> None:
+    async def run_all(many: int) -> None:
         await noop.enqueue_many({"number": number} for number in range(many))
         async with Worker(app, concurrency=32) as worker:
             await worker.run(burst=True)
 
     with RawClient(place.url) as client:
         async with app:
-            await work_off(min(count, _CHUNK))  # what the first tasks make once: scripts, streams, groups
+            await run_all(min(count, _CHUNK))  # scripts, streams and groups exist from the first task on
             await _until_expired(client)
             before = _info(client, "memory", b"used_memory")
             for done in range(0, count, _CHUNK):
-                await work_off(min(_CHUNK, count - done))
+                await run_all(min(_CHUNK, count - done))
         await _until_expired(client)
         return before, _info(client, "memory", b"used_memory")
 
 
 async def _until_expired(client: RawClient) -> None:
-    """Wait until no key is left that has a time to live: the server removes them little by little."""
+    """Wait until no key with a TTL is left: the server removes them gradually."""
     async with asyncio.timeout(_GONE_WITHIN):
         while True:
             info = client.call("INFO", "keyspace").decode()
@@ -90,8 +90,8 @@ def _info(client: RawClient, section: str, name: bytes) -> int:
 MEMORY = Measure(
     "memory",
     [
-        Line("idle_memory", "memory of an idle worker process", "MB", "an interpreter that does nothing"),
-        Line("expired_memory", "server's memory when all tasks have expired, beside before them", "times", "no task"),
+        Line("idle_memory", "memory of an idle worker process", "MB", "an idle interpreter"),
+        Line("expired_memory", "server memory after all tasks have expired", "times", "before them"),
     ],
     _round,
     repeated=False,

@@ -1,8 +1,7 @@
-"""`python -m benchmarks.parts`: what a no-op task and a step cost this process, part by part, in microseconds of CPU.
+"""`python -m benchmarks.parts`: CPU time of a no-op task and a step in the worker, part by part, in microseconds.
 
-The parts are run by themselves, many times over, without a server: its replies are there at once. The whole is a worker
-that works a real queue off; what is left of it beside the parts is the event loop, the system's reads and writes, and
-the caches that parts run by themselves keep warm.
+Each part runs many times in isolation, with a connection that replies immediately. The whole is a worker on a real
+queue. Its remainder is the event loop, system calls, and caches that are warm in the isolated parts.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _TIMES = 5_000
 _WHOLE = 30_000
 _ROUNDS = 5
 
-app = App("parts", settings=Settings(redis_url="redis://nobody-is-asked"))
+app = App("parts", settings=Settings(redis_url="redis://unused"))
 
 
 @app.task
@@ -55,8 +54,8 @@ async def _echo(number: int) -> int:
     return number
 
 
-class _AtOnce:
-    """A wire whose server agrees to everything at once."""
+class _InstantConnection:
+    """A connection that replies immediately."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -74,7 +73,7 @@ class _AtOnce:
 
 
 async def _cpu(act: Callable[[], Awaitable[object]], count: int) -> float:
-    """Microseconds of this thread's CPU for one of `count` that the act does; the median of some rounds."""
+    """Return the microseconds of CPU of one of `count` repetitions that `act` makes, the median of several rounds."""
     found = []
     for _ in range(_ROUNDS):
         began = time.thread_time()
@@ -95,8 +94,8 @@ async def _parts() -> list[tuple[str, float]]:
     partition = Namespace("parts").partition("default")
     data = Envelope(id=new_task_id(), task="noop").encode()
     fields = [b"env", data, b"args", b'{"number":12345}']
-    gateway = Gateway(Address("redis://nobody-is-asked"))
-    gateway._open_wire = _AtOnce()
+    gateway = Gateway(Address("redis://unused"))
+    gateway._open_wire = _InstantConnection()
     leases: Leases[Run] = Leases()
     executor = Executor(
         gateway, app.tasks, app.settings, leases, Slots(1), QuarantineGate(None, window=30.0), threads=1
@@ -118,12 +117,12 @@ async def _parts() -> list[tuple[str, float]]:
 
     return [
         ("read: the message as a delivery", await _plain(lambda: Delivery(partition, b"1-1", "w", 1, pairs(fields)))),
-        ("slot: an asyncio task, begun and ended", await _cpu(fill, _TIMES)),
+        ("slot: an asyncio task, created and ended", await _cpu(fill, _TIMES)),
         ("run: from delivery to outcome, of which", await _cpu(execute, _TIMES)),
-        ("    envelope decoded and checked", await _plain(lambda: Envelope.decode(data))),
-        ("    arguments decoded and checked", await _plain(lambda: noop.arguments.decode(fields[3]))),
-        ("    result checked and encoded", await _plain(lambda: noop.result.encode("task 'noop'", 12345))),
-        ("wire: the outcome packed", await _plain(lambda: hiredis.pack_command(finish))),  # type: ignore[arg-type]
+        ("    decode and check the envelope", await _plain(lambda: Envelope.decode(data))),
+        ("    decode and check the arguments", await _plain(lambda: noop.arguments.decode(fields[3]))),
+        ("    check and encode the result", await _plain(lambda: noop.result.encode("task 'noop'", 12345))),
+        ("send: pack the outcome", await _plain(lambda: hiredis.pack_command(finish))),  # type: ignore[arg-type]
         ("a durable step, from call to record", await _cpu(lambda: executor.execute(walking), _TIMES)),
     ]
 
@@ -135,7 +134,7 @@ async def _whole(place: Place) -> list[tuple[str, float]]:
         "walk": here.task(durability="sync")(walk.handler),
     }
 
-    async def work_off(name: str, many: Sequence[dict[str, int]]) -> float:
+    async def run_all(name: str, many: Sequence[dict[str, int]]) -> float:
         await tasks[name].enqueue_many(many)
         async with Worker(here, concurrency=32) as worker:
             began = time.thread_time()
@@ -143,8 +142,8 @@ async def _whole(place: Place) -> list[tuple[str, float]]:
             return time.thread_time() - began
 
     async with here:
-        tasks_took = [await work_off("noop", [{"number": n} for n in range(_WHOLE)]) for _ in range(_ROUNDS)]
-        steps_took = [await work_off("walk", [{"steps": _WHOLE // 32}] * 32) for _ in range(_ROUNDS)]
+        tasks_took = [await run_all("noop", [{"number": n} for n in range(_WHOLE)]) for _ in range(_ROUNDS)]
+        steps_took = [await run_all("walk", [{"steps": _WHOLE // 32}] * 32) for _ in range(_ROUNDS)]
     return [
         ("the whole: a no-op task in a worker, concurrency 32", median(tasks_took) / _WHOLE * 1e6),
         ("the whole: a step, 32 tasks at once", median(steps_took) / (_WHOLE // 32 * 32) * 1e6),

@@ -1,4 +1,4 @@
-"""Where a round happens: a server, and a namespace of its own on it."""
+"""The server and the namespace of a benchmark round."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class Place:
 
     @classmethod
     def from_environment(cls) -> Place:
-        """The place that `environment` told this process of."""
+        """Read what `environment` passed to this process."""
         return cls(os.environ["PERDURE_REDIS_URL"], os.environ["PERDURE_NAMESPACE"])
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """For a process that works at this place; a URL may hold a password, so it is no argument."""
-        told = {"PERDURE_REDIS_URL": self.url, "PERDURE_NAMESPACE": self.namespace}
-        return os.environ | told | ({} if self.lease is None else {"PERDURE_LEASE": str(self.lease)})
+        """Return the environment of a child process. The URL is no argument because it may hold a password."""
+        variables = {"PERDURE_REDIS_URL": self.url, "PERDURE_NAMESPACE": self.namespace}
+        return os.environ | variables | ({} if self.lease is None else {"PERDURE_LEASE": str(self.lease)})
 
     def within(self, name: str) -> Place:
         """A namespace of its own; `purge` of this one empties it too."""
         return replace(self, namespace=f"{self.namespace}-{name}")
 
     def app(self) -> App:
-        """An app without tasks."""
+        """Return an app without tasks."""
         lease = self.lease or Settings.model_fields["lease"].default
         return App("bench", settings=Settings(redis_url=self.url, namespace=self.namespace, lease=lease))
 
@@ -50,7 +50,7 @@ class Place:
         return Partition(self.namespace, "limit", 0)
 
     def purge(self) -> None:
-        """Remove every key of the namespace, and of those within it."""
+        """Remove every key of the namespace and of its sub-namespaces."""
         with RawClient(self.url) as client:
             cursor, pattern = b"0", f"{{{self.namespace}[-:}}]*"
             while True:

@@ -1,4 +1,4 @@
-"""The raw client, on the URL of a server."""
+"""The raw client, connected by URL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["RawClient"]
 
 
 class RawClient(raw.RawClient):
-    """One connection; a reply is waited for as long as it takes."""
+    """One connection without a read time-out."""
 
     def __init__(self, url: str) -> None:
         self._client = redis.Redis.from_url(url, protocol=2, socket_timeout=None)
@@ -28,5 +28,5 @@ class RawClient(raw.RawClient):
         self._client.close()
 
     def call(self, *command: str | bytes | int) -> Any:
-        """Carry out one command. Raises `hiredis.ReplyError`."""
+        """Execute one command. Raises `hiredis.ReplyError`."""
         return self.pipeline([command])[0]

@@ -1,10 +1,10 @@
-"""A raw client that waits for messages: `python -m benchmarks.raw_reader`, the other side of pick-up and hand-over."""
+"""`python -m benchmarks.raw_reader`: a raw client that waits for messages, for the latency benchmarks."""
 
 from __future__ import annotations
 
 from .limits import wait_for_message
 from .place import Place
-from .processes import tell
+from .processes import report
 from .raw import RawClient
 
 __all__: list[str] = []
@@ -13,10 +13,10 @@ __all__: list[str] = []
 def _read() -> None:
     place = Place.from_environment()
     with RawClient(place.url) as client:
-        tell()
+        report()
         while True:
             wait_for_message(client, place)
-            tell()
+            report()
 
 
 if __name__ == "__main__":

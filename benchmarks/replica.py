@@ -1,4 +1,4 @@
-"""A worker process to be measured from outside: `python -m benchmarks.replica`, told by PERDURE_* what to work on."""
+"""`python -m benchmarks.replica`: a worker process to measure from outside, configured by PERDURE_*."""
 
 from __future__ import annotations
 
@@ -9,78 +9,78 @@ from perdure import App, Context, Worker
 from perdure.worker.log import configure_logging
 
 from .machine import run
-from .processes import tell
+from .processes import report
 
 __all__ = ["TICK", "app"]
 
 TICK = 0.002
-"""Seconds one step of `tick` takes."""
+"""Seconds of one step of `tick`."""
 
 PACE = 0.02
-"""The same of `pace`."""
+"""Seconds of one step of `pace`."""
 
 app = App("bench")
 
 
 @app.task
 async def pick_up(ctx: Context) -> None:
-    """Tells when the handler begins."""
-    tell()
+    """Report when the handler starts."""
+    report()
 
 
 @app.task
 async def hang(ctx: Context) -> None:
-    """One step that does not end."""
+    """Run one step that does not end."""
     await ctx.step("hang", _hang)
 
 
 @app.task
 async def hang_once(ctx: Context) -> None:
-    """Hangs after its first step, and not when it is resumed there."""
+    """Hang after the first step, but not in a resumed run."""
     await ctx.step("first", _instant)
     if ctx.resumed:
-        tell()
+        report()
     else:
         await ctx.step("hang", _hang)
 
 
 @app.task
 async def tick(ctx: Context) -> None:
-    """Many short steps."""
+    """Run many short steps."""
     for _ in range(10_000):
         await ctx.step("tick", _tick)
 
 
 @app.task
 async def pace(ctx: Context) -> None:
-    """The same, slower: what nobody reads must have room in the pipe."""
+    """Run slower steps, so that unread reports do not fill the pipe."""
     for _ in range(10_000):
         await ctx.step("pace", _pace)
 
 
 async def _instant() -> None:
-    """Nothing to do."""
+    """Do nothing."""
 
 
 async def _hang() -> None:
-    tell()
+    report()
     await asyncio.Event().wait()
 
 
 async def _pace() -> None:
-    tell()
+    report()
     await asyncio.sleep(PACE)
 
 
 async def _tick() -> None:
-    tell()
+    report()
     await asyncio.sleep(TICK)
 
 
 async def _work() -> None:
     async with Worker(app) as worker:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)
-        tell()
+        report()
         await worker.run()
 
 

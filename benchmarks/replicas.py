@@ -1,4 +1,4 @@
-"""Many replicas on one server: what a task costs the server, what idle workers cost it, and who gets how much."""
+"""Many workers on one server: the server's cost of tasks and of idle workers, and the distribution of tasks."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .usage import Meter, Usage
 __all__ = ["FULL", "QUICK", "Crew", "Effort", "measure_crew"]
 
 _SETTLED_IN: Final = 4.0
-"""Seconds after which what workers do at their start is over."""
+"""Seconds until the start-up work of the workers is over."""
 
 _QUIET = "quiet"
-"""A queue that nobody reads."""
+"""A queue without workers."""
 
 _ENDED_WITHIN: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """processes, each with `each` workers of some concurrency."""
+    """A number of processes with `each` workers of a given concurrency."""
 
     name: str
     processes: int
@@ -45,8 +45,8 @@ class Crew:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """idle: seconds that an idle crew is watched. tasks: no-op tasks. singles: tasks sent one by one to an idle crew.
-    due: tasks of a common due time. steps: durable steps. held: seconds for which each worker holds a task.
+    """The size of a run. idle: seconds that idle workers are observed. tasks: no-op tasks. singles: tasks sent one by
+    one to idle workers. due: tasks with the same due time. steps: durable steps. held: seconds that a task is held.
     """
 
     idle: float
@@ -71,20 +71,20 @@ class _Bench:
     idle: Usage | None = None
 
     def worked(self, spent: Usage) -> Usage:
-        """What was spent on the work alone."""
+        """Return the usage without that of idle workers."""
         return spent if self.idle is None else spent.beyond(self.idle)
 
     async def until_done(self) -> None:
-        """Return once the queue is empty and nothing is due."""
+        """Wait until the queue and the due set are empty."""
         partition = self.producer.namespace.partition("default")
         commands = [("XLEN", partition.ready), ("ZCARD", partition.due)]
         async with asyncio.timeout(_ENDED_WITHIN):
-            while any(await self.producer.gateway.pipeline(commands)):  # noqa: ASYNC110 - no event tells
+            while any(await self.producer.gateway.pipeline(commands)):  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.02)
 
 
 async def measure_crew(place: Place, crew: Crew, effort: Effort) -> dict[str, float]:
-    """Figures by key; scale.py says what each is."""
+    """Return the figures by key; `scale.LINES` describes them."""
     async with Producer(place.url, namespace=place.namespace) as producer, _working(place, crew) as children:
         bench = _Bench(place, crew, effort, producer)
         await asyncio.sleep(_SETTLED_IN if effort is FULL else 0.0)
@@ -118,7 +118,7 @@ async def _idle(bench: _Bench) -> None:
 
 
 async def _singles(bench: _Bench) -> None:
-    """Each sent when the one before has ended. Reads that idle workers begin anew meanwhile are no wake-ups."""
+    """Send tasks one after the other. Reads that idle workers repeat by time-out do not count as wake-ups."""
     count = bench.effort.singles
     meter = Meter(bench.place)
     for number in range(count):
@@ -129,7 +129,7 @@ async def _singles(bench: _Bench) -> None:
 
 
 async def _due(bench: _Bench) -> None:
-    """Tasks that come due together while all are idle."""
+    """Measure tasks with one due time while all workers are idle."""
     count = bench.effort.due
     meter = Meter(bench.place)
     await bench.producer.enqueue_many("noop", ({"number": number} for number in range(count)), delay=1.0)
@@ -139,7 +139,7 @@ async def _due(bench: _Bench) -> None:
 
 
 async def _held(bench: _Bench) -> None:
-    """Each worker holds a task, whose lease it renews."""
+    """Measure lease renewals while each worker holds a task."""
     seconds = bench.effort.held
     await bench.producer.enqueue_many("hold", ({"seconds": seconds} for _ in range(bench.crew.workers)))
     await asyncio.sleep(seconds * 0.1)
@@ -152,7 +152,7 @@ async def _held(bench: _Bench) -> None:
 
 
 async def _load(bench: _Bench) -> None:
-    """As many no-op tasks as the crew can take; what enqueuing alone costs is measured on a queue that nobody reads."""
+    """Run no-op tasks under full load. The cost of enqueueing alone is measured on a queue without workers."""
     count = bench.effort.tasks
     alone = Meter(bench.place)
     await bench.producer.enqueue_many("noop", ({"number": number} for number in range(count)), queue=_QUIET)
@@ -177,7 +177,7 @@ async def _load(bench: _Bench) -> None:
 
 
 async def _steps(bench: _Bench) -> None:
-    """Durable steps of 32 tasks at once."""
+    """Measure durable steps of 32 concurrent tasks."""
     tasks = 32
     each = max(1, bench.effort.steps // tasks)
     meter = Meter(bench.place)
@@ -191,22 +191,22 @@ async def _steps(bench: _Bench) -> None:
 
 
 async def _fairness(bench: _Bench, children: Sequence[Child]) -> None:
-    """How the tasks were spread over the workers, by their own account, and what memory they took."""
+    """Measure the distribution of tasks over the workers and their memory, as the workers report them."""
     for child in children:
         child.send(signal.SIGTERM)
-    told = [json.loads(await child.line(_ENDED_WITHIN)) for child in children]
-    settled = sorted(count for one in told for count in one["settled"])
+    reports = [json.loads(await child.line(_ENDED_WITHIN)) for child in children]
+    settled = sorted(count for one in reports for count in one["settled"])
     bench.found |= {
         "least": settled[0],
         "median": statistics.median(settled),
         "most": settled[-1],
         "gini": _gini(settled),
-        "memory": sum(one["memory"] for one in told) / bench.crew.workers / 1e6,
+        "memory": sum(one["memory"] for one in reports) / bench.crew.workers / 1e6,
     }
 
 
 def _gini(values: Sequence[float]) -> float:
-    """The Gini coefficient of ascending values: 0 where all have the same, near 1 where one has everything."""
+    """Return the Gini coefficient of ascending values: 0 if all are equal, near 1 if one has everything."""
     total, count = sum(values), len(values)
     weighted = sum(rank * value for rank, value in enumerate(values, 1))
     return 2 * weighted / (count * total) - (count + 1) / count

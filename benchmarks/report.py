@@ -1,4 +1,4 @@
-"""The rows as a table for people, and as data for programs."""
+"""The report as a table and as JSON data."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .figures import Row, Spread
 __all__ = ["as_data", "number", "show"]
 
 _WIDTH = 148
-"""Columns to write into a file or a pipe."""
+"""Width of the output to a file or a pipe."""
 
 
 def show(conditions: Sequence[str], rounds: int, rows: Sequence[Row]) -> None:
-    """Print conditions and rows on one screen."""
+    """Print conditions and rows."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("what")
+    table.add_column("benchmark")
     table.add_column("unit")
     table.add_column("Perdure", justify="right", no_wrap=True)
     table.add_column("raw client", justify="right", no_wrap=True)
     table.add_column("ratio", justify="right", no_wrap=True)
-    table.add_column("what the raw client does")
+    table.add_column("raw client does")
     for row in rows:
         cells = (_spread(row.value), _spread(row.limit), number(row.ratio))
         table.add_row(row.line.what, row.line.unit, *cells, row.line.limit)
@@ -39,7 +39,7 @@ def show(conditions: Sequence[str], rounds: int, rows: Sequence[Row]) -> None:
 
 
 def as_data(conditions: Sequence[str], rounds: int, rows: Sequence[Row]) -> dict[str, Any]:
-    """The same as plain data."""
+    """Return the report as plain data."""
     return {
         "conditions": list(conditions),
         "rounds": rounds,
@@ -71,7 +71,7 @@ def _spread(spread: Spread) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits, and thousands in groups."""
+    """Return three significant digits, with thousands grouped."""
     if value >= 100:
         return f"{value:,.0f}"
     digits = 1 if value >= 10 else 2 if value >= 1 else 3

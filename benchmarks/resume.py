@@ -1,7 +1,7 @@
-"""`python -m benchmarks.resume`: what it costs to go on, and to go further, after a long past.
+"""`python -m benchmarks.resume`: the cost of resuming a task with a long history, and of its next calls.
 
-An agent and a function do the same small calls; after so many of them the worker is stopped, and a new one goes on. The
-agent is interrupted a few calls into a step of its plan, the function between two steps.
+An agent and a function make the same small calls. After a number of calls the worker is stopped, and a new worker
+resumes the task. The agent is interrupted within a step of its plan, the function between two steps.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from .server import NoServer, own_server, server_line
 
 SIZES: Final = (100, 10_000, 100_000)
 STEPS: Final = 20
-"""Steps of the agent's plan, over which its calls are spread."""
+"""Steps of the agent's plan; its calls are spread over them."""
 
 INTO_A_STEP: Final = 50
-"""Calls that the agent has made in the step in which it is interrupted."""
+"""Calls of the agent in the interrupted step."""
 
 BEGIN, END = "<!-- resume: begin -->", "<!-- resume: end -->"
-"""What stands around the table in a document."""
+"""Marks around the table in a document."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """events: in the log. resume: seconds from the start of a worker to the first new call. written: bytes that Redis
-    received per call, in the last tenth of the calls. checkpoint: bytes of memory that it takes in Redis.
+    """The figures of one history. events: in the log. resume: seconds from the start of a worker to the first new call.
+    written: bytes that Redis received per call, at the end of the history. checkpoint: bytes of memory in Redis.
     """
 
     what: str
@@ -52,33 +52,33 @@ class Outcome:
 
 @dataclass(slots=True)
 class Scene:
-    """What the two write into while they are measured. calls: how many, all in all."""
+    """The state of one benchmark. calls: their total number."""
 
     place: Place
     calls: int
     made: int = 0
     reached: asyncio.Event = field(default_factory=asyncio.Event)
-    go_on: bool = False
-    went_on: float = 0.0
+    resumed: bool = False
+    resumed_at: float = 0.0
     received: list[int] = field(default_factory=list)
 
     @property
     def window(self) -> int:
-        """Calls during which it is measured what is written: the last before the interruption."""
+        """Number of calls before the interruption for which written bytes are counted."""
         return max(10, self.calls // STEPS)
 
     async def call(self, number: int) -> dict[str, int]:
-        """The small call that both make."""
-        if self.go_on:
-            self.went_on = self.went_on or perf_counter()
+        """Make the small call of both tasks."""
+        if self.resumed:
+            self.resumed_at = self.resumed_at or perf_counter()
         self.made += 1
         if self.made in (self.calls - self.window, self.calls):
             self.received.append(self._received())
         return {"page": number}
 
     async def interruption(self) -> None:
-        """Where the first run ends."""
-        if not self.go_on:
+        """Block the first run, so that it is interrupted here."""
+        if not self.resumed:
             self.reached.set()
             await asyncio.Event().wait()
 
@@ -124,7 +124,7 @@ def _function(app: App, scene: Scene) -> Any:
 
 
 async def measure(place: Place, what: str, calls: int) -> Outcome:
-    """One past of so many calls, and what follows it."""
+    """Create a history of `calls` calls, interrupt it and resume it."""
     scene = Scene(place, calls)
     app = place.app()
     task = _agent(app, scene) if what == "agent" else _function(app, scene)
@@ -133,13 +133,13 @@ async def measure(place: Place, what: str, calls: int) -> Outcome:
         await _run_until_interrupted(app, scene)
         events = await app.producer.gateway.command("XLEN", handle.partition.log(handle.id))
         checkpoint = await _memory(app, handle.partition, handle.id)
-        scene.go_on = True
+        scene.resumed = True
         began = perf_counter()
         async with Worker(app) as worker:
             await worker.run(burst=True)
         await handle.result(timeout=1)
     first, last = scene.received
-    return Outcome(what, events, scene.went_on - began, (last - first) / scene.window, checkpoint)
+    return Outcome(what, events, scene.resumed_at - began, (last - first) / scene.window, checkpoint)
 
 
 async def _run_until_interrupted(app: App, scene: Scene) -> None:
@@ -168,7 +168,7 @@ async def _all(place: Place, sizes: Sequence[int]) -> list[Outcome]:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """The outcomes as Markdown."""
+    """Return the figures as a Markdown table."""
     lines = [
         "| | events in the log | start of a worker to the first new call | bytes to Redis per call | checkpoint |",
         "|---|---:|---:|---:|---:|",
@@ -182,31 +182,31 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def write(document: Path, text: str) -> None:
-    """Put the text between the marks of a document."""
+    """Replace the text between the marks of a document."""
     former = document.read_text("utf-8")
     head, begin, rest = former.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
-        raise typer.BadParameter(f"{document} has no place for the table: {BEGIN} and {END}")
+        raise typer.BadParameter(f"{document} must have the lines {BEGIN} and {END}")
     document.write_text(f"{head}{BEGIN}\n{text}\n{END}{tail}", "utf-8")
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Only see that it runs; the figures say nothing.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Only check that it runs; ignore the figures.")] = False,
     document: Annotated[
-        Path | None, typer.Option("--write", metavar="FILE", help="Put the table into this document as well.")
+        Path | None, typer.Option("--write", metavar="FILE", help="Also write the table to this document.")
     ] = None,
 ) -> None:
-    """Measure what a resumed run costs after 100, 10,000 and 100,000 events, and what a call writes then."""
+    """Measure resumed runs after 100, 10,000 and 100,000 events, and the bytes of a call."""
     if quick and document is not None:
-        raise typer.BadParameter("--quick measures nothing that could be written down")
+        raise typer.BadParameter("--quick cannot be combined with --write: its figures are meaningless")
     configure_logging("ERROR")
     try:
         with own_server(fsync=False) as place:
             conditions = [machine_line(), server_line(place)]
             found = table(run(_all(place, (100, 500) if quick else SIZES)))
     except (NoServer, PerdureError, redis.RedisError, hiredis.HiredisError) as error:
-        print(f"cannot measure: {error}", file=sys.stderr)
+        print(f"could not measure: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
     text = "\n".join([*conditions, "", found])
     print(text)

@@ -62,19 +62,19 @@ BEGIN: Final = "<!-- begin: written by make bench-scale -->"
 END: Final = "<!-- end: written by make bench-scale -->"
 
 _WIDTH: Final = 148
-"""Columns to write into a file or a pipe."""
+"""Width of the output to a file or a pipe."""
 
 Found = Sequence[tuple[Crew, Mapping[str, float]]]
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Only see that it runs; the figures say nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as data.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Only check that it runs; ignore the figures.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     write: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Put the table between the marks of this page.")
+        Path | None, typer.Option(metavar="FILE", help="Write the tables between the marks of this page.")
     ] = None,
 ) -> None:
-    """Measure what tasks, steps and idle workers cost Redis, on a server of its own."""
+    """Measure the cost of tasks, steps and idle workers on a private Redis server."""
     try:
         with own_server(fsync=False) as place:
             conditions = [machine_line(), server_line(place)]
@@ -85,7 +85,7 @@ def main(
                 found.append((crew, run(measure_crew(here, crew, QUICK if quick else FULL))))
                 here.purge()
     except (NoServer, PerdureError, redis.RedisError, hiredis.HiredisError) as error:
-        print(f"cannot measure: {error}", file=sys.stderr)
+        print(f"could not measure: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
     if as_json:
         print(json.dumps({"conditions": conditions, "crews": {crew.name: dict(figures) for crew, figures in found}}))
@@ -100,7 +100,7 @@ def _show(conditions: Sequence[str], found: Found) -> None:
     if not console.is_terminal:
         console = Console(width=_WIDTH)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("what", no_wrap=True)
+    table.add_column("constant", no_wrap=True)
     table.add_column("unit")
     for crew, _ in found:
         table.add_column(crew.name, justify="right", no_wrap=True)
@@ -111,23 +111,23 @@ def _show(conditions: Sequence[str], found: Found) -> None:
 
 
 def _write(page: Path, conditions: Sequence[str], found: Found) -> None:
-    """Replace what stands between the marks."""
+    """Replace the text between the marks."""
     before, begin, rest = page.read_text("utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise typer.BadParameter(f"{page} has not the lines {BEGIN!r} and {END!r}")
+        raise typer.BadParameter(f"{page} must have the lines {BEGIN!r} and {END!r}")
     head = ["what", "unit", *(crew.name for crew, _ in found)]
     rows = [
         [what.strip(), unit, *(_number(figures[key]) for _, figures in found)] for key, (what, unit) in LINES.items()
     ]
     lines = [f"| {' | '.join(row)} |" for row in [head, ["---", "---", *("---:" for _ in found)], *rows]]
-    said = f"Measured on: {'; '.join(conditions)}."
-    text = [before + BEGIN, "", *lines, "", said, "", *_plan(found), "", END + after]
+    measured = f"Measured on: {'; '.join(conditions)}."
+    text = [before + BEGIN, "", *lines, "", measured, "", *_plan(found), "", END + after]
     page.write_text("\n".join(text), "utf-8")
 
 
 def _plan(found: Found) -> list[str]:
-    """What follows from the highest of each constant."""
+    """Return the table of capacities, from the highest value of each constant."""
     lines = [
         "| a task with | Redis CPU | one node at 70 % | bytes to the node | nodes for 1,000,000 tasks/s | partitions |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
@@ -140,7 +140,7 @@ def _plan(found: Found) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """Three significant digits, and thousands in groups."""
+    """Return three significant digits, with thousands grouped."""
     if value >= 100:
         return f"{value:,.0f}"
     digits = 1 if value >= 10 else 2

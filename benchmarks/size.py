@@ -1,4 +1,4 @@
-"""How much is measured."""
+"""The sizes of the benchmarks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["FULL", "QUICK", "Size"]
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Tasks that wait: queued, due in an hour, dead letters."""
+    """Waiting tasks: queued, due in an hour, dead letters."""
 
     queued: int
     due: int
@@ -21,13 +21,13 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Counts are per round, leases in seconds.
+    """The size of a run: counts per round, leases in seconds.
 
-    tasks: no-op tasks run, and tasks enqueued one by one. bulk: tasks enqueued by one call. steps: durable steps of
-    one task alone. shared_steps: durable steps of all concurrent tasks together. pick_ups: tasks sent to an idle
-    worker. delays: delayed tasks. lease, short_lease: of the workers that are killed. backlog, small_backlog: what is
-    compared; backlog_samples: how often each act is measured.
-    expired: tasks that are run and forgotten. kills: of a supervised worker, within a round.
+    tasks: no-op tasks run, and tasks enqueued one by one. bulk: tasks enqueued by one call. steps: durable steps of one
+    task. shared_steps: durable steps of all concurrent tasks together. pick_ups: tasks sent to an idle worker. delays:
+    delayed tasks. lease, short_lease: of killed workers. backlog, small_backlog: the two that are compared.
+    backlog_samples: measurements of each operation. expired: tasks that run and expire. kills: of a supervised worker,
+    per round.
     """
 
     rounds: int
@@ -79,4 +79,4 @@ QUICK: Final = Size(
     expired=500,
     kills=1,
 )
-"""To see that everything runs; its figures say nothing."""
+"""Only checks that everything runs; its figures are meaningless."""

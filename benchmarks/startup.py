@@ -1,4 +1,4 @@
-"""From the start of a process to the moment at which it is of use."""
+"""Time from the start of a process until it is usable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
 
 
 async def _milliseconds(*command: str) -> float:
-    """Until the process has ended."""
+    """Return the time until the process has exited."""
     began = time.perf_counter()
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=DEVNULL)
     if await process.wait() != 0:
@@ -35,20 +35,20 @@ async def _milliseconds(*command: str) -> float:
 
 
 async def _ready(place: Place) -> float:
-    """Until a worker has joined its groups and begins to read."""
+    """Return the time until a worker has joined its consumer groups and reads."""
     began = time.perf_counter()
     async with started("replica", place):
         return (time.perf_counter() - began) * 1000
 
 
-_LIMIT = "an interpreter that does nothing"
+_LIMIT = "an idle interpreter"
 
 STARTUP = Measure(
     "startup",
     [
         Line("import", "import perdure", "ms", _LIMIT),
         Line("help", "perdure --help", "ms", _LIMIT),
-        Line("ready", "start of a process to a worker that reads", "ms", _LIMIT),
+        Line("ready", "process start until the worker reads", "ms", _LIMIT),
     ],
     _round,
 )

@@ -1,4 +1,4 @@
-"""Durable steps: each recorded before the next line of its handler runs."""
+"""Durable steps, each recorded before the next line of its handler runs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ STEPS = Measure(
     "steps",
     [
         Line("steps", "durable steps, one task", "steps/s", "EVALSHA check + HSET + XADD"),
-        Line("steps_shared", f"durable steps, {TASKS} tasks at once", "steps/s", f"the same, {TASKS} a trip"),
+        Line(
+            "steps_shared", f"durable steps, {TASKS} tasks concurrently", "steps/s", f"the same, {TASKS} per round trip"
+        ),
     ],
     _round,
 )

@@ -1,4 +1,4 @@
-"""No-op tasks through one replica: taken, run, result kept, acknowledged."""
+"""No-op tasks through one worker: read, run, result stored, acknowledged."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def _tasks_per_second(place: Place, count: int) -> float:
             took = time.perf_counter() - began
         for number, handle in sample.items():
             if await handle.result(timeout=0.1) != number:
-                raise RuntimeError(f"task {handle.id} has a result that is not its own")
+                raise RuntimeError(f"task {handle.id} has the result of another task")
     return count / took
 
 
@@ -52,7 +52,7 @@ THROUGHPUT = Measure(
             "throughput",
             f"no-op tasks, concurrency {CONCURRENCY}",
             "tasks/s",
-            f"XREADGROUP + XACK + XDEL, {limits.READ_BATCH} a trip",
+            f"XREADGROUP + XACK + XDEL, {limits.READ_BATCH} per round trip",
         )
     ],
     _round,

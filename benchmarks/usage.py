@@ -1,4 +1,4 @@
-"""What the server spent on something: its CPU time, commands and bytes, by its own account (INFO)."""
+"""CPU time, commands and bytes of the server, as INFO reports them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Meter", "Usage"]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """seconds: that passed. cpu: seconds of the server's processor, user and system. received, sent: bytes from and to
-    clients. calls: by command, those that scripts carry out included. micros: by command, microseconds, a script's
-    commands included in it. clients: connections, at its end.
+    """The server's usage over some time. seconds: elapsed. cpu: seconds of user and system time. received, sent: bytes
+    from and to clients. calls: by command, including calls from scripts. micros: microseconds by command; a script
+    includes its commands. clients: connections at the end.
     """
 
     seconds: float
@@ -29,11 +29,11 @@ class Usage:
 
     @property
     def load(self) -> float:
-        """Part of one processor core that the server used: 1 is its limit, as it carries out commands in one thread."""
+        """Used share of a core; 1 is the limit, because Redis executes commands in one thread."""
         return self.cpu / self.seconds
 
     def beyond(self, idle: Usage) -> Usage:
-        """What was spent beyond what goes on without any work, as it was seen while there was none."""
+        """Return the usage minus that of idle workers over the same time."""
         share = self.seconds / idle.seconds
         return replace(
             self,
@@ -53,14 +53,14 @@ def _minus(one: Mapping[str, float], other: Mapping[str, float], share: float = 
 
 
 class Meter:
-    """Reads the server's account now and later; the difference is what was spent in between."""
+    """Measures the usage between two readings of INFO."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
         self._began = self._read()
 
     def read(self) -> Usage:
-        """What was spent since the meter was made."""
+        """Return the usage since the meter was created."""
         now, began = self._read(), self._began
         return Usage(
             seconds=now.seconds - began.seconds,
@@ -77,20 +77,20 @@ class Meter:
             sections = client.pipeline(
                 [("INFO", "cpu"), ("INFO", "stats"), ("INFO", "commandstats"), ("INFO", "clients")]
             )
-        told = dict(line.split(":", 1) for line in b"\n".join(sections).decode().splitlines() if ":" in line)
+        info = dict(line.split(":", 1) for line in b"\n".join(sections).decode().splitlines() if ":" in line)
         calls: dict[str, float] = {}
         micros: dict[str, float] = {}
-        for name, values in told.items():
+        for name, values in info.items():
             if name.startswith("cmdstat_"):
                 found = dict(one.split("=") for one in values.split(","))
                 calls[name.removeprefix("cmdstat_")] = int(found["calls"])
                 micros[name.removeprefix("cmdstat_")] = int(found["usec"])
         return Usage(
             seconds=time.monotonic(),
-            cpu=float(told["used_cpu_user"]) + float(told["used_cpu_sys"]),
-            received=int(told["total_net_input_bytes"]),
-            sent=int(told["total_net_output_bytes"]),
+            cpu=float(info["used_cpu_user"]) + float(info["used_cpu_sys"]),
+            received=int(info["total_net_input_bytes"]),
+            sent=int(info["total_net_output_bytes"]),
             calls=calls,
             micros=micros,
-            clients=int(told["connected_clients"]),
+            clients=int(info["connected_clients"]),
         )
