@@ -1,1 +1,1 @@
-"""Perdure beside its peers, each run as its own documentation tells: `make bench-peers`."""
+"""Perdure compared with other projects, each run as its documentation describes: `make bench-peers`."""

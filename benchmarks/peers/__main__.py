@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers`: measure, and write the results as data. The page is drawn by `.page`."""
+"""`python -m benchmarks.peers`: measure and store the results as JSON; `.page` writes the page from them."""
 
 from __future__ import annotations
 
@@ -28,44 +28,44 @@ _RESULTS = Path(__file__).parents[2] / "docs" / "explanation" / "benchmarks" / "
 
 
 def main(
-    quick: Annotated[bool, typer.Option("--quick", help="Only see that it runs; the figures say nothing.")] = False,
-    only: Annotated[list[str] | None, typer.Option(help="Only the measure of this name; may be repeated.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only check that it runs; ignore the figures.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="Only the benchmark of this name; may be repeated.")] = None,
     peer: Annotated[list[str] | None, typer.Option(help="Only Perdure and this peer; may be repeated.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="How often each measure is repeated.")] = None,
-    output: Annotated[Path, typer.Option(help="Where the results go, as JSON.")] = _RESULTS,
-    note: Annotated[str, typer.Option(help="How it was run; stands in the head of the page.")] = "",
+    rounds: Annotated[int | None, typer.Option(min=1, help="Repetitions of each benchmark.")] = None,
+    output: Annotated[Path, typer.Option(help="The file of the results, as JSON.")] = _RESULTS,
+    note: Annotated[str, typer.Option(help="A note on the conditions; shown at the head of the page.")] = "",
 ) -> None:
-    """Measure Perdure and its peers, each in an environment of its own, on private servers."""
+    """Measure Perdure and its peers, each in its own virtual environment, on private servers."""
     size = QUICK if quick else FULL
     if rounds is not None:
         size = replace(size, rounds=rounds, recoveries=min(rounds, size.recoveries))
     began = time.monotonic()
     wanted = [what for what in measures(size) if not only or what.key in only]
-    _check("measure", only, [what.key for what in measures(size)])
+    _check("only", only, [what.key for what in measures(size)])
     everyone = {each.key: each for each in (*QUEUES, *STEPS)}
     _check("peer", peer, list(everyone))
     chosen = [each for each in everyone.values() if not peer or each.key in peer or each.environment is None]
     options = [f"--only {key}" for key in only or ()] + [f"--peer {key}" for key in peer or ()]
     head = about(["--quick", *options] if quick else options, note=note)
-    told = _prepared([each for each in chosen if any(each in what.peers for what in wanted)])
-    _say(f"about {estimate(wanted, told, size) / 60:.0f} minutes for {len(told)} setups and {len(wanted)} measures")
+    known = _prepared([each for each in chosen if any(each in what.peers for what in wanted)])
+    _say(f"about {estimate(wanted, known, size) / 60:.0f} minutes for {len(known)} setups and {len(wanted)} benchmarks")
     with ExitStack() as stack:
-        database = _database(stack, wanted, told)
-        found = measure(wanted, told, size, database, _say)
+        database = _database(stack, wanted, known)
+        found = measure(wanted, known, size, database, _say)
         if database is not None:
             head["postgres_settings"] = {
                 name: database.setting(name) for name in ("fsync", "synchronous_commit", "wal_sync_method")
             }
     data = results.as_data(
-        {**head, "quick": quick, "seconds": round(time.monotonic() - began)}, size, wanted, told, found
+        {**head, "quick": quick, "seconds": round(time.monotonic() - began)}, size, wanted, known, found
     )
     results.write(data, output)
     _say(f"written to {output} after {(time.monotonic() - began) / 60:.1f} minutes")
 
 
 def _prepared(peers: Sequence[Peer]) -> dict[str, Facts | str]:
-    """Install what is missing; what each peer says of itself, or why it cannot be measured."""
-    told: dict[str, Facts | str] = {}
+    """Install what is missing; return the facts of each setup, or why it cannot be measured."""
+    known: dict[str, Facts | str] = {}
     failed: dict[str, str] = {}
     for environment in {peer.environment: None for peer in peers if peer.environment is not None}:
         try:
@@ -75,19 +75,19 @@ def _prepared(peers: Sequence[Peer]) -> dict[str, Facts | str]:
             _say(f"{environment}: {error}")
     for peer in peers:
         if peer.environment in failed:
-            told[peer.key] = failed[peer.environment]
+            known[peer.key] = failed[peer.environment]
             continue
         try:
-            told[peer.key] = facts(peer)
+            known[peer.key] = facts(peer)
         except Failed as error:
-            told[peer.key] = str(error)
+            known[peer.key] = str(error)
             _say(f"{peer.name}: {error}")
-    return told
+    return known
 
 
-def _database(stack: ExitStack, wanted: Sequence[Measure], told: dict[str, Facts | str]) -> Postgres | None:
-    """A private Postgres, where one is needed; without one, its peers have no figures."""
-    if not any(peer.store == "postgres" and peer.key in told for what in wanted for peer in what.peers):
+def _database(stack: ExitStack, wanted: Sequence[Measure], known: dict[str, Facts | str]) -> Postgres | None:
+    """Start a private Postgres if a setup needs it. Without one, these setups have no figures."""
+    if not any(peer.store == "postgres" and peer.key in known for what in wanted for peer in what.peers):
         return None
     try:
         return stack.enter_context(postgres())
@@ -98,7 +98,7 @@ def _database(stack: ExitStack, wanted: Sequence[Measure], told: dict[str, Facts
 
 def _check(kind: str, asked: Sequence[str] | None, known: Sequence[str]) -> None:
     if unknown := sorted(set(asked or ()) - set(known)):
-        raise typer.BadParameter(f"no {kind} is called {', '.join(unknown)}; there are {', '.join(known)}")
+        raise typer.BadParameter(f"--{kind} must be one of {', '.join(known)}, got {', '.join(unknown)}")
 
 
 def _say(what: str) -> None:
@@ -106,6 +106,6 @@ def _say(what: str) -> None:
 
 
 if __name__ == "__main__":
-    # As on Ctrl-C: whatever was started is ended on the way out.
+    # As on Ctrl-C: processes that were started end on the way out.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     typer.run(main)

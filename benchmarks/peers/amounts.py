@@ -1,4 +1,4 @@
-"""How much is measured, and for how long at most."""
+"""The sizes and time limits of the benchmarks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["FULL", "QUICK", "Amounts"]
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """Counts are per round, times in seconds.
+    """The size of a run: counts per round, times in seconds.
 
-    tasks: no-op and echo tasks enqueued. naps: 10 ms tasks enqueued. bulk: tasks enqueued by one call. limit: after
-    the first handler began, a worker is measured no longer. children: of the one parent. walks: durable tasks of ten
-    steps. walk_limit: of those. silence: the recovery timeout that is set where one can be. patience: a default
-    recovery timeout above this is not waited for.
+    tasks: no-op and echo tasks enqueued. naps: 10 ms tasks enqueued. bulk: tasks enqueued by one call. limit: how long
+    a worker is measured after the first handler has started. children: of the one parent. walks: durable tasks of ten
+    steps. walk_limit: the same for those. silence: the recovery timeout, for setups that let it be set. patience:
+    longest default recovery timeout that is waited for.
     """
 
     rounds: int
@@ -58,4 +58,4 @@ QUICK: Final = Amounts(
     silence=10.0,
     patience=15.0,
 )
-"""To see that everything runs; its figures say nothing."""
+"""Only checks that everything runs; its figures are meaningless."""

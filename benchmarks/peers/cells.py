@@ -1,4 +1,4 @@
-"""One cell of a table, measured once: a fresh server, the peer's client, its worker, and what the tape says."""
+"""One measurement of one setup: a new server, the setup's client and worker, and the times on the tape."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ STARTED_WITHIN = 60.0
 _FILLED_WITHIN = 60.0
 _RESULTS_WITHIN = 30.0
 _SETTLED = (5.0, 7.0)
-"""Seconds after the second worker was started until the first one is killed: it is ready, and beats fall anywhere."""
+"""Seconds from the start of the second worker to the kill of the first; random, because of periodic heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a peer's environment says of itself: its default recovery timeout in seconds (None: there is none)."""
+    """Versions and default recovery timeout (seconds; None: there is none), read in the setup's environment."""
 
     python: str
     versions: Mapping[str, str]
@@ -38,47 +38,51 @@ class Facts:
 
 @dataclass(frozen=True)
 class Bench:
-    """One measuring of one peer: a folder, its processes' variables, its server."""
+    """One measurement of one setup: its folder, its server and the environment of its processes."""
 
     peer: Peer
     folder: Path
-    told: Mapping[str, str]
+    environment: Mapping[str, str]
     number: Iterator[int] = field(default_factory=lambda: iter(range(1_000)))
 
     @classmethod
     @contextmanager
-    def of(cls, peer: Peer, tasks: int, database: Postgres | None = None, **told: object) -> Iterator[Bench]:
-        """Its server started, a tape for so many tasks made; all gone on exit. told: variables, without BENCH_."""
+    def of(cls, peer: Peer, tasks: int, database: Postgres | None = None, **values: object) -> Iterator[Bench]:
+        """Start the server and create a tape; remove both on exit. values: variables, without the prefix BENCH_."""
         with TemporaryDirectory(prefix="perdure-peers-") as name:
             folder = Path(name)
             Tape.make(folder / "tape", tasks)
-            variables = {f"BENCH_{key.upper()}": str(value) for key, value in told.items() if value is not None}
+            variables = {f"BENCH_{key.upper()}": str(value) for key, value in values.items() if value is not None}
             variables |= {"BENCH_TAPE": str(folder / "tape"), **peer.extra}
             with _store(peer, database) as store:
                 yield cls(peer, folder, environment_of(peer.environment, variables | store))
 
     @property
     def tape(self) -> Tape:
-        """What the handlers write to."""
+        """The file that the handlers write times to."""
         return Tape(str(self.folder / "tape"))
 
     @contextmanager
     def program(self, *arguments: object) -> Iterator[Session]:
-        """A module of `programs`, run in the peer's environment."""
+        """Run a module of `programs` in the setup's environment."""
         python = bin_folder(self.peer.environment) / "python"
         command: list[str | Path] = [python, "-m", *(str(argument) for argument in arguments)]
-        with started(command, self.told, self.folder, self._log("program")) as session:
+        with started(command, self.environment, self.folder, self._log("program")) as session:
             yield session
 
     @contextmanager
     def worker(self, concurrency: int, silence: float | None = None) -> Iterator[Session]:
-        """A worker as the peer's documentation starts it. silence: its recovery timeout, None for the default."""
+        """Start a worker as the setup's documentation describes. silence: recovery timeout, None for the default."""
         words = f"{self.peer.worker} {self.peer.recovery if silence is not None else ''}".split()
-        values = {"concurrency": concurrency, "seconds": f"{silence or 0:g}", "url": self.told["BENCH_REDIS_URL"]}
+        values = {
+            "concurrency": concurrency,
+            "seconds": f"{silence or 0:g}",
+            "url": self.environment["BENCH_REDIS_URL"],
+        }
         filled = [word.format_map(values) for word in words]
         command: list[str | Path] = [bin_folder(self.peer.environment) / filled[0], *filled[1:]]
-        told = {**self.told, "BENCH_CONCURRENCY": str(concurrency)}
-        with started(command, told, self.folder, self._log("worker")) as session:
+        environment = {**self.environment, "BENCH_CONCURRENCY": str(concurrency)}
+        with started(command, environment, self.folder, self._log("worker")) as session:
             yield session
 
     def _log(self, of: str) -> Path:
@@ -87,7 +91,7 @@ class Bench:
 
 @contextmanager
 def _store(peer: Peer, database: Postgres | None) -> Iterator[dict[str, str]]:
-    """The variables that tell where a peer keeps its data."""
+    """Provide the setup's store; yield the variables that name it."""
     if peer.store == "sqlite":
         data = Path(__file__).parents[2] / ".perdure"
         data.mkdir(exist_ok=True)
@@ -103,23 +107,23 @@ def _store(peer: Peer, database: Postgres | None) -> Iterator[dict[str, str]]:
             database.drop(name)
     else:
         with redis_server(fsync=peer.store == "redis-fsync") as url:
-            # Nobody is to pay for a log line per task; see programs/setup.py.
+            # No setup writes a log line per task; see programs/setup.py.
             yield {"BENCH_REDIS_URL": url, "PERDURE_REDIS_URL": url, "PERDURE_LOG_LEVEL": "WARNING"}
 
 
 def facts(peer: Peer) -> Facts:
-    """Ask a peer's environment."""
+    """Read the facts of a setup in its environment."""
     with TemporaryDirectory(prefix="perdure-peers-") as name:
         Tape.make(Path(name, "tape"), 1)
-        told = environment_of(peer.environment, {"BENCH_TAPE": str(Path(name, "tape")), **peer.extra})
-        bench = Bench(peer, Path(name), told)
+        environment = environment_of(peer.environment, {"BENCH_TAPE": str(Path(name, "tape")), **peer.extra})
+        bench = Bench(peer, Path(name), environment)
         with bench.program("programs.facts", peer.module, *peer.distributions) as program:
-            said = program.line(STARTED_WITHIN)
-    return Facts(said["python"], said["versions"], said["recovery"]["seconds"], said["recovery"]["where"])
+            found = program.line(STARTED_WITHIN)
+    return Facts(found["python"], found["versions"], found["recovery"]["seconds"], found["recovery"]["where"])
 
 
 def enqueued(peer: Peer, tasks: int) -> float:
-    """Tasks per second that one bulk call enqueues."""
+    """Return the tasks per second of one bulk call."""
     with (
         Bench.of(peer, tasks) as bench,
         bench.program("programs.drive", peer.module, "noop", tasks, "bulk-only", 0) as client,
@@ -133,9 +137,9 @@ def enqueued(peer: Peer, tasks: int) -> float:
 def drained(
     peer: Peer, task: str, tasks: int, how: str, limit: float, concurrency: int, children: int = 0
 ) -> dict[str, float]:
-    """Tasks enqueued first, then run by one worker: tasks per second of both, `enqueue` and `run`.
+    """Enqueue tasks, then run them with one worker; return the tasks per second of both, `enqueue` and `run`.
 
-    children: that each of the tasks enqueues and waits for; then `run` counts those.
+    children: number that each task enqueues and waits for; `run` then counts those.
     """
     with (
         Bench.of(peer, tasks + children, children=children) as bench,
@@ -150,25 +154,25 @@ def drained(
 
 
 def recovered(peer: Peer, silence: float | None, within: float) -> float:
-    """Seconds from kill -9 of the worker that runs a task until another worker, ready by then, runs the task again."""
+    """Return the seconds from kill -9 of a worker with a running task until an idle worker runs the task again."""
     with (
         Bench.of(peer, 2, recovery=silence) as bench,
         bench.program("programs.drive", peer.module, "hang", 1, "singly-trickle", 0) as client,
     ):
         client.line(STARTED_WITHIN)
         with bench.worker(CONCURRENCY, silence) as victim:
-            _until(lambda: bench.tape.began(0) > 0, STARTED_WITHIN, "the task was not begun", [victim])
+            _until(lambda: bench.tape.began(0) > 0, STARTED_WITHIN, "the task did not start", [victim])
             with bench.worker(CONCURRENCY, silence) as rescuer:
                 time.sleep(random.uniform(*_SETTLED))
                 if bench.tape.ended(0):
-                    raise Failed("the task was run again while its worker lived")
+                    raise Failed("the task ran again while its worker was alive")
                 killed = victim.kill()
                 _until(lambda: bench.tape.ended(0) > 0, within, "not run again", [rescuer])
                 return bench.tape.ended(0) - killed
 
 
 def walked(peer: Peer, walks: int, at_once: int, limit: float, database: Postgres | None) -> float:
-    """Durable steps per second, of tasks from their call to their result."""
+    """Return the durable steps per second of tasks, from their call to their result."""
     with Bench.of(peer, 1, database, concurrency=at_once) as bench:
         program = ("programs.steps", peer.module, walks, at_once, limit)
         if not peer.worker:

@@ -1,4 +1,4 @@
-"""The virtual environments of the peers: made once, under build/, and made anew when their requirements change."""
+"""The virtual environments of the peers, under build/; created again when their requirements change."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SHOWN = 400
 
 
 def bin_folder(environment: str | None) -> Path:
-    """Where an environment's programs are; None for the environment of this process."""
+    """Return the bin folder of an environment; None is the environment of this process."""
     return Path(sys.executable).parent if environment is None else _CACHE / environment / "bin"
 
 
 def install(environment: str) -> None:
-    """Make an environment what its requirements say. Raises Failed with pip's last words."""
+    """Install the requirements of an environment. Raises Failed with the end of pip's output."""
     requirements = _HERE / "requirements" / f"{environment}.txt"
     folder = _CACHE / environment
     done = folder / "installed.txt"
@@ -37,17 +37,17 @@ def install(environment: str) -> None:
     done.write_text(wanted)
 
 
-def environment_of(environment: str | None, told: Mapping[str, str]) -> dict[str, str]:
-    """Variables for a process of an environment: its programs first on PATH, and `programs` importable."""
+def environment_of(environment: str | None, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a process: its bin folder first on PATH, and `programs` importable."""
     found = {key: value for key, value in os.environ.items() if not key.startswith(("PERDURE_", "BENCH_", "PYTHON"))}
     path = os.pathsep.join([str(bin_folder(environment)), found.get("PATH", os.defpath)])
-    return found | {"PATH": path, "PYTHONPATH": str(_HERE), "PYTHONUNBUFFERED": "1"} | dict(told)
+    return found | {"PATH": path, "PYTHONPATH": str(_HERE), "PYTHONUNBUFFERED": "1"} | dict(variables)
 
 
 def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALLED_WITHIN, check=False)
     except subprocess.TimeoutExpired:
-        raise Failed(f"not installed within {_INSTALLED_WITHIN} s") from None
+        raise Failed(f"could not install within {_INSTALLED_WITHIN} s") from None
     if done.returncode:
-        raise Failed(f"not installed: ...{done.stderr.strip()[-_SHOWN:]}")
+        raise Failed(f"could not install: ...{done.stderr.strip()[-_SHOWN:]}")

@@ -1,4 +1,4 @@
-"""The machine that a run was made on, and when and how."""
+"""The machine, time and command of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def about(options: Sequence[str], *, note: str) -> dict[str, object]:
-    """When, where and how: for the head of the page. options: of the command, those that change what is measured."""
+    """Return the facts for the head of the page. options: command-line options that change the benchmarks."""
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": list(options),
@@ -45,7 +45,7 @@ def _processor() -> str:
 
 
 def _revision() -> str:
-    """Of the repository; with a mark when files differ from it."""
+    """Return the revision of the repository, marked if files differ from it."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The rounds: interleaved, so that what the machine does meanwhile meets every peer alike."""
+"""The rounds of all benchmarks, interleaved so that other load affects all setups alike."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Say = Callable[[str], None]
 _Turn = tuple[Measure, int, Peer]
 
 _TOGETHER = 20
-"""Turns of the measures that mostly wait, at the same time."""
+"""Concurrent measurements of benchmarks that mostly wait."""
 
 
 @dataclass(slots=True)
 class Cell:
-    """What was found for a line and a peer: a value per round, or why there is none (any more)."""
+    """The values of a line and a setup, one per round, and the reason if a round failed."""
 
     values: list[float] = field(default_factory=list)
     reason: str | None = None
@@ -38,7 +38,7 @@ def measure(
     database: Postgres | None,
     say: Say,
 ) -> dict[tuple[str, str], Cell]:
-    """Every cell, by line and peer. peers: what each said of itself, or why it cannot be measured."""
+    """Return every cell by line and setup. peers: facts of each, or why it cannot be measured."""
     turns = [turn for what in measures if not what.at_once for turn in _turns(what, peers, size.rounds)]
     together = [turn for what in measures if what.at_once for turn in _turns(what, peers, size.recoveries)]
     found = {(line.key, peer.key): Cell() for what, _, peer in (*turns, *together) for line in what.lines}
@@ -56,13 +56,13 @@ def measure(
         try:
             list(pool.map(take, together))
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # what has begun ends by itself, with its processes
+            pool.shutdown(wait=False, cancel_futures=True)  # running rounds end by themselves, with their processes
             raise
     return found
 
 
 def estimate(measures: Sequence[Measure], peers: Mapping[str, Facts | str], size: Amounts) -> float:
-    """About how many seconds it will take."""
+    """Return the approximate seconds of a run."""
     total = 0.0
     for what in measures:
         turns = _turns(what, peers, size.recoveries if what.at_once else size.rounds)
@@ -72,7 +72,7 @@ def estimate(measures: Sequence[Measure], peers: Mapping[str, Facts | str], size
 
 
 def _turns(what: Measure, peers: Mapping[str, Facts | str], rounds: int) -> list[_Turn]:
-    """Each peer once, then each again."""
+    """Return each setup once, then each again."""
     return [(what, number, peer) for number in range(1, 1 + rounds) for peer in what.peers if peer.key in peers]
 
 
@@ -84,7 +84,7 @@ def _round(
     database: Postgres | None,
     found: Mapping[tuple[str, str], Cell],
 ) -> str | None:
-    """Measure and keep; returns what to say of it. A peer that failed once is not measured again."""
+    """Measure one round; return a line for the log. A setup that failed once is not measured again."""
     cells = {line.key: found[line.key, peer.key] for line in what.lines}
     if any(cell.reason is not None for cell in cells.values()):
         return None

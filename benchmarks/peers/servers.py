@@ -1,4 +1,4 @@
-"""The servers that everything is measured on: private, on loopback, started for the purpose and removed afterwards."""
+"""The private servers of the benchmarks: on loopback, removed afterwards."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _DATA = Path(__file__).parents[2] / ".perdure"
 """Beside the code: the temporary folder may be in memory, where an fsync costs nothing."""
 
 _NOT_ROOT = "postgres"
-"""Postgres refuses to run as root: then it runs as this user, which its package makes."""
+"""Postgres refuses to run as root; it then runs as this user, which its package creates."""
 
 
 @contextmanager
 def redis_server(*, fsync: bool) -> Iterator[str]:
-    """The URL of a new redis-server on TCP. fsync: of every write, else nothing is kept on disk."""
+    """Start a redis-server on TCP; yield its URL. fsync: every write; else no persistence."""
     program = _redis_program()
     _DATA.mkdir(exist_ok=True)
     port = _free_port()
@@ -52,29 +52,29 @@ def redis_server(*, fsync: bool) -> Iterator[str]:
             _wait_for_redis(server, url, log)
             yield url
         finally:
-            # Without persistence there is nothing to save, and a SIGTERM waits for clients.
+            # There is nothing to save, and SIGTERM would wait for clients.
             server.kill()
             server.wait(_STOPPED_WITHIN)
 
 
 def redis_version() -> str:
-    """Of the redis-server that is measured on."""
+    """Return the version of the redis-server in use."""
     try:
         program = _redis_program()
     except Failed:
         return "none"
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-    return next((word[2:] for word in said.split() if word.startswith("v=")), said.strip())
+    output = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    return next((word[2:] for word in output.split() if word.startswith("v=")), output.strip())
 
 
 def _redis_program() -> str:
-    """The system's, before the older one that a virtual environment may carry for embedded use."""
+    """Return the system's program; a virtual environment may have an older one for the embedded server."""
     own = Path(sys.executable).parent
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     system = os.pathsep.join(folder for folder in folders if Path(folder) != own)
     program = shutil.which("redis-server", path=system) or shutil.which("redis-server", path=own)
     if program is None:
-        raise Failed("no redis-server on PATH")
+        raise Failed("could not find redis-server on PATH")
     return program
 
 
@@ -87,29 +87,29 @@ def _wait_for_redis(server: subprocess.Popen[bytes], url: str, log: Path) -> Non
             return
         except (redis.ConnectionError, hiredis.HiredisError, OSError):
             if server.poll() is not None or time.monotonic() > deadline:
-                said = log.read_text(errors="replace") if log.exists() else "it has no log"
-                raise Failed(f"the redis-server did not start: {said}") from None
+                output = log.read_text(errors="replace") if log.exists() else "no log"
+                raise Failed(f"could not start redis-server: {output}") from None
             time.sleep(0.01)
 
 
 class Postgres:
-    """A private cluster with its default settings, reached over loopback."""
+    """A private Postgres with default settings, on loopback."""
 
     def __init__(self, programs: Path, port: int) -> None:
         self._programs = programs
         self._port = port
 
     def create(self, database: str) -> str:
-        """A new database; returns its URL."""
+        """Create a database; return its URL."""
         self._sql("postgres", f"CREATE DATABASE {database}")
         return f"postgresql://bench@127.0.0.1:{self._port}/{database}"
 
     def drop(self, database: str) -> None:
-        """Remove a database, whoever is still connected."""
+        """Remove a database, even if clients are connected."""
         self._sql("postgres", f"DROP DATABASE IF EXISTS {database} WITH (FORCE)")
 
     def setting(self, name: str) -> str:
-        """The server's own word on one of its settings."""
+        """Return a setting as the server reports it."""
         return self._sql("postgres", f"SHOW {name}")
 
     def _sql(self, database: str, statement: str) -> str:
@@ -124,7 +124,7 @@ class Postgres:
 
 @contextmanager
 def postgres() -> Iterator[Postgres]:
-    """A new cluster. Raises Failed when there is no Postgres, or no user that may run it."""
+    """Start a private Postgres. Raises Failed if it is not installed or there is no user to run it."""
     programs = _postgres_programs()
     owner = _NOT_ROOT if os.geteuid() == 0 else None
     _DATA.mkdir(exist_ok=True)
@@ -133,7 +133,9 @@ def postgres() -> Iterator[Postgres]:
             try:
                 user = pwd.getpwnam(owner)
             except KeyError:
-                raise Failed(f"Postgres does not run as root, and there is no user {owner!r}") from None
+                raise Failed(
+                    f"could not start Postgres: it does not run as root, and there is no user {owner!r}"
+                ) from None
             os.chown(folder, user.pw_uid, user.pw_gid)
         data = Path(folder, "data")
         _run([programs / "initdb", "-D", data, "-U", "bench", "--auth=trust", "--encoding=UTF8"], owner, folder)
@@ -148,35 +150,35 @@ def postgres() -> Iterator[Postgres]:
 
 
 def postgres_version() -> str:
-    """Of the newest Postgres that is installed."""
+    """Return the version of the newest installed Postgres."""
     try:
         program = _postgres_programs() / "postgres"
     except Failed:
         return "none"
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-    return said.removeprefix("postgres (PostgreSQL)").strip()
+    output = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    return output.removeprefix("postgres (PostgreSQL)").strip()
 
 
 def _postgres_programs() -> Path:
-    """The folder of initdb and the like: on PATH, or where Debian puts it."""
+    """Return the folder of initdb: on PATH, or Debian's location."""
     on_path = shutil.which("initdb")
     if on_path is not None:
         return Path(on_path).resolve().parent
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[4]))
     if not found:
-        raise Failed("no Postgres is installed")
+        raise Failed("could not find Postgres: it is not installed")
     return found[-1].parent
 
 
 def _run(command: Sequence[str | Path], owner: str | None, folder: str) -> None:
-    # What pg_ctl starts keeps the standard streams: a pipe would never end.
-    with Path(folder, "said").open("w+") as said:
+    # The server keeps the standard streams of pg_ctl open: a pipe would never end.
+    with Path(folder, "output").open("w+") as output:
         done = subprocess.run(
-            [str(part) for part in command], user=owner, cwd=folder, stdout=said, stderr=said, check=False
+            [str(part) for part in command], user=owner, cwd=folder, stdout=output, stderr=output, check=False
         )
-        said.seek(0)
+        output.seek(0)
         if done.returncode:
-            raise Failed(f"{Path(command[0]).name}: {said.read().strip()[-400:]}")
+            raise Failed(f"{Path(command[0]).name}: {output.read().strip()[-400:]}")
 
 
 def _free_port() -> int:

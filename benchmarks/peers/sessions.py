@@ -1,4 +1,4 @@
-"""Processes that are measured: started in sessions of their own, heard line by line, ended with all they started."""
+"""Measured processes: each has its own session, reports line by line, and ends with all processes it started."""
 
 from __future__ import annotations
 
@@ -20,52 +20,52 @@ _GONE_WITHIN = 10.0
 
 
 class Failed(Exception):
-    """A process that is measured did not do what it was started for; says why, in words for the table."""
+    """A measured process failed; the text is the reason shown in the table."""
 
 
 class Session:
-    """One process with everything that it started."""
+    """One process with all processes that it started."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self._process = process
         self._log = log
-        self._heard = b""
+        self._received = b""
 
     def line(self, within: float, beside: Sequence[Session] = ()) -> dict[str, Any]:
-        """The next line that it tells, within so many seconds; beside: sessions that must not end meanwhile."""
+        """Return the next line, within so many seconds. beside: sessions that must not exit meanwhile."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + within
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._heard:
+            while b"\n" not in self._received:
                 for session in beside:
                     session.check()
                 if time.monotonic() > deadline:
-                    raise Failed(f"nothing within the limit of {within:g} s{self._said()}")
+                    raise Failed(f"no output within {within:g} s{self._log_tail()}")
                 if selector.select(0.1):
                     part = os.read(self._process.stdout.fileno(), 65_536)
                     if not part:
-                        raise Failed(f"ended too early{self._said()}")
-                    self._heard += part
-        first, _, self._heard = self._heard.partition(b"\n")
+                        raise Failed(f"exited early{self._log_tail()}")
+                    self._received += part
+        first, _, self._received = self._received.partition(b"\n")
         found: dict[str, Any] = json.loads(first)
         if "failed" in found:
             raise Failed(found["failed"])
         return found
 
     def go(self) -> None:
-        """Let it go on."""
+        """Let the process continue."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
 
     def check(self) -> None:
-        """Raise Failed if it has ended."""
+        """Raise Failed if the process has exited."""
         if self._process.poll() is not None:
-            raise Failed(f"the worker ended with exit code {self._process.returncode}{self._said()}")
+            raise Failed(f"the worker exited with code {self._process.returncode}{self._log_tail()}")
 
     def kill(self) -> float:
-        """End it with SIGKILL, and all that it started; returns when."""
+        """Send SIGKILL to the process and all processes it started; return when."""
         now = time.monotonic()
         for process in (self._process.pid, *_of_session(self._process.pid)):
             with suppress(ProcessLookupError):
@@ -73,13 +73,13 @@ class Session:
         self._process.wait(_GONE_WITHIN)
         return now
 
-    def _said(self) -> str:
-        said = self._log.read_text(errors="replace").strip()
-        return f": ...{said[-_LOG_SHOWN:]}" if len(said) > _LOG_SHOWN else f": {said}" if said else ""
+    def _log_tail(self) -> str:
+        text = self._log.read_text(errors="replace").strip()
+        return f": ...{text[-_LOG_SHOWN:]}" if len(text) > _LOG_SHOWN else f": {text}" if text else ""
 
 
 def _of_session(leader: int) -> Iterator[int]:
-    """The processes of a session: some workers put their children into process groups of their own."""
+    """Yield the processes of a session: some workers put their children into other process groups."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -93,7 +93,7 @@ def _of_session(leader: int) -> Iterator[int]:
 def started(
     command: Sequence[str | Path], environment: Mapping[str, str], folder: Path, log: Path
 ) -> Iterator[Session]:
-    """A command in a session of its own, dead on exit. log: where it writes its errors."""
+    """Run a command in its own session, dead on exit. log: the file of its stderr."""
     with log.open("ab") as errors:
         process = subprocess.Popen(
             [str(part) for part in command],

@@ -190,7 +190,7 @@ def test_a_process_that_ends_too_early_is_told_with_its_last_words(tmp_path: Pat
     command = [sys.executable, "-c", "raise SystemExit('no such option')"]
     with (
         started(command, os.environ, tmp_path, tmp_path / "log") as session,
-        pytest.raises(Failed, match="ended too early: no such option"),
+        pytest.raises(Failed, match="exited early: no such option"),
     ):
         session.line(30)
 
@@ -245,9 +245,9 @@ def test_a_peer_that_is_not_there_is_misuse() -> None:
 @pytest.mark.processes
 def test_a_program_tells_why_there_is_no_figure_through_any_task_groups(tmp_path: Path) -> None:
     program = (
-        "from benchmarks.peers.programs.told import Unfit, telling\n"
-        "with telling():\n"
-        "    raise ExceptionGroup('outer', [ExceptionGroup('inner', [Unfit('not ended within 5 s')])])\n"
+        "from benchmarks.peers.programs.harness import NoFigure, reporting_failure\n"
+        "with reporting_failure():\n"
+        "    raise ExceptionGroup('outer', [ExceptionGroup('inner', [NoFigure('not ended within 5 s')])])\n"
     )
     with (
         started(

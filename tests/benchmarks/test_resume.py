@@ -33,5 +33,5 @@ def test_the_table_goes_into_the_document(tmp_path: Path) -> None:
     assert text.partition(BEGIN)[0] == PAGE.read_text("utf-8").partition(BEGIN)[0]
     assert text.partition(END)[2] == PAGE.read_text("utf-8").partition(END)[2]
     page.write_text("nothing")
-    with pytest.raises(typer.BadParameter, match="no place for the table"):
+    with pytest.raises(typer.BadParameter, match="must have the lines"):
         write(page, rows)

@@ -1,4 +1,4 @@
-"""What runs inside a peer's own virtual environment: its handlers, its client, and the clock that all of them share.
+"""Programs that run in the virtual environment of a setup: handlers, clients and the shared file of times.
 
-The modules named `on_...` import their peer, which is installed nowhere else; the rest is the standard library alone.
+The modules named `on_...` import their project, which is installed only there. The others use the standard library.
 """

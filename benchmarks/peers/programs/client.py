@@ -1,4 +1,4 @@
-"""What a peer's module gives: its client, behind the few calls that are measured."""
+"""The interface of the `on_...` modules: a client with the measured calls."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ __all__ = ["AsyncClient", "BlockingClient", "Peer", "load"]
 
 
 class AsyncClient(Protocol):
-    """A connected client; handles are the peer's own."""
+    """A connected client; the project defines the type of handles."""
 
     async def enqueue(self, task: str, *arguments: Any) -> Any:
-        """Enqueue one task; returns once the peer says that it is enqueued."""
+        """Enqueue one task; return when the project reports that it is enqueued."""
 
     async def enqueue_many(self, task: str, arguments: Sequence[Sequence[Any]]) -> Sequence[Any]:
-        """Enqueue many tasks in the peer's bulk call, if its module says that it has one."""
+        """Enqueue many tasks with the project's bulk call; only if the module sets BULK."""
 
     async def ready(self, handle: Any) -> bool:
-        """Whether its result can be read; does not wait for it."""
+        """Return whether the result can be read, without waiting."""
 
     async def read(self, handle: Any) -> Any:
-        """The result of a task that is ready."""
+        """Return the result of a task that is ready."""
 
 
 class BlockingClient(Protocol):
-    """The same of a peer whose client blocks."""
+    """A connected client with blocking calls."""
 
     def enqueue(self, task: str, *arguments: Any) -> Any:
         """Enqueue one task."""
@@ -36,22 +36,22 @@ class BlockingClient(Protocol):
         """Enqueue many tasks."""
 
     def ready(self, handle: Any) -> bool:
-        """Whether its result can be read."""
+        """Return whether the result can be read."""
 
     def read(self, handle: Any) -> Any:
-        """The result of a task that is ready."""
+        """Return the result of a task that is ready."""
 
 
 class Peer(Protocol):
-    """A module named `on_...`. BLOCKING: which kind of client it connects. BULK: whether that has a bulk call."""
+    """A module named `on_...`. BLOCKING: whether its client blocks. BULK: whether its client has a bulk call."""
 
     BLOCKING: bool
     BULK: bool
 
     def connect(self) -> AbstractAsyncContextManager[AsyncClient] | AbstractContextManager[BlockingClient]:
-        """The client, connected on entry."""
+        """Return the client, connected on entry."""
 
 
 def load(module: str) -> Peer:
-    """The module of this package with that name."""
+    """Import a module of this package by name."""
     return cast("Peer", importlib.import_module(f".{module}", __package__))

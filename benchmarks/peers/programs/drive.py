@@ -1,12 +1,12 @@
-"""The client's side of a queue workload: `python -m programs.drive MODULE TASK COUNT FILL LIMIT`.
+"""`python -m programs.drive MODULE TASK COUNT FILL LIMIT`: the client of a queue benchmark.
 
-It enqueues COUNT tasks, tells how long that took, and waits for the harness to have started the worker. Then it watches
-the tape until every task has run and the result of the last one can be read through the peer's own client; or, of a
-slow peer, until LIMIT seconds have passed since the first handler began.
+It enqueues COUNT tasks, reports how long that took, and waits until the harness has started the worker. Then it watches
+the tape until every task has run and the client can read the last result, or until LIMIT seconds after the start of the
+first handler.
 
-FILL is `singly` (each call awaited by one of 32 coroutines; a plain loop where the client blocks) or `bulk` (the peer's
-bulk call where it has one, else singly). With `-only` after it, nothing is watched. With `-trickle`, a no-op task
-follows every quarter of a second until the program is ended: some peers look for lost tasks only when others come.
+FILL is `singly` (calls awaited by 32 coroutines; a plain loop if the client blocks) or `bulk` (the bulk call if the
+project has one, else singly). With the suffix `-only`, nothing is watched. With `-trickle`, a no-op task follows every
+quarter of a second until the program is ended, because some projects look for lost tasks only when new ones arrive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from .client import AsyncClient, BlockingClient, load
 from .fill import Filled, fill, fill_blocking
-from .told import tell, telling, wait
+from .harness import report, reporting_failure, wait
 from .watch import Reader, watch
 
 _TEXT = "0123456789abcdef" * 64
@@ -30,12 +30,12 @@ _TRICKLE = 0.25
 
 
 def arguments(task: str, count: int) -> list[tuple[Any, ...]]:
-    """Of every task; the first is always its number."""
+    """Return the arguments of every task; the first is its number."""
     return [(number, _TEXT) for number in range(count)] if task == "echo" else [(number,) for number in range(count)]
 
 
 def expected(task: str, number: int) -> object:
-    """What the handler of this task returns."""
+    """Return the expected result of a task."""
     return _TEXT if task == "echo" else number + 1
 
 
@@ -59,7 +59,7 @@ async def _drive(module: str, task: str, count: int, how: str, limit: float) -> 
 async def _after(
     filled: Filled, enqueue: Callable[..., Awaitable[Any]], reader: Reader, task: str, how: str, limit: float
 ) -> None:
-    tell(enqueued=len(filled.handles), seconds=filled.seconds, bulk=filled.bulk)
+    report(enqueued=len(filled.handles), seconds=filled.seconds, bulk=filled.bulk)
     if how.endswith("-only"):
         return
     while how.endswith("-trickle"):
@@ -68,10 +68,10 @@ async def _after(
     await asyncio.to_thread(wait)
     began = time.monotonic()
     seen = await watch(filled.handles, reader, lambda number: expected(task, number), limit, whole=task != "spread")
-    tell(**seen, waited=time.monotonic() - began)
+    report(**seen, waited=time.monotonic() - began)
 
 
 if __name__ == "__main__":
     _, module, task, count, how, limit = sys.argv
-    with telling():
+    with reporting_failure():
         asyncio.run(_drive(module, task, int(count), how, float(limit)))

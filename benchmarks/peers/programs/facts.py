@@ -1,4 +1,4 @@
-"""What a peer's environment says of itself: `python -m programs.facts MODULE DISTRIBUTION...`."""
+"""`python -m programs.facts MODULE DISTRIBUTION...`: report versions and the default recovery timeout."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import sys
 from contextlib import closing
 from importlib.metadata import version
 
-from .told import tell
+from .harness import report
 
 SQLITE = "SQLite"
-"""Not a distribution: part of Python. Its default tells what a commit waits for; 2 is FULL, an fsync."""
+"""Not a distribution but part of Python. Its default `synchronous` is reported; 2 (FULL) is an fsync per commit."""
 
 
 def _version(name: str) -> str:
@@ -26,7 +26,7 @@ def _version(name: str) -> str:
 if __name__ == "__main__":
     found = importlib.import_module(f".{sys.argv[1]}", __package__)
     seconds, where = found.recovery() if hasattr(found, "recovery") else (None, "")
-    tell(
+    report(
         python=platform.python_version(),
         versions={name: _version(name) for name in sys.argv[2:]},
         recovery={"seconds": seconds, "where": where},

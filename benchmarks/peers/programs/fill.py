@@ -1,4 +1,4 @@
-"""Enqueuing, timed: one by one by several producers, or in one call."""
+"""Timed enqueueing: one by one from several coroutines, or in one call."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .client import AsyncClient, BlockingClient
 __all__ = ["Filled", "fill", "fill_blocking"]
 
 _PRODUCERS = 32
-"""Coroutines that each await one call after the other."""
+"""Coroutines that each await one call at a time."""
 
 
 @dataclass(frozen=True)
 class Filled:
-    """The peer's handles by task number, and the seconds that the calls took together."""
+    """The project's handles by task number, and the seconds of all calls."""
 
     handles: Sequence[Any]
     seconds: float
@@ -26,7 +26,7 @@ class Filled:
 
 
 async def fill(client: AsyncClient, task: str, arguments: Sequence[Sequence[Any]], *, bulk: bool) -> Filled:
-    """Enqueue a task for each of the arguments."""
+    """Enqueue a task for each tuple of arguments."""
     began = time.monotonic()
     if bulk:
         many = await client.enqueue_many(task, arguments)
@@ -43,11 +43,11 @@ async def fill(client: AsyncClient, task: str, arguments: Sequence[Sequence[Any]
 
 
 def fill_blocking(client: BlockingClient, task: str, arguments: Sequence[Sequence[Any]], *, bulk: bool) -> Filled:
-    """The same with a client that blocks."""
+    """Enqueue with a blocking client."""
     began = time.monotonic()
     if bulk:
         many = client.enqueue_many(task, arguments)
         return Filled(many, time.monotonic() - began, bulk)
-    # One after the other: with these clients, threads that share an interpreter enqueue no more than one alone.
+    # In sequence: with these clients, several threads enqueue no more than one.
     handles = [client.enqueue(task, *its) for its in arguments]
     return Filled(handles, time.monotonic() - began, bulk)

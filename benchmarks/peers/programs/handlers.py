@@ -1,4 +1,4 @@
-"""The handlers of the peers that run coroutines. Each peer registers these functions in its own way."""
+"""Handlers for projects that run coroutines; each project registers them in its own way."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _FOR_EVER = 3600
 
 
 async def noop(number: int) -> int:
-    """Nothing."""
+    """Do nothing."""
     TAPE.begin(number)
     TAPE.end(number)
     return number + 1
 
 
 async def echo(number: int, text: str) -> str:
-    """The text, handed back."""
+    """Return the text."""
     TAPE.begin(number)
     TAPE.end(number)
     return text
 
 
 async def nap(number: int) -> int:
-    """Wait for something else, as a request to another server does."""
+    """Wait, like a request to another server."""
     TAPE.begin(number)
     await asyncio.sleep(NAP)
     TAPE.end(number)
@@ -34,7 +34,7 @@ async def nap(number: int) -> int:
 
 
 async def hang(number: int) -> int:
-    """Does not end when it is run first, so that it is there to be killed; ends at once when it is run again."""
+    """Block in the first run, so that its worker can be killed; return at once in the second."""
     if TAPE.began(number):
         TAPE.end(number)
         return number + 1

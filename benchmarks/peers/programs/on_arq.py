@@ -19,7 +19,7 @@ BLOCKING = False
 BULK = False
 
 _EXTRA = 10
-"""Seconds that arq adds to a job's time limit before it takes its worker for dead."""
+"""Seconds that arq adds to a job's time limit before it treats its worker as dead."""
 
 
 def dumps(value: Any) -> bytes:
@@ -88,6 +88,6 @@ async def connect() -> AsyncIterator[Client]:
 
 
 def recovery() -> tuple[float, str]:
-    """Seconds until a job that was in progress can be taken by another worker, by default; and where that is read."""
+    """Return the default seconds until another worker can take a running job, and where that default is defined."""
     default = inspect.signature(Worker).parameters["job_timeout"].default
     return default + _EXTRA, f"Worker(job_timeout) + {_EXTRA} s"

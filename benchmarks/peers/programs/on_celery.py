@@ -37,7 +37,7 @@ def spread(number: int) -> int:
 
 @app.task(name="joined")
 def joined(results: list[int], number: int) -> int:
-    """What the chord calls when all children have results: a task must not wait for another's result."""
+    """End the chord when all children have results: a task must not wait for the result of another."""
     TAPE.end(number)
     return len(results)
 
@@ -63,7 +63,7 @@ def connect() -> Iterator[Client]:
 
 
 def recovery() -> tuple[float | None, str]:
-    """Seconds until an unacknowledged message is given to another worker, by default; and where that is read."""
+    """Return the default seconds until another worker gets an unacknowledged message, and where it is defined."""
     if not app.conf.task_acks_late:
         return None, "lost: acknowledged before it runs (task_acks_late=False)"
     return float(Channel.visibility_timeout), "Channel.visibility_timeout"

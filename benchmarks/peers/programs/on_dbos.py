@@ -1,4 +1,4 @@
-"""DBOS, in the process that calls it: its workflows have no worker of their own."""
+"""DBOS, in the calling process: its workflows need no worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def walk(number: int) -> int:
 
 @contextmanager
 def walker() -> Iterator[Callable[[int], int]]:
-    """A workflow of ten steps, from its call to its result."""
+    """Provide a workflow of ten steps."""
     DBOS(config={"name": "bench", "system_database_url": DATABASE_URL, "log_level": "WARNING"})
     DBOS.launch()
     try:

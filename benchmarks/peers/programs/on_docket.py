@@ -57,6 +57,6 @@ async def connect() -> AsyncIterator[Client]:
 
 
 def recovery() -> tuple[float, str]:
-    """Seconds of silence after which a task is delivered again, by default; and where that is read."""
+    """Return the default seconds of silence after which a task is redelivered, and where it is defined."""
     default = inspect.signature(Worker).parameters["redelivery_timeout"].default
     return default.total_seconds(), "Worker(redelivery_timeout)"

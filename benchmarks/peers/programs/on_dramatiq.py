@@ -66,6 +66,6 @@ def connect() -> Iterator[Client]:
 
 
 def recovery() -> tuple[float, str]:
-    """Seconds of silence after which a worker is taken for dead, by default; and where that is read."""
+    """Return the default seconds of silence after which a worker counts as dead, and where it is defined."""
     default = inspect.signature(RedisBroker).parameters["heartbeat_timeout"].default
     return default / 1000, "RedisBroker(heartbeat_timeout)"

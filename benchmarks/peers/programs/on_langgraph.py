@@ -1,4 +1,4 @@
-"""LangGraph, in the process that calls it: a graph of ten nodes, each checkpointed before the next one runs."""
+"""LangGraph, in the calling process: a graph of ten nodes, each checkpointed before the next one runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def graph() -> StateGraph:
 
 @asynccontextmanager
 async def walker() -> AsyncIterator[Callable[[int], Awaitable[int]]]:
-    """The graph run on a thread of its own, from its call to its result."""
+    """Provide a run of the graph, each on its own LangGraph thread."""
     async with saver() as checkpointer:
         await checkpointer.setup()
         compiled = graph().compile(checkpointer=checkpointer)

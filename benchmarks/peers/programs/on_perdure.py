@@ -86,13 +86,13 @@ async def connect() -> AsyncIterator[Client]:
 
 
 def recovery() -> tuple[float, str]:
-    """Seconds of silence after which a worker is taken for dead, by default; and where that is read."""
+    """Return the default seconds of silence after which a worker counts as dead, and where it is defined."""
     return float(Settings.model_fields["lease"].default), "Settings.lease"
 
 
 @asynccontextmanager
 async def walker() -> AsyncIterator[Callable[[int], Awaitable[int]]]:
-    """A durable task of ten steps, from its enqueuing to its result; a worker in another process runs it."""
+    """Provide a durable task of ten steps, run by a worker in another process."""
 
     async def one(number: int) -> int:
         return await (await walk.enqueue(number)).result()

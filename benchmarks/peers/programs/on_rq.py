@@ -30,7 +30,7 @@ hang = blocking.hang
 
 
 def spread(number: int) -> int:
-    """The worker runs one job at a time, so a parent cannot wait: a job that depends on all children ends it."""
+    """Enqueue children and a job that depends on them: with one job at a time, a parent cannot wait."""
     TAPE.begin(number)
     children = queue.enqueue_many([Queue.prepare_data(f"{_MODULE}.noop", (at,)) for at in range(1, 1 + CHILDREN)])
     queue.enqueue(f"{_MODULE}.joined", number, depends_on=children)
@@ -63,5 +63,5 @@ def connect() -> Iterator[Client]:
 
 
 def recovery() -> tuple[float | None, str]:
-    """None: with no retries given, a job of a dead worker is not run again."""
+    """Return None: without retries, a job of a dead worker does not run again."""
     return None, f"found by maintenance every {DEFAULT_MAINTENANCE_TASK_INTERVAL} s and moved to the failed jobs"

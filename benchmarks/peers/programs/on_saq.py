@@ -47,7 +47,7 @@ settings = {
     "concurrency": CONCURRENCY,
 } | ({} if RECOVERY is None else {"timers": {"sweep": int(RECOVERY)}})
 
-# A job that is not run again unless it says how often: one retry, and a time limit after which it counts as stuck.
+# A job runs again only with retries: one retry, and a time limit after which it counts as stuck.
 _HANG: dict[str, Any] = {} if RECOVERY is None else {"retries": 2, "timeout": int(RECOVERY)}
 _OPTIONS: dict[str, dict[str, Any]] = {"hang": _HANG, "spread": {"timeout": 0}}
 
@@ -69,8 +69,8 @@ class Client:
 @asynccontextmanager
 async def connect() -> AsyncIterator[Client]:
     await queue.connect()
-    # A starting worker sweeps at once, and takes jobs that it has just dequeued, and not yet marked, for stuck ones: it
-    # aborts them. A sweep made now keeps it from that until the next one is due.
+    # A worker sweeps at its start and aborts jobs that it has dequeued but not marked yet. A sweep made now postpones
+    # that one until the next is due.
     await queue.sweep(lock=int(RECOVERY or 60))
     try:
         yield Client()
@@ -79,7 +79,7 @@ async def connect() -> AsyncIterator[Client]:
 
 
 def recovery() -> tuple[float | None, str]:
-    """None: with its default number of retries, a job of a dead worker is not run again."""
+    """Return None: with the default number of retries, a job of a dead worker does not run again."""
     if Job(function="hang").retries > 1:
         return float(Job(function="hang").timeout), "Job(timeout)"
     return None, f"Job(retries={Job(function='hang').retries}): swept as aborted, not run again"

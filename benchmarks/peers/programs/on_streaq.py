@@ -36,14 +36,14 @@ async def spread(number: int) -> int:
     TAPE.begin(number)
     children = [noop.enqueue(child) for child in range(1, 1 + CHILDREN)]
     await worker.enqueue_many(children)
-    # A result waits with a subscription of its own; for many tasks there are dependencies.
+    # Each result would need its own subscription; dependencies scale to many tasks.
     await joined.enqueue(number).start(after=[child.id for child in children])
     return number + 1
 
 
 @worker.task
 async def joined(number: int) -> int:
-    """Runs when all children have succeeded."""
+    """Run when all children have succeeded."""
     TAPE.end(number)
     return number
 
@@ -74,5 +74,5 @@ async def connect() -> AsyncIterator[Client]:
 
 
 def recovery() -> tuple[float, str]:
-    """Seconds of silence after which a worker is taken for dead, by default; and where that is read."""
+    """Return the default seconds of silence after which a worker counts as dead, and where it is defined."""
     return inspect.signature(Worker).parameters["idle_timeout"].default, "Worker(idle_timeout)"

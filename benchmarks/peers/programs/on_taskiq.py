@@ -59,6 +59,6 @@ async def connect() -> AsyncIterator[Client]:
 
 
 def recovery() -> tuple[float, str]:
-    """Seconds of silence after which a message is taken over, by default; and where that is read."""
+    """Return the default seconds of silence after which a message is claimed, and where it is defined."""
     default = inspect.signature(RedisStreamBroker).parameters["idle_timeout"].default
     return default / 1000, "RedisStreamBroker(idle_timeout)"

@@ -1,4 +1,4 @@
-"""RQ's worker, in a program that has imported the tasks already: its page on performance tells to do so."""
+"""RQ's worker in a program that imports the tasks first, as RQ's page on performance recommends."""
 
 from __future__ import annotations
 

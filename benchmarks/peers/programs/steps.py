@@ -1,7 +1,7 @@
-"""The caller's side of the durable workload: `python -m programs.steps MODULE TASKS AT_ONCE LIMIT`.
+"""`python -m programs.steps MODULE TASKS AT_ONCE LIMIT`: the caller of the durable benchmark.
 
-Durable tasks of ten steps, each from its call to its result, so many at once; it begins no more after TASKS, or after
-LIMIT seconds.
+It runs durable tasks of ten steps, AT_ONCE concurrently, each from its call to its result, and starts no more after
+TASKS tasks or LIMIT seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
-from .told import Unfit, tell, telling
+from .harness import NoFigure, report, reporting_failure
 
 STEPS = 10
 
@@ -27,15 +27,15 @@ async def _measure(walk: Walk, tasks: int, at_once: int, limit: float) -> None:
     async def one() -> None:
         number = next(numbers)
         if (found := await walk(number)) != number + STEPS:
-            raise Unfit(f"a task of {STEPS} steps from {number} ended at {found}")
+            raise NoFigure(f"a task of {STEPS} steps from {number} ended at {found}")
 
-    # Connections are opened, and what is prepared once is prepared, before the clock runs.
+    # Open connections and prepare statements before the clock runs.
     await asyncio.gather(*(one() for _ in range(at_once)))
     left = iter(range(tasks))
     began = time.monotonic()
 
     async def repeat() -> int:
-        """How many this one ran."""
+        """Return how many tasks this caller ran."""
         ran = 0
         while time.monotonic() - began < limit and next(left, None) is not None:
             await one()
@@ -43,7 +43,7 @@ async def _measure(walk: Walk, tasks: int, at_once: int, limit: float) -> None:
         return ran
 
     ran = sum(await asyncio.gather(*(repeat() for _ in range(at_once))))
-    tell(ran=ran * STEPS, seconds=time.monotonic() - began, limited=ran < tasks)
+    report(ran=ran * STEPS, seconds=time.monotonic() - began, limited=ran < tasks)
 
 
 async def _main(name: str, tasks: int, at_once: int, limit: float) -> None:
@@ -58,5 +58,5 @@ async def _main(name: str, tasks: int, at_once: int, limit: float) -> None:
 
 
 if __name__ == "__main__":
-    with telling():
+    with reporting_failure():
         asyncio.run(_main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))

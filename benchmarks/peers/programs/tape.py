@@ -1,8 +1,7 @@
-"""A file of times that the handlers of every peer write to: what is measured costs the same for all of them.
+"""A memory-mapped file of start and end times, which the handlers of every project write at the same cost.
 
-Each task has a number and a row: when its handler began, when it ended, and in which process. The times are
-`time.monotonic()`, which all processes of a machine share on Linux and macOS. The file is mapped into memory, so that a
-time is one store, without a system call.
+Each task has a number and a row: start, end and process id of its handler. Times are `time.monotonic()`, which all
+processes of a machine share on Linux and macOS. Writing a time is one store, without a system call.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _PROCESS_AT = 2 * _TIME.size
 
 
 class Tape:
-    """The rows of all tasks; zero stands for what has not happened."""
+    """The rows of all tasks; zero means that the event has not happened."""
 
     def __init__(self, path: str) -> None:
         with Path(path).open("r+b") as file:
@@ -31,32 +30,32 @@ class Tape:
 
     @staticmethod
     def make(path: Path, tasks: int) -> None:
-        """An empty tape for so many tasks."""
+        """Create an empty tape for so many tasks."""
         path.write_bytes(bytes(_ROW.size * tasks))
 
     @classmethod
     def from_environment(cls) -> Tape:
-        """The tape that the process was told of."""
+        """Open the tape that BENCH_TAPE names."""
         return cls(os.environ["BENCH_TAPE"])
 
     def begin(self, number: int) -> None:
-        """The handler of this task begins, in this process."""
+        """Record the start of a handler in this process."""
         at = number * _ROW.size
         _PROCESS.pack_into(self._rows, at + _PROCESS_AT, os.getpid())
         _TIME.pack_into(self._rows, at, time.monotonic())
 
     def end(self, number: int) -> None:
-        """The handler of this task returns."""
+        """Record the end of a handler."""
         _TIME.pack_into(self._rows, number * _ROW.size + _END, time.monotonic())
 
     def began(self, number: int) -> float:
-        """When the handler of this task began last."""
+        """Return the last start of a handler."""
         return float(_TIME.unpack_from(self._rows, number * _ROW.size)[0])
 
     def ended(self, number: int) -> float:
-        """When the handler of this task returned last."""
+        """Return the last end of a handler."""
         return float(_TIME.unpack_from(self._rows, number * _ROW.size + _END)[0])
 
     def process(self, number: int) -> int:
-        """The process id in which the handler of this task began last."""
+        """Return the process id of the last start of a handler."""
         return int(_PROCESS.unpack_from(self._rows, number * _ROW.size + _PROCESS_AT)[0])

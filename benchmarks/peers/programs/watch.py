@@ -1,4 +1,4 @@
-"""Watching tasks run, on the tape, and reading their results back."""
+"""Watch tasks on the tape, and read their results."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any
 
+from .harness import NoFigure
 from .setup import TAPE
-from .told import Unfit
 
 __all__ = ["Reader", "watch"]
 
 _LOOK = 0.002
-"""Seconds between two looks at the tape: rare enough to take nothing from what is measured."""
+"""Seconds between two readings of the tape; rare enough not to affect the figures."""
 
 _LOOK_FOR_THE_FIRST = 0.02
 _READABLE_WITHIN = 20.0
@@ -25,21 +25,21 @@ _NEVER = float("inf")
 
 @dataclass(frozen=True)
 class Reader:
-    """A client's two calls, of coroutines or plain: whether a task's result is there, and the result."""
+    """A client's calls, async or plain: whether a result is ready, and the result."""
 
     ready: Callable[[Any], Any]
     read: Callable[[Any], Any]
 
     async def wait(self, handle: Any) -> None:
-        """Until the result is there."""
+        """Wait until the result is ready."""
         deadline = time.monotonic() + _READABLE_WITHIN
         while not await _done(self.ready(handle)):
             if time.monotonic() > deadline:
-                raise Unfit(f"a task ran and its result is not there after {_READABLE_WITHIN:g} s")
+                raise NoFigure(f"a task ran, but its result is not readable after {_READABLE_WITHIN:g} s")
             await asyncio.sleep(_LOOK / 4)
 
     async def result(self, handle: Any) -> Any:
-        """The result, waited for."""
+        """Wait for the result and return it."""
         await self.wait(handle)
         return await _done(self.read(handle))
 
@@ -47,12 +47,12 @@ class Reader:
 async def watch(
     handles: Sequence[Any], reader: Reader, expected: Callable[[int], object], limit: float, *, whole: bool
 ) -> dict[str, float]:
-    """Until all have run and the last one's result is there, or `limit` seconds after the first began.
+    """Wait until all tasks have run and the last result is ready, or until `limit` seconds after the first start.
 
-    whole: every handle is a task with a row of its own on the tape. Else the one handle is a parent, in the first row;
-    its time is from its beginning to its end.
+    whole: every handle is a task with its own row on the tape. Otherwise the only handle is a parent in the first row,
+    whose time is from its start to its end.
 
-    Returns how many ran and in how many seconds. Raises Unfit for a result that is missing or not the task's.
+    Returns the number of finished tasks and the seconds. Raises `NoFigure` for a missing or wrong result.
     """
     count = len(handles)
     first = await _first(count)
@@ -65,18 +65,18 @@ async def watch(
         over = first + limit
         ran = [number for number in range(count) if 0 < TAPE.ended(number) <= over]
         if not ran:
-            raise Unfit(f"not ended within {limit:g} s")
+            raise NoFigure(f"not ended within {limit:g} s")
     for number in ran[:: max(1, len(ran) // _SAMPLES)]:
         if (found := await reader.result(handles[number])) != expected(number):
-            raise Unfit(f"task {number} has a result that is not its own: {str(found)[:80]}")
+            raise NoFigure(f"task {number} has the result of another task: {str(found)[:80]}")
     return {"ran": len(ran), "seconds": over - first, "limited": len(ran) < count}
 
 
 async def _first(count: int) -> float:
-    """When the first handler began. For ever, if none does: the harness has a limit of its own."""
-    while not any(TAPE.began(number) for number in range(count)):  # noqa: ASYNC110 - another process writes it
+    """Return the first start of a handler. The harness limits this wait."""
+    while not any(TAPE.began(number) for number in range(count)):  # noqa: ASYNC110 - another process writes the tape
         await asyncio.sleep(_LOOK_FOR_THE_FIRST)
-    # Others may have begun in the meantime, in any order.
+    # Others may have started meanwhile, in any order.
     return min(TAPE.began(number) or _NEVER for number in range(count))
 
 
