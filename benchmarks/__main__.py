@@ -20,18 +20,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from . import report
 from .backlog import BACKLOG
-from .due import DUE
+from .delayed import DUE
+from .deployment import Deployment
 from .enqueue import ENQUEUE
-from .figures import Figure, Measure, Row, rows_of
 from .footprint import FOOTPRINT
-from .hand_over import HAND_OVER
 from .latency import LATENCY
 from .machine import machine_line, run
+from .measures import Figure, Measure, Row, rows_of
 from .memory import MEMORY
-from .place import Place
 from .recovery import SUPERVISED, recovery
+from .release import RELEASE
 from .server import NoServer, given_server, own_server, server_line
-from .size import FULL, QUICK, Size
+from .sizes import FULL, QUICK, Size
 from .startup import STARTUP
 from .steps import STEPS
 from .throughput import THROUGHPUT
@@ -49,7 +49,7 @@ def measures(size: Size) -> list[Measure]:
         FOOTPRINT,
         BACKLOG,
         MEMORY,
-        HAND_OVER,
+        RELEASE,
         recovery("recovery_short_lease", size.short_lease, at_once=False),
         recovery("recovery", size.lease, at_once=True),
         SUPERVISED,
@@ -57,12 +57,12 @@ def measures(size: Size) -> list[Measure]:
 
 
 async def measure_all(
-    place: Place, size: Size, wanted: Sequence[Measure], advance: Callable[[str, int], None]
+    deployment: Deployment, size: Size, wanted: Sequence[Measure], advance: Callable[[str, int], None]
 ) -> list[Row]:
     """Run the benchmarks in sequence. advance: called with the current one and the number of rounds done."""
 
     async def one_round(measure: Measure, number: int) -> dict[str, Figure]:
-        here = place.within(f"{measure.name}-{number}".replace("_", "-"))
+        here = deployment.within(f"{measure.name}-{number}".replace("_", "-"))
         try:
             return dict(await measure.round(here, size))
         finally:
@@ -111,20 +111,20 @@ def main(
 
 
 def _measure(
-    server: AbstractContextManager[Place], size: Size, wanted: Sequence[Measure]
+    server: AbstractContextManager[Deployment], size: Size, wanted: Sequence[Measure]
 ) -> tuple[list[str], list[Row]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     # Drawn between rounds only: a bar that refreshes by itself would take CPU time from the benchmark.
     progress = Progress(*columns, console=console, auto_refresh=False, transient=True, disable=not console.is_terminal)
-    with server as place, progress:
-        conditions = [machine_line(), server_line(place)]
+    with server as deployment, progress:
+        conditions = [machine_line(), server_line(deployment)]
         bar = progress.add_task("starting", total=sum(size.rounds if one.repeated else 1 for one in wanted))
 
         def advance(name: str, rounds: int) -> None:
             progress.update(bar, description=name, advance=rounds, refresh=True)
 
-        return conditions, run(measure_all(place, size, wanted, advance))
+        return conditions, run(measure_all(deployment, size, wanted, advance))
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ from perdure.queues import Consumer, Gateway, Leases, Namespace, Partition, list
 from perdure.queues.delivery.settlement import Counters
 from perdure.queues.delivery.stream_reader import read_partitions
 
-from .figures import Figure, Line, Measure
-from .place import Place
+from .deployment import Deployment
+from .measures import Figure, Line, Measure
 from .raw import RawClient
-from .size import Backlog, Size
+from .sizes import Backlog, Size
 
 __all__ = ["BACKLOG"]
 
@@ -27,9 +27,9 @@ _SHOWN = 20
 _AN_HOUR = 3600.0
 
 
-async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
-    small = _Side(place.within("small"))
-    great = _Side(place.within("great"))
+async def _round(deployment: Deployment, size: Size) -> Mapping[str, Figure]:
+    small = _Side(deployment.within("small"))
+    great = _Side(deployment.within("great"))
     found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in _Side.ACTS}
     try:
         await small.open(size.small_backlog)
@@ -49,11 +49,11 @@ class _Side:
 
     ACTS = ("enqueue", "read", "settle", "promote", "dlq_list", "queue_list")
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._namespace = Namespace(place.namespace)
-        self._partition = Partition(place.namespace, "default", 0)
-        self._producer = Producer(place.url, namespace=place.namespace)
+    def __init__(self, deployment: Deployment) -> None:
+        self._place = deployment
+        self._namespace = Namespace(deployment.namespace)
+        self._partition = Partition(deployment.namespace, "default", 0)
+        self._producer = Producer(deployment.url, namespace=deployment.namespace)
 
     @property
     def _gateway(self) -> Gateway:

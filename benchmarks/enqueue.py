@@ -8,26 +8,26 @@ from collections.abc import Mapping
 import anyio
 from perdure import Context
 
-from . import limits
-from .figures import Figure, Line, Measure
-from .place import Place
-from .size import Size
+from . import raw_limits
+from .deployment import Deployment
+from .measures import Figure, Line, Measure
+from .sizes import Size
 
 __all__ = ["ENQUEUE"]
 
 PRODUCERS = 32
 
 
-async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
-    limit = limits.add(place, size.bulk)
+async def _round(deployment: Deployment, size: Size) -> Mapping[str, Figure]:
+    limit = raw_limits.add(deployment, size.bulk)
     return {
-        "enqueue": Figure(await _awaited_per_second(place, size.tasks), limit),
-        "enqueue_bulk": Figure(await _bulk_per_second(place.within("bulk"), size.bulk), limit),
+        "enqueue": Figure(await _awaited_per_second(deployment, size.tasks), limit),
+        "enqueue_bulk": Figure(await _bulk_per_second(deployment.within("bulk"), size.bulk), limit),
     }
 
 
-async def _awaited_per_second(place: Place, count: int) -> float:
-    app = place.app()
+async def _awaited_per_second(deployment: Deployment, count: int) -> float:
+    app = deployment.app()
     numbers = iter(range(count))
 
     @app.task
@@ -46,8 +46,8 @@ async def _awaited_per_second(place: Place, count: int) -> float:
         return count / (time.perf_counter() - began)
 
 
-async def _bulk_per_second(place: Place, count: int) -> float:
-    app = place.app()
+async def _bulk_per_second(deployment: Deployment, count: int) -> float:
+    app = deployment.app()
 
     @app.task
     async def noop(ctx: Context, number: int) -> int:
@@ -59,7 +59,7 @@ async def _bulk_per_second(place: Place, count: int) -> float:
         return count / (time.perf_counter() - began)
 
 
-_LIMIT = f"XADD, {limits.WRITE_BATCH} per round trip"
+_LIMIT = f"XADD, {raw_limits.WRITE_BATCH} per round trip"
 
 ENQUEUE = Measure(
     "enqueue",

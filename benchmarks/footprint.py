@@ -8,22 +8,22 @@ from perdure import Context, Worker
 from perdure.queues import Partition
 from perdure.queues.keys import GROUP
 
-from . import limits
-from .figures import Figure, Line, Measure
-from .place import Place
+from . import raw_limits
+from .deployment import Deployment
+from .measures import Figure, Line, Measure
 from .raw import RawClient
-from .size import Size
+from .sizes import Size
 
 __all__ = ["FOOTPRINT"]
 
 
-async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
-    with RawClient(place.url) as client:
-        limits.make_group(place)
+async def _round(deployment: Deployment, size: Size) -> Mapping[str, Figure]:
+    with RawClient(deployment.url) as client:
+        raw_limits.make_group(deployment)
         before = _used(client)
-        limits.add(place, size.tasks)
+        raw_limits.add(deployment, size.tasks)
         raw = (_used(client) - before) / size.tasks
-        app = place.app()
+        app = deployment.app()
 
         @app.task
         async def noop(ctx: Context, number: int) -> int:
@@ -34,7 +34,7 @@ async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
             for start in range(0, size.tasks, 1000):
                 await noop.enqueue_many({"number": number} for number in range(start, min(start + 1000, size.tasks)))
             queued = (_used(client) - before) / size.tasks
-            ready = Partition(place.namespace, noop.queue, 0).ready
+            ready = Partition(deployment.namespace, noop.queue, 0).ready
             client.call("XGROUP", "CREATE", ready, GROUP, "0")
             client.call("XREADGROUP", "GROUP", GROUP, "reader", "COUNT", size.tasks, "STREAMS", ready, ">")
             running = (_used(client) - before) / size.tasks

@@ -15,7 +15,7 @@ from typing import Any
 from perdure import Producer, TaskHandle
 from perdure.queues import WorkerInfo, list_workers
 
-from .place import Place
+from .deployment import Deployment
 from .processes import ROOT, Child
 
 __all__ = ["WORKERS", "Host", "host"]
@@ -72,14 +72,14 @@ class Host:
 
 
 @asynccontextmanager
-async def host(name: str, place: Place, producer: Producer) -> AsyncIterator[Host]:
+async def host(name: str, deployment: Deployment, producer: Producer) -> AsyncIterator[Host]:
     """Start a host; all its workers are registered on entry and gone on exit."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "perdure.worker.cli", "worker", "run", "benchmarks.replica:app"),
+        *(sys.executable, "-m", "perdure.worker.cli", "worker", "run", "benchmarks.worker_process:app"),
         *("--processes", str(WORKERS), "--name", name),
         stdout=PIPE,
         cwd=ROOT,
-        env={**place.environment, "PERDURE_LOG_LEVEL": "ERROR", **_NO_PAUSE},
+        env={**deployment.environment, "PERDURE_LOG_LEVEL": "ERROR", **_NO_PAUSE},
     )
     found = Host(name, producer, Child(process))
     try:

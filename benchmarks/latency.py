@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from perdure import Producer
 
-from . import limits
-from .figures import Figure, Line, Measure
-from .place import Place
+from . import raw_limits
+from .deployment import Deployment
+from .measures import Figure, Line, Measure
 from .processes import Child, started
 from .raw import RawClient
-from .size import Size
+from .sizes import Size
 
 __all__ = ["LATENCY"]
 
@@ -25,27 +25,30 @@ _REPORTED_WITHIN = 10.0
 _WARM_UP = 20
 
 
-async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
-    limit = await _raw(place, size.pick_ups)
-    found = await _perdure(place, size.pick_ups)
+async def _round(deployment: Deployment, size: Size) -> Mapping[str, Figure]:
+    limit = await _raw(deployment, size.pick_ups)
+    found = await _perdure(deployment, size.pick_ups)
     return {
         "pick_up_p50": Figure(_percentile(found, 50), _percentile(limit, 50)),
         "pick_up_p99": Figure(_percentile(found, 99), _percentile(limit, 99)),
     }
 
 
-async def _perdure(place: Place, count: int) -> list[float]:
-    async with Producer(place.url, namespace=place.namespace) as producer, started("replica", place) as worker:
+async def _perdure(deployment: Deployment, count: int) -> list[float]:
+    async with (
+        Producer(deployment.url, namespace=deployment.namespace) as producer,
+        started("worker_process", deployment) as worker,
+    ):
         return await _pick_ups(worker, lambda: producer.enqueue("pick_up"), count)
 
 
-async def _raw(place: Place, count: int) -> list[float]:
-    limits.make_group(place)
-    async with started("raw_reader", place) as reader:
-        with RawClient(place.url) as client:
+async def _raw(deployment: Deployment, count: int) -> list[float]:
+    raw_limits.make_group(deployment)
+    async with started("raw_reader", deployment) as reader:
+        with RawClient(deployment.url) as client:
 
             async def send() -> None:
-                limits.add_message(client, place)
+                raw_limits.add_message(client, deployment)
 
             return await _pick_ups(reader, send, count)
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 import psutil
 from perdure import Context, Worker
 
-from .figures import Figure, Line, Measure
-from .place import Place
+from .deployment import Deployment
+from .measures import Figure, Line, Measure
 from .processes import started
 from .raw import RawClient
-from .size import Size
+from .sizes import Size
 
 __all__ = ["MEMORY"]
 
@@ -26,9 +26,9 @@ _GONE_WITHIN = 120.0
 _MEGABYTE = 1e6
 
 
-async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
-    before, after = await _expired(place, size.expired)  # first: the worker killed below stays registered for 30 s
-    async with started("replica", place) as replica:
+async def _round(deployment: Deployment, size: Size) -> Mapping[str, Figure]:
+    before, after = await _expired(deployment, size.expired)  # first: the worker killed below stays registered for 30 s
+    async with started("worker_process", deployment) as replica:
         idle = _resident(replica.pid)
     bare = await asyncio.create_subprocess_exec(
         sys.executable, "-c", "print(flush=True); input()", stdin=PIPE, stdout=PIPE
@@ -48,9 +48,9 @@ def _resident(pid: int) -> float:
     return found / _MEGABYTE
 
 
-async def _expired(place: Place, count: int) -> tuple[int, int]:
+async def _expired(deployment: Deployment, count: int) -> tuple[int, int]:
     """Return the server's memory before the tasks, and after all of them have run and expired."""
-    app = place.app()
+    app = deployment.app()
 
     @app.task(result_ttl=_KEPT)
     async def noop(ctx: Context, number: int) -> int:
@@ -61,7 +61,7 @@ async def _expired(place: Place, count: int) -> tuple[int, int]:
         async with Worker(app, concurrency=32) as worker:
             await worker.run(burst=True)
 
-    with RawClient(place.url) as client:
+    with RawClient(deployment.url) as client:
         async with app:
             await run_all(min(count, _CHUNK))  # scripts, streams and groups exist from the first task on
             await _until_expired(client)

@@ -26,8 +26,8 @@ from perdure.worker.runtime.slots import Slots
 from rich.console import Console
 from rich.table import Table
 
+from .deployment import Deployment
 from .machine import machine_line, run
-from .place import Place
 from .server import own_server
 
 __all__ = ["main"]
@@ -127,8 +127,8 @@ async def _parts() -> list[tuple[str, float]]:
     ]
 
 
-async def _whole(place: Place) -> list[tuple[str, float]]:
-    here = App("parts", settings=Settings(redis_url=place.url, namespace=place.namespace))
+async def _whole(deployment: Deployment) -> list[tuple[str, float]]:
+    here = App("parts", settings=Settings(redis_url=deployment.url, namespace=deployment.namespace))
     tasks: dict[str, Task[Any, Any]] = {
         "noop": here.task(noop.handler),
         "walk": here.task(durability="sync")(walk.handler),
@@ -155,8 +155,8 @@ def main() -> None:
     table = Table("part", "us of CPU")
     for name, found in run(_parts()):
         table.add_row(name, f"{found:.1f}")
-    with own_server(fsync=False) as place:
-        for name, found in run(_whole(place)):
+    with own_server(fsync=False) as deployment:
+        for name, found in run(_whole(deployment)):
             table.add_row(name, f"{found:.1f}")
     Console().print(machine_line(), table, sep="\n")
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from .place import Place
+from .deployment import Deployment
 
 __all__ = ["ROOT", "Child", "report", "started"]
 
@@ -65,10 +65,10 @@ class Child:
 
 
 @asynccontextmanager
-async def started(module: str, place: Place, *arguments: str) -> AsyncIterator[Child]:
+async def started(module: str, deployment: Deployment, *arguments: str) -> AsyncIterator[Child]:
     """Run a module of this package as a process; it is ready on entry and dead on exit."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", f"{__package__}.{module}", *arguments, stdout=PIPE, env=place.environment, cwd=ROOT
+        sys.executable, "-m", f"{__package__}.{module}", *arguments, stdout=PIPE, env=deployment.environment, cwd=ROOT
     )
     child = Child(process)
     try:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from .limits import wait_for_message
-from .place import Place
+from .deployment import Deployment
 from .processes import report
 from .raw import RawClient
+from .raw_limits import wait_for_message
 
 __all__: list[str] = []
 
 
 def _read() -> None:
-    place = Place.from_environment()
-    with RawClient(place.url) as client:
+    deployment = Deployment.from_environment()
+    with RawClient(deployment.url) as client:
         report()
         while True:
-            wait_for_message(client, place)
+            wait_for_message(client, deployment)
             report()
 
 

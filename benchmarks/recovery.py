@@ -18,14 +18,14 @@ from perdure import Producer, Settings
 from perdure.queues import Namespace
 from perdure.queues.keys import GROUP
 
-from .figures import Figure, Line, Measure
+from .deployment import Deployment
 from .host import host
 from .machine import machine_line, run
-from .place import Place
+from .measures import Figure, Line, Measure
 from .processes import started
 from .raw import RawClient
 from .server import own_server, server_line
-from .size import Size
+from .sizes import Size
 
 __all__ = ["SUPERVISED", "recovery"]
 
@@ -38,30 +38,30 @@ _AT_ONCE = 2
 def recovery(key: str, lease: float, *, at_once: bool) -> Measure:
     """Return the benchmark for a lease of `lease` seconds."""
 
-    async def round_(place: Place, size: Size) -> Mapping[str, Figure]:
-        return {key: await _kill(replace(place, lease=lease), lease)}
+    async def round_(deployment: Deployment, size: Size) -> Mapping[str, Figure]:
+        return {key: await _kill(replace(deployment, lease=lease), lease)}
 
     line = Line(key, f"kill -9 until the step runs again, lease {lease:g} s", "s", "the rest of the lease")
     return Measure(key, [line], round_, at_once)
 
 
-async def _kill(place: Place, lease: float) -> Figure:
+async def _kill(deployment: Deployment, lease: float) -> Figure:
     async with (
-        Producer(place.url, namespace=place.namespace) as producer,
-        started("replica", place) as victim,
+        Producer(deployment.url, namespace=deployment.namespace) as producer,
+        started("worker_process", deployment) as victim,
     ):
         await producer.enqueue("hang")
         await victim.reported(_STARTED_WITHIN)
-        async with started("replica", place) as rescuer:
+        async with started("worker_process", deployment) as rescuer:
             # Leases are renewed every third of a lease and swept about every half: kill at a random time.
             await asyncio.sleep(lease * random.uniform(0.5, 1.0))
-            left = lease - _silence(place)
+            left = lease - _silence(deployment)
             killed = victim.send(signal.SIGKILL)
             return Figure(await rescuer.reported(4 * lease + _STARTED_WITHIN) - killed, left)
 
 
-async def _supervised(place: Place, size: Size) -> Mapping[str, Figure]:
-    found = await supervised_kills(replace(place, lease=size.lease), size.kills)
+async def _supervised(deployment: Deployment, size: Size) -> Mapping[str, Figure]:
+    found = await supervised_kills(replace(deployment, lease=size.lease), size.kills)
     return {"recovery_supervised": Figure(statistics.median(found), size.lease)}
 
 
@@ -72,11 +72,11 @@ SUPERVISED = Measure(
 )
 
 
-async def supervised_kills(place: Place, times: int) -> list[float]:
+async def supervised_kills(deployment: Deployment, times: int) -> list[float]:
     """Return the seconds from the death of a supervised worker until its task runs again, for several tasks."""
     async with (
-        Producer(place.url, namespace=place.namespace) as producer,
-        host("first", place, producer) as first,
+        Producer(deployment.url, namespace=deployment.namespace) as producer,
+        host("first", deployment, producer) as first,
     ):
         found: list[float] = []
         for _ in range(times):
@@ -88,68 +88,71 @@ async def supervised_kills(place: Place, times: int) -> list[float]:
         return found
 
 
-async def host_lost(place: Place) -> float:
+async def host_lost(deployment: Deployment) -> float:
     """Return the seconds from the death of all processes of a host until its task runs on another host."""
-    lease = place.lease or Settings.model_fields["lease"].default
+    lease = deployment.lease or Settings.model_fields["lease"].default
     async with (
-        Producer(place.url, namespace=place.namespace) as producer,
-        host("first", place, producer) as first,
+        Producer(deployment.url, namespace=deployment.namespace) as producer,
+        host("first", deployment, producer) as first,
     ):
         await producer.enqueue("hang_once")
         await first.reported(_STARTED_WITHIN)
-        async with host("second", place, producer) as second:
+        async with host("second", deployment, producer) as second:
             await asyncio.sleep(lease * random.uniform(0.5, 1.0))
             lost = await first.lose()
             return await second.reported(4 * lease + _STARTED_WITHIN) - lost
 
 
-async def deploy(place: Place) -> float:
+async def deploy(deployment: Deployment) -> float:
     """Return the seconds from SIGTERM until the task runs on another host; up to `PACE` of them is its step."""
     async with (
-        Producer(place.url, namespace=place.namespace) as producer,
-        host("first", place, producer) as first,
+        Producer(deployment.url, namespace=deployment.namespace) as producer,
+        host("first", deployment, producer) as first,
     ):
         await producer.enqueue("pace")
         await first.reported(_STARTED_WITHIN)
-        async with host("second", place, producer) as second:
+        async with host("second", deployment, producer) as second:
             await asyncio.sleep(random.uniform(0.2, 0.4))
             stopped = first.stop()
             return await second.reported(_STARTED_WITHIN) - stopped
 
 
-def _silence(place: Place) -> float:
+def _silence(deployment: Deployment) -> float:
     """Return the seconds since the only lease was renewed."""
-    ready = Namespace(place.namespace).partition("default").ready
-    with RawClient(place.url) as client:
+    ready = Namespace(deployment.namespace).partition("default").ready
+    with RawClient(deployment.url) as client:
         pending = client.call("XPENDING", ready, GROUP, "-", "+", 1)
     return int(pending[0][2]) / 1000
 
 
-async def _measure_all(place: Place, times: int) -> list[tuple[str, list[float]]]:
+async def _measure_all(deployment: Deployment, times: int) -> list[tuple[str, list[float]]]:
     return [
-        ("a supervised worker is killed", await supervised_kills(place.within("killed"), times)),
-        ("a host is lost", await _concurrently(place.within("lost"), host_lost, times)),
-        ("a deploy: SIGTERM, another host takes over", await _concurrently(place.within("deploy"), deploy, times, 1)),
+        ("a supervised worker is killed", await supervised_kills(deployment.within("killed"), times)),
+        ("a host is lost", await _concurrently(deployment.within("lost"), host_lost, times)),
+        (
+            "a deploy: SIGTERM, another host takes over",
+            await _concurrently(deployment.within("deploy"), deploy, times, 1),
+        ),
     ]
 
 
 async def _concurrently(
-    place: Place, measure: Callable[[Place], Awaitable[float]], times: int, at_once: int = _AT_ONCE
+    deployment: Deployment, measure: Callable[[Deployment], Awaitable[float]], times: int, at_once: int = _AT_ONCE
 ) -> list[float]:
     room = asyncio.Semaphore(at_once)
 
     async def one(number: int) -> float:
         async with room:
-            return await measure(place.within(str(number)))
+            return await measure(deployment.within(str(number)))
 
     return await asyncio.gather(*map(one, range(times)))
 
 
 def main(times: Annotated[int, typer.Option(min=1, help="Repetitions of each benchmark.")] = 20) -> None:
     """Print the time until a task runs again with the default lease: median and worst."""
-    with own_server(fsync=False) as place:
-        print(machine_line(), server_line(place), sep="\n")
-        found = run(_measure_all(place, times))
+    with own_server(fsync=False) as deployment:
+        print(machine_line(), server_line(deployment), sep="\n")
+        found = run(_measure_all(deployment, times))
     print(f"\nseconds until the task runs again, {times} times   {'median':>8} {'worst':>8}")
     for what, seconds in found:
         print(f"{what:47} {statistics.median(seconds):8.3f} {max(seconds):8.3f}")

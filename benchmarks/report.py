@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .figures import Row, Spread
+from .measures import Row, Spread
 
 __all__ = ["as_data", "number", "show"]
 

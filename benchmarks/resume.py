@@ -21,8 +21,8 @@ from perdure import Agent, AgentState, App, Context, PerdureError, PlanStep, Wor
 from perdure.queues import Partition, TaskHandle
 from perdure.worker.log import configure_logging
 
+from .deployment import Deployment
 from .machine import machine_line, run
-from .place import Place
 from .raw import RawClient
 from .server import NoServer, own_server, server_line
 
@@ -54,7 +54,7 @@ class Outcome:
 class Scene:
     """The state of one benchmark. calls: their total number."""
 
-    place: Place
+    deployment: Deployment
     calls: int
     made: int = 0
     reached: asyncio.Event = field(default_factory=asyncio.Event)
@@ -83,7 +83,7 @@ class Scene:
             await asyncio.Event().wait()
 
     def _received(self) -> int:
-        with RawClient(self.place.url) as client:
+        with RawClient(self.deployment.url) as client:
             info = client.call("INFO", "stats").decode()
         return next(int(line.split(":")[1]) for line in info.splitlines() if line.startswith("total_net_input_bytes"))
 
@@ -123,10 +123,10 @@ def _function(app: App, scene: Scene) -> Any:
     return walk
 
 
-async def measure(place: Place, what: str, calls: int) -> Outcome:
+async def measure(deployment: Deployment, what: str, calls: int) -> Outcome:
     """Create a history of `calls` calls, interrupt it and resume it."""
-    scene = Scene(place, calls)
-    app = place.app()
+    scene = Scene(deployment, calls)
+    app = deployment.app()
     task = _agent(app, scene) if what == "agent" else _function(app, scene)
     async with app:
         handle: TaskHandle[Any] = await task.enqueue(goal="read it all")
@@ -156,11 +156,11 @@ async def _memory(app: App, partition: Partition, task_id: str) -> int:
     return int(found or 0)
 
 
-async def _all(place: Place, sizes: Sequence[int]) -> list[Outcome]:
+async def _all(deployment: Deployment, sizes: Sequence[int]) -> list[Outcome]:
     found = []
     for what in ("agent", "function"):
         for calls in sizes:
-            here = place.within(f"{what}-{calls}")
+            here = deployment.within(f"{what}-{calls}")
             print(f"{what}, {calls:,} calls ...", file=sys.stderr)
             found.append(await measure(here, what, calls))
             here.purge()
@@ -202,9 +202,9 @@ def main(
         raise typer.BadParameter("--quick cannot be combined with --write: its figures are meaningless")
     configure_logging("ERROR")
     try:
-        with own_server(fsync=False) as place:
-            conditions = [machine_line(), server_line(place)]
-            found = table(run(_all(place, (100, 500) if quick else SIZES)))
+        with own_server(fsync=False) as deployment:
+            conditions = [machine_line(), server_line(deployment)]
+            found = table(run(_all(deployment, (100, 500) if quick else SIZES)))
     except (NoServer, PerdureError, redis.RedisError, hiredis.HiredisError) as error:
         print(f"could not measure: {error}", file=sys.stderr)
         raise typer.Exit(1) from error

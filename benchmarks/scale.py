@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from .capacity import capacities
+from .crews import FULL, QUICK, Crew, measure_crew
 from .machine import machine_line, run
-from .replicas import FULL, QUICK, Crew, measure_crew
 from .server import NoServer, own_server, server_line
 
 CREWS: Final = (
@@ -76,12 +76,12 @@ def main(
 ) -> None:
     """Measure the cost of tasks, steps and idle workers on a private Redis server."""
     try:
-        with own_server(fsync=False) as place:
-            conditions = [machine_line(), server_line(place)]
+        with own_server(fsync=False) as deployment:
+            conditions = [machine_line(), server_line(deployment)]
             found = []
             for crew in SMALL if quick else CREWS:
                 print(f"measuring {crew.name}", file=sys.stderr)
-                here = place.within(crew.name.replace(" ", "-"))
+                here = deployment.within(crew.name.replace(" ", "-"))
                 found.append((crew, run(measure_crew(here, crew, QUICK if quick else FULL))))
                 here.purge()
     except (NoServer, PerdureError, redis.RedisError, hiredis.HiredisError) as error:

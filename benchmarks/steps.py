@@ -7,28 +7,30 @@ from time import perf_counter
 
 from perdure import Context, Worker
 
-from . import limits
-from .figures import Figure, Line, Measure
-from .place import Place
-from .size import Size
+from . import raw_limits
+from .deployment import Deployment
+from .measures import Figure, Line, Measure
+from .sizes import Size
 
 __all__ = ["STEPS"]
 
 TASKS = 32
 
 
-async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
-    limits.make_group(place)
-    alone = limits.steps(place, size.steps, at_once=1)
-    shared = limits.steps(place, size.shared_steps, at_once=TASKS)
+async def _round(deployment: Deployment, size: Size) -> Mapping[str, Figure]:
+    raw_limits.make_group(deployment)
+    alone = raw_limits.steps(deployment, size.steps, at_once=1)
+    shared = raw_limits.steps(deployment, size.shared_steps, at_once=TASKS)
     return {
-        "steps": Figure(await _steps_per_second(place, size.steps, tasks=1), alone),
-        "steps_shared": Figure(await _steps_per_second(place.within("shared"), size.shared_steps, tasks=TASKS), shared),
+        "steps": Figure(await _steps_per_second(deployment, size.steps, tasks=1), alone),
+        "steps_shared": Figure(
+            await _steps_per_second(deployment.within("shared"), size.shared_steps, tasks=TASKS), shared
+        ),
     }
 
 
-async def _steps_per_second(place: Place, count: int, *, tasks: int) -> float:
-    app = place.app()
+async def _steps_per_second(deployment: Deployment, count: int, *, tasks: int) -> float:
+    app = deployment.app()
 
     @app.task(durability="sync")
     async def walk(ctx: Context, steps: int) -> tuple[float, float]:

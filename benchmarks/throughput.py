@@ -7,25 +7,25 @@ from collections.abc import Mapping
 
 from perdure import Context, Worker
 
-from . import limits
-from .figures import Figure, Line, Measure
-from .place import Place
-from .size import Size
+from . import raw_limits
+from .deployment import Deployment
+from .measures import Figure, Line, Measure
+from .sizes import Size
 
 __all__ = ["THROUGHPUT"]
 
 CONCURRENCY = 32
 
 
-async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
-    limits.make_group(place)
-    limits.add(place, size.tasks)
-    limit = limits.read_and_delete(place, size.tasks)
-    return {"throughput": Figure(await _tasks_per_second(place, size.tasks), limit)}
+async def _round(deployment: Deployment, size: Size) -> Mapping[str, Figure]:
+    raw_limits.make_group(deployment)
+    raw_limits.add(deployment, size.tasks)
+    limit = raw_limits.read_and_delete(deployment, size.tasks)
+    return {"throughput": Figure(await _tasks_per_second(deployment, size.tasks), limit)}
 
 
-async def _tasks_per_second(place: Place, count: int) -> float:
-    app = place.app()
+async def _tasks_per_second(deployment: Deployment, count: int) -> float:
+    app = deployment.app()
 
     @app.task
     async def noop(ctx: Context, number: int) -> int:
@@ -52,7 +52,7 @@ THROUGHPUT = Measure(
             "throughput",
             f"no-op tasks, concurrency {CONCURRENCY}",
             "tasks/s",
-            f"XREADGROUP + XACK + XDEL, {limits.READ_BATCH} per round trip",
+            f"XREADGROUP + XACK + XDEL, {raw_limits.READ_BATCH} per round trip",
         )
     ],
     _round,

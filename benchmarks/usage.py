@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from .place import Place
+from .deployment import Deployment
 from .raw import RawClient
 
 __all__ = ["Meter", "Usage"]
@@ -55,8 +55,8 @@ def _minus(one: Mapping[str, float], other: Mapping[str, float], share: float = 
 class Meter:
     """Measures the usage between two readings of INFO."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, deployment: Deployment) -> None:
+        self._place = deployment
         self._began = self._read()
 
     def read(self) -> Usage:

@@ -14,15 +14,15 @@ from typing import Annotated
 import typer
 
 from . import results
-from .amounts import FULL, QUICK
-from .cells import Facts, facts
 from .environments import install
 from .lines import Measure, measures
 from .machine import about
-from .measuring import estimate, measure
-from .roster import QUEUES, STEPS, Peer
+from .measurements import Facts, facts
+from .processes import Failed
+from .rounds import estimate, measure
 from .servers import Postgres, postgres
-from .sessions import Failed
+from .setups import QUEUES, STEPS, Peer
+from .sizes import FULL, QUICK
 
 _RESULTS = Path(__file__).parents[2] / "docs" / "explanation" / "benchmarks" / "results.json"
 

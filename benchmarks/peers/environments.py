@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from .sessions import Failed
+from .processes import Failed
 
 __all__ = ["bin_folder", "environment_of", "install"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from . import cells
-from .amounts import Amounts
-from .cells import CONCURRENCY, Facts
-from .roster import PERDURE, PERDURE_FSYNC, QUEUES, STEPS, Peer
+from . import measurements
+from .measurements import CONCURRENCY, Facts
+from .processes import Failed
 from .servers import Postgres
-from .sessions import Failed
+from .setups import PERDURE, PERDURE_FSYNC, QUEUES, STEPS, Peer
+from .sizes import Amounts
 
 __all__ = ["NAPPING", "Line", "Measure", "measures"]
 
@@ -195,24 +195,24 @@ def measures(amounts: Amounts) -> Sequence[Measure]:
 
 
 def _noop(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:
-    found = cells.drained(peer, "noop", size.tasks, "singly", size.limit, CONCURRENCY)
+    found = measurements.queue_rates(peer, "noop", size.tasks, "singly", size.limit, CONCURRENCY)
     return {"noop": found["run"], "enqueue": found["enqueue"]}
 
 
 def _bulk(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:
-    return {"bulk": cells.enqueued(peer, size.bulk)}
+    return {"bulk": measurements.bulk_rate(peer, size.bulk)}
 
 
 def _echo(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:
-    return {"echo": cells.drained(peer, "echo", size.tasks, "bulk", size.limit, CONCURRENCY)["run"]}
+    return {"echo": measurements.queue_rates(peer, "echo", size.tasks, "bulk", size.limit, CONCURRENCY)["run"]}
 
 
 def _nap(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:
-    return {"nap": cells.drained(peer, "nap", size.naps, "bulk", size.limit, NAPPING)["run"]}
+    return {"nap": measurements.queue_rates(peer, "nap", size.naps, "bulk", size.limit, NAPPING)["run"]}
 
 
 def _spread(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:
-    found = cells.drained(peer, "spread", 1, "singly", _SPREAD_WITHIN, CONCURRENCY, size.children)
+    found = measurements.queue_rates(peer, "spread", 1, "singly", _SPREAD_WITHIN, CONCURRENCY, size.children)
     return {"spread": found["run"]}
 
 
@@ -222,11 +222,11 @@ _MARGIN = 2.5
 
 
 def _steps(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:
-    return {"steps": cells.walked(peer, size.walks, 1, size.walk_limit, database)}
+    return {"steps": measurements.step_rate(peer, size.walks, 1, size.walk_limit, database)}
 
 
 def _steps_shared(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:
-    return {"steps_shared": cells.walked(peer, size.walks, CONCURRENCY, size.walk_limit, database)}
+    return {"steps_shared": measurements.step_rate(peer, size.walks, CONCURRENCY, size.walk_limit, database)}
 
 
 def _recovery(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:
@@ -236,8 +236,8 @@ def _recovery(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None
         raise Failed(facts.recovery_where)
     if facts.recovery > size.patience:
         raise Failed(f"default {facts.recovery:,.0f} s ({facts.recovery_where}), not waited for")
-    return {"recovery": cells.recovered(peer, None, _MARGIN * facts.recovery)}
+    return {"recovery": measurements.recovery_seconds(peer, None, _MARGIN * facts.recovery)}
 
 
 def _recovery_set(peer: Peer, size: Amounts, facts: Facts, database: Postgres | None) -> Mapping[str, float]:
-    return {"recovery_set": cells.recovered(peer, size.silence, 8 * size.silence)}
+    return {"recovery_set": measurements.recovery_seconds(peer, size.silence, 8 * size.silence)}

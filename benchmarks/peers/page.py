@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from . import results
+from .bars import bars_of
 from .chart import chart
-from .drawn import bars_of
-from .reached import reached
+from .page_text import GUARANTEES, HOW_TO_READ, INEQUALITIES, LIMITS, SECTIONS, TITLE, facts
 from .results import Data
 from .tables import cell_table, guarantee_table, overview, settings_table
-from .words import GUARANTEES, HOW_TO_READ, INEQUALITIES, LIMITS, SECTIONS, TITLE, facts
+from .target_table import reached
 
 _DOCS = Path(__file__).parents[2] / "docs" / "explanation"
 _DATA = _DOCS / "benchmarks"

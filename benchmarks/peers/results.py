@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .amounts import Amounts
-from .cells import Facts
 from .lines import Measure
-from .measuring import Cell
-from .roster import PERDURE, Peer
+from .measurements import Facts
+from .rounds import Cell
+from .setups import PERDURE, Peer
+from .sizes import Amounts
 
 __all__ = ["Data", "as_data", "read", "write"]
 

@@ -18,7 +18,7 @@ import hiredis
 import redis
 
 from ..raw import RawClient
-from .sessions import Failed
+from .processes import Failed
 
 __all__ = ["Postgres", "postgres", "postgres_version", "redis_server", "redis_version"]
 

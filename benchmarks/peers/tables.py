@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..report import number
-from .drawn import short
+from .bars import short
 from .results import Data
 
 __all__ = ["cell_table", "guarantee_table", "overview", "row", "settings_table", "spread"]

@@ -18,13 +18,13 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.peers import results
-from benchmarks.peers.amounts import QUICK
-from benchmarks.peers.cells import Facts
 from benchmarks.peers.lines import Line, Measure
-from benchmarks.peers.measuring import measure
+from benchmarks.peers.measurements import Facts
 from benchmarks.peers.page import main as draw
-from benchmarks.peers.roster import PERDURE, Peer
-from benchmarks.peers.sessions import Failed, started
+from benchmarks.peers.processes import Failed, started
+from benchmarks.peers.rounds import measure
+from benchmarks.peers.setups import PERDURE, Peer
+from benchmarks.peers.sizes import QUICK
 from tests.support.paths import ROOT
 
 FACTS = Facts(python="3", versions={"other": "1.0"}, recovery=60, recovery_where="Worker(timeout)")

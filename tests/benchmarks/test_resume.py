@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from benchmarks.place import Place
+from benchmarks.deployment import Deployment
 from benchmarks.resume import BEGIN, END, Outcome, measure, table, write
 from tests.support.paths import ROOT
 
@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "reference" / "events.md"
 @pytest.mark.integration
 @pytest.mark.parametrize("what", ["agent", "function"])
 async def test_a_past_is_gone_on_from(redis_url: str, namespace_name: str, what: str) -> None:
-    found = await measure(Place(redis_url, namespace_name), what, 60)
+    found = await measure(Deployment(redis_url, namespace_name), what, 60)
     assert found.events >= 60
     assert min(found.resume, found.written, found.checkpoint) > 0
 

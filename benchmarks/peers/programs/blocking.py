@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from .setup import NAP, TAPE
+from .setup import NAP, TIMES
 
 __all__ = ["echo", "hang", "nap", "noop"]
 
@@ -13,31 +13,31 @@ _FOR_EVER = 3600
 
 def noop(number: int) -> int:
     """Do nothing."""
-    TAPE.begin(number)
-    TAPE.end(number)
+    TIMES.begin(number)
+    TIMES.end(number)
     return number + 1
 
 
 def echo(number: int, text: str) -> str:
     """Return the text."""
-    TAPE.begin(number)
-    TAPE.end(number)
+    TIMES.begin(number)
+    TIMES.end(number)
     return text
 
 
 def nap(number: int) -> int:
     """Wait, like a request to another server."""
-    TAPE.begin(number)
+    TIMES.begin(number)
     time.sleep(NAP)
-    TAPE.end(number)
+    TIMES.end(number)
     return number + 1
 
 
 def hang(number: int) -> int:
     """Block in the first run, so that its worker can be killed; return at once in the second."""
-    if TAPE.began(number):
-        TAPE.end(number)
+    if TIMES.began(number):
+        TIMES.end(number)
         return number + 1
-    TAPE.begin(number)
+    TIMES.begin(number)
     time.sleep(_FOR_EVER)
     return number + 1

@@ -13,7 +13,7 @@ from arq.connections import RedisSettings
 from arq.worker import Worker
 
 from . import handlers
-from .setup import CHILDREN, CONCURRENCY, RECOVERY, REDIS_URL, TAPE
+from .setup import CHILDREN, CONCURRENCY, RECOVERY, REDIS_URL, TIMES
 
 BLOCKING = False
 BULK = False
@@ -43,11 +43,11 @@ async def hang(ctx: Any, number: int) -> int:
 
 
 async def spread(ctx: Any, number: int) -> int:
-    TAPE.begin(number)
+    TIMES.begin(number)
     children = [await ctx["redis"].enqueue_job("noop", child) for child in range(1, 1 + CHILDREN)]
     for child in children:
         await child.result()
-    TAPE.end(number)
+    TIMES.end(number)
     return number + 1
 
 

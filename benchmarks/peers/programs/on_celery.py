@@ -12,7 +12,7 @@ from celery.result import AsyncResult
 from kombu.transport.redis import Channel
 
 from . import blocking
-from .setup import CHILDREN, RECOVERY, REDIS_URL, TAPE
+from .setup import CHILDREN, RECOVERY, REDIS_URL, TIMES
 
 BLOCKING = True
 BULK = False
@@ -30,7 +30,7 @@ hang = app.task(name="hang")(blocking.hang)
 
 @app.task(name="spread")
 def spread(number: int) -> int:
-    TAPE.begin(number)
+    TIMES.begin(number)
     chord(noop.s(child) for child in range(1, 1 + CHILDREN))(joined.s(number))
     return number + 1
 
@@ -38,7 +38,7 @@ def spread(number: int) -> int:
 @app.task(name="joined")
 def joined(results: list[int], number: int) -> int:
     """End the chord when all children have results: a task must not wait for the result of another."""
-    TAPE.end(number)
+    TIMES.end(number)
     return len(results)
 
 

@@ -11,7 +11,7 @@ from docket import CurrentDocket, Docket, Worker
 from docket.execution import ExecutionState
 
 from .handlers import echo, hang, nap, noop
-from .setup import CHILDREN, REDIS_URL, TAPE
+from .setup import CHILDREN, REDIS_URL, TIMES
 
 BLOCKING = False
 BULK = True
@@ -20,11 +20,11 @@ _NAME = "bench"
 
 
 async def spread(number: int, docket: Docket = CurrentDocket()) -> int:
-    TAPE.begin(number)
+    TIMES.begin(number)
     children = await docket.add_many([docket.call(noop)(child) for child in range(1, 1 + CHILDREN)])
     for child in children:
         await child.get_result()
-    TAPE.end(number)
+    TIMES.end(number)
     return number + 1
 
 

@@ -13,7 +13,7 @@ from dramatiq.results import ResultMissing, Results
 from dramatiq.results.backends import RedisBackend
 
 from . import blocking
-from .setup import CHILDREN, RECOVERY, REDIS_URL, TAPE
+from .setup import CHILDREN, RECOVERY, REDIS_URL, TIMES
 
 BLOCKING = True
 BULK = False
@@ -33,11 +33,11 @@ hang = dramatiq.actor(store_results=True)(blocking.hang)
 
 @dramatiq.actor(store_results=True)
 def spread(number: int) -> int:
-    TAPE.begin(number)
+    TIMES.begin(number)
     children = dramatiq.group([noop.message(child) for child in range(1, 1 + CHILDREN)]).run()
     for _ in children.get_results(block=True, timeout=_FOR_CHILDREN):
         pass
-    TAPE.end(number)
+    TIMES.end(number)
     return number + 1
 
 

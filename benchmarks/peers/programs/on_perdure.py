@@ -9,7 +9,7 @@ from typing import Any
 from perdure import App, Context, Settings, TaskHandle
 
 from . import handlers
-from .setup import CHILDREN, TAPE
+from .setup import CHILDREN, TIMES
 
 BLOCKING = False
 BULK = True
@@ -39,11 +39,11 @@ async def hang(ctx: Context, number: int) -> int:
 
 @app.task
 async def spread(ctx: Context, number: int) -> int:
-    TAPE.begin(number)
+    TIMES.begin(number)
     children = await noop.enqueue_many({"number": child} for child in range(1, 1 + CHILDREN))
     for child in children:
         await child.result()
-    TAPE.end(number)
+    TIMES.end(number)
     return number + 1
 
 

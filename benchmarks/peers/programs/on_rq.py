@@ -13,7 +13,7 @@ from rq.job import JobStatus
 from rq.serializers import JSONSerializer
 
 from . import blocking
-from .setup import CHILDREN, REDIS_URL, TAPE
+from .setup import CHILDREN, REDIS_URL, TIMES
 
 BLOCKING = True
 BULK = True
@@ -31,14 +31,14 @@ hang = blocking.hang
 
 def spread(number: int) -> int:
     """Enqueue children and a job that depends on them: with one job at a time, a parent cannot wait."""
-    TAPE.begin(number)
+    TIMES.begin(number)
     children = queue.enqueue_many([Queue.prepare_data(f"{_MODULE}.noop", (at,)) for at in range(1, 1 + CHILDREN)])
     queue.enqueue(f"{_MODULE}.joined", number, depends_on=children)
     return number + 1
 
 
 def joined(number: int) -> int:
-    TAPE.end(number)
+    TIMES.end(number)
     return number
 
 

@@ -10,7 +10,7 @@ from saq import Job, Queue
 from saq.job import TERMINAL_STATUSES
 
 from . import handlers
-from .setup import CHILDREN, CONCURRENCY, RECOVERY, REDIS_URL, TAPE
+from .setup import CHILDREN, CONCURRENCY, RECOVERY, REDIS_URL, TIMES
 
 BLOCKING = False
 BULK = False
@@ -35,9 +35,9 @@ async def hang(ctx: Any, *, number: int) -> int:
 
 
 async def spread(ctx: Any, *, number: int) -> int:
-    TAPE.begin(number)
+    TIMES.begin(number)
     await ctx["worker"].queue.map("noop", [{"number": child} for child in range(1, 1 + CHILDREN)])
-    TAPE.end(number)
+    TIMES.end(number)
     return number + 1
 
 

@@ -12,7 +12,7 @@ from streaq import Worker
 from streaq.task import TaskStatus
 
 from . import handlers
-from .setup import CHILDREN, CONCURRENCY, RECOVERY, REDIS_URL, TAPE
+from .setup import CHILDREN, CONCURRENCY, RECOVERY, REDIS_URL, TIMES
 
 BLOCKING = False
 BULK = True
@@ -33,7 +33,7 @@ hang = worker.task(handlers.hang)
 
 @worker.task
 async def spread(number: int) -> int:
-    TAPE.begin(number)
+    TIMES.begin(number)
     children = [noop.enqueue(child) for child in range(1, 1 + CHILDREN)]
     await worker.enqueue_many(children)
     # Each result would need its own subscription; dependencies scale to many tasks.
@@ -44,7 +44,7 @@ async def spread(number: int) -> int:
 @worker.task
 async def joined(number: int) -> int:
     """Run when all children have succeeded."""
-    TAPE.end(number)
+    TIMES.end(number)
     return number
 
 

@@ -12,7 +12,7 @@ from taskiq.serializers import JSONSerializer
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
 from . import handlers
-from .setup import CHILDREN, RECOVERY, REDIS_URL, TAPE
+from .setup import CHILDREN, RECOVERY, REDIS_URL, TIMES
 
 BLOCKING = False
 BULK = False
@@ -29,9 +29,9 @@ hang = broker.task(task_name="hang")(handlers.hang)
 
 @broker.task(task_name="spread")
 async def spread(number: int) -> int:
-    TAPE.begin(number)
+    TIMES.begin(number)
     await gather(*[await noop.kiq(child) for child in range(1, 1 + CHILDREN)])
-    TAPE.end(number)
+    TIMES.end(number)
     return number + 1
 
 

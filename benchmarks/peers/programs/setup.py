@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 
-from .tape import Tape
+from .time_file import TimeFile
 
-__all__ = ["CHILDREN", "CONCURRENCY", "DATABASE_URL", "NAP", "RECOVERY", "REDIS_URL", "TAPE"]
+__all__ = ["CHILDREN", "CONCURRENCY", "DATABASE_URL", "NAP", "RECOVERY", "REDIS_URL", "TIMES"]
 
 NAP = 0.010
 """Seconds of `nap`."""
@@ -24,7 +24,7 @@ RECOVERY = float(os.environ["BENCH_RECOVERY"]) if "BENCH_RECOVERY" in os.environ
 REDIS_URL = os.environ.get("BENCH_REDIS_URL", "redis://127.0.0.1:6379/0")
 DATABASE_URL = os.environ.get("BENCH_DATABASE_URL", "")
 
-TAPE = Tape.from_environment()
+TIMES = TimeFile.from_environment()
 
 # Some projects log a line per task by default: off for all.
 logging.disable(logging.INFO)

@@ -1,4 +1,4 @@
-"""Watch tasks on the tape, and read their results."""
+"""Watch tasks in the time file, and read their results."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from inspect import isawaitable
 from typing import Any
 
 from .harness import NoFigure
-from .setup import TAPE
+from .setup import TIMES
 
 __all__ = ["Reader", "watch"]
 
 _LOOK = 0.002
-"""Seconds between two readings of the tape; rare enough not to affect the figures."""
+"""Seconds between two readings of the time file; rare enough not to affect the figures."""
 
 _LOOK_FOR_THE_FIRST = 0.02
 _READABLE_WITHIN = 20.0
@@ -49,21 +49,21 @@ async def watch(
 ) -> dict[str, float]:
     """Wait until all tasks have run and the last result is ready, or until `limit` seconds after the first start.
 
-    whole: every handle is a task with its own row on the tape. Otherwise the only handle is a parent in the first row,
-    whose time is from its start to its end.
+    whole: every handle is a task with its own row in the time file. Otherwise the only handle is a parent in the first
+    row, whose time is from its start to its end.
 
     Returns the number of finished tasks and the seconds. Raises `NoFigure` for a missing or wrong result.
     """
     count = len(handles)
     first = await _first(count)
     if await _all_ended(count, first + limit):
-        last = max(range(count), key=TAPE.ended)
+        last = max(range(count), key=TIMES.ended)
         await reader.wait(handles[last])
-        over = time.monotonic() if whole else TAPE.ended(0)
+        over = time.monotonic() if whole else TIMES.ended(0)
         ran = list(range(count))
     else:
         over = first + limit
-        ran = [number for number in range(count) if 0 < TAPE.ended(number) <= over]
+        ran = [number for number in range(count) if 0 < TIMES.ended(number) <= over]
         if not ran:
             raise NoFigure(f"not ended within {limit:g} s")
     for number in ran[:: max(1, len(ran) // _SAMPLES)]:
@@ -74,16 +74,16 @@ async def watch(
 
 async def _first(count: int) -> float:
     """Return the first start of a handler. The harness limits this wait."""
-    while not any(TAPE.began(number) for number in range(count)):  # noqa: ASYNC110 - another process writes the tape
+    while not any(TIMES.began(number) for number in range(count)):  # noqa: ASYNC110 - another process writes it
         await asyncio.sleep(_LOOK_FOR_THE_FIRST)
     # Others may have started meanwhile, in any order.
-    return min(TAPE.began(number) or _NEVER for number in range(count))
+    return min(TIMES.began(number) or _NEVER for number in range(count))
 
 
 async def _all_ended(count: int, deadline: float) -> bool:
     number = 0
     while number < count:
-        if TAPE.ended(number):
+        if TIMES.ended(number):
             number += 1
         elif time.monotonic() > deadline:
             return False

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .place import Place
-from .size import Size
+from .deployment import Deployment
+from .sizes import Size
 
 __all__ = ["Figure", "Line", "Measure", "Row", "Spread", "rows_of"]
 
@@ -40,7 +40,7 @@ class Measure:
 
     name: str
     lines: Sequence[Line]
-    round: Callable[[Place, Size], Awaitable[Mapping[str, Figure]]]
+    round: Callable[[Deployment, Size], Awaitable[Mapping[str, Figure]]]
     at_once: bool = False
     repeated: bool = True
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from .amounts import Amounts
-from .cells import Facts
 from .lines import Measure
-from .roster import Peer
+from .measurements import Facts
+from .processes import Failed
 from .servers import Postgres
-from .sessions import Failed
+from .setups import Peer
+from .sizes import Amounts
 
 __all__ = ["Cell", "estimate", "measure"]
 

@@ -12,7 +12,7 @@ import struct
 import time
 from pathlib import Path
 
-__all__ = ["Tape"]
+__all__ = ["TimeFile"]
 
 _ROW = struct.Struct("=ddq")
 _TIME = struct.Struct("=d")
@@ -21,7 +21,7 @@ _PROCESS = struct.Struct("=q")
 _PROCESS_AT = 2 * _TIME.size
 
 
-class Tape:
+class TimeFile:
     """The rows of all tasks; zero means that the event has not happened."""
 
     def __init__(self, path: str) -> None:
@@ -30,13 +30,13 @@ class Tape:
 
     @staticmethod
     def make(path: Path, tasks: int) -> None:
-        """Create an empty tape for so many tasks."""
+        """Create an empty time file for so many tasks."""
         path.write_bytes(bytes(_ROW.size * tasks))
 
     @classmethod
-    def from_environment(cls) -> Tape:
-        """Open the tape that BENCH_TAPE names."""
-        return cls(os.environ["BENCH_TAPE"])
+    def from_environment(cls) -> TimeFile:
+        """Open the time file that BENCH_TIMES names."""
+        return cls(os.environ["BENCH_TIMES"])
 
     def begin(self, number: int) -> None:
         """Record the start of a handler in this process."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.crowd WORKERS CONCURRENCY`: several workers in one process, configured by PERDURE_*.
+"""`python -m benchmarks.many_workers WORKERS CONCURRENCY`: several workers in one process, configured by PERDURE_*.
 
 It reports when all workers have joined. After SIGTERM it prints JSON: the deliveries settled by each worker, and the
 memory of the process in bytes.
@@ -22,7 +22,7 @@ from .processes import report
 
 __all__ = ["app"]
 
-app = App("crowd")
+app = App("many_workers")
 
 
 @app.task

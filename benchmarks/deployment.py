@@ -11,13 +11,13 @@ from perdure.queues import Partition
 
 from .raw import RawClient
 
-__all__ = ["Place"]
+__all__ = ["Deployment"]
 
 _PURGED_AT_ONCE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Deployment:
     """A server's URL, a namespace, and the lease (seconds) of workers there; None for the default."""
 
     url: str
@@ -25,7 +25,7 @@ class Place:
     lease: float | None = None
 
     @classmethod
-    def from_environment(cls) -> Place:
+    def from_environment(cls) -> Deployment:
         """Read what `environment` passed to this process."""
         return cls(os.environ["PERDURE_REDIS_URL"], os.environ["PERDURE_NAMESPACE"])
 
@@ -35,7 +35,7 @@ class Place:
         variables = {"PERDURE_REDIS_URL": self.url, "PERDURE_NAMESPACE": self.namespace}
         return os.environ | variables | ({} if self.lease is None else {"PERDURE_LEASE": str(self.lease)})
 
-    def within(self, name: str) -> Place:
+    def within(self, name: str) -> Deployment:
         """A namespace of its own; `purge` of this one empties it too."""
         return replace(self, namespace=f"{self.namespace}-{name}")
 

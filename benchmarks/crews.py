@@ -14,7 +14,7 @@ from typing import Final
 
 from perdure import Producer
 
-from .place import Place
+from .deployment import Deployment
 from .processes import Child, started
 from .usage import Meter, Usage
 
@@ -63,7 +63,7 @@ QUICK: Final = Effort(idle=0.5, tasks=200, singles=10, due=20, steps=64, held=1.
 
 @dataclass(slots=True)
 class _Bench:
-    place: Place
+    deployment: Deployment
     crew: Crew
     effort: Effort
     producer: Producer
@@ -83,10 +83,13 @@ class _Bench:
                 await asyncio.sleep(0.02)
 
 
-async def measure_crew(place: Place, crew: Crew, effort: Effort) -> dict[str, float]:
+async def measure_crew(deployment: Deployment, crew: Crew, effort: Effort) -> dict[str, float]:
     """Return the figures by key; `scale.LINES` describes them."""
-    async with Producer(place.url, namespace=place.namespace) as producer, _working(place, crew) as children:
-        bench = _Bench(place, crew, effort, producer)
+    async with (
+        Producer(deployment.url, namespace=deployment.namespace) as producer,
+        _working(deployment, crew) as children,
+    ):
+        bench = _Bench(deployment, crew, effort, producer)
         await asyncio.sleep(_SETTLED_IN if effort is FULL else 0.0)
         for phase in (_idle, _singles, _due, _held, _load, _steps):
             await phase(bench)
@@ -95,17 +98,17 @@ async def measure_crew(place: Place, crew: Crew, effort: Effort) -> dict[str, fl
 
 
 @asynccontextmanager
-async def _working(place: Place, crew: Crew) -> AsyncIterator[Sequence[Child]]:
+async def _working(deployment: Deployment, crew: Crew) -> AsyncIterator[Sequence[Child]]:
     async with AsyncExitStack() as stack:
         starting = (
-            stack.enter_async_context(started("crowd", place, str(crew.each), str(crew.concurrency)))
+            stack.enter_async_context(started("many_workers", deployment, str(crew.each), str(crew.concurrency)))
             for _ in range(crew.processes)
         )
         yield await asyncio.gather(*starting)
 
 
 async def _idle(bench: _Bench) -> None:
-    meter = Meter(bench.place)
+    meter = Meter(bench.deployment)
     await asyncio.sleep(bench.effort.idle)
     bench.idle = spent = meter.read()
     bench.found |= {
@@ -120,7 +123,7 @@ async def _idle(bench: _Bench) -> None:
 async def _singles(bench: _Bench) -> None:
     """Send tasks one after the other. Reads that idle workers repeat by time-out do not count as wake-ups."""
     count = bench.effort.singles
-    meter = Meter(bench.place)
+    meter = Meter(bench.deployment)
     for number in range(count):
         await bench.producer.enqueue("noop", {"number": number})
         await bench.until_done()
@@ -131,7 +134,7 @@ async def _singles(bench: _Bench) -> None:
 async def _due(bench: _Bench) -> None:
     """Measure tasks with one due time while all workers are idle."""
     count = bench.effort.due
-    meter = Meter(bench.place)
+    meter = Meter(bench.deployment)
     await bench.producer.enqueue_many("noop", ({"number": number} for number in range(count)), delay=1.0)
     await bench.until_done()
     spent = meter.read()
@@ -143,7 +146,7 @@ async def _held(bench: _Bench) -> None:
     seconds = bench.effort.held
     await bench.producer.enqueue_many("hold", ({"seconds": seconds} for _ in range(bench.crew.workers)))
     await asyncio.sleep(seconds * 0.1)
-    meter = Meter(bench.place)
+    meter = Meter(bench.deployment)
     await asyncio.sleep(seconds * 0.7)
     spent = meter.read()
     beats = bench.worked(spent).per_second("evalsha")
@@ -154,10 +157,10 @@ async def _held(bench: _Bench) -> None:
 async def _load(bench: _Bench) -> None:
     """Run no-op tasks under full load. The cost of enqueueing alone is measured on a queue without workers."""
     count = bench.effort.tasks
-    alone = Meter(bench.place)
+    alone = Meter(bench.deployment)
     await bench.producer.enqueue_many("noop", ({"number": number} for number in range(count)), queue=_QUIET)
     enqueued = bench.worked(alone.read())
-    meter, began = Meter(bench.place), time.monotonic()
+    meter, began = Meter(bench.deployment), time.monotonic()
     await bench.producer.enqueue_many("noop", ({"number": number} for number in range(count)))
     await bench.until_done()
     took, total = time.monotonic() - began, meter.read()
@@ -180,7 +183,7 @@ async def _steps(bench: _Bench) -> None:
     """Measure durable steps of 32 concurrent tasks."""
     tasks = 32
     each = max(1, bench.effort.steps // tasks)
-    meter = Meter(bench.place)
+    meter = Meter(bench.deployment)
     await bench.producer.enqueue_many("walk", ({"steps": each} for _ in range(tasks)))
     await bench.until_done()
     spent = bench.worked(meter.read())

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.replica`: a worker process to measure from outside, configured by PERDURE_*."""
+"""`python -m benchmarks.worker_process`: a worker process to measure from outside, configured by PERDURE_*."""
 
 from __future__ import annotations
 

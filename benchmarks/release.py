@@ -11,59 +11,59 @@ from collections.abc import Mapping
 
 from perdure import Producer
 
-from . import limits
-from .figures import Figure, Line, Measure
-from .place import Place
+from . import raw_limits
+from .deployment import Deployment
+from .measures import Figure, Line, Measure
 from .processes import started
 from .raw import RawClient
-from .replica import TICK
-from .size import Size
+from .sizes import Size
+from .worker_process import TICK
 
-__all__ = ["HAND_OVER"]
+__all__ = ["RELEASE"]
 
 _STARTED_WITHIN = 10.0
 _RAW_TIMES = 20
 
 
-async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
-    return {"hand_over": Figure(await _perdure(place), await _raw(place))}
+async def _round(deployment: Deployment, size: Size) -> Mapping[str, Figure]:
+    return {"release": Figure(await _perdure(deployment), await _raw(deployment))}
 
 
-async def _perdure(place: Place) -> float:
+async def _perdure(deployment: Deployment) -> float:
     """Return milliseconds. They include up to one step, which the stopping worker finishes first."""
     async with (
-        Producer(place.url, namespace=place.namespace) as producer,
-        started("replica", place) as stopping,
+        Producer(deployment.url, namespace=deployment.namespace) as producer,
+        started("worker_process", deployment) as stopping,
     ):
         await producer.enqueue("tick")
         await stopping.reported(_STARTED_WITHIN)
-        async with started("replica", place) as next_one:
+        async with started("worker_process", deployment) as next_one:
             await asyncio.sleep(random.uniform(0.2, 0.4))
             stopped = stopping.send(signal.SIGTERM)
             return (await next_one.reported(_STARTED_WITHIN) - stopped) * 1000
 
 
-async def _raw(place: Place) -> float:
+async def _raw(deployment: Deployment) -> float:
     """Return milliseconds, the median of several repetitions with the same reader."""
-    limits.make_group(place)
-    with RawClient(place.url) as client:
-        limits.add_message(client, place)
-        entry = limits.take_message(client, place)
-        async with started("raw_reader", place) as reader:
+    raw_limits.make_group(deployment)
+    with RawClient(deployment.url) as client:
+        raw_limits.add_message(client, deployment)
+        entry = raw_limits.take_message(client, deployment)
+        async with started("raw_reader", deployment) as reader:
             found = []
             for _ in range(_RAW_TIMES):
                 await asyncio.sleep(0.01)
                 began = time.monotonic()
-                limits.release(client, place, entry)
+                raw_limits.release(client, deployment, entry)
                 found.append((await reader.reported(_STARTED_WITHIN) - began) * 1000)
             return statistics.median(found)
 
 
-HAND_OVER = Measure(
-    "hand_over",
+RELEASE = Measure(
+    "release",
     [
         Line(
-            "hand_over",
+            "release",
             f"SIGTERM until another worker resumes, {TICK * 1000:g} ms steps",
             "ms",
             "XCLAIM + XADD, XREADGROUP + XAUTOCLAIM",

@@ -9,12 +9,12 @@ from statistics import quantiles
 
 from perdure import Producer
 
-from . import limits
-from .figures import Figure, Line, Measure
-from .place import Place
+from . import raw_limits
+from .deployment import Deployment
+from .measures import Figure, Line, Measure
 from .processes import Child, started
 from .raw import RawClient
-from .size import Size
+from .sizes import Size
 
 __all__ = ["DUE"]
 
@@ -24,13 +24,16 @@ _DELAYS = (0.05, 0.11, 0.23, 0.37)
 _REPORTED_WITHIN = 10.0
 
 
-async def _round(place: Place, size: Size) -> Mapping[str, Figure]:
-    late, raw = await _perdure(place, size.delays), await _raw(place, size.delays)
+async def _round(deployment: Deployment, size: Size) -> Mapping[str, Figure]:
+    late, raw = await _perdure(deployment, size.delays), await _raw(deployment, size.delays)
     return {"due_p50": Figure(late[49], raw[49]), "due_p99": Figure(late[98], raw[98])}
 
 
-async def _perdure(place: Place, count: int) -> list[float]:
-    async with Producer(place.url, namespace=place.namespace) as producer, started("replica", place) as worker:
+async def _perdure(deployment: Deployment, count: int) -> list[float]:
+    async with (
+        Producer(deployment.url, namespace=deployment.namespace) as producer,
+        started("worker_process", deployment) as worker,
+    ):
 
         async def after(delay: float) -> float:
             asked = time.monotonic()
@@ -40,15 +43,15 @@ async def _perdure(place: Place, count: int) -> list[float]:
         return await _percentiles(worker, after, count)
 
 
-async def _raw(place: Place, count: int) -> list[float]:
-    limits.make_group(place)
-    async with started("raw_reader", place) as reader:
-        with RawClient(place.url) as client:
+async def _raw(deployment: Deployment, count: int) -> list[float]:
+    raw_limits.make_group(deployment)
+    async with started("raw_reader", deployment) as reader:
+        with RawClient(deployment.url) as client:
 
             async def after(delay: float) -> float:
                 due = time.monotonic() + delay
                 await asyncio.sleep(delay)
-                limits.add_message(client, place)
+                raw_limits.add_message(client, deployment)
                 return due
 
             return await _percentiles(reader, after, count)

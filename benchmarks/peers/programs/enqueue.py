@@ -10,14 +10,14 @@ from typing import Any
 
 from .client import AsyncClient, BlockingClient
 
-__all__ = ["Filled", "fill", "fill_blocking"]
+__all__ = ["Enqueued", "enqueue_all", "enqueue_all_blocking"]
 
 _PRODUCERS = 32
 """Coroutines that each await one call at a time."""
 
 
 @dataclass(frozen=True)
-class Filled:
+class Enqueued:
     """The project's handles by task number, and the seconds of all calls."""
 
     handles: Sequence[Any]
@@ -25,12 +25,12 @@ class Filled:
     bulk: bool
 
 
-async def fill(client: AsyncClient, task: str, arguments: Sequence[Sequence[Any]], *, bulk: bool) -> Filled:
+async def enqueue_all(client: AsyncClient, task: str, arguments: Sequence[Sequence[Any]], *, bulk: bool) -> Enqueued:
     """Enqueue a task for each tuple of arguments."""
     began = time.monotonic()
     if bulk:
         many = await client.enqueue_many(task, arguments)
-        return Filled(many, time.monotonic() - began, bulk)
+        return Enqueued(many, time.monotonic() - began, bulk)
     handles: list[Any] = [None] * len(arguments)
     left = iter(enumerate(arguments))
 
@@ -39,15 +39,17 @@ async def fill(client: AsyncClient, task: str, arguments: Sequence[Sequence[Any]
             handles[number] = await client.enqueue(task, *its)
 
     await asyncio.gather(*(produce() for _ in range(_PRODUCERS)))
-    return Filled(handles, time.monotonic() - began, bulk)
+    return Enqueued(handles, time.monotonic() - began, bulk)
 
 
-def fill_blocking(client: BlockingClient, task: str, arguments: Sequence[Sequence[Any]], *, bulk: bool) -> Filled:
+def enqueue_all_blocking(
+    client: BlockingClient, task: str, arguments: Sequence[Sequence[Any]], *, bulk: bool
+) -> Enqueued:
     """Enqueue with a blocking client."""
     began = time.monotonic()
     if bulk:
         many = client.enqueue_many(task, arguments)
-        return Filled(many, time.monotonic() - began, bulk)
+        return Enqueued(many, time.monotonic() - began, bulk)
     # In sequence: with these clients, several threads enqueue no more than one.
     handles = [client.enqueue(task, *its) for its in arguments]
-    return Filled(handles, time.monotonic() - began, bulk)
+    return Enqueued(handles, time.monotonic() - began, bulk)

@@ -1,8 +1,8 @@
-"""`python -m programs.drive MODULE TASK COUNT FILL LIMIT`: the client of a queue benchmark.
+"""`python -m programs.run_client MODULE TASK COUNT FILL LIMIT`: the client of a queue benchmark.
 
 It enqueues COUNT tasks, reports how long that took, and waits until the harness has started the worker. Then it watches
-the tape until every task has run and the client can read the last result, or until LIMIT seconds after the start of the
-first handler.
+the time file until every task has run and the client can read the last result, or until LIMIT seconds after the start
+of the first handler.
 
 FILL is `singly` (calls awaited by 32 coroutines; a plain loop if the client blocks) or `bulk` (the bulk call if the
 project has one, else singly). With the suffix `-only`, nothing is watched. With `-trickle`, a no-op task follows every
@@ -19,7 +19,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, cast
 
 from .client import AsyncClient, BlockingClient, load
-from .fill import Filled, fill, fill_blocking
+from .enqueue import Enqueued, enqueue_all, enqueue_all_blocking
 from .harness import report, reporting_failure, wait
 from .watch import Reader, watch
 
@@ -39,39 +39,39 @@ def expected(task: str, number: int) -> object:
     return _TEXT if task == "echo" else number + 1
 
 
-async def _drive(module: str, task: str, count: int, how: str, limit: float) -> None:
+async def _run(module: str, task: str, count: int, how: str, limit: float) -> None:
     peer = load(module)
     bulk = how.startswith("bulk") and peer.BULK
     if peer.BLOCKING:
         with cast("AbstractContextManager[BlockingClient]", peer.connect()) as blocking:
-            filled = fill_blocking(blocking, task, arguments(task, count), bulk=bulk)
+            enqueued = enqueue_all_blocking(blocking, task, arguments(task, count), bulk=bulk)
 
             async def enqueue(task: str, *arguments: Any) -> Any:
                 return blocking.enqueue(task, *arguments)
 
-            await _after(filled, enqueue, Reader(blocking.ready, blocking.read), task, how, limit)
+            await _after(enqueued, enqueue, Reader(blocking.ready, blocking.read), task, how, limit)
     else:
         async with cast("AbstractAsyncContextManager[AsyncClient]", peer.connect()) as client:
-            filled = await fill(client, task, arguments(task, count), bulk=bulk)
-            await _after(filled, client.enqueue, Reader(client.ready, client.read), task, how, limit)
+            enqueued = await enqueue_all(client, task, arguments(task, count), bulk=bulk)
+            await _after(enqueued, client.enqueue, Reader(client.ready, client.read), task, how, limit)
 
 
 async def _after(
-    filled: Filled, enqueue: Callable[..., Awaitable[Any]], reader: Reader, task: str, how: str, limit: float
+    enqueued: Enqueued, enqueue: Callable[..., Awaitable[Any]], reader: Reader, task: str, how: str, limit: float
 ) -> None:
-    report(enqueued=len(filled.handles), seconds=filled.seconds, bulk=filled.bulk)
+    report(enqueued=len(enqueued.handles), seconds=enqueued.seconds, bulk=enqueued.bulk)
     if how.endswith("-only"):
         return
     while how.endswith("-trickle"):
-        await enqueue("noop", len(filled.handles))
+        await enqueue("noop", len(enqueued.handles))
         await asyncio.sleep(_TRICKLE)
     await asyncio.to_thread(wait)
     began = time.monotonic()
-    seen = await watch(filled.handles, reader, lambda number: expected(task, number), limit, whole=task != "spread")
+    seen = await watch(enqueued.handles, reader, lambda number: expected(task, number), limit, whole=task != "spread")
     report(**seen, waited=time.monotonic() - began)
 
 
 if __name__ == "__main__":
     _, module, task, count, how, limit = sys.argv
     with reporting_failure():
-        asyncio.run(_drive(module, task, int(count), how, float(limit)))
+        asyncio.run(_run(module, task, int(count), how, float(limit)))

@@ -11,7 +11,7 @@ from typing import Final
 
 from perdure.queues import Envelope, new_task_id
 
-from .place import Place
+from .deployment import Deployment
 from .raw import RawClient
 
 __all__ = [
@@ -40,25 +40,25 @@ _RELEASED_IDLE = 60_000  # milliseconds; this idle time marks a released message
 _FIELDS = ("env", Envelope(id=new_task_id(), task="noop").encode(), "args", b'{"number":12345}')
 
 
-def make_group(place: Place) -> None:
+def make_group(deployment: Deployment) -> None:
     """Create the streams that the raw client reads."""
-    with RawClient(place.url) as client:
-        for stream in (place.raw.ready, place.raw.nudge):
+    with RawClient(deployment.url) as client:
+        for stream in (deployment.raw.ready, deployment.raw.nudge):
             client.call("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
 
 
-def add(place: Place, count: int) -> float:
+def add(deployment: Deployment, count: int) -> float:
     """Return messages added per second, with many XADD per round trip."""
-    with RawClient(place.url) as client:
-        return _add(client, place, count)
+    with RawClient(deployment.url) as client:
+        return _add(client, deployment, count)
 
 
-def read_and_delete(place: Place, count: int) -> float:
+def read_and_delete(deployment: Deployment, count: int) -> float:
     """Return messages read, acknowledged and deleted per second; one round trip settles a batch and reads the next."""
-    stream = place.raw.ready
+    stream = deployment.raw.ready
     read = ("XREADGROUP", "GROUP", GROUP, READER, "COUNT", READ_BATCH, "STREAMS", stream, ">")
     done = 0
-    with RawClient(place.url) as client:
+    with RawClient(deployment.url) as client:
         began = time.perf_counter()
         reply = client.call(*read)
         while reply:
@@ -71,15 +71,15 @@ def read_and_delete(place: Place, count: int) -> float:
     return count / took
 
 
-def steps(place: Place, count: int, *, at_once: int) -> float:
+def steps(deployment: Deployment, count: int, *, at_once: int) -> float:
     """Return steps recorded per second (owner check, HSET and XADD in one script), `at_once` per round trip.
 
     Leaves `at_once` messages with their step records and logs.
     """
-    keys = place.raw
-    with RawClient(place.url) as client:
-        _add(client, place, at_once)
-        entries = [take_message(client, place).decode() for _ in range(at_once)]
+    keys = deployment.raw
+    with RawClient(deployment.url) as client:
+        _add(client, deployment, at_once)
+        entries = [take_message(client, deployment).decode() for _ in range(at_once)]
         script = client.call("SCRIPT", "LOAD", _STEP)
         fences = [
             ("EVALSHA", script, 3, keys.ready, keys.steps(entry), keys.log(entry), GROUP, READER, entry)
@@ -91,29 +91,29 @@ def steps(place: Place, count: int, *, at_once: int) -> float:
         return count // at_once * at_once / (time.perf_counter() - began)
 
 
-def _add(client: RawClient, place: Place, count: int) -> float:
-    command = ("XADD", place.raw.ready, "*", *_FIELDS)
+def _add(client: RawClient, deployment: Deployment, count: int) -> float:
+    command = ("XADD", deployment.raw.ready, "*", *_FIELDS)
     began = time.perf_counter()
     for start in range(0, count, WRITE_BATCH):
         client.pipeline([command] * min(WRITE_BATCH, count - start))
     return count / (time.perf_counter() - began)
 
 
-def add_message(client: RawClient, place: Place) -> None:
+def add_message(client: RawClient, deployment: Deployment) -> None:
     """Add one message."""
-    client.call("XADD", place.raw.ready, "*", *_FIELDS)
+    client.call("XADD", deployment.raw.ready, "*", *_FIELDS)
 
 
-def take_message(client: RawClient, place: Place) -> bytes:
+def take_message(client: RawClient, deployment: Deployment) -> bytes:
     """Read one message; return its entry id."""
-    reply = client.call("XREADGROUP", "GROUP", GROUP, READER, "COUNT", 1, "STREAMS", place.raw.ready, ">")
+    reply = client.call("XREADGROUP", "GROUP", GROUP, READER, "COUNT", 1, "STREAMS", deployment.raw.ready, ">")
     entry: bytes = reply[0][1][0][0]
     return entry
 
 
-def release(client: RawClient, place: Place, entry: bytes) -> None:
+def release(client: RawClient, deployment: Deployment, entry: bytes) -> None:
     """Release a pending message and wake a blocked reader."""
-    ready, nudge = place.raw.ready, place.raw.nudge
+    ready, nudge = deployment.raw.ready, deployment.raw.nudge
     client.pipeline(
         [
             ("XCLAIM", ready, GROUP, "released", 0, entry, "IDLE", _RELEASED_IDLE, "JUSTID"),
@@ -122,9 +122,9 @@ def release(client: RawClient, place: Place, entry: bytes) -> None:
     )
 
 
-def wait_for_message(client: RawClient, place: Place) -> None:
+def wait_for_message(client: RawClient, deployment: Deployment) -> None:
     """Wait for a new or released message, and read it."""
-    ready, nudge = place.raw.ready, place.raw.nudge
+    ready, nudge = deployment.raw.ready, deployment.raw.nudge
     reply = client.call("XREADGROUP", "GROUP", GROUP, READER, "BLOCK", 0, "STREAMS", nudge, ready, ">", ">")
     if reply[0][0] == nudge.encode():
         client.call("XAUTOCLAIM", ready, GROUP, READER, _RELEASED_IDLE, "0-0", "COUNT", 1)

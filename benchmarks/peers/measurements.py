@@ -1,4 +1,4 @@
-"""One measurement of one setup: a new server, the setup's client and worker, and the times on the tape."""
+"""One measurement of one setup: a new server, the setup's client and worker, and the recorded times."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from .environments import bin_folder, environment_of
-from .programs.tape import Tape
-from .roster import Peer
+from .processes import Failed, Session, started
+from .programs.time_file import TimeFile
 from .servers import Postgres, redis_server
-from .sessions import Failed, Session, started
+from .setups import Peer
 
-__all__ = ["Bench", "Facts", "drained", "enqueued", "facts", "recovered", "walked"]
+__all__ = ["Bench", "Facts", "bulk_rate", "facts", "queue_rates", "recovery_seconds", "step_rate"]
 
 CONCURRENCY = 32
 STARTED_WITHIN = 60.0
@@ -48,19 +48,19 @@ class Bench:
     @classmethod
     @contextmanager
     def of(cls, peer: Peer, tasks: int, database: Postgres | None = None, **values: object) -> Iterator[Bench]:
-        """Start the server and create a tape; remove both on exit. values: variables, without the prefix BENCH_."""
+        """Start the server and create the time file; remove both on exit. values: variables, without BENCH_."""
         with TemporaryDirectory(prefix="perdure-peers-") as name:
             folder = Path(name)
-            Tape.make(folder / "tape", tasks)
+            TimeFile.make(folder / "times", tasks)
             variables = {f"BENCH_{key.upper()}": str(value) for key, value in values.items() if value is not None}
-            variables |= {"BENCH_TAPE": str(folder / "tape"), **peer.extra}
+            variables |= {"BENCH_TIMES": str(folder / "times"), **peer.extra}
             with _store(peer, database) as store:
                 yield cls(peer, folder, environment_of(peer.environment, variables | store))
 
     @property
-    def tape(self) -> Tape:
+    def times(self) -> TimeFile:
         """The file that the handlers write times to."""
-        return Tape(str(self.folder / "tape"))
+        return TimeFile(str(self.folder / "times"))
 
     @contextmanager
     def program(self, *arguments: object) -> Iterator[Session]:
@@ -79,8 +79,8 @@ class Bench:
             "seconds": f"{silence or 0:g}",
             "url": self.environment["BENCH_REDIS_URL"],
         }
-        filled = [word.format_map(values) for word in words]
-        command: list[str | Path] = [bin_folder(self.peer.environment) / filled[0], *filled[1:]]
+        enqueued = [word.format_map(values) for word in words]
+        command: list[str | Path] = [bin_folder(self.peer.environment) / enqueued[0], *enqueued[1:]]
         environment = {**self.environment, "BENCH_CONCURRENCY": str(concurrency)}
         with started(command, environment, self.folder, self._log("worker")) as session:
             yield session
@@ -114,27 +114,27 @@ def _store(peer: Peer, database: Postgres | None) -> Iterator[dict[str, str]]:
 def facts(peer: Peer) -> Facts:
     """Read the facts of a setup in its environment."""
     with TemporaryDirectory(prefix="perdure-peers-") as name:
-        Tape.make(Path(name, "tape"), 1)
-        environment = environment_of(peer.environment, {"BENCH_TAPE": str(Path(name, "tape")), **peer.extra})
+        TimeFile.make(Path(name, "times"), 1)
+        environment = environment_of(peer.environment, {"BENCH_TIMES": str(Path(name, "times")), **peer.extra})
         bench = Bench(peer, Path(name), environment)
         with bench.program("programs.facts", peer.module, *peer.distributions) as program:
             found = program.line(STARTED_WITHIN)
     return Facts(found["python"], found["versions"], found["recovery"]["seconds"], found["recovery"]["where"])
 
 
-def enqueued(peer: Peer, tasks: int) -> float:
+def bulk_rate(peer: Peer, tasks: int) -> float:
     """Return the tasks per second of one bulk call."""
     with (
         Bench.of(peer, tasks) as bench,
-        bench.program("programs.drive", peer.module, "noop", tasks, "bulk-only", 0) as client,
+        bench.program("programs.run_client", peer.module, "noop", tasks, "bulk-only", 0) as client,
     ):
-        filled = client.line(STARTED_WITHIN + _FILLED_WITHIN)
-    if not filled["bulk"]:
+        enqueued = client.line(STARTED_WITHIN + _FILLED_WITHIN)
+    if not enqueued["bulk"]:
         raise Failed("no bulk call")
-    return float(filled["enqueued"] / filled["seconds"])
+    return float(enqueued["enqueued"] / enqueued["seconds"])
 
 
-def drained(
+def queue_rates(
     peer: Peer, task: str, tasks: int, how: str, limit: float, concurrency: int, children: int = 0
 ) -> dict[str, float]:
     """Enqueue tasks, then run them with one worker; return the tasks per second of both, `enqueue` and `run`.
@@ -143,35 +143,35 @@ def drained(
     """
     with (
         Bench.of(peer, tasks + children, children=children) as bench,
-        bench.program("programs.drive", peer.module, task, tasks, how, limit) as client,
+        bench.program("programs.run_client", peer.module, task, tasks, how, limit) as client,
     ):
-        filled = client.line(STARTED_WITHIN + _FILLED_WITHIN)
+        enqueued = client.line(STARTED_WITHIN + _FILLED_WITHIN)
         with bench.worker(concurrency) as worker:
             client.go()
             seen = client.line(STARTED_WITHIN + limit + _RESULTS_WITHIN, beside=[worker])
     ran = children or seen["ran"]
-    return {"enqueue": filled["enqueued"] / filled["seconds"], "run": ran / seen["seconds"]}
+    return {"enqueue": enqueued["enqueued"] / enqueued["seconds"], "run": ran / seen["seconds"]}
 
 
-def recovered(peer: Peer, silence: float | None, within: float) -> float:
+def recovery_seconds(peer: Peer, silence: float | None, within: float) -> float:
     """Return the seconds from kill -9 of a worker with a running task until an idle worker runs the task again."""
     with (
         Bench.of(peer, 2, recovery=silence) as bench,
-        bench.program("programs.drive", peer.module, "hang", 1, "singly-trickle", 0) as client,
+        bench.program("programs.run_client", peer.module, "hang", 1, "singly-trickle", 0) as client,
     ):
         client.line(STARTED_WITHIN)
         with bench.worker(CONCURRENCY, silence) as victim:
-            _until(lambda: bench.tape.began(0) > 0, STARTED_WITHIN, "the task did not start", [victim])
+            _until(lambda: bench.times.began(0) > 0, STARTED_WITHIN, "the task did not start", [victim])
             with bench.worker(CONCURRENCY, silence) as rescuer:
                 time.sleep(random.uniform(*_SETTLED))
-                if bench.tape.ended(0):
+                if bench.times.ended(0):
                     raise Failed("the task ran again while its worker was alive")
                 killed = victim.kill()
-                _until(lambda: bench.tape.ended(0) > 0, within, "not run again", [rescuer])
-                return bench.tape.ended(0) - killed
+                _until(lambda: bench.times.ended(0) > 0, within, "not run again", [rescuer])
+                return bench.times.ended(0) - killed
 
 
-def walked(peer: Peer, walks: int, at_once: int, limit: float, database: Postgres | None) -> float:
+def step_rate(peer: Peer, walks: int, at_once: int, limit: float, database: Postgres | None) -> float:
     """Return the durable steps per second of tasks, from their call to their result."""
     with Bench.of(peer, 1, database, concurrency=at_once) as bench:
         program = ("programs.steps", peer.module, walks, at_once, limit)
