@@ -28,7 +28,7 @@ _SETTLED = (5.0, 7.0)
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Versions and default recovery timeout (seconds; None: there is none), read in the setup's environment."""
+    """Versions and default recovery timeout (seconds; None if it has no default), read in the setup's environment."""
 
     python: str
     versions: Mapping[str, str]
