@@ -97,7 +97,7 @@ COMMANDS = dict(cli(commands, "perdure"))
 
 def synopsis(path: str) -> str:
     text = (REFERENCE / "cli.md").read_text("utf-8")
-    return text.partition(f"\n### {path}\n\n")[2].partition("\n\n")[0]
+    return text.partition(f"\n### {path}\n\n```text\n")[2].partition("```")[0]
 
 
 def test_cli_page_lists_every_command_once() -> None:
