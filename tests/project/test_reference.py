@@ -20,7 +20,8 @@ from perdure.worker.journal.events import TYPES
 from perdure.worker.memory import errors as memory_errors
 from perdure.worker.settings import Settings
 
-REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "docs" / "reference"
 
 
 def section(page: str, title: str) -> str:
@@ -192,6 +193,30 @@ def keys_of(owner: Namespace | Partition) -> set[str]:
 )
 def test_keys_page_lists_every_key_once(title: str, owner: Namespace | Partition) -> None:
     assert_same(names(section("keys.md", title)), keys_of(owner))
+
+
+def written_fields() -> set[str]:
+    """Return the hash fields that scripts write; of a computed name the constant beginning, such as `d:`."""
+    found = set()
+    for script in [*ROOT.glob("queues/lua/*.lua"), *ROOT.glob("deadletter/lua/*.lua")]:
+        code = re.sub("--.*", "", script.read_text("utf-8"))
+        for command, text in re.findall(r"redis\.call\('(HSET|HSETNX|HINCRBY)',((?:[^()]|\([^()]*\))*)\)", code):
+            arguments = [one.strip() for one in re.split(r",(?![^(]*\))", text)]
+            fields = arguments[1::2] if command == "HSET" else arguments[1:2]
+            found |= {match[1] for field in fields if (match := re.match("'([^']+)'", field))}
+    return found
+
+
+def test_keys_page_lists_the_fields_that_scripts_write() -> None:
+    documented = {
+        name for row in rows((REFERENCE / "keys.md").read_text("utf-8")) for name in re.findall("`([^`]+)`", row[0])
+    }
+    missing = {
+        field
+        for field in written_fields()
+        if not (any(name.startswith(field) for name in documented) if field.endswith(":") else field in documented)
+    }
+    assert not missing
 
 
 # events.md, task-states.md
