@@ -19,7 +19,7 @@ __all__ = ["Record", "State", "opened_error", "plain_data", "read_record", "read
 
 
 class State(StrEnum):
-    """Where a task stands; docs/states.md draws the ways between them."""
+    """Where a task stands; docs/reference/task-states.md draws the ways between them."""
 
     QUEUED = "queued"
     SCHEDULED = "scheduled"

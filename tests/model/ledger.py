@@ -1,6 +1,6 @@
 """The model: what each act makes of what Redis holds, and what it answers.
 
-Written from docs/states.md and the scripts' headers. Each method is one act; `held` is what Redis holds afterwards,
+Written from docs/reference/task-states.md and the scripts' headers. Each method is one act; `held` is what Redis holds afterwards,
 `news` what was published.
 """
 

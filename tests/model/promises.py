@@ -1,4 +1,4 @@
-"""What must be true of any state that the acts can lead to (docs/states.md): said of the model, which equals Redis."""
+"""What must be true of any state that the acts can lead to (docs/reference/task-states.md): said of the model, which equals Redis."""
 
 from __future__ import annotations
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from perdure.worker.journal.events import TYPES
 from perdure.worker.memory import errors as memory_errors
 from perdure.worker.settings import Settings
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.paths import ROOT
+
 REFERENCE = ROOT / "docs" / "reference"
 
 
@@ -118,7 +120,8 @@ def test_synopsis_has_the_arguments_and_options_of_the_command(path: str) -> Non
     assert " ".join(text.split()).startswith(path)
     for one in parameters:
         if one.param_type_name == "argument":
-            assert re.search(rf"(?<!-)\b{re.escape(one.metavar.strip('[].'))}\b", text), one.metavar
+            name = (one.metavar or one.name.upper()).strip("[].")
+            assert re.search(rf"(?<!-)\b{re.escape(name)}\b", text), name
         elif one.multiple:
             assert re.search(rf"\[{one.opts[0]} [^\]]*\]\.\.\.", text), f"{one.opts[0]} may be repeated"
 
@@ -126,12 +129,13 @@ def test_synopsis_has_the_arguments_and_options_of_the_command(path: str) -> Non
 # metrics.md
 
 
-def test_metrics_page_lists_every_gauge_once() -> None:
-    pytest.importorskip("prometheus_client", reason="needs the extra metrics")
-    from perdure.worker.cli.metrics import exposition, queue_registry
-
-    text = exposition(queue_registry("ns", list))
-    gauges = re.findall(r"^# TYPE (\S+) gauge$", text, re.MULTILINE)
+@pytest.mark.integration
+@pytest.mark.processes
+def test_metrics_page_lists_every_gauge_once(redis_url: str, namespace_name: str) -> None:
+    command = [sys.executable, "-m", "perdure.worker.cli", "queue", "metrics"]
+    options = ["--redis-url", redis_url, "--namespace", namespace_name]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=True)
+    gauges = re.findall(r"^# TYPE (\S+) gauge$", done.stdout, re.MULTILINE)
     assert gauges
     assert_same(names((REFERENCE / "metrics.md").read_text("utf-8")), gauges)
 

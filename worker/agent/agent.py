@@ -31,7 +31,7 @@ class Agent(Generic[S]):
     in_doubt: what becomes of a risky step that was begun and has no record, where there is no `verify`: `retry` acts
     again, `fail` sends the task to the dead letters. snapshot_every: events between two snapshots of the state, which
     bounds what a resumed run reads. save_every: seconds between two saves of a step's `progress`. coherence: checks of
-    whether it still knows what it is doing, see docs/coherence.md.
+    whether it still knows what it is doing, see docs/explanation/coherence.md.
     """
 
     state_type: ClassVar[type[AgentState]] = AgentState

@@ -1,4 +1,4 @@
-"""What the observer saw: a task in exactly one place, and states that only move along docs/states.md."""
+"""What the observer saw: a task in exactly one place, and states that only move along docs/reference/task-states.md."""
 
 from __future__ import annotations
 
