@@ -1,4 +1,4 @@
-"""What must be true of any state that the acts can lead to (docs/reference/task-states.md): said of the model, which equals Redis."""
+"""Invariants of every state that the acts can lead to (docs/reference/task-states.md), checked on the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One agent that uses everything by which an agent goes on, killed once at each such place: docs/explanation/guarantees.md."""
+"""An agent that uses every continuity feature, killed once at each of them: docs/explanation/guarantees.md."""
 
 from __future__ import annotations
 

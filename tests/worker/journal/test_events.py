@@ -41,7 +41,6 @@ from perdure.worker.journal.event import BUILT_IN
 from perdure.worker.journal.run_events import Received, Started, StepCompleted, StepFailed, StepStarted, WaitStarted
 from pydantic import model_validator
 
-
 FEW = settings(max_examples=60, deadline=None)
 
 names = st.text(alphabet="a~/01\"'é ", max_size=4)
