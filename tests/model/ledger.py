@@ -1,7 +1,7 @@
 """The model: what each act makes of what Redis holds, and what it answers.
 
-Written from docs/reference/task-states.md and the headers of the scripts. Each method is one act; `held` is the content of
-Redis afterwards, `news` the published messages.
+Written from docs/reference/task-states.md and the headers of the scripts. Each method is one act; `held` is the content
+of Redis afterwards, `news` the published messages.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from perdure.queues import errors as queue_errors
 from perdure.queues.keys import Namespace, Partition
 from perdure.worker import errors as worker_errors
 from perdure.worker.cli import commands
-from perdure.worker.journal.events import TYPES
+from perdure.worker.journal.event import TYPES
 from perdure.worker.memory import errors as memory_errors
 from perdure.worker.settings import Settings
 

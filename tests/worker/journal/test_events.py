@@ -274,7 +274,12 @@ def test_a_type_that_could_not_be_told_apart_is_refused() -> None:
     class Odd(Event):
         type: Literal["#odd"] = "#odd"
 
-    for kind, problem in ((Nameless, "must define its type"), (Loose, "must define its type"), (Taken, "already"), (Odd, "without '#'")):
+    for kind, problem in (
+        (Nameless, "must define its type"),
+        (Loose, "must define its type"),
+        (Taken, "already"),
+        (Odd, "without '#'"),
+    ):
         with pytest.raises(ValueError, match=problem):
             register_event(kind)
     assert parse_event(entry("decided", {"choice": "a"})) == Decided(choice="a")
