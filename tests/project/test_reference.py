@@ -17,7 +17,7 @@ from perdure.queues import errors as queue_errors
 from perdure.queues.keys import Namespace, Partition
 from perdure.worker import errors as worker_errors
 from perdure.worker.cli import commands
-from perdure.worker.journal.event import TYPES
+from perdure.worker.journal.event import BUILT_IN
 from perdure.worker.memory import errors as memory_errors
 from perdure.worker.settings import Settings
 
@@ -227,7 +227,7 @@ def test_keys_page_lists_the_fields_that_scripts_write() -> None:
 
 
 def test_events_page_lists_every_type_once() -> None:
-    assert_same(names(section("events.md", "Types")), TYPES)
+    assert_same(names(section("events.md", "Types")), BUILT_IN)
 
 
 def test_states_page_lists_every_state_and_reason_once() -> None:
