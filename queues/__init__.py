@@ -113,10 +113,10 @@ from .security import (
     has_secret,
     is_encrypted,
     make_encryptor,
-    marked_values,
     mask,
     read_secret_paths,
     restore_masked,
+    secret_values,
     unwrap_secrets,
 )
 from .supervisors import (
@@ -262,7 +262,6 @@ __all__ = [
     "load_script",
     "make_encryptor",
     "map_items",
-    "marked_values",
     "mask",
     "new_task_id",
     "opened_error",
@@ -292,6 +291,7 @@ __all__ = [
     "resume_supervisor",
     "retire_generation",
     "retry_while_unavailable",
+    "secret_values",
     "send_message",
     "set_partitions",
     "shown_arguments",

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from .defaults import Seconds
 from .errors import PayloadTooLarge, UnreadableEnvelope
 from .partitions import spread
-from .security import DEEPEST, MOST_MARKS, SECRET, SecretPaths, unwrap_secrets
+from .security import DEEPEST, MOST_SECRET_PATHS, SECRET, SecretPaths, unwrap_secrets
 
 __all__ = [
     "DEFAULT_PAYLOAD_LIMIT",
@@ -92,7 +92,7 @@ class Envelope(BaseModel):
     task: Annotated[str, Field(min_length=1, max_length=256)]
     headers: dict[str, str] = Field(default_factory=dict)
     options: Options = _NO_OPTIONS
-    secrets: Annotated[tuple[_Mark, ...], Field(max_length=MOST_MARKS)] = ()
+    secrets: Annotated[tuple[_Mark, ...], Field(max_length=MOST_SECRET_PATHS)] = ()
 
     @property
     def plain(self) -> bool:

@@ -1,30 +1,30 @@
-"""What can go wrong between a program and its queues.
+"""Error tree of queues, messages and the servers that hold them.
 
-PerdureError                    everything Perdure raises on purpose
-├── QueueError                  this room's errors
-│   ├── Unavailable             Redis cannot be reached, or left in the middle
-│   │   ├── ServerFull          its memory is full: what is new is refused, outcomes are taken
-│   │   └── NotReplicated       it was stored, but too few replicas are known to have it
-│   ├── Refused                 Redis answered, and said no (password, rights, version)
-│   ├── BadAddress              a URL that names no server Perdure can use
+PerdureError                    every error that Perdure raises on purpose
+├── QueueError                  queues, messages and servers
+│   ├── Unavailable             Redis is unreachable, or the connection broke
+│   │   ├── ServerFull          its memory is full: new tasks are refused, outcomes are stored
+│   │   └── NotReplicated       the write is stored, but too few replicas confirmed it in time
+│   ├── Refused                 Redis refused the client or a command (password, rights, version)
+│   ├── BadAddress              the URL does not name a server that Perdure can use
 │   ├── EmbeddedServerError     the embedded server cannot be started, shared or stopped
-│   ├── PayloadTooLarge         arguments, result or record over the size limit
-│   ├── UnreadableEnvelope      an entry on a stream that is not a task this version can read
-│   ├── InvalidKey                 keys of encryption that cannot be used
-│   ├── DecryptionError              sealed data that this process cannot open
-│   │   ├── KeyMissing          it was sealed with a key that this process has not
-│   │   ├── TamperedData          it was changed, or belongs to another task, step or kind
-│   │   └── NotEncrypted           it is not sealed, where only sealed data is accepted
-│   ├── LeaseLost               a write was refused because the delivery passed to another worker
-│   ├── HandOffRefused          a task that cannot be handed on, or was in a circle
-│   ├── StillRunning            a task that was to be begun afresh has not ended
-│   ├── TaskExists              an id that was asked for is another task's
-│   ├── TaskNotFound            no record of that id: never enqueued, or past its retention
-│   ├── InboxError              a message that cannot be sent, or used
-│   │   ├── InboxFull           the task has as many unused ones as an inbox holds
-│   │   ├── TaskEnded           the task has its outcome, and will read no more
-│   │   └── UnreadableMessage   one that is there is broken, or sealed with a key that is missing
-│   └── TaskOutcome             a task that was waited for has ended without a result
+│   ├── PayloadTooLarge         arguments, result or record exceed the size limit
+│   ├── UnreadableEnvelope      a stream entry is not a task that this version can read
+│   ├── InvalidKey              an encryption key cannot be used
+│   ├── DecryptionError         encrypted data cannot be decrypted by this process
+│   │   ├── KeyMissing          it was encrypted with a key that this process does not have
+│   │   ├── TamperedData        it was changed, or belongs to another task, step or kind
+│   │   └── NotEncrypted        it is plain, and only encrypted data is accepted
+│   ├── LeaseLost               a write was refused because another worker has the delivery
+│   ├── HandOffRefused          a task cannot be continued as the task asked for
+│   ├── StillRunning            a task that has not ended cannot be restarted
+│   ├── TaskExists              the requested id is another task's
+│   ├── TaskNotFound            there is no record of the id: never enqueued, or retention has passed
+│   ├── InboxError              a message to a task cannot be sent or read
+│   │   ├── InboxFull           the task has too many unread messages
+│   │   ├── TaskEnded           the task has ended and reads no messages
+│   │   └── UnreadableMessage   a stored message is damaged, or encrypted with a missing key
+│   └── TaskOutcome             an awaited task ended without a result
 │       ├── TaskFailed          it is a dead letter
 │       └── TaskCancelled       it was cancelled
 ├── ConfigurationError          a setting or an APP that cannot be used
@@ -81,38 +81,43 @@ class ConfigurationError(PerdureError, ValueError):
 
 
 class Unavailable(QueueError):
-    """Redis cannot be reached, the connection broke before the reply came, or memory or disk of the server are full.
+    """Redis is unreachable, the connection broke before the reply, or the server's memory or disk is full.
 
-    A command that met this error may or may not have been carried out.
+    The server may or may not have executed the command.
     """
 
 
 class ServerFull(Unavailable):
-    """The server's memory is full, and it throws nothing away; nothing was stored.
+    """The server's memory is full and its policy evicts nothing; nothing was stored.
 
-    Workers go on finishing what they run, since outcomes are let through.
+    Workers finish their running tasks, since the server accepts outcomes.
     """
 
-    def __init__(self, shown: str, said: str) -> None:
+    def __init__(self, shown: str, reply: str) -> None:
         super().__init__(
-            f"the memory of Redis at {shown} is full ({said}): raise its maxmemory, or make room: purge dead letters "
-            "(perdure dlq purge) or queues, or keep results for less time; what runs can end, nothing new is stored"
+            f"the memory of Redis at {shown} is full ({reply}): raise its maxmemory, or make room: purge dead letters "
+            "(perdure dlq purge) or queues, or keep results for less time; running tasks can end, new ones are refused"
         )
 
 
 class NotReplicated(Unavailable):
-    """What was asked to be replicated is stored, but too few replicas were known to have it when the time was over.
+    """A write with `durability="replicated"` is stored, but too few replicas confirmed it before the timeout.
 
-    A failover now may lose it. task_ids: of the tasks, where tasks were enqueued; enqueued again under its id (and with
-    the same key, if it had one), a task is not stored twice, and the replicas are asked again.
+    A failover now may lose the write. A task enqueued again under its id (and its key, if it had one) is not stored
+    twice, and the replicas are asked again.
     """
 
     def __init__(self, shown: str, found: int, wanted: int, timeout: float, task_ids: Sequence[str] = ()) -> None:
-        """found, wanted: replicas. timeout: seconds."""
+        """Args:
+        found: number of replicas that confirmed the write.
+        wanted: number of replicas that must confirm it.
+        timeout: seconds.
+        task_ids: the tasks, if the write enqueued tasks.
+        """
         what = f"task {task_ids[0]} is" if len(task_ids) == 1 else f"{len(task_ids)} tasks are" if task_ids else "it is"
         super().__init__(
-            f"{what} stored on {shown}, but {found} of {wanted} replicas were known to have it after {timeout:g} s: "
-            "look after the replicas, or wait for fewer or longer (PERDURE_REPLICAS, PERDURE_REPLICATION_TIMEOUT)"
+            f"{what} stored on {shown}, but {found} of {wanted} replicas confirmed it within {timeout:g} s: "
+            "check the replicas, or wait for fewer or longer (PERDURE_REPLICAS, PERDURE_REPLICATION_TIMEOUT)"
         )
         self.shown = shown
         self.found = found
@@ -121,16 +126,16 @@ class NotReplicated(Unavailable):
         self.task_ids = tuple(task_ids)
 
     def of_tasks(self, task_ids: Sequence[str]) -> NotReplicated:
-        """The same, saying which tasks it is about."""
+        """Return the same error with the ids of the tasks."""
         return NotReplicated(self.shown, self.found, self.wanted, self.timeout, task_ids)
 
 
 class Refused(QueueError):
-    """Redis was reached and said no: wrong password, missing rights, too old."""
+    """Redis refused the client or a command: wrong password, missing rights, version too old."""
 
 
 class BadAddress(QueueError, ValueError):
-    """A URL that names no server Perdure can connect to."""
+    """The URL does not name a server that Perdure can connect to."""
 
 
 class EmbeddedServerError(QueueError):
@@ -138,7 +143,7 @@ class EmbeddedServerError(QueueError):
 
 
 class PayloadTooLarge(QueueError, ValueError):
-    """What should be stored is larger than the limit; nothing was sent."""
+    """The data exceeds the size limit; nothing was sent."""
 
     def __init__(self, what: str, size: int, limit: int) -> None:
         super().__init__(
@@ -151,15 +156,15 @@ class PayloadTooLarge(QueueError, ValueError):
 
 
 class UnreadableEnvelope(QueueError, ValueError):
-    """An entry on a stream that is not a task this version of Perdure can read."""
+    """A stream entry is not a task that this version of Perdure can read."""
 
 
 class InvalidKey(QueueError, ValueError):
-    """Keys of encryption that cannot be used: not 32 bytes in base64, in a file open to all, or without the package."""
+    """An encryption key cannot be used: not 32 bytes in base64, in a file open to all users, or without the package."""
 
 
 class DecryptionError(QueueError):
-    """Encrypted data that this process cannot decrypt. what: which data of which task."""
+    """Encrypted data cannot be decrypted by this process. `what` names the data and its task."""
 
     def __init__(self, what: str, problem: str) -> None:
         super().__init__(f"could not decrypt {what}: {problem}")
@@ -190,7 +195,7 @@ class NotEncrypted(DecryptionError):
 
 
 class LeaseLost(QueueError):
-    """The delivery has passed to another worker; the write was refused and changed nothing."""
+    """Another worker has the delivery; the write was refused and changed nothing."""
 
     def __init__(self, task_id: str, act: str) -> None:
         super().__init__(f"task {task_id}: {act} refused, the lease has passed to another worker")
@@ -199,26 +204,26 @@ class LeaseLost(QueueError):
 
 
 class StillRunning(QueueError):
-    """A task that was to be begun afresh has not ended: it is queued, scheduled or running."""
+    """A task cannot be restarted because it has not ended: it is queued, scheduled or running."""
 
     def __init__(self, task_id: str, state: str) -> None:
         super().__init__(
-            f"task {task_id} is {state} and can be begun afresh only when it has ended: wait for it, or cancel it"
+            f"task {task_id} is {state} and can be restarted only after its end: wait for it, or cancel it"
         )
         self.task_id = task_id
         self.state = state
 
 
 class TaskExists(QueueError, ValueError):
-    """An id was asked for that another task has; nothing was stored."""
+    """The requested id is another task's; nothing was stored."""
 
     def __init__(self, task_id: str) -> None:
-        super().__init__(f"there is a task {task_id} already: leave the id out, or give another one")
+        super().__init__(f"task {task_id} exists already: omit the id, or choose another one")
         self.task_id = task_id
 
 
 class HandOffRefused(QueueError):
-    """A task cannot be handed on to another, or its hand-offs lead nowhere."""
+    """A task cannot be continued as the requested task, or its chain of successors has no end."""
 
 
 class TaskNotFound(QueueError, LookupError):
@@ -233,7 +238,7 @@ class TaskNotFound(QueueError, LookupError):
 
 
 class InboxError(QueueError):
-    """Base of what can be wrong with a message to a task."""
+    """Base of the errors of messages to tasks."""
 
     def __init__(self, task_id: str, message: str) -> None:
         super().__init__(message)
@@ -241,32 +246,32 @@ class InboxError(QueueError):
 
 
 class InboxFull(InboxError):
-    """The task has as many unused messages as an inbox holds; nothing was sent. held: how many."""
+    """The task's inbox is full of unread messages; nothing was sent. `held` is their number."""
 
     def __init__(self, task_id: str, held: int) -> None:
         super().__init__(
             task_id,
-            f"the inbox of task {task_id} is full: {held:,} messages wait there to be used; send again when it has "
-            f"read some (ctx.inbox), or take the oldest out (perdure task inbox {task_id} --drop N)",
+            f"the inbox of task {task_id} is full: {held:,} messages are unread; send again after the task has "
+            f"read some (ctx.inbox), or remove the oldest (perdure task inbox {task_id} --drop N)",
         )
         self.held = held
 
 
 class TaskEnded(InboxError):
-    """The task has its outcome and reads no messages any more; nothing was sent. state: `succeeded` or `cancelled`."""
+    """The task has ended and reads no messages; nothing was sent. `state` is `succeeded` or `cancelled`."""
 
     def __init__(self, task_id: str, state: str) -> None:
-        super().__init__(task_id, f"task {task_id} reads no messages any more: it is {state}")
+        super().__init__(task_id, f"task {task_id} reads no more messages: it is {state}")
         self.state = state
 
 
 class UnreadableMessage(InboxError):
-    """A message in an inbox that cannot be read; it stays there. number: its own."""
+    """A message in an inbox cannot be read, and stays there. `number` identifies it."""
 
     def __init__(self, task_id: str, number: int, problem: str) -> None:
         super().__init__(
             task_id,
-            f"message {number} in the inbox of task {task_id} cannot be read: {problem}; to go on without it: "
+            f"could not read message {number} in the inbox of task {task_id}: {problem}; to continue without it: "
             f"perdure task inbox {task_id} --drop {number}",
         )
         self.number = number
@@ -274,7 +279,7 @@ class UnreadableMessage(InboxError):
 
 
 class TaskOutcome(QueueError):
-    """A task that somebody waited for has ended without a result."""
+    """Base of the errors of an awaited task that ended without a result."""
 
     def __init__(self, task_id: str, message: str) -> None:
         super().__init__(message)
@@ -282,7 +287,7 @@ class TaskOutcome(QueueError):
 
 
 class TaskFailed(TaskOutcome):
-    """The task is a dead letter. `reason` says why; `error` holds the evidence (error, message, traceback, ...)."""
+    """The task is a dead letter. `error` holds the evidence for its `reason` (error, message, traceback, ...)."""
 
     def __init__(self, task_id: str, reason: str, error: Mapping[str, Any]) -> None:
         kind, text = error.get("error"), error.get("message")

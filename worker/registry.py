@@ -37,7 +37,7 @@ from ..queues import (
     has_secret,
     key_of,
     map_items,
-    marked_values,
+    secret_values,
     unwrap_secrets,
 )
 from .durable import Codec, Context, Durability
@@ -224,7 +224,7 @@ class Arguments:
     def secret_values(self, arguments: Mapping[str, Any]) -> list[str]:
         """The secrets among decoded arguments, as text."""
         whole, secrets = unwrap_secrets(arguments, self._adapter.dump_python(dict(arguments), mode="json"))
-        return marked_values(to_json(whole, inf_nan_mode="null"), secrets)
+        return secret_values(to_json(whole, inf_nan_mode="null"), secrets)
 
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments by name. `TypeError` for too many, or one given twice."""

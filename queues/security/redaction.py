@@ -1,4 +1,4 @@
-"""Keeping the secrets among a task's arguments out of what is told about it: errors, tracebacks, logs, steps."""
+"""Redaction of a task's secret arguments from text: errors, tracebacks, logs, steps."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from .secret_arguments import MASK
 __all__ = ["Redaction"]
 
 _SHORTEST: Final = 4
-"""Characters. What is shorter is found in any text by chance, and hiding it would say where it is."""
+"""Characters. A shorter secret occurs in any text by chance, and masking it would disclose it."""
 
 _MOST: Final = 200
 _LONGEST: Final = 256 * 1024
-"""Secrets that are looked for, and characters that they have together."""
+"""Number of secrets that are searched for, and of their characters in total."""
 
 _INPUT = re.compile(r"input_value=.*?, input_type=", re.DOTALL)
 
 
 class Redaction:
-    """Replaces secrets in text, as they are and as Python and JSON quote them.
+    """A filter that masks secrets in text, as they are and as Python and JSON quote them.
 
-    Errors of pydantic quote what they were given, cut in the middle where it is long: of them, the input is left out.
-    Where there are too many secrets to look for each of them, nothing of the text is left.
+    Errors of pydantic quote their input, with the middle of a long one cut out, so the input is removed as a whole.
+    If there are too many secrets to search for, the whole text is masked.
     """
 
     __slots__ = ("_forms",)
@@ -38,7 +38,7 @@ class Redaction:
 
     @property
     def blind(self) -> bool:
-        """Whether there are too many secrets to look for, so that nothing is left of any text."""
+        """Whether there are too many secrets to search for, so that the whole of any text is masked."""
         return self._forms is None
 
     def __call__(self, text: str) -> str:

@@ -1,12 +1,10 @@
-"""Where the secrets are within a task's arguments, and what is shown in their place.
+"""Secret arguments: their paths, their unwrapping when a task is enqueued, and their masking when it is shown.
 
-The envelope says so (`secrets`), since whoever looks at a task from outside has no handler code and cannot know. A mark
-is a path of names from the arguments' object down; `*` stands for every item of an array or member of an object.
+The envelope stores the paths of secrets (`secrets`), since tools that show a task do not have the handler's code. A
+path is a tuple of names from the arguments' object down; `*` matches every item of an array or member of an object.
 
-Secrets of pydantic (`SecretStr`, `SecretBytes`, `Secret`) as JSON: whole, and with the marks of where they are.
-
-pydantic writes a secret as asterisks into JSON, so that it is not shown by mistake. A handler needs the value itself:
-it is put in its place again, found by going through the value and its JSON form side by side.
+pydantic writes a secret (`SecretStr`, `SecretBytes`, `Secret`) as asterisks into JSON. A handler needs the value, so
+`unwrap_secrets` walks the value and its JSON form in parallel and puts the secrets back.
 """
 
 from __future__ import annotations
@@ -25,137 +23,149 @@ __all__ = [
     "DEEPEST",
     "EVERYTHING",
     "MASK",
-    "MOST_MARKS",
+    "MOST_SECRET_PATHS",
     "SECRET",
-    "Mark",
+    "SecretPath",
     "SecretPaths",
     "bounded",
     "contains_mask",
     "has_secret",
-    "marked_values",
     "mask",
     "read_secret_paths",
     "restore_masked",
+    "secret_values",
     "unwrap_secrets",
 ]
 
-Mark = tuple[str, ...]
-SecretPaths = tuple[Mark, ...]
+SecretPath = tuple[str, ...]
+SecretPaths = tuple[SecretPath, ...]
 
 MASK: Final = "**********"
-"""As pydantic shows a secret."""
+"""The text that pydantic shows for a secret."""
+
+_MASK_BYTES: Final = MASK.encode()
 
 ANY: Final = "*"
 
 EVERYTHING: Final[SecretPaths] = ((),)
-"""The whole of the arguments."""
+"""The path of the arguments as a whole."""
 
-MOST_MARKS: Final = 100
+MOST_SECRET_PATHS: Final = 100
 DEEPEST: Final = 30
-"""Names in a mark: what lies deeper is hidden with what it is in."""
+"""Names in a path. A longer path is cut, which masks the value around the secret."""
+
+
+SECRET: Final = (SecretStr, SecretBytes, Secret)
+"""The types of secret values."""
 
 
 def read_secret_paths(envelope: bytes) -> SecretPaths:
-    """The marks in an envelope that may be of a version that cannot be read otherwise."""
+    """Return the paths in an envelope, even if its version is not supported otherwise."""
     try:
         found = orjson.loads(envelope).get("secrets", ())
-        return bounded([tuple(str(name) for name in mark) for mark in found])
+        return bounded([tuple(str(name) for name in path) for path in found])
     except (orjson.JSONDecodeError, AttributeError, TypeError):
         return ()
 
 
-def bounded(marks: Sequence[Mark]) -> SecretPaths:
-    """Marks that an envelope can carry, which hide as much or more."""
-    if len(marks) > MOST_MARKS:
+def bounded(paths: Sequence[SecretPath]) -> SecretPaths:
+    """Return paths that fit into an envelope and mask at least as much."""
+    if len(paths) > MOST_SECRET_PATHS:
         return EVERYTHING
-    return tuple(dict.fromkeys(mark[:DEEPEST] for mark in marks))
+    return tuple(dict.fromkeys(path[:DEEPEST] for path in paths))
 
 
-def mask(arguments: bytes, marks: SecretPaths) -> bytes:
-    """The arguments as they may be shown. What is no JSON, or is nested too deeply, is hidden as a whole."""
-    if not marks:
+def mask(arguments: bytes, paths: SecretPaths) -> bytes:
+    """Return the arguments without their secrets. Text that is not JSON, or nested too deeply, is masked as a whole."""
+    if not paths:
         return arguments
     try:
         data = orjson.loads(arguments)
     except orjson.JSONDecodeError:
         return orjson.dumps(MASK)
-    for mark in marks:
-        data = _replace(data, mark, lambda value: value if value is None else MASK)
+    for path in paths:
+        data = _apply_at(data, path, lambda value: value if value is None else MASK)
     try:
         return orjson.dumps(data)
-    except TypeError:  # JSON is read deeper than it is written
+    except TypeError:  # orjson reads deeper JSON than it writes
         return orjson.dumps(MASK)
 
 
-def restore_masked(edited: bytes, former: Callable[[], bytes], marks: SecretPaths) -> bytes:
-    """Edited arguments, in which what is hidden stands for the former value: who edits sees no more than that.
+def contains_mask(data: bytes) -> bool:
+    """Whether JSON may contain a masked secret."""
+    return _MASK_BYTES in data
 
-    former: the arguments before, asked for where they are needed.
+
+def restore_masked(edited: bytes, former: Callable[[], bytes], paths: SecretPaths) -> bytes:
+    """Return edited arguments with each mask replaced by the value it stands for.
+
+    Args:
+        former: returns the arguments before the edit; called only if there is a mask.
     """
-    if not marks or MASK.encode() not in edited:
+    if not paths or not contains_mask(edited):
         return edited
-    try:  # large numbers stay what they are
+    try:  # unlike orjson, pydantic_core keeps large integers exact
         data, before = from_json(edited), from_json(former())
-        for mark in marks:
-            data = _fill(data, before, mark)
+        for path in paths:
+            data = _restore_at(data, before, path)
         return to_json(data)
     except ValueError:
         return edited
 
 
-def marked_values(arguments: bytes, marks: SecretPaths) -> list[str]:
-    """The secrets among the arguments, as text."""
+def secret_values(arguments: bytes, paths: SecretPaths) -> list[str]:
+    """Return the secrets among the arguments as text."""
     found: list[str] = []
     try:
         data = orjson.loads(arguments)
     except orjson.JSONDecodeError:
         return found
-    for mark in marks:
-        for value in _at(data, mark):
-            found += _texts(value)
+    for path in paths:
+        for value in _values_at(data, path):
+            found += _strings_in(value)
     return found
 
 
-def _replace(data: Any, mark: Sequence[str], change: Callable[[Any], Any]) -> Any:
-    if not mark:
+def _apply_at(data: Any, path: Sequence[str], change: Callable[[Any], Any]) -> Any:
+    if not path:
         return change(data)
-    name, rest = mark[0], mark[1:]
+    name, rest = path[0], path[1:]
     if isinstance(data, dict):
-        return {key: _replace(value, rest, change) if name in (ANY, key) else value for key, value in data.items()}
+        return {key: _apply_at(value, rest, change) if name in (ANY, key) else value for key, value in data.items()}
     if isinstance(data, list) and name == ANY:
-        return [_replace(value, rest, change) for value in data]
+        return [_apply_at(value, rest, change) for value in data]
     return data
 
 
-def _fill(data: Any, before: Any, mark: Sequence[str]) -> Any:
-    if not mark:
+def _restore_at(data: Any, before: Any, path: Sequence[str]) -> Any:
+    if not path:
         return before if data == MASK else data
-    name, rest = mark[0], mark[1:]
+    name, rest = path[0], path[1:]
     if isinstance(data, dict) and isinstance(before, dict):
         return {
-            key: _fill(value, before[key], rest) if name in (ANY, key) and key in before else value
+            key: _restore_at(value, before[key], rest) if name in (ANY, key) and key in before else value
             for key, value in data.items()
         }
     if isinstance(data, list) and isinstance(before, list) and name == ANY:
-        kept = [_fill(value, former, rest) for value, former in zip(data, before, strict=False)]
+        kept = [_restore_at(value, former, rest) for value, former in zip(data, before, strict=False)]
         return kept + data[len(kept) :]
     return data
 
 
-def _at(data: Any, mark: Sequence[str]) -> Iterator[Any]:
-    if not mark:
+def _values_at(data: Any, path: Sequence[str]) -> Iterator[Any]:
+    if not path:
         yield data
     elif isinstance(data, dict):
         for key, value in data.items():
-            if mark[0] in (ANY, key):
-                yield from _at(value, mark[1:])
-    elif isinstance(data, list) and mark[0] == ANY:
+            if path[0] in (ANY, key):
+                yield from _values_at(value, path[1:])
+    elif isinstance(data, list) and path[0] == ANY:
         for value in data:
-            yield from _at(value, mark[1:])
+            yield from _values_at(value, path[1:])
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Every text and number within a secret value, however deep it is."""
+def _strings_in(value: Any) -> Iterator[str]:
+    """Yield every string and number within a secret value."""
     left = [value]
     while left:
         one = left.pop()
@@ -167,11 +177,8 @@ def _texts(value: Any) -> Iterator[str]:
             yield str(one)
 
 
-SECRET: Final = (SecretStr, SecretBytes, Secret)
-
-
 def has_secret(schema: Any) -> bool:
-    """Whether a core schema of pydantic has a secret anywhere in it."""
+    """Whether a core schema of pydantic contains a secret type."""
     left, seen = [schema], set()
     while left:
         part = left.pop()
@@ -185,31 +192,37 @@ def has_secret(schema: Any) -> bool:
 
 
 def unwrap_secrets(value: Any, shown: Any) -> tuple[Any, SecretPaths]:
-    """The JSON form of a value with its secrets in place, and where they are. shown: the form with asterisks.
+    """Return the JSON form of a value with its secrets unwrapped, and their paths.
 
-    Raises `ValueError` for secret bytes that are not UTF-8, which JSON cannot carry.
+    Args:
+        shown: the JSON form with masks.
+
+    Raises:
+        ValueError: secret bytes are not UTF-8.
     """
-    marks: dict[Mark, None] = {}
-    data = _reveal(value, shown, (), marks)
-    return data, bounded(list(marks))
+    paths: dict[SecretPath, None] = {}
+    data = _unwrap(value, shown, (), paths)
+    return data, bounded(list(paths))
 
 
-def _reveal(value: Any, shown: Any, path: Mark, marks: dict[Mark, None]) -> Any:
+def _unwrap(value: Any, shown: Any, path: SecretPath, paths: dict[SecretPath, None]) -> Any:
     if isinstance(value, SECRET):
         inner = value.get_secret_value()
         if inner is not None:
-            marks[path] = None
-        return _reveal(inner, to_jsonable_python(inner), path, marks)
+            paths[path] = None
+        return _unwrap(inner, to_jsonable_python(inner), path, paths)
     if isinstance(value, RootModel):
-        return _reveal(value.root, shown, path, marks)
+        return _unwrap(value.root, shown, path, paths)
     if isinstance(shown, dict):
-        return _members(value, shown, path, marks)
+        return _unwrap_members(value, shown, path, paths)
     if isinstance(shown, list) and isinstance(value, Sequence | AbstractSet) and len(shown) == len(value):
-        return [_reveal(one, seen, (*path, ANY), marks) for one, seen in zip(value, shown, strict=True)]
+        return [_unwrap(one, seen, (*path, ANY), paths) for one, seen in zip(value, shown, strict=True)]
     return shown
 
 
-def _members(value: Any, shown: dict[str, Any], path: Mark, marks: dict[Mark, None]) -> dict[str, Any]:
+def _unwrap_members(
+    value: Any, shown: dict[str, Any], path: SecretPath, paths: dict[SecretPath, None]
+) -> dict[str, Any]:
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
         aliases = {name: field.serialization_alias or field.alias or name for name, field in fields.items()}
@@ -218,24 +231,16 @@ def _members(value: Any, shown: dict[str, Any], path: Mark, marks: dict[Mark, No
         aliases = {}
         members = {one.name: getattr(value, one.name, None) for one in dataclasses.fields(value)}
     elif isinstance(value, Mapping) and len(value) == len(shown):
-        whole = isinstance(value, dict) and not path  # the arguments themselves, which are known by their names
+        whole = isinstance(value, dict) and not path  # the arguments themselves: their names are known
         return {
-            name: _reveal(one, seen, (*path, name if whole else ANY), marks)
+            name: _unwrap(one, seen, (*path, name if whole else ANY), paths)
             for (name, seen), one in zip(shown.items(), value.values(), strict=True)
         }
     else:
         return shown
-    revealed = dict(shown)
+    unwrapped = dict(shown)
     for name, one in members.items():
         key = name if name in shown else aliases.get(name, name)
         if key in shown:
-            revealed[key] = _reveal(one, shown[key], (*path, key), marks)
-    return revealed
-
-
-def contains_mask(data: bytes) -> bool:
-    """Whether JSON may hold a secret as asterisks."""
-    return _MASKED in data
-
-
-_MASKED: Final = MASK.encode()
+            unwrapped[key] = _unwrap(one, shown[key], (*path, key), paths)
+    return unwrapped

@@ -23,9 +23,9 @@ from ...queues import (
     TaskEvent,
     Unavailable,
     arguments_field,
-    marked_values,
     read_log_tail,
     retry_while_unavailable,
+    secret_values,
     write_entries,
 )
 from ..durable import Run, StopReason
@@ -214,7 +214,7 @@ def open_arguments(run: Run, task: Task[Any, Any]) -> dict[str, Any]:
         data = sealer.of(run.delivery.partition, run.id).decrypt(arguments_field(task.name), data)
     marks, known = run.envelope.secrets, task.arguments
     if marks:
-        run.redact = Redaction(marked_values(data, marks))
+        run.redact = Redaction(secret_values(data, marks))
     arguments = known.decode(data)
     if known.has_secrets and not marks:  # its producer did not know
         run.redact = Redaction(known.secret_values(arguments))

@@ -64,7 +64,7 @@ def test_a_person_sees_what_a_task_waits_for_and_answers(work: Any) -> None:
     assert 'received message 2 from bob: {"n":1}' in told
     refused = call("task", "send", task_id, "too late")
     assert (refused.code, refused.out) == (1, "")
-    assert refused.err == f"perdure: task {task_id} reads no messages any more: it is succeeded\n"
+    assert refused.err == f"perdure: task {task_id} reads no more messages: it is succeeded\n"
 
 
 @pytest.mark.usefixtures("work")

@@ -332,7 +332,7 @@ async def test_a_broken_message_is_named_and_can_be_taken_out(settings: Settings
         await redis_command(app, "HSET", handle.partition.record(handle.id), "m:2", "1 ?")
         await work_off(app)
         problem = (
-            f"message 2 in the inbox of task {handle.id} cannot be read: .* perdure task inbox {handle.id} --drop 2"
+            f"could not read message 2 in the inbox of task {handle.id}: .* perdure task inbox {handle.id} --drop 2"
         )
         with pytest.raises(TaskFailed, match=problem):
             await handle.result()

@@ -382,7 +382,7 @@ async def test_a_fork_asked_for_twice_is_there_once(app: App, walk: Any) -> None
     assert await redis_command(app, "XLEN", handle.partition.ready) == 1
     await work_off(app)
     assert await soon(first.handle.result()) == [11, 12, 13]
-    with pytest.raises(TaskExists, match="there is a task mine already"):
+    with pytest.raises(TaskExists, match="task mine exists already"):
         await fork(app.producer, handle.id, at="a", new_id="mine")
 
 

@@ -19,10 +19,10 @@ from perdure.queues import (
     Envelope,
     Redaction,
     UnreadableEnvelope,
-    marked_values,
     mask,
     read_secret_paths,
     restore_masked,
+    secret_values,
     unwrap_secrets,
 )
 from perdure.queues.security.secret_arguments import EVERYTHING, MASK
@@ -110,7 +110,7 @@ def test_secrets_are_found_wherever_they_are() -> None:
     )
     data, marks = unwrap_secrets({"it": value}, {"it": value.model_dump(mode="json")})
     assert Everything.model_validate(data["it"]) == value
-    assert marked_values(orjson.dumps(data), marks) == [
+    assert secret_values(orjson.dumps(data), marks) == [
         *["1-secret", "42", "2-secret", "3-secret", "4-secret", "5-secret", "6-secret"],
         *["7-secret", "8-secret", "1", "9-secret", "a-secret"],
     ]
@@ -193,7 +193,7 @@ def test_hostile_marks_are_refused_or_harmless(secrets: Any) -> None:
     for _ in range(500):
         data = b'{"a":%b}' % data
     assert mask(data, read_secret_paths(env))
-    assert marked_values(data, read_secret_paths(env)) in ([], ["1"])
+    assert secret_values(data, read_secret_paths(env)) in ([], ["1"])
     try:
         envelope = Envelope.decode(env)
     except UnreadableEnvelope:
