@@ -126,7 +126,7 @@ async def test_a_due_task_is_sought_by_the_watcher_and_by_nobody_else(
 
         await until(watched, "somebody watches")
         await producer.enqueue("t", task_id="soon", delay=0.02)
-        crew[7][0].hear()
+        crew[7][0].take_over()
         await placed(gateway, partition, "soon", READY)
         assert await all_places(gateway, partition, ["x"]) == {"x": [DUE]}
         assert len(sought) <= 10  # each second once, and once for each due time or poke

@@ -53,30 +53,30 @@ def test_a_rate_is_what_was_settled_in_the_window() -> None:
         clock.now += 5
         settled["fast"] += 50
         settled["slow"] += 1
-        rates.look()
-    assert rates.look() == {"fast": pytest.approx(10.0), "slow": pytest.approx(0.2)}
+        rates.rates()
+    assert rates.rates() == {"fast": pytest.approx(10.0), "slow": pytest.approx(0.2)}
 
 
 def test_a_young_worker_is_judged_by_its_life_so_far() -> None:
     clock, settled = Clock(), Counter[str]()
     rates = SettleRate(settled, clock)
-    assert rates.look() == {}
+    assert rates.rates() == {}
     clock.now, settled["q"] = 2.0, 40
-    assert rates.look() == {"q": 20.0}
+    assert rates.rates() == {"q": 20.0}
 
 
 def test_a_rate_ends_with_the_window_and_begins_anew() -> None:
     clock, settled = Clock(), Counter[str]()
     rates = SettleRate(settled, clock)
     clock.now, settled["q"] = 5.0, 60
-    assert rates.look() == {"q": 12.0}
+    assert rates.rates() == {"q": 12.0}
     for _ in range(round(WINDOW / 5)):
         clock.now += 5
-        rates.look()
-    assert rates.look() == {}
+        rates.rates()
+    assert rates.rates() == {}
     clock.now += 5
     settled["q"] += 30
-    assert rates.look() == {"q": 30 / WINDOW}
+    assert rates.rates() == {"q": 30 / WINDOW}
 
 
 def test_looks_that_come_late_do_not_stretch_the_figure() -> None:
@@ -84,7 +84,7 @@ def test_looks_that_come_late_do_not_stretch_the_figure() -> None:
     clock, settled = Clock(), Counter[str]()
     rates = SettleRate(settled, clock)
     clock.now, settled["q"] = 300.0, 300
-    assert rates.look() == {"q": 1.0}
+    assert rates.rates() == {"q": 1.0}
 
 
 # the sum of all

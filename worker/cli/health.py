@@ -123,7 +123,7 @@ def _judge(info: WorkerInfo) -> Report:
         return Report(info.id, (Level(ALIVE, False, silent, remedy),))
     heard = Level(ALIVE, True, f"heard of {duration(info.seen)} ago")
     try:
-        told = Report.of(info.health)
+        told = Report.from_summary(info.health)
     except (KeyError, TypeError):
         return Report(info.id, (heard, Level(CONNECTED, True, f"it is of version {info.version}, and tells no more")))
     return Report(info.id, tuple(heard if level.name == ALIVE and level.ok else level for level in told.levels))

@@ -23,14 +23,14 @@ class Burst:
         self,
         gateway: Gateway,
         intake: Intake,
-        territory: AssignmentWatcher,
+        assignment: AssignmentWatcher,
         slots: Slots,
         executor: Executor,
         stop: anyio.Event,
     ) -> None:
         self._gateway = gateway
         self._intake = intake
-        self._territory = territory
+        self._assignment = assignment
         self._slots = slots
         self._owed = executor.owed = {}
         self._stop = stop
@@ -51,11 +51,11 @@ class Burst:
 
         What was just read to its end may open the next generation.
         """
-        moves = self._territory.moves
+        moves = self._assignment.moves
         if await self._intake.take_once():
             return False
-        await self._territory.look()
-        return moves == self._territory.moves
+        await self._assignment.refresh()
+        return moves == self._assignment.moves
 
     async def _is_owed(self) -> bool:
         """Whether a task that failed here still waits for its time; another worker may have run it meanwhile."""

@@ -33,12 +33,12 @@ class Intake:
         self,
         consumer: Consumer,
         slots: Slots,
-        sweep: ReclaimSchedule,
-        isolation: QuarantineGate,
+        reclaim: ReclaimSchedule,
+        gate: QuarantineGate,
         *,
         start: Callable[[Delivery], None],
         on_due: Callable[[], None],
-        on_rerouted: Callable[[], None],
+        on_route_changed: Callable[[], None],
         give_back: Callable[[Delivery], Awaitable[None]],
     ) -> None:
         """start: begins an execution, which gives its slot back. on_due: due times have changed. on_rerouted: a
@@ -46,19 +46,19 @@ class Intake:
         """
         self._consumer = consumer
         self._slots = slots
-        self._sweep = sweep
-        self._isolation = isolation
+        self._reclaim = reclaim
+        self._gate = gate
         self._start = start
         self._on_due = on_due
-        self._on_rerouted = on_rerouted
+        self._on_route_changed = on_route_changed
         self._give_back = give_back
         self._stopping = False
         self._plenty = False
-        self._begun = 0
+        self._dispatched = 0
         self.reading = False
-        self.turned = time.monotonic()
+        self.last_read = time.monotonic()
         """When it last asked for messages, or was about to (monotonic clock)."""
-        self.trouble = ""
+        self.error = ""
         """What keeps it from taking messages."""
 
     async def run(self) -> None:
@@ -67,29 +67,29 @@ class Intake:
         while not self._stopping:
             try:
                 await self._take()
-                if self.trouble:
+                if self.error:
                     logger.info("taking work again")
                     delays = _RETRY.delays()
-                self.trouble = ""
+                self.error = ""
             except QueueError as error:
                 self.reading = False
-                self.trouble = str(error)
+                self.error = str(error)
                 logger.warning("cannot take work: {}; trying again", error)
-                self._sweep.postpone()
+                self._reclaim.postpone()
                 await anyio.sleep(next(delays))
-                await self._adopt_when_back(list(self._consumer.partitions))
+                await self._recover_own(list(self._consumer.partitions))
 
     async def take_once(self) -> bool:
         """Claim and read without waiting for new messages; whether there was anything."""
-        before = self._begun
-        if not self._isolation.has_room:
+        before = self._dispatched
+        if not self._gate.has_room:
             with anyio.move_on_after(_LOOK_AGAIN):
-                await self._isolation.wait_change()
+                await self._gate.wait_change()
             return True
         await self._claim()
         if self._may_take:
             await self._read(None)
-        return self._begun > before
+        return self._dispatched > before
 
     def stop(self) -> None:
         """Take nothing more. A read that waits is ended by `Consumer.interrupt`."""
@@ -97,34 +97,34 @@ class Intake:
 
     async def _take(self) -> None:
         await self._slots.wait_free()
-        while not self._isolation.has_room:
-            await self._isolation.wait_change()
-        self.turned = time.monotonic()
+        while not self._gate.has_room:
+            await self._gate.wait_change()
+        self.last_read = time.monotonic()
         if self._stopping:
             return
         if returned := self._consumer.returned():
             logger.info("{} of {} partitions are back", len(returned), len(self._consumer.partitions))
-            await self._adopt_when_back(returned)
-            self._sweep.ask()
+            await self._recover_own(returned)
+            self._reclaim.request()
         await self._claim()
-        if self._isolation.dedicated:
-            if not self._isolation.wanted:
-                await self._isolation.wait_change()
+        if self._gate.dedicated:
+            if not self._gate.wanted:
+                await self._gate.wait_change()
         elif self._may_take:
-            await self._read(self._sweep.until_next())
+            await self._read(self._reclaim.until_next())
 
     @property
     def _may_take(self) -> bool:
-        return bool(self._slots.free and self._isolation.has_room and not self._stopping)
+        return bool(self._slots.free and self._gate.has_room and not self._stopping)
 
     async def _claim(self) -> None:
         """Claim what is due to be claimed, while there is room: suspects first, which are taken one by one."""
-        if self._isolation.wanted and self._may_take:
-            await self._claim_suspect()
-        while self._may_take and not self._isolation.dedicated and (turn := self._sweep.turn()) is not None:
+        if self._gate.wanted and self._may_take:
+            await self._claim_quarantined()
+        while self._may_take and not self._gate.dedicated and (turn := self._reclaim.next_claim()) is not None:
             partition, cursor = turn
             if self._consumer.is_away(partition):  # it is swept when it has returned
-                self._sweep.reached(partition, START)
+                self._reclaim.reached(partition, START)
                 continue
             try:
                 await self._claim_from(partition, cursor)
@@ -134,38 +134,38 @@ class Intake:
                 logger.warning("queue {}, partition {} is away: {}", partition.queue, partition.index, error)
 
     async def _claim_from(self, partition: Partition, cursor: str) -> None:
-        shared = self._sweep.is_shared(partition)
-        if shared and not await self._consumer.acquire_claim_lock(partition, self._sweep.apart):
-            self._sweep.reached(partition, START)
+        shared = self._reclaim.is_shared(partition)
+        if shared and not await self._consumer.acquire_claim_lock(partition, self._reclaim.lock_ttl):
+            self._reclaim.reached(partition, START)
             return
         reached, claimed = await self._consumer.claim(partition, cursor, self._slots.free)
-        self._sweep.reached(partition, reached)
+        self._reclaim.reached(partition, reached)
         for delivery in claimed:
             if delivery.count > 1:
-                self._isolation.pending(delivery)
-            self._begin(delivery)
+                self._gate.pending(delivery)
+            self._dispatch(delivery)
         if claimed and not self._slots.free:
             await self._consumer.nudge(partition)
 
-    async def _claim_suspect(self) -> None:
+    async def _claim_quarantined(self) -> None:
         """Take one suspect, if there is one in any partition."""
-        self._isolation.wanted = False  # what is heard from now on is looked for anew
+        self._gate.wanted = False  # what is heard from now on is looked for anew
         try:
             for partition in self._consumer.partitions:
                 found = await self._consumer.take_quarantined(partition)
                 if found.more:
-                    self._isolation.leave()
+                    self._gate.leave()
                 if found.delivery is not None or found.more:
-                    self._isolation.wanted = True
+                    self._gate.wanted = True
                 if found.delivery is not None:
-                    self._isolation.pending(found.delivery)
-                    self._begin(found.delivery)
+                    self._gate.pending(found.delivery)
+                    self._dispatch(found.delivery)
                     return
         except QueueError:
-            self._isolation.wanted = True
+            self._gate.wanted = True
             raise
-        if not self._isolation.wanted:
-            self._isolation.idle()
+        if not self._gate.wanted:
+            self._gate.idle()
 
     async def _read(self, block: float | None) -> None:
         """Read for half of many slots at most, so that one half's outcomes travel while the other half runs.
@@ -173,36 +173,36 @@ class Intake:
         While there is plenty, the read does not wait: it goes out with the outcomes, on their connection.
         """
         self.reading = True
-        self.turned = time.monotonic()
+        self.last_read = time.monotonic()
         most = min(self._slots.free, max(_FEW, (self._slots.capacity + 1) // 2))
         taken = await self._consumer.read(most, block=None if self._plenty else block)
         self._plenty = len(taken.deliveries) >= most
         for delivery in taken.deliveries:
             if self._slots.free and not self._stopping:
-                self._begin(delivery)
+                self._dispatch(delivery)
             else:
                 await self._give_back(delivery)
         if taken.due:
             self._on_due()
         if taken.route_changed:
-            self._on_rerouted()
+            self._on_route_changed()
         if taken.claimable and self._stopping:
-            await self._pass_on()
+            await self._forward_nudge()
         elif taken.claimable:
-            self._sweep.ask()
+            self._reclaim.request()
         if taken.quarantined and not self._stopping:
-            self._isolation.request()
+            self._gate.request()
 
-    async def _pass_on(self) -> None:
+    async def _forward_nudge(self) -> None:
         """A nudge that reached a worker which is stopping must reach another, or what was given back waits."""
         for partition in self._consumer.partitions:
             await self._consumer.nudge(partition)
 
-    def _begin(self, delivery: Delivery) -> None:
-        self._begun += 1
+    def _dispatch(self, delivery: Delivery) -> None:
+        self._dispatched += 1
         self._start(delivery)
 
-    async def _adopt_when_back(self, partitions: Sequence[Partition]) -> None:
+    async def _recover_own(self, partitions: Sequence[Partition]) -> None:
         """What Redis handed over while the connection broke is this worker's, though it never heard of it.
 
         A server that came back empty, or whose streams somebody deleted, has no groups any more.
@@ -212,9 +212,9 @@ class Intake:
             for partition in partitions:
                 for delivery in await self._consumer.recover_own(partition):
                     if self._slots.free and not self._stopping:
-                        self._begin(delivery)
+                        self._dispatch(delivery)
                     else:
                         await self._give_back(delivery)
         except QueueError:
-            self._sweep.ask()  # still away: what cannot be adopted is claimed once its lease has passed
-            self._sweep.postpone()
+            self._reclaim.request()  # still away: what cannot be adopted is claimed once its lease has passed
+            self._reclaim.postpone()

@@ -31,29 +31,29 @@ class ReclaimSchedule:
         self._cursors = dict.fromkeys(partitions, START)
         self._unfinished: list[Partition] = list(partitions)
         self._again: set[Partition] = set()
-        self._asked: set[Partition] = set(partitions)
+        self._requested: set[Partition] = set(partitions)
         self._next = 0.0
         self._schedule()
 
     @property
-    def apart(self) -> float:
+    def lock_ttl(self) -> float:
         """Seconds between two sweeps of one partition by whichever worker: fewer than between two of one worker's,
         so that one whose turn it was and who died holds nobody up for long.
         """
         return self._interval / 2
 
-    def change(self, partitions: Sequence[Partition]) -> None:
+    def set_partitions(self, partitions: Sequence[Partition]) -> None:
         """From now on sweep these; those that are new at the next opportunity."""
         new = [partition for partition in partitions if partition not in self._cursors]
         self._cursors = {partition: self._cursors.get(partition, START) for partition in partitions}
         self._unfinished = [*(one for one in self._unfinished if one in self._cursors), *new]
-        self._asked = {partition for partition in self._asked if partition in self._cursors} | set(new)
+        self._requested = {partition for partition in self._requested if partition in self._cursors} | set(new)
         self._again &= self._cursors.keys()
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """Claim everywhere at the next opportunity: something was given back, or may have been left."""
-        self._begin()
-        self._asked = set(self._cursors)
+        self._start_round()
+        self._requested = set(self._cursors)
 
     def postpone(self) -> None:
         """Claim nothing for a while: Redis was away, and workers that live must come to renew their leases first."""
@@ -66,10 +66,10 @@ class ReclaimSchedule:
             return 0.0
         return max(0.0, self._next - time.monotonic())
 
-    def turn(self) -> tuple[Partition, str] | None:
+    def next_claim(self) -> tuple[Partition, str] | None:
         """The partition to claim from now and the cursor to go on from; None when nothing is to be done yet."""
         if not self._unfinished and time.monotonic() >= self._next:
-            self._begin()
+            self._start_round()
             self._schedule()
         if not self._unfinished:
             return None
@@ -80,7 +80,7 @@ class ReclaimSchedule:
         """Whether this sweep is one that any worker may make, and only one has to: nobody asked for it, and it is
         about to begin.
         """
-        return partition not in self._asked and self._cursors[partition] == START
+        return partition not in self._requested and self._cursors[partition] == START
 
     def reached(self, partition: Partition, cursor: str) -> None:
         """A claim from the partition got as far as `cursor`; '0-0' is the end of its pending list."""
@@ -91,9 +91,9 @@ class ReclaimSchedule:
             self._again.discard(partition)
         elif cursor == START:
             self._unfinished = [other for other in self._unfinished if other != partition]
-            self._asked.discard(partition)
+            self._requested.discard(partition)
 
-    def _begin(self) -> None:
+    def _start_round(self) -> None:
         # A round that is under way may have passed the place: then another one, from the start, follows it.
         self._again = {partition for partition, cursor in self._cursors.items() if cursor != START}
         self._unfinished = list(self._cursors)

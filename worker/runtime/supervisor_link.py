@@ -46,8 +46,8 @@ class SupervisorLink:
         self.role: Role = role
         self._read = read
         self._write = write
-        self._saying = threading.Lock()
-        self._unsaid = b""
+        self._lock = threading.Lock()
+        self._unsent = b""
         os.set_blocking(write, False)
 
     @classmethod
@@ -69,27 +69,27 @@ class SupervisorLink:
         (it is frozen) nothing more is said once the pipe is full.
         """
         line = orjson.dumps({"say": what, **more}) + b"\n"
-        with self._saying:
+        with self._lock:
             if self._flush():
-                self._unsaid = line
+                self._unsent = line
                 self._flush()
 
     def _flush(self) -> bool:
         """Write what is left of the last line, for lines must not mix; returns whether nothing is."""
         try:
-            while self._unsaid:
-                self._unsaid = self._unsaid[os.write(self._write, self._unsaid) :]
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self._write, self._unsent) :]
         except BlockingIOError:
             return False
         except OSError:
-            self._unsaid = b""
+            self._unsent = b""
         return True
 
-    def listen(self, on_told: Callable[[str], None], on_gone: Callable[[], None]) -> None:
+    def listen(self, on_command: Callable[[str], None], on_gone: Callable[[], None]) -> None:
         """Hear the supervisor, in a thread of its own, where both callbacks are called."""
-        threading.Thread(target=self._hear, args=(on_told, on_gone), name="perdure link", daemon=True).start()
+        threading.Thread(target=self._receive, args=(on_command, on_gone), name="perdure link", daemon=True).start()
 
-    def _hear(self, on_told: Callable[[str], None], on_gone: Callable[[], None]) -> None:
+    def _receive(self, on_told: Callable[[str], None], on_gone: Callable[[], None]) -> None:
         with os.fdopen(self._read, "rb") as lines:
             for line in lines:
                 on_told(orjson.loads(line)["say"])

@@ -83,29 +83,29 @@ class Worker:
         self._namespace = namespace
         self._gateway = Gateway(self.settings.address, replication=self.settings.replication, encryptor=app.encryptor)
         self._slots = Slots(concurrency)
-        self._isolation = QuarantineGate(link, self.settings.quarantine_window)
+        self._gate = QuarantineGate(link, self.settings.quarantine_window)
         self._leases: Leases[Run] = Leases()
-        self._notices = WebhookQueue(WebhookTarget.of(self.settings))
+        self._webhooks = WebhookQueue(WebhookTarget.of(self.settings))
         self._executor = Executor(
             self._gateway,
             app.tasks,
             self.settings,
             self._leases,
             self._slots,
-            self._isolation,
+            self._gate,
             threads=max(40, concurrency),
-            notices=self._notices,
+            notices=self._webhooks,
         )
         self._link = link
-        self._vigil = LoopWatchdog(
+        self._watchdog = LoopWatchdog(
             warn_after=self.settings.stall_warning,
             stall_limit=self.settings.stall_limit,
-            on_look=self._tell_alive,
-            who=self._blocking,
+            on_check=self._send_alive,
+            describe_current=self._describe_current,
         )
-        self._health = Health(self.id, self.settings, self._vigil, self._executor, self._slots, self._isolation)
+        self._health = Health(self.id, self.settings, self._watchdog, self._executor, self._slots, self._gate)
         self._stop = anyio.Event()
-        self._hurry = anyio.Event()
+        self._stop_now = anyio.Event()
         self._stack = AsyncExitStack()
 
     @property
@@ -129,8 +129,8 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         """Connect and check the server, load the scripts, join the groups, register, begin to beat."""
-        self._vigil.start()
-        self._stack.push_async_callback(asyncio.to_thread, self._vigil.stop)
+        self._watchdog.start()
+        self._stack.push_async_callback(asyncio.to_thread, self._watchdog.stop)
         try:
             await self._gateway.open()
             self._stack.push_async_callback(self._gateway.close)
@@ -145,22 +145,22 @@ class Worker:
         reading = read_partitions(self._gateway, self.id)
         self._stack.push_async_callback(reading.close)
         self._consumer = Consumer(self._gateway, reading, [], self.id, self.settings.lease, self._leases)
-        shares = self._partitions == "share" and not self._isolation.dedicated
-        self._coverage = PartitionAssignment(self._gateway, self._namespace, self.queues, self.id, share=shares)
-        self._sweep = ReclaimSchedule([], self.settings.lease)
+        shares = self._partitions == "share" and not self._gate.dedicated
+        self._assignment = PartitionAssignment(self._gateway, self._namespace, self.queues, self.id, share=shares)
+        self._reclaim = ReclaimSchedule([], self.settings.lease)
         self._promoter = Promoter(self._gateway, [], self.id)
-        self._territory = AssignmentWatcher(self._coverage, self._consumer, self._serve)
-        self._guard = RunDeadlines(
+        self._assignment_watcher = AssignmentWatcher(self._assignment, self._consumer, self._set_partitions)
+        self._deadlines = RunDeadlines(
             self._executor,
             self._slots,
             self.app.tasks,
             self.settings,
-            on_due=self._promoter.poke,
-            on_unfit=self._ask_for_replacement,
+            on_due=self._promoter.wake,
+            on_degraded=self._ask_for_replacement,
         )
         await self._gateway.load_scripts()
-        await self._territory.look()
-        self._health.guard = self._guard
+        await self._assignment_watcher.refresh()
+        self._health.deadlines = self._deadlines
         info = describe(self.id, self.app.name, self.queues, self.concurrency, self.settings.heartbeat)
         self._registration = Registration(
             self._gateway, self._namespace, info, self._slots, self._executor.settled, self._health
@@ -172,8 +172,8 @@ class Worker:
             self.id,
             self._leases,
             self.settings.lease,
-            self._report_beat,
-            self._vigil.should_renew,
+            self._on_renewal,
+            self._watchdog.should_renew,
         )
         beat.start()
         self._stack.push_async_callback(asyncio.to_thread, beat.stop)
@@ -185,7 +185,7 @@ class Worker:
         """Leave the groups and disconnect."""
         with anyio.CancelScope(shield=True):
             try:
-                await self._coverage.leave()
+                await self._assignment.leave()
                 await self._consumer.leave()
                 await self._registration.withdraw()
             except QueueError as failed:
@@ -195,13 +195,13 @@ class Worker:
     def stop(self) -> None:
         """Stop gracefully: take nothing more, let steps reach their end, give the tasks back. Twice: at once."""
         if self._stop.is_set():
-            self._hurry.set()
+            self._stop_now.set()
         self._stop.set()
         self._health.stopping = True
 
     def check_quarantine(self) -> None:
         """Look now whether there is a task whose worker died, and run it alone."""
-        self._isolation.request()
+        self._gate.request()
 
     async def run(self, *, burst: bool = False) -> None:
         """Work until `stop` is called; with `burst`, until the queues are empty.
@@ -217,32 +217,40 @@ class Worker:
             intake = Intake(
                 self._consumer,
                 self._slots,
-                self._sweep,
-                self._isolation,
+                self._reclaim,
+                self._gate,
                 start=start,
-                on_due=self._promoter.hear,
-                on_rerouted=self._territory.poke,
+                on_due=self._promoter.take_over,
+                on_route_changed=self._assignment_watcher.wake,
                 give_back=self._give_back,
             )
             self._health.intake = intake
             janitor = Janitor(
                 self._gateway,
                 self._namespace,
-                self._coverage,
+                self._assignment,
                 self._consumer,
                 dead_letter_ttl=self.settings.dead_letter_ttl,
                 result_ttl=self.settings.result_ttl,
                 worker=self.id,
             )
             notes = StepHeartbeat(lambda: self._executor.runs, self.settings.note_interval)
-            for run in (self._territory.run, notes.run, self._registration.run, self._guard.run, self._notices.run):
+            for run in (
+                self._assignment_watcher.run,
+                notes.run,
+                self._registration.run,
+                self._deadlines.run,
+                self._webhooks.run,
+            ):
                 background.start_soon(run)
-            if not self._isolation.dedicated:
+            if not self._gate.dedicated:
                 background.start_soon(self._promoter.run)
                 background.start_soon(janitor.run)
             try:
                 if burst:
-                    await Burst(self._gateway, intake, self._territory, self._slots, self._executor, self._stop).run()
+                    await Burst(
+                        self._gateway, intake, self._assignment_watcher, self._slots, self._executor, self._stop
+                    ).run()
                 else:
                     reading.start_soon(intake.run)
                     await self._stop.wait()
@@ -257,12 +265,12 @@ class Worker:
                 reading.cancel_scope.cancel()
                 background.cancel_scope.cancel()
 
-    def _serve(self, partitions: Sequence[Partition]) -> None:
+    def _set_partitions(self, partitions: Sequence[Partition]) -> None:
         """The worker's partitions are these now."""
-        self._sweep.change(partitions)
-        self._promoter.change(partitions)
+        self._reclaim.set_partitions(partitions)
+        self._promoter.set_partitions(partitions)
 
-    def _tell_alive(self, lag: float) -> None:
+    def _send_alive(self, lag: float) -> None:
         """In the vigil's thread."""
         if self._link is not None:
             self._link.say("alive", lag=lag, health=self._health.report().summary())
@@ -271,7 +279,7 @@ class Worker:
         if self._link is not None:
             self._link.say("replace", why=why)
 
-    def _blocking(self, loop: asyncio.AbstractEventLoop) -> str:
+    def _describe_current(self, loop: asyncio.AbstractEventLoop) -> str:
         """Whose handler the loop is in just now, for the log; called in the vigil's thread."""
         current = asyncio.current_task(loop)
         run = next((run for run in self._executor.runs if current is not None and run.task is current), None)
@@ -279,7 +287,7 @@ class Worker:
 
     async def _execute(self, delivery: Delivery) -> None:
         if await self._executor.execute(delivery):
-            self._promoter.poke(delivery.partition)
+            self._promoter.wake(delivery.partition)
 
     async def _give_back(self, delivery: Delivery) -> None:
         try:
@@ -293,7 +301,7 @@ class Worker:
         self._executor.stop()
         try:
             await self._consumer.interrupt()
-            await self._coverage.leave()
+            await self._assignment.leave()
         except QueueError as error:
             logger.debug("cannot interrupt the read: {}", error)
         if self._slots.taken:
@@ -303,25 +311,25 @@ class Worker:
                 self.settings.grace,
             )
             with anyio.move_on_after(self.settings.grace):
-                await self._empty_or_hurry()
+                await self._wait_empty_or_stop_now()
             for run in list(self._executor.runs):
                 run.cancel(StopReason.RELEASED)
             with anyio.move_on_after(_FORCED):
                 await self._slots.wait_empty()
             with anyio.move_on_after(_FORCED):
-                await self._guard.give_up_all()
+                await self._deadlines.abandon_all()
 
-    async def _empty_or_hurry(self) -> None:
+    async def _wait_empty_or_stop_now(self) -> None:
         async with anyio.create_task_group() as waiting:
-            waiting.start_soon(self._hurry_up, waiting.cancel_scope)
+            waiting.start_soon(self._cancel_on_stop_now, waiting.cancel_scope)
             await self._slots.wait_empty()
             waiting.cancel_scope.cancel()
 
-    async def _hurry_up(self, scope: anyio.CancelScope) -> None:
-        await self._hurry.wait()
+    async def _cancel_on_stop_now(self, scope: anyio.CancelScope) -> None:
+        await self._stop_now.wait()
         scope.cancel()
 
-    def _report_beat(self, trouble: QueueError | None) -> None:
+    def _on_renewal(self, trouble: QueueError | None) -> None:
         """In the beat's thread."""
         self._health.renewal_failed(trouble)
         if trouble is None:

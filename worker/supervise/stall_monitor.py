@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import anyio
 
 from ..log import logger
-from ..runtime.health import ALIVE, CONNECTED, Combined, Level, Report
+from ..runtime.health import ALIVE, CONNECTED, CombinedReport, Level, Report
 from .child import Child
 from .config import SupervisorTimings
 
@@ -68,13 +68,13 @@ class StallMonitor:
         return True
 
 
-def health_of(children: Iterable[Child], heartbeat_limit: float) -> Combined:
+def health_of(children: Iterable[Child], heartbeat_limit: float) -> CombinedReport:
     """Return the health of all children that were not requested to stop. Thread-safe.
 
     Args:
         heartbeat_limit: Seconds without a heartbeat, after which a child is not alive.
     """
-    return Combined(
+    return CombinedReport(
         _report(child, heartbeat_limit) for child in children if not child.stop_requests and not child.exited.is_set()
     )
 
@@ -88,6 +88,6 @@ def _report(child: Child, heartbeat_limit: float) -> Report:
         remedy = "its interpreter is stuck; the supervisor replaces it after the stall limit"
         return Report(name, (Level(ALIVE, False, f"no heartbeat for {silent:.0f} s", remedy),))
     try:
-        return Report.of(child.health)
+        return Report.from_summary(child.health)
     except (KeyError, TypeError):
         return Report(name, (Level(ALIVE, True, "it sends no health report"),))

@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 
 from ...queues import QueueError
 from ..log import logger
-from ..runtime.health import Combined
+from ..runtime.health import CombinedReport
 from ..runtime.webhooks import WebhookEvent, WebhookTarget, post
 from .child import Child, exit_status_text, wait_any
 from .children import Children
@@ -41,7 +41,7 @@ class Supervisor:
         self._stop_requests = 0
         self._stopping = anyio.Event()
 
-    def health(self) -> Combined:
+    def health(self) -> CombinedReport:
         """Return the health of the workers. Thread-safe."""
         return health_of(self._running, self._config.timings.heartbeat_limit)
 

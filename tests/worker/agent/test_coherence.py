@@ -404,7 +404,7 @@ async def test_the_worker_tells_of_runs_that_are_not_coherent(app: App) -> None:
         report = worker.health()
         assert [(one.id, one.task, one.checks) for one in report.incoherent] == [(handle.id, "circling", ("goal",))]
         assert (report.coherent, report.live) == (False, True)
-        assert type(report).of(report.summary()) == report
+        assert type(report).from_summary(report.summary()) == report
         go_on.set()
         assert await soon(handle.result()) == "finished"
         await until(lambda: is_coherent(worker.health), "the report names nobody")

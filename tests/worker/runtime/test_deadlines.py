@@ -412,7 +412,7 @@ async def test_threads_that_nobody_can_stop_are_counted_until_they_end(
             first = await job.enqueue()
             assert (await letter(app, first)).reason is Reason.TIMEOUT
             assert worker._executor.threads.lost == 1
-            assert worker._guard.degraded is None
+            assert worker._deadlines.degraded is None
             await job.enqueue()
             why = (await supervisor.hears("replace"))["why"]
             assert why == "2 of 40 threads run sync steps that were ended and do not end"

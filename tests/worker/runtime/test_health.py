@@ -17,7 +17,7 @@ import pytest
 from perdure import App, Context, Settings, Unavailable, Worker
 from perdure.queues import Namespace, list_workers
 from perdure.worker.runtime.health.probe_server import ProbeServer
-from perdure.worker.runtime.health.report import Combined, Confused, Level, Report
+from perdure.worker.runtime.health.report import CombinedReport, IncoherentRun, Level, Report
 
 from tests.support.servers import BUNDLED, RedisServer, find_program
 from tests.support.workers import BOUND, soon, until, working
@@ -74,7 +74,7 @@ async def test_what_is_announced_is_what_it_says(app: App) -> None:
 
         async def ready() -> bool:
             (info,) = await list_workers(gateway, namespace)
-            return Report.of(info.health).ready and Report.of(info.health).worker == worker.id
+            return Report.from_summary(info.health).ready and Report.from_summary(info.health).worker == worker.id
 
         await until(ready, "it announces that it is ready")
         (before,) = await list_workers(gateway, namespace)
@@ -144,9 +144,9 @@ async def test_leases_that_cannot_be_renewed_fail_connected(app: App) -> None:
 
     async with working(app) as worker:
         await until_failing(worker)
-        worker._report_beat(Unavailable("no way"))
+        worker._on_renewal(Unavailable("no way"))
         assert failing(worker) == {"connected": "leases cannot be renewed: no way"}
-        worker._report_beat(None)
+        worker._on_renewal(None)
         assert failing(worker) == {}
 
 
@@ -191,7 +191,7 @@ async def test_slots_that_are_all_taken_by_what_hangs_fail_progress(app: App) ->
         working_on = await works.enqueue()
 
         async def one_stuck() -> bool:
-            return worker.in_flight == 2 and any(worker._guard.is_stuck(run) for run in worker._executor.runs)
+            return worker.in_flight == 2 and any(worker._deadlines.is_stuck(run) for run in worker._executor.runs)
 
         await until(one_stuck, "one hangs")
         assert failing(worker) == {}  # the other one works
@@ -210,7 +210,7 @@ async def test_a_worker_that_should_be_replaced_fails_progress(app: App) -> None
 
     async with working(app) as worker:
         await until_failing(worker)
-        worker._guard.degraded = "20 of 40 threads are lost"
+        worker._deadlines.degraded = "20 of 40 threads are lost"
         assert failing(worker) == {"progress": "20 of 40 threads are lost"}
 
 
@@ -227,12 +227,12 @@ def test_several_workers_are_ready_if_all_are_and_live_if_any_is() -> None:
         ([stuck, stuck], (False, False)),
     ]
     for reports, expected in cases:
-        combined = Combined(reports)
+        combined = CombinedReport(reports)
         assert (combined.live, combined.ready) == expected
         assert len(combined.summary()["workers"]) == len(reports)
         assert combined.coherent
-    assert not Combined([well, Report("w", (), (Confused("id-1", "research", ("goal",)),))]).coherent
-    assert Report.of(json.loads(json.dumps(well.summary()))) == well
+    assert not CombinedReport([well, Report("w", (), (IncoherentRun("id-1", "research", ("goal",)),))]).coherent
+    assert Report.from_summary(json.loads(json.dumps(well.summary()))) == well
 
 
 # over HTTP
@@ -289,7 +289,7 @@ def test_each_level_fails_the_probe_that_it_should(
 def test_an_agent_that_is_not_coherent_fails_readyz_for_those_who_ask(probing: Callable[[Report], Asker]) -> None:
     levels = (Level("alive", True),)
     well = probing(Report("w", levels))
-    confused = probing(Report("w", levels, (Confused("id-1", "research", ("goal", "repetition")),)))
+    confused = probing(Report("w", levels, (IncoherentRun("id-1", "research", ("goal", "repetition")),)))
     away = probing(Report("w", (Level("connected", False),)))
     assert [asker.ask("/readyz?coherence")[0] for asker in (well, confused, away)] == [200, 503, 503]
     assert [confused.ask(path)[0] for path in ("/readyz", "/livez", "/livez?coherence")] == [200, 200, 200]

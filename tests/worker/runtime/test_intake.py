@@ -33,13 +33,15 @@ async def test_a_nudge_that_reaches_a_stopping_worker_reaches_another(
     sweep = ReclaimSchedule([partition], 60.0)
     sweep.reached(partition, "0-0")
     alone = QuarantineGate(None, window=60.0)
-    intake = Intake(first, Slots(1), sweep, alone, start=never, on_due=quiet, on_rerouted=quiet, give_back=never_back)
+    intake = Intake(
+        first, Slots(1), sweep, alone, start=never, on_due=quiet, on_route_changed=quiet, give_back=never_back
+    )
     await first.nudge(partition)
     if stopping:
         intake.stop()
     await intake._read(None)
     assert (await second.read(1, block=None)).claimable is stopping
-    assert (sweep.turn() is None) is stopping
+    assert (sweep.next_claim() is None) is stopping
 
 
 def test_when_redis_is_back_leases_are_renewed_before_anything_is_claimed(
@@ -50,12 +52,12 @@ def test_when_redis_is_back_leases_are_renewed_before_anything_is_claimed(
     sweep = ReclaimSchedule([partition], 15.0)
     sweep.reached(partition, "0-0")
     now[0] += sweep.until_next()  # the next sweep is due, and was asked for besides
-    sweep.ask()
+    sweep.request()
     sweep.postpone()
-    assert sweep.turn() is None
+    assert sweep.next_claim() is None
     assert sweep.until_next() == pytest.approx(15.0 / 6)
     now[0] += sweep.until_next()
-    assert sweep.turn() == (partition, "0-0")
+    assert sweep.next_claim() == (partition, "0-0")
     assert not sweep.is_shared(partition)
 
 
@@ -83,11 +85,11 @@ async def test_what_was_read_just_now_is_not_taken_for_a_suspect_whose_answer_wa
         QuarantineGate(None, window=60.0),
         start=lambda delivery: begun.append(asyncio.create_task(run(delivery))),
         on_due=quiet,
-        on_rerouted=quiet,
+        on_route_changed=quiet,
         give_back=never_back,
     )
     handle = await producer.enqueue("task")
     await intake._read(None)
-    await intake._claim_suspect()
+    await intake._claim_quarantined()
     await asyncio.gather(*begun)
     assert len(begun) == 1

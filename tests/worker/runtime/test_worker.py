@@ -437,15 +437,15 @@ def test_a_sweep_begins_with_everything_and_then_waits(names: Sequence[str]) -> 
     sweep = ReclaimSchedule(partitions, lease=1000.0)
     for partition in partitions:
         assert sweep.until_next() == 0.0
-        assert sweep.turn() == (partition, START)
+        assert sweep.next_claim() == (partition, START)
         sweep.reached(partition, "5-0")
-        assert sweep.turn() == (partition, "5-0")
+        assert sweep.next_claim() == (partition, "5-0")
         sweep.reached(partition, START)
-    assert sweep.turn() is None
+    assert sweep.next_claim() is None
     assert 2.0 < sweep.until_next() <= 3.75
-    sweep.ask()
+    sweep.request()
     assert sweep.until_next() == 0.0
-    assert sweep.turn() == (partitions[0], START)
+    assert sweep.next_claim() == (partitions[0], START)
 
 
 def test_a_sweep_comes_within_a_lease_that_is_short() -> None:
@@ -459,12 +459,12 @@ def test_what_is_given_back_behind_a_sweep_under_way_is_found_by_another_round()
     partition = Partition("ns", "a", 0)
     sweep = ReclaimSchedule([partition], lease=1000.0)
     sweep.reached(partition, "5-0")
-    sweep.ask()
-    assert sweep.turn() == (partition, "5-0")
+    sweep.request()
+    assert sweep.next_claim() == (partition, "5-0")
     sweep.reached(partition, START)
-    assert sweep.turn() == (partition, START)
+    assert sweep.next_claim() == (partition, START)
     sweep.reached(partition, START)
-    assert sweep.turn() is None
+    assert sweep.next_claim() is None
 
 
 async def test_slots_are_counted_and_waited_for() -> None:

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from .deadlines import RunDeadlines
 from .loop_watchdog import LoopWatchdog
-from .report import ALIVE, CONNECTED, LEVELS, Combined, Health, Level, Report
+from .report import ALIVE, CONNECTED, LEVELS, CombinedReport, Health, Level, Report
 
-__all__ = ["ALIVE", "CONNECTED", "LEVELS", "Combined", "Health", "Level", "LoopWatchdog", "Report", "RunDeadlines"]
+__all__ = [
+    "ALIVE",
+    "CONNECTED",
+    "LEVELS",
+    "CombinedReport",
+    "Health",
+    "Level",
+    "LoopWatchdog",
+    "Report",
+    "RunDeadlines",
+]

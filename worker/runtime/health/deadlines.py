@@ -46,7 +46,7 @@ class RunDeadlines:
         settings: Settings,
         *,
         on_due: Callable[[Partition], None],
-        on_unfit: Callable[[str], None],
+        on_degraded: Callable[[str], None],
     ) -> None:
         """on_due: due times of a partition have changed. on_unfit: hears, once, why the worker should be replaced."""
         self._executor = executor
@@ -54,9 +54,9 @@ class RunDeadlines:
         self._registry = registry
         self._settings = settings
         self._on_due = on_due
-        self._on_unfit = on_unfit
+        self._on_degraded = on_degraded
         self._watched: set[Run] = set()
-        self._given_up: set[Run] = set()
+        self._abandoned: set[Run] = set()
         limits = [settings.time_limit, settings.idle_limit, settings.stall_limit]
         limits += [task.idle_timeout for task in registry.values() if task.idle_timeout is not None]
         self._interval = min(_LONGEST, max(_SHORTEST, min(limits) / 5))
@@ -68,13 +68,13 @@ class RunDeadlines:
             while True:
                 before = time.monotonic()
                 await anyio.sleep(self._interval)
-                self._look(giving_up, absent=time.monotonic() - before - self._interval)
+                self._check(giving_up, absent=time.monotonic() - before - self._interval)
 
-    async def give_up_all(self) -> None:
+    async def abandon_all(self) -> None:
         """Give up, now, every run that was ended and whose handler has not."""
         self._watched.update(self._executor.runs)
         for run in [run for run in self._watched if run.stop_reason is not None and run.task is not None]:
-            await self._give_up(run)
+            await self._abandon(run)
 
     def is_stuck(self, run: Run) -> bool:
         """Whether nothing is to be expected of a run: it is over its limits, or was ended and goes on."""
@@ -82,24 +82,24 @@ class RunDeadlines:
             run.stop_reason is not None or self._over_limit(run, time.monotonic()) is not None
         )
 
-    def _look(self, giving_up: anyio.abc.TaskGroup, absent: float) -> None:
+    def _check(self, giving_up: anyio.abc.TaskGroup, absent: float) -> None:
         self._watched.update(self._executor.runs)
         now = time.monotonic()
         for run in list(self._watched):
             if run.closed:
                 self._watched.discard(run)
-                self._given_up.discard(run)
+                self._abandoned.discard(run)
             elif run.task is None:
                 continue  # it has not begun
             elif run.stop_reason is None:
                 if absent > self._interval:  # nobody is idle while the loop, or the process, stands still
                     run.active += absent
                 self._end(run, now)
-            elif now - run.ended_at > self._settings.stall_limit and run not in self._given_up:
-                giving_up.start_soon(self._give_up, run)
+            elif now - run.ended_at > self._settings.stall_limit and run not in self._abandoned:
+                giving_up.start_soon(self._abandon, run)
         lost, most = self._executor.threads.lost, self._executor.threads.most
         if lost >= most * _LOST_THREADS:
-            self._say_unfit(f"{lost} of {most} threads run sync steps that were ended and do not end")
+            self._report_degraded(f"{lost} of {most} threads run sync steps that were ended and do not end")
 
     def _over_limit(self, run: Run, now: float) -> StopReason | None:
         task: Task[Any, Any] | None = self._registry.get(run.envelope.task)
@@ -116,8 +116,8 @@ class RunDeadlines:
         if over is not None:
             run.cancel(over)
 
-    async def _give_up(self, run: Run) -> None:
-        self._given_up.add(run)
+    async def _abandon(self, run: Run) -> None:
+        self._abandoned.add(run)
         if run.task is None:
             return
         for_seconds, ending, handler = time.monotonic() - run.ended_at, run.stop_reason, run.task
@@ -132,10 +132,10 @@ class RunDeadlines:
         )
         if due:
             self._on_due(run.delivery.partition)
-        self._say_unfit(f"a handler of task {run.envelope.task!r} does not end")
+        self._report_degraded(f"a handler of task {run.envelope.task!r} does not end")
 
-    def _say_unfit(self, why: str) -> None:
+    def _report_degraded(self, why: str) -> None:
         if self.degraded is None:
             self.degraded = why
             logger.error("this worker should be replaced: {}", why)
-            self._on_unfit(why)
+            self._on_degraded(why)

@@ -44,7 +44,9 @@ def stacks_of_all_threads(first: int) -> str:
     frames.pop(threading.get_ident(), None)
     ordered = sorted(frames, key=lambda ident: (ident != first, names.get(ident, "")))
     told = [
-        _told(names.get(ident, "unknown"), frames[ident], _FRAMES_OF_THE_FIRST if ident == first else _FRAMES_OF_OTHERS)
+        _stack_text(
+            names.get(ident, "unknown"), frames[ident], _FRAMES_OF_THE_FIRST if ident == first else _FRAMES_OF_OTHERS
+        )
         for ident in islice(ordered, _THREADS)
     ]
     if len(ordered) > _THREADS:
@@ -52,7 +54,7 @@ def stacks_of_all_threads(first: int) -> str:
     return "\n".join(told)
 
 
-def _told(name: str, frame: FrameType, most: int) -> str:
+def _stack_text(name: str, frame: FrameType, most: int) -> str:
     stack = traceback.extract_stack(frame)
     left_out = f" (outer calls left out: {len(stack) - most})" if len(stack) > most else ""
     return f"thread {name}{left_out}:\n" + "".join(traceback.format_list(stack[-most:])).rstrip()
@@ -85,18 +87,18 @@ class LoopWatchdog:
         *,
         warn_after: float,
         stall_limit: float,
-        on_look: Callable[[float], None] = lambda lag: None,
-        who: Callable[[asyncio.AbstractEventLoop], str] = lambda loop: "",
+        on_check: Callable[[float], None] = lambda lag: None,
+        describe_current: Callable[[asyncio.AbstractEventLoop], str] = lambda loop: "",
     ) -> None:
         """warn_after, stall_limit: seconds. on_look: called in the vigil's thread, each second or more often, with the
         lag in seconds. who: names whom the loop is working for, as far as that can be told; called in that thread too.
         """
         self._warn_after = warn_after
         self._stall_limit = stall_limit
-        self._on_look = on_look
-        self._who = who
+        self._on_check = on_check
+        self._describe_current = describe_current
         self._tick = min(_TICK, warn_after / 4, stall_limit / 4)
-        self._asked: float | None = None
+        self._pinged: float | None = None
         self._excused = False
         self._warned = False
         self._stalled = False
@@ -119,7 +121,7 @@ class LoopWatchdog:
     @property
     def lag(self) -> float:
         """Seconds for which the loop has owed an answer; 0 where it answers."""
-        asked = self._asked
+        asked = self._pinged
         return 0.0 if asked is None else time.monotonic() - asked
 
     def should_renew(self) -> bool:
@@ -140,45 +142,45 @@ class LoopWatchdog:
                 logger.warning(
                     "this process stood still for {:.1f} s: it was stopped, or code kept the interpreter's lock", absent
                 )
-                if self._asked is not None and not self._excused:
+                if self._pinged is not None and not self._excused:
                     self._excused = True
                     continue
-            self._look()
+            self._check()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         lag = self.lag
         try:
-            self._on_look(lag)
+            self._on_check(lag)
         except Exception:  # noqa: BLE001 - whatever is wrong there, the watch goes on
             logger.exception("cannot tell how the event loop is")
         if lag > self._warn_after and not self._warned:
             self._warned = True
             stacks = stacks_of_all_threads(self._loop_thread)
-            logger.bind(stacks=stacks).warning("{}", self._told(lag))
+            logger.bind(stacks=stacks).warning("{}", self._text(lag))
         if lag > self._stall_limit and not self._stalled:
             self._stalled = True
-            logger.error("{}: leases are no longer renewed, and other workers take the tasks", self._told(lag))
-        if self._asked is None:
-            self._ask()
+            logger.error("{}: leases are no longer renewed, and other workers take the tasks", self._text(lag))
+        if self._pinged is None:
+            self._ping()
 
-    def _told(self, lag: float) -> str:
-        who = "" if self._loop is None else self._who(self._loop)
+    def _text(self, lag: float) -> str:
+        who = "" if self._loop is None else self._describe_current(self._loop)
         return f"the event loop has not answered for {lag:.1f} s{who}"
 
-    def _ask(self) -> None:
+    def _ping(self) -> None:
         if self._loop is None:
             return
         self._excused = False
-        self._asked = time.monotonic()
+        self._pinged = time.monotonic()
         try:
-            self._loop.call_soon_threadsafe(self._answer)
+            self._loop.call_soon_threadsafe(self._pong)
         except RuntimeError:  # the loop is closed: there is nothing to watch any more
-            self._asked = None
+            self._pinged = None
             self._stop.set()
 
-    def _answer(self) -> None:
+    def _pong(self) -> None:
         """In the loop."""
-        lag, self._asked = self.lag, None
+        lag, self._pinged = self.lag, None
         if self._warned:
             renewed = " and leases are renewed again" if self._stalled else ""
             logger.warning("the event loop answers again, after {:.1f} s{}", lag, renewed)

@@ -25,7 +25,18 @@ from ..slots import Slots
 from .deadlines import RunDeadlines
 from .loop_watchdog import LoopWatchdog
 
-__all__ = ["ALIVE", "CONNECTED", "CONSUMING", "LEVELS", "PROGRESS", "Combined", "Confused", "Health", "Level", "Report"]
+__all__ = [
+    "ALIVE",
+    "CONNECTED",
+    "CONSUMING",
+    "LEVELS",
+    "PROGRESS",
+    "CombinedReport",
+    "Health",
+    "IncoherentRun",
+    "Level",
+    "Report",
+]
 
 ALIVE: Final = "alive"
 CONNECTED: Final = "connected"
@@ -37,7 +48,7 @@ _LONGEST_READ: Final = 20.0
 """Seconds without a turn of the intake, beyond any blocking read and its margin, after which it counts as stuck."""
 
 
-_MOST_CONFUSED: Final = 20
+_MOST_INCOHERENT: Final = 20
 """Runs that a report names, which goes to Redis every few seconds."""
 
 
@@ -52,7 +63,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Confused:
+class IncoherentRun:
     """An agent's run that no longer knows what it is doing. checks: those that say so; what they say, the task's log
     has, which is sealed where there are keys.
     """
@@ -68,7 +79,7 @@ class Report:
 
     worker: str
     levels: tuple[Level, ...]
-    incoherent: tuple[Confused, ...] = ()
+    incoherent: tuple[IncoherentRun, ...] = ()
 
     @property
     def live(self) -> bool:
@@ -93,7 +104,7 @@ class Report:
         }
 
     @classmethod
-    def of(cls, summary: Mapping[str, Any]) -> Self:
+    def from_summary(cls, summary: Mapping[str, Any]) -> Self:
         """The report that a summary was made of. Raises `KeyError` or `TypeError` for what is none."""
         return cls(
             str(summary["worker"]),
@@ -102,13 +113,13 @@ class Report:
                 for one in summary["levels"]
             ),
             tuple(
-                Confused(str(one["id"]), str(one["task"]), tuple(map(str, one["checks"])))
+                IncoherentRun(str(one["id"]), str(one["task"]), tuple(map(str, one["checks"])))
                 for one in summary.get("incoherent", ())
             ),
         )
 
 
-class Combined:
+class CombinedReport:
     """How several workers are, as one: a supervisor's."""
 
     def __init__(self, reports: Iterable[Report]) -> None:
@@ -144,40 +155,40 @@ class Health:
         self,
         worker: str,
         settings: Settings,
-        vigil: LoopWatchdog,
+        watchdog: LoopWatchdog,
         executor: Executor,
         slots: Slots,
-        isolation: QuarantineGate,
+        gate: QuarantineGate,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._worker = worker
         self._settings = settings
-        self._vigil = vigil
+        self._watchdog = watchdog
         self._executor = executor
         self._slots = slots
-        self._isolation = isolation
+        self._gate = gate
         self._clock = clock
         self._answered: float | None = None
-        self._trouble = ""
+        self._read_error = ""
         self._renewal_error = ""
         self._settled = 0
         self._progressed: float | None = None
-        self.guard: RunDeadlines | None = None
+        self.deadlines: RunDeadlines | None = None
         self.intake: Intake | None = None
         """Who takes messages; None before it has begun, and where nobody does."""
         self.stopping = False
 
     # what it is told
 
-    def answered(self) -> None:
+    def read_succeeded(self) -> None:
         """Redis has answered."""
         self._answered = self._clock()
-        self._trouble = ""
+        self._read_error = ""
 
     def read_failed(self, error: BaseException) -> None:
         """Redis has not."""
-        self._trouble = str(error)
+        self._read_error = str(error)
 
     def renewal_failed(self, error: BaseException | None) -> None:
         """What keeps the beat from renewing leases; None for nothing."""
@@ -200,26 +211,26 @@ class Health:
         return Report(
             self._worker,
             (self._alive(), self._connected(told_to_redis), self._consuming(), self._progress()),
-            tuple(self._confused()),
+            tuple(self._incoherent_runs()),
         )
 
-    def _confused(self) -> Iterator[Confused]:
+    def _incoherent_runs(self) -> Iterator[IncoherentRun]:
         confused = 0
         for run in self._executor.runs:
             session = live_state_of(run)
             if session is None or session.watch is None or not (findings := session.watch.findings):
                 continue
-            if (confused := confused + 1) > _MOST_CONFUSED:
+            if (confused := confused + 1) > _MOST_INCOHERENT:
                 return
-            yield Confused(run.id, run.envelope.task, tuple(dict.fromkeys(one.check for one in findings)))
+            yield IncoherentRun(run.id, run.envelope.task, tuple(dict.fromkeys(one.check for one in findings)))
 
     def _alive(self) -> Level:
-        if not self._vigil.is_slow():
+        if not self._watchdog.is_slow():
             return Level(ALIVE, True, "the event loop answers")
         return Level(
             ALIVE,
             False,
-            f"the event loop has not answered for {self._vigil.lag:.1f} s",
+            f"the event loop has not answered for {self._watchdog.lag:.1f} s",
             "a handler blocks it (the log has the stacks): put blocking work into a step with a sync function",
         )
 
@@ -230,11 +241,13 @@ class Health:
         if heard:
             return Level(CONNECTED, True, "Redis answers")
         if self._answered is None:
-            return Level(CONNECTED, False, self._trouble or "it is only starting", remedy)
+            return Level(CONNECTED, False, self._read_error or "it is only starting", remedy)
         silent = self._clock() - self._answered
         # While the loop is blocked nobody asks, so that nothing comes says nothing of Redis.
-        if self._trouble or (silent > 2 * self._settings.heartbeat and not self._vigil.is_slow()):
-            return Level(CONNECTED, False, f"no answer from Redis for {silent:.1f} s {self._trouble}".rstrip(), remedy)
+        if self._read_error or (silent > 2 * self._settings.heartbeat and not self._watchdog.is_slow()):
+            return Level(
+                CONNECTED, False, f"no answer from Redis for {silent:.1f} s {self._read_error}".rstrip(), remedy
+            )
         return Level(CONNECTED, True, f"Redis answered {silent:.1f} s ago")
 
     def _consuming(self) -> Level:
@@ -242,19 +255,19 @@ class Health:
         if intake is None or self.stopping:
             said = "it is stopping, and takes nothing more" if self.stopping else "it takes no messages yet"
             return Level(CONSUMING, False, said)
-        if intake.trouble:
-            return Level(CONSUMING, False, f"it cannot take messages: {intake.trouble}", "see that Redis answers")
+        if intake.error:
+            return Level(CONSUMING, False, f"it cannot take messages: {intake.error}", "see that Redis answers")
         if not self._slots.free:
             return Level(CONSUMING, True, f"all {self._slots.capacity} slots are taken")
-        if self._isolation.dedicated or not self._isolation.has_room:
+        if self._gate.dedicated or not self._gate.has_room:
             return Level(CONSUMING, True, "it is there for a task whose worker died")
-        since = self._clock() - intake.turned
+        since = self._clock() - intake.last_read
         if since > _LONGEST_READ:
             return Level(CONSUMING, False, f"it has not asked for messages for {since:.0f} s", "restart this worker")
         return Level(CONSUMING, True, "it reads")
 
     def _progress(self) -> Level:
-        guard, busy = self.guard, self._slots.busy
+        guard, busy = self.deadlines, self._slots.busy
         if guard is not None and guard.degraded is not None:
             return Level(PROGRESS, False, guard.degraded, "restart this worker")
         if guard is not None and not self._slots.free and all(guard.is_stuck(run) for run in self._executor.runs):

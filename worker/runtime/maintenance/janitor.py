@@ -41,7 +41,7 @@ class Janitor:
         self,
         gateway: Gateway,
         namespace: Namespace,
-        coverage: PartitionAssignment,
+        assignment: PartitionAssignment,
         consumer: Consumer,
         *,
         dead_letter_ttl: float,
@@ -51,7 +51,7 @@ class Janitor:
         """dead_letter_ttl, result_ttl: seconds. worker: its id."""
         self._gateway = gateway
         self._namespace = namespace
-        self._coverage = coverage
+        self._assignment = assignment
         self._consumer = consumer
         self._dead_letter_ttl = dead_letter_ttl
         self._longest = max(dead_letter_ttl, result_ttl)
@@ -67,7 +67,7 @@ class Janitor:
 
     async def clean(self) -> None:
         """One round, over the partitions whose turn it is."""
-        locks = {partition: partition.cleaning for partition in self._coverage.known}
+        locks = {partition: partition.cleaning for partition in self._assignment.known}
         waits = await acquire_fleet_locks(self._gateway, locks, self._worker, _SHORTEST)
         mine = [partition for partition, wait in waits.items() if not wait]
         if not mine:
@@ -76,7 +76,7 @@ class Janitor:
         for partition in mine:
             await trim_letters(self._gateway, partition, self._dead_letter_ttl)
             await self._consumer.remove_idle_consumers(partition, _GONE_FOR, present)
-        for queue, route in self._coverage.routes.items():
+        for queue, route in self._assignment.routes.items():
             await self._retire(queue, route)
 
     async def _retire(self, queue: str, route: Route) -> None:

@@ -23,36 +23,36 @@ class AssignmentWatcher:
     """Looks where the worker's partitions are, and tells the consumer and whoever else goes through them."""
 
     def __init__(
-        self, coverage: PartitionAssignment, consumer: Consumer, on_change: Callable[[Sequence[Partition]], None]
+        self, assignment: PartitionAssignment, consumer: Consumer, on_change: Callable[[Sequence[Partition]], None]
     ) -> None:
         """on_change: hears which partitions are served now."""
-        self._coverage = coverage
+        self._assignment = assignment
         self._consumer = consumer
         self._on_change = on_change
         self._taken_from: list[Partition] = []
         self._served: list[Partition] = []
-        self._poked = anyio.Event()
-        self._turn = anyio.Lock()
+        self._woken = anyio.Event()
+        self._lock = anyio.Lock()
         self.moves = 0
 
-    def poke(self) -> None:
+    def wake(self) -> None:
         """Look again now: a partition was closed."""
-        self._poked.set()
+        self._woken.set()
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """One look. `moves` counts how often new messages came to be taken from elsewhere."""
-        async with self._turn:
-            await self._coverage.refresh()
-            await self._tell()
+        async with self._lock:
+            await self._assignment.refresh()
+            await self._apply()
 
-    async def look_on(self) -> None:
+    async def follow_changes(self) -> None:
         """See only whether a former generation was read to its end by now."""
-        async with self._turn:
-            await self._coverage.follow_changes()
-            await self._tell()
+        async with self._lock:
+            await self._assignment.follow_changes()
+            await self._apply()
 
-    async def _tell(self) -> None:
-        taken_from, served = self._coverage.taken_from, self._coverage.served
+    async def _apply(self) -> None:
+        taken_from, served = self._assignment.taken_from, self._assignment.served
         if (taken_from, served) == (self._taken_from, self._served):
             return
         await self._consumer.assign(taken_from, served)
@@ -62,19 +62,19 @@ class AssignmentWatcher:
 
     async def run(self) -> None:
         while True:
-            self._poked = anyio.Event()
-            await self._try(self.look)
+            self._woken = anyio.Event()
+            await self._try(self.refresh)
             with anyio.move_on_after(_INTERVAL * random.uniform(0.75, 1.25)):  # noqa: S311 - jitter, not a secret
                 await self._wait_for_change()
 
     async def _wait_for_change(self) -> None:
         """Return when poked. Meanwhile, while a former generation is read to its end, look whether it is."""
         wait = _CHANGING
-        while not self._poked.is_set():
-            with anyio.move_on_after(wait if self._coverage.changing else None):
-                await self._poked.wait()
+        while not self._woken.is_set():
+            with anyio.move_on_after(wait if self._assignment.changing else None):
+                await self._woken.wait()
                 return
-            await self._try(self.look_on)
+            await self._try(self.follow_changes)
             wait = min(wait * 2, _INTERVAL)
 
     async def _try(self, look: Callable[[], Awaitable[None]]) -> None:

@@ -36,38 +36,38 @@ class Promoter:
         self._worker = worker
         self._next = dict.fromkeys(partitions, 0.0)
         self._refused = False
-        self._told: set[Partition] = set()
-        self._poked = anyio.Event()
+        self._taking_over: set[Partition] = set()
+        self._woken = anyio.Event()
 
-    def change(self, partitions: Sequence[Partition]) -> None:
+    def set_partitions(self, partitions: Sequence[Partition]) -> None:
         """From now on look at these."""
         self._next = {partition: self._next.get(partition, 0.0) for partition in partitions}
-        self._poked.set()
+        self._woken.set()
 
-    def poke(self, partition: Partition) -> None:
+    def wake(self, partition: Partition) -> None:
         """Look again now, where this worker watches: it made a task due later."""
         if partition in self._next:
             self._next[partition] = 0.0
-            self._poked.set()
+            self._woken.set()
 
-    def hear(self) -> None:
+    def take_over(self) -> None:
         """Look again now, and be the one that watches: a nudge, which nobody else gets, told of an earlier due time."""
         self._next = dict.fromkeys(self._next, 0.0)
-        self._told = set(self._next)
-        self._poked.set()
+        self._taking_over = set(self._next)
+        self._woken.set()
 
     async def run(self) -> None:
         while True:
-            self._poked = anyio.Event()
+            self._woken = anyio.Event()
             now = time.monotonic()
-            await asyncio.gather(*(self._look(one) for one, when in self._next.items() if when <= now))
+            await asyncio.gather(*(self._check(one) for one, when in self._next.items() if when <= now))
             until_next = min(self._next.values(), default=now + _LONGEST_SLEEP) - time.monotonic()
             with anyio.move_on_after(until_next):
-                await self._poked.wait()
+                await self._woken.wait()
 
-    async def _look(self, partition: Partition) -> None:
-        told = partition in self._told
-        self._told.discard(partition)
+    async def _check(self, partition: Partition) -> None:
+        told = partition in self._taking_over
+        self._taking_over.discard(partition)
         self._next[partition] = math.inf  # a poke from now on asks for another look
         try:
             wait = await self._promote(partition, told)

@@ -41,15 +41,15 @@ class SettleRate:
         """settled: by queue, how many deliveries the worker has settled; somebody else goes on counting in it."""
         self._settled = settled
         self._clock = clock
-        self._looks = deque([(clock(), dict(settled))])
+        self._samples = deque([(clock(), dict(settled))])
 
-    def look(self) -> dict[str, float]:
+    def rates(self) -> dict[str, float]:
         """The rates now; queues on which nothing was settled are left out. To be called every few seconds."""
         now, counts = self._clock(), dict(self._settled)
-        self._looks.append((now, counts))
-        while self._looks[1][0] <= now - WINDOW:
-            self._looks.popleft()
-        began, before = self._looks[0]
+        self._samples.append((now, counts))
+        while self._samples[1][0] <= now - WINDOW:
+            self._samples.popleft()
+        began, before = self._samples[0]
         if now <= began:
             return {}
         settled = {queue: count - before.get(queue, 0) for queue, count in counts.items()}
@@ -99,7 +99,7 @@ class Registration:
     async def announce(self) -> None:
         started = await announce(self._gateway, self._namespace, self._current(), _KEPT * self._info.interval)
         self._info = replace(self._info, started=started)
-        self._health.answered()
+        self._health.read_succeeded()
 
     async def run(self) -> None:
         while True:
@@ -117,7 +117,7 @@ class Registration:
         return replace(
             self._info,
             in_flight=self._slots.busy,
-            rates=self._rates.look(),
+            rates=self._rates.rates(),
             progress=self._health.progress(),
             health=self._health.report(told_to_redis=True).summary(),
         )
@@ -134,9 +134,9 @@ class StepHeartbeat:
         while True:
             await anyio.sleep(self._interval / 2)
             for run in list(self._runs()):
-                await self._note(run)
+                await self._touch(run)
 
-    async def _note(self, run: Run) -> None:
+    async def _touch(self, run: Run) -> None:
         now = time.monotonic()
         for key, began in list(run.steps_in_flight.items()):
             if now - began >= self._interval / 2:
