@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 
 # The editable install links every file of the package, so a new file or folder makes it stale.
-SOURCES := __init__.py $(shell find queues deadletter worker -name "*.py" -o -name "*.lua")
+SOURCES := $(wildcard *.py) $(shell find queues deadletter worker -name "*.py" -o -name "*.lua")
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-python test-wheel coverage test-system test-cluster test-valkey failover check format

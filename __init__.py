@@ -1,6 +1,7 @@
-"""Perdure: a runtime for AI agents and other long jobs, on Redis Streams.
+"""A runtime for AI agents and other long jobs on Redis Streams.
 
-The public names are imported when they are first used (PEP 562), so that what needs few of them starts fast.
+Public names are imported on first use (PEP 562), so that `import perdure` is fast. Names that only the models of agents
+need are in `perdure.context`, those of the long-term memory in `perdure.memory`.
 """
 
 from importlib import import_module
@@ -28,15 +29,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from .worker.agent import Agent, Coherence
-    from .worker.agent.context import (
-        CompactionRequest,
-        ContextBuilder,
-        Prompt,
-        from_anthropic,
-        from_openai,
-        to_anthropic,
-        to_openai,
-    )
+    from .worker.agent.context import ContextBuilder
     from .worker.app import App
     from .worker.durable import AlreadyDone, Context, current_step
     from .worker.errors import (
@@ -56,13 +49,10 @@ if TYPE_CHECKING:
         Ephemeral,
         Event,
         Handoff,
-        Message,
         PlanStep,
         Resumption,
-        ToolCall,
         register_event,
     )
-    from .worker.memory import HashingEmbedder, MemoryStoreError, NewMemory
     from .worker.runtime import Worker
     from .worker.settings import Settings
 
@@ -74,7 +64,6 @@ __all__ = [
     "Artifact",
     "ArtifactError",
     "Coherence",
-    "CompactionRequest",
     "Context",
     "ContextBuilder",
     "ContextError",
@@ -83,19 +72,14 @@ __all__ = [
     "Event",
     "HandOffRefused",
     "Handoff",
-    "HashingEmbedder",
     "InboxFull",
     "InvalidArguments",
     "LeaseLost",
-    "MemoryStoreError",
-    "Message",
-    "NewMemory",
     "NotReplicated",
     "PayloadTooLarge",
     "PerdureError",
     "PlanStep",
     "Producer",
-    "Prompt",
     "Resumption",
     "Retry",
     "RetryLater",
@@ -113,47 +97,37 @@ __all__ = [
     "TaskFailed",
     "TaskHandle",
     "TaskNotFound",
-    "ToolCall",
     "Unavailable",
     "Worker",
     "current_step",
-    "from_anthropic",
-    "from_openai",
     "register_event",
-    "to_anthropic",
-    "to_openai",
 ]
 
 _HOMES = {
     "Agent": ".worker.agent",
     "AgentState": ".worker.journal",
+    "AlreadyDone": ".worker.durable",
     "App": ".worker.app",
     "Artifact": ".worker.journal",
     "ArtifactError": ".worker.errors",
-    "DecryptionError": ".queues",
     "Coherence": ".worker.agent",
     "Context": ".worker.durable",
     "ContextBuilder": ".worker.agent.context",
     "ContextError": ".worker.errors",
+    "DecryptionError": ".queues",
     "Ephemeral": ".worker.journal",
     "Event": ".worker.journal",
     "HandOffRefused": ".queues",
     "Handoff": ".worker.journal",
-    "AlreadyDone": ".worker.durable",
-    "HashingEmbedder": ".worker.memory",
+    "HashingEmbedder": ".worker.memory",  # for PERDURE_EMBEDDER=perdure:HashingEmbedder; public in perdure.memory
     "InboxFull": ".queues",
     "InvalidArguments": ".worker.errors",
     "LeaseLost": ".queues",
-    "MemoryStoreError": ".worker.memory",
-    "Message": ".worker.journal",
-    "NewMemory": ".worker.memory",
     "NotReplicated": ".queues",
-    "CompactionRequest": ".worker.agent.context",
     "PayloadTooLarge": ".queues",
     "PerdureError": ".queues",
     "PlanStep": ".worker.journal",
     "Producer": ".queues",
-    "Prompt": ".worker.agent.context",
     "Resumption": ".worker.journal",
     "Retry": ".deadletter",
     "RetryLater": ".worker.errors",
@@ -171,18 +145,13 @@ _HOMES = {
     "TaskFailed": ".queues",
     "TaskHandle": ".queues",
     "TaskNotFound": ".queues",
-    "ToolCall": ".worker.journal",
     "Unavailable": ".queues",
     "Worker": ".worker.runtime",
     "current_step": ".worker.durable",
-    "from_anthropic": ".worker.agent.context",
-    "from_openai": ".worker.agent.context",
     "register_event": ".worker.journal",
-    "to_anthropic": ".worker.agent.context",
-    "to_openai": ".worker.agent.context",
 }
 
-if not TYPE_CHECKING:  # a type checker that saw this would believe in any name
+if not TYPE_CHECKING:  # with __getattr__, a type checker accepts any name
 
     def __getattr__(name: str) -> object:
         if name not in _HOMES:

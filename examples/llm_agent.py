@@ -25,20 +25,14 @@ from typing import Any, Literal
 from perdure import (
     AgentState,
     App,
-    CompactionRequest,
     Context,
     ContextBuilder,
     Event,
-    Message,
-    Prompt,
     Retry,
-    ToolCall,
     current_step,
-    from_openai,
     register_event,
-    to_openai,
 )
-from perdure.worker.agent.context import MALFORMED
+from perdure.context import MALFORMED, CompactionRequest, Message, Prompt, ToolCall, from_openai, to_openai
 from pydantic import BaseModel
 
 SILENCE = 120.0

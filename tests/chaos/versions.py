@@ -14,7 +14,7 @@ __all__ = ["ROOT", "NoHistory", "former_commit", "knows_supervisors", "unpack"]
 ROOT: Final = Path(__file__).parents[2]
 """The checkout, which is the package."""
 
-_PACKAGE: Final = ("__init__.py", "queues", "deadletter", "worker")
+_PACKAGE: Final = (":(glob)*.py", "queues", "deadletter", "worker")
 
 
 class NoHistory(Exception):

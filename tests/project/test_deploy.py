@@ -308,7 +308,8 @@ def test_the_wheel_holds_every_file_of_the_three_rooms(image: Image) -> None:
     packed = {name.removeprefix("perdure/") for name in zipfile.ZipFile(wheel).namelist() if "dist-info/" not in name}
     rooms = (source / room for room in ("queues", "deadletter", "worker"))
     files = {str(file.relative_to(source)) for room in rooms for file in room.rglob("*") if file.is_file()}
-    assert packed == files | {"__init__.py", "py.typed"}
+    assert packed == files | {file.name for file in ROOT.glob("*.py")} | {"py.typed"}
+    assert {"context.py", "memory.py"} < packed
     assert "queues/lua/fence.lua" in packed
 
 

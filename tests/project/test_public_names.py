@@ -1,43 +1,41 @@
-"""The public surface: the names that `perdure` has, and that asking for none of them costs nothing."""
+"""Public surface: the names of `perdure`, `perdure.context` and `perdure.memory`, and the cost of `import perdure`."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from types import ModuleType
 
 import perdure
+import perdure.context
+import perdure.memory
 import pytest
+from perdure.worker.memory.embedders import load_embedder
 
 NAMES = {
     "Agent",
     "AgentState",
+    "AlreadyDone",
     "App",
     "Artifact",
     "ArtifactError",
-    "DecryptionError",
     "Coherence",
     "Context",
     "ContextBuilder",
     "ContextError",
+    "DecryptionError",
     "Ephemeral",
     "Event",
     "HandOffRefused",
     "Handoff",
-    "AlreadyDone",
-    "HashingEmbedder",
     "InboxFull",
     "InvalidArguments",
     "LeaseLost",
-    "MemoryStoreError",
-    "Message",
-    "NewMemory",
     "NotReplicated",
-    "CompactionRequest",
     "PayloadTooLarge",
     "PerdureError",
     "PlanStep",
     "Producer",
-    "Prompt",
     "Resumption",
     "Retry",
     "RetryLater",
@@ -55,47 +53,86 @@ NAMES = {
     "TaskFailed",
     "TaskHandle",
     "TaskNotFound",
-    "ToolCall",
     "Unavailable",
     "Worker",
     "current_step",
+    "register_event",
+}
+
+CONTEXT_NAMES = {
+    "MALFORMED",
+    "Budgets",
+    "CompactionFailed",
+    "CompactionRequest",
+    "ContextBuilder",
+    "ContextError",
+    "ContextTooLarge",
+    "Message",
+    "Prompt",
+    "ToolCall",
+    "default_counter",
     "from_anthropic",
     "from_openai",
-    "register_event",
     "to_anthropic",
     "to_openai",
 }
 
+MEMORY_NAMES = {
+    "Embedder",
+    "EmbedderFailed",
+    "EmbedderMismatch",
+    "FoundMemory",
+    "HashingEmbedder",
+    "InvalidMemory",
+    "Memory",
+    "MemoryStoreDamaged",
+    "MemoryStoreError",
+    "MemoryStoreMissing",
+    "MemoryStoreUnavailable",
+    "NewMemory",
+    "NotAMemoryStore",
+    "VectorsUnavailable",
+}
 
-def test_these_names_are_public_and_no_others() -> None:
-    assert set(perdure.__all__) == NAMES
-    assert len(perdure.__all__) == len(NAMES)
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [(perdure, NAMES), (perdure.context, CONTEXT_NAMES), (perdure.memory, MEMORY_NAMES)],
+    ids=["perdure", "perdure.context", "perdure.memory"],
+)
+def test_a_module_exports_these_names_and_no_others(module: ModuleType, names: set[str]) -> None:
+    assert sorted(module.__all__) == sorted(names)
+    for name in names - {"MALFORMED"}:
+        assert getattr(module, name).__name__ == name
 
 
-@pytest.mark.parametrize("name", sorted(NAMES))
-def test_every_public_name_is_what_it_is_called(name: str) -> None:
-    assert getattr(perdure, name).__name__ == name
-
-
-def test_dir_shows_the_public_names_before_they_are_used() -> None:
+def test_dir_lists_public_names_before_first_use() -> None:
     code = "import perdure; print(set(perdure.__all__) <= set(dir(perdure)))"
     assert _run(code) == "True"
 
 
-def test_a_star_import_brings_them_all() -> None:
+def test_star_import_binds_all_public_names() -> None:
     found: dict[str, object] = {}
     exec("from perdure import *", found)
     assert set(found) >= NAMES
 
 
-def test_another_name_is_an_attribute_error_that_says_so() -> None:
+def test_unknown_name_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'perdure' has no attribute 'Nothing'"):
         getattr(perdure, "Nothing")  # noqa: B009 - a type checker rightly refuses perdure.Nothing
 
 
-def test_importing_perdure_imports_none_of_its_dependencies() -> None:
-    code = "import sys, perdure; print(sorted({'redis', 'pydantic', 'anyio', 'typer', 'rich'} & set(sys.modules)))"
+def test_importing_perdure_imports_no_dependency_and_no_submodule() -> None:
+    code = (
+        "import sys, perdure; print([name for name in sys.modules"
+        " if name in ('redis', 'pydantic', 'anyio', 'typer', 'rich') or name.startswith('perdure.')])"
+    )
     assert _run(code) == "[]"
+
+
+@pytest.mark.parametrize("target", ["perdure.memory:HashingEmbedder", "perdure:HashingEmbedder"])
+def test_both_paths_of_the_hashing_embedder_load(target: str) -> None:
+    assert isinstance(load_embedder(target), perdure.memory.HashingEmbedder)
 
 
 def _run(code: str) -> str:

@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from perdure import Agent, AgentState, App, Coherence, Context, NewMemory, PlanStep, Retry, Worker
-from perdure.worker.agent.context import CompactionRequest, ContextBuilder
+from perdure import Agent, AgentState, App, Coherence, Context, ContextBuilder, PlanStep, Retry, Worker
+from perdure.context import CompactionRequest
+from perdure.memory import NewMemory
 from perdure.worker.artifacts import ArtifactStore
 from perdure.worker.journal import Handoff
 from perdure.worker.runtime.signals import stop_on_signals

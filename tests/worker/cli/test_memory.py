@@ -125,7 +125,7 @@ def test_forgetting_all_of_one_owner_and_pruning_are_rehearsed_first() -> None:
 
 def test_memories_are_embedded_anew_for_another_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
     add("Deploys are frozen")
-    monkeypatch.setenv("PERDURE_EMBEDDER", "perdure.worker.memory:HashingEmbedder")
+    monkeypatch.setenv("PERDURE_EMBEDDER", "perdure.memory:HashingEmbedder")
     assert call("memory", "search", "deploying", "--json").json[0]["vector_rank"] is None
     assert "memories embedded: 1" in call("memory", "reembed").err
     assert call("memory", "search", "deploying", "--json").json[0]["vector_rank"] == 1

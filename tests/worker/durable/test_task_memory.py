@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from perdure import Agent, AgentState, App, Context, NewMemory, PlanStep, Retry, Settings, TaskFailed
+from perdure import Agent, AgentState, App, Context, PlanStep, Retry, Settings, TaskFailed
+from perdure.memory import NewMemory
 from perdure.queues import Producer
 from perdure.worker.durable import TaskMemory
 from perdure.worker.errors import StepOutsideTask
@@ -179,7 +180,7 @@ async def test_memories_that_search_by_meaning_does_not_see_are_told_of(place: P
         await store.add(NewMemory(text="added without an embedder"))
     told: list[str] = []
     sink = logger.add(lambda line: told.append(str(line)), level="WARNING")
-    keeper = LazyMemoryStore(Settings(memory=str(place), embedder="perdure.worker.memory:HashingEmbedder"))
+    keeper = LazyMemoryStore(Settings(memory=str(place), embedder="perdure.memory:HashingEmbedder"))
     try:
         store = await keeper.get()
         assert [line for line in told if "perdure memory reembed" in line]

@@ -1,0 +1,34 @@
+"""Context windows: what an agent's model function and summarizer need, and the message formats of the providers."""
+
+from .worker.agent.context import (
+    MALFORMED,
+    Budgets,
+    CompactionRequest,
+    ContextBuilder,
+    Prompt,
+    default_counter,
+    from_anthropic,
+    from_openai,
+    to_anthropic,
+    to_openai,
+)
+from .worker.errors import CompactionFailed, ContextError, ContextTooLarge
+from .worker.journal import Message, ToolCall
+
+__all__ = [
+    "MALFORMED",
+    "Budgets",
+    "CompactionFailed",
+    "CompactionRequest",
+    "ContextBuilder",
+    "ContextError",
+    "ContextTooLarge",
+    "Message",
+    "Prompt",
+    "ToolCall",
+    "default_counter",
+    "from_anthropic",
+    "from_openai",
+    "to_anthropic",
+    "to_openai",
+]
