@@ -1,4 +1,4 @@
-"""What can be saved, as a stream of bytes: a large file is never in memory as a whole."""
+"""Artifact data as a stream of chunks, so that a large file is never in memory as a whole."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..errors import ArtifactError
 __all__ = ["CHUNK", "Data", "chunks_of"]
 
 CHUNK: Final = 1 << 20
-"""Bytes that are read or written at once."""
+"""Size of a read or write in bytes."""
 
 Data = bytes | bytearray | memoryview | str | Path | IO[bytes] | AsyncIterator[bytes]
-"""Bytes; text, which is saved in UTF-8; a file by its `Path`; a binary file that is open, sync or async; a stream."""
+"""Bytes; text, which is saved as UTF-8; a `Path`; an open binary file, sync or async; a stream of bytes."""
 
 
 async def chunks_of(what: str, data: Data) -> AsyncIterator[bytes | memoryview]:
-    """The bytes of it, a piece at a time. what: names the artifact in errors. Raises `ArtifactError`."""
+    """Yield the data in chunks. what: names the artifact in errors. Raises `ArtifactError`."""
     if isinstance(data, str):
         data = data.encode()
     if isinstance(data, bytes | bytearray | memoryview):
@@ -36,37 +36,35 @@ async def chunks_of(what: str, data: Data) -> AsyncIterator[bytes | memoryview]:
         finally:
             file.close()
     elif isinstance(data, AsyncIterator):
-        async for piece in data:
-            yield _checked(what, piece)
+        async for chunk in data:
+            yield _checked(what, chunk)
     elif callable(read := getattr(data, "read", None)):
-        while piece := await _read(what, data, read):
-            yield _checked(what, piece)
+        while chunk := await _read(what, data, read):
+            yield _checked(what, chunk)
     else:
         raise ArtifactError(
-            f"{what}: a {type(data).__name__} cannot be saved: give bytes, text, a Path, a binary file or an async "
-            "iterator of bytes"
+            f"{what}: data must be bytes, text, a Path, a binary file or an async iterator of bytes, "
+            f"got {type(data).__name__}"
         )
 
 
 async def _read(what: str, data: Any, read: Any) -> Any:
     if inspect.iscoroutinefunction(read):
         return await read(CHUNK)
-    piece = await _in_thread(what, data, read, CHUNK)
-    return await piece if inspect.isawaitable(piece) else piece
+    chunk = await _in_thread(what, data, read, CHUNK)
+    return await chunk if inspect.isawaitable(chunk) else chunk
 
 
 async def _in_thread(what: str, data: Any, function: Any, *args: Any) -> Any:
-    """Files are read in a thread. What fails is the data's fault, and not the store's."""
+    """Call a method of a file in a thread. A failure is blamed on the data, not on the store."""
     try:
         return await anyio.to_thread.run_sync(function, *args)
     except (OSError, ValueError) as error:
         named = data if isinstance(data, Path) else getattr(data, "name", data)
-        raise ArtifactError(f"{what}: {str(named)!r} cannot be read: {error}") from error
+        raise ArtifactError(f"{what}: could not read {str(named)!r}: {error}") from error
 
 
-def _checked(what: str, piece: object) -> bytes | memoryview:
-    if not isinstance(piece, bytes | bytearray | memoryview):
-        raise ArtifactError(
-            f"{what}: its data came as {type(piece).__name__}, and bytes are wanted: open files with 'rb'"
-        )
-    return piece if isinstance(piece, bytes) else memoryview(piece).cast("B")
+def _checked(what: str, chunk: object) -> bytes | memoryview:
+    if not isinstance(chunk, bytes | bytearray | memoryview):
+        raise ArtifactError(f"{what}: data must come as bytes, got {type(chunk).__name__}; open files with 'rb'")
+    return chunk if isinstance(chunk, bytes) else memoryview(chunk).cast("B")

@@ -1,13 +1,14 @@
-"""Links from tasks to artifacts: a field of the checkpoint for each name, so that no log has to be read for it.
+"""Links from tasks to artifacts, and the search for artifacts without one.
 
-Finding what nothing links: artifacts of runs that died before they could, and of tasks that are no longer kept.
+A link is a field of the checkpoint per artifact name, so no log has to be read for it.
 
-An object is an orphan when it is older than the grace and no task that is kept links it. The objects are gone through
-in batches: first a batch of old ones is listed, then all links are read and taken off it. So memory is bounded by the
-batch, and a link that was made before the reading began is seen.
+Orphans are artifacts of runs that died before they linked them, and of tasks that are no longer kept: objects that are
+older than the grace and that no task links. The search runs in batches. It lists a batch of old objects first, and then
+reads all links and removes the linked ones from it. Memory is bounded by the batch, and every link that was written
+before the reading started is seen.
 
-A link that is made meanwhile is no danger either. Whoever makes one has saved the bytes just before, and that gives
-even bytes that were there already a new time, which `ArtifactStore.remove` looks at again before it deletes.
+A link that is written during the search is safe too: the writer saved the bytes just before, which gives even existing
+bytes a new modification time, and `ArtifactStore.remove` checks that time before it deletes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ...queues import Gateway, Namespace, Partition, checkpoint_fields, checkpoint_fields_of_all
 from ..errors import ArtifactError
-from .store import ArtifactStore, Kept
+from .backend import StoredObject
+from .store import ArtifactStore
 
 __all__ = ["ArtifactLink", "all_links", "field_of", "links_among", "orphans", "task_links"]
 
@@ -30,7 +32,7 @@ VERSION: Final = 1
 
 
 class ArtifactLink(BaseModel):
-    """What a task keeps of an artifact. hash: SHA-256 in hexadecimal. size: bytes. n: the number of its event."""
+    """Link of a task to an artifact. hash: SHA-256 in hexadecimal. size: bytes. n: number of its event."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -46,27 +48,27 @@ class ArtifactLink(BaseModel):
 
     @classmethod
     def decode(cls, task_id: str, name: str, data: bytes) -> ArtifactLink:
-        """Raises `ArtifactError`, which names the task and the artifact."""
+        """Read a stored link. Raises `ArtifactError`, which names the task and the artifact."""
         try:
             link = cls.model_validate_json(data)
         except ValidationError as error:
             problem = error.errors(include_url=False, include_input=False)[0]["msg"]
-            raise ArtifactError(f"the link of task {task_id} to artifact {name!r} cannot be read: {problem}") from None
+            raise ArtifactError(f"could not read the link of task {task_id} to artifact {name!r}: {problem}") from None
         if link.v > VERSION:
             raise ArtifactError(
-                f"the link of task {task_id} to artifact {name!r} has version {link.v}, and this version of perdure "
+                f"the link of task {task_id} to artifact {name!r} has version {link.v}; this version of Perdure "
                 f"reads up to {VERSION}: update it"
             )
         return link
 
 
 def field_of(name: str) -> str:
-    """The field of the checkpoint that has the link of an artifact."""
+    """Return the checkpoint field of an artifact's link."""
     return _FIELDS + name
 
 
 def links_among(task_id: str, saved: Mapping[str, bytes]) -> list[ArtifactLink]:
-    """The links among what is saved in a task's checkpoint, in the order in which they were made."""
+    """Return the links in a task's checkpoint, in the order in which they were written."""
     found = [
         ArtifactLink.decode(task_id, field.removeprefix(_FIELDS), data)
         for field, data in saved.items()
@@ -76,12 +78,12 @@ def links_among(task_id: str, saved: Mapping[str, bytes]) -> list[ArtifactLink]:
 
 
 async def task_links(gateway: Gateway, partition: Partition, task_id: str) -> list[ArtifactLink]:
-    """What a task links. Raises `ArtifactError`, `DecryptionError`."""
+    """Return a task's links. Raises `ArtifactError`, `DecryptionError`."""
     return links_among(task_id, await checkpoint_fields(gateway, partition, task_id, _FIELDS))
 
 
 async def all_links(gateway: Gateway, namespace: Namespace) -> AsyncIterator[tuple[Partition, str, list[ArtifactLink]]]:
-    """Of every task of the namespace that is kept, what it links; also of those that link nothing, for the progress.
+    """Yield the links of every task in the namespace. Tasks without links are included, for progress reports.
 
     Raises `ArtifactError` or `DecryptionError` for a link that cannot be read.
     """
@@ -90,18 +92,22 @@ async def all_links(gateway: Gateway, namespace: Namespace) -> AsyncIterator[tup
 
 
 _BATCH: Final = 100_000
-"""Objects that are compared with the links at once: some 20 MB."""
+"""Number of objects that are compared with the links at once; about 20 MB."""
 
 
 async def orphans(
     store: ArtifactStore, links: Callable[[], AsyncIterator[str]], *, grace: float, batch: int = _BATCH
-) -> AsyncIterator[Kept]:
-    """What is older than the grace (seconds) and not linked. links: the hashes that are, read anew for each batch.
+) -> AsyncIterator[StoredObject]:
+    """Yield the objects that are older than the grace and not linked.
 
-    Whatever `links` raises ends it, so that nothing is taken for an orphan because a link could not be read.
+    Args:
+        links: Returns the linked hashes; called again for each batch. Its exceptions end the search, so that an
+            unreadable
+            link never makes an orphan.
+        grace: Seconds.
     """
     before = time.time() - grace
-    old: dict[str, Kept] = {}
+    old: dict[str, StoredObject] = {}
     async for one in store.objects():
         if one.modified < before:
             old[one.hash] = one
@@ -113,7 +119,7 @@ async def orphans(
         yield orphan
 
 
-async def _unlinked(old: dict[str, Kept], links: Callable[[], AsyncIterator[str]]) -> list[Kept]:
+async def _unlinked(old: dict[str, StoredObject], links: Callable[[], AsyncIterator[str]]) -> list[StoredObject]:
     if old:
         async for digest in links():
             old.pop(digest, None)

@@ -1,4 +1,4 @@
-"""Artifacts in a local folder, or one that several hosts have mounted."""
+"""Artifact backend in a local folder, or in one that several hosts have mounted."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from .backend import INCOMING, Object, Upload, WrongSize, is_hash, path_of
+from .backend import INCOMING, StoredObject, Upload, WrongSize, is_hash, path_of
 
 __all__ = ["LocalBackend"]
 
 
 class LocalBackend:
-    """A shelf on a file system.
+    """Backend in a file system.
 
-    Bytes are on the disk before they get their name, and the name is before `keep` returns: what was linked survives a
-    power cut. Saving and collecting exclude each other by a lock on a file (`flock`), which the kernel releases when
-    its holder dies: either the collector sees that an object was just saved again, or the saver that it is gone.
+    Bytes are on disk before the object gets its name, and the name is on disk before `keep` returns, so linked
+    artifacts
+    survive a power loss. Saving and collecting exclude each other by a file lock (`flock`), which the kernel releases
+    when
+    its holder dies: either the collector sees that an object was saved again, or the saver sees that it is gone.
     """
 
     def __init__(self, root: Path) -> None:
@@ -30,11 +32,11 @@ class LocalBackend:
     def shown(self) -> str:
         return str(self._root)
 
-    def draft(self) -> Upload:
+    def upload(self) -> Upload:
         incoming = self._root / INCOMING
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         incoming.mkdir(mode=0o700, exist_ok=True)
-        return _FileDraft(self, incoming)
+        return _LocalUpload(self, incoming)
 
     def open(self, digest: str) -> IO[bytes]:
         return self.path(digest).open("rb")
@@ -42,13 +44,13 @@ class LocalBackend:
     def path(self, digest: str) -> Path:
         return self._root / path_of(digest)
 
-    def objects(self) -> Iterator[Object]:
+    def objects(self) -> Iterator[StoredObject]:
         for first in sorted(_listed(self._root)):
             for rest in sorted(_listed(self._root / first)) if len(first) == 2 else ():
                 if is_hash(first + rest):
-                    with suppress(FileNotFoundError):  # collected meanwhile
+                    with suppress(FileNotFoundError):  # the collector removed it
                         found = (self._root / first / rest).stat()
-                        yield Object(first + rest, found.st_size, found.st_mtime)
+                        yield StoredObject(first + rest, found.st_size, found.st_mtime)
 
     def remove(self, digest: str, before: float) -> bool:
         path = self.path(digest)
@@ -58,7 +60,7 @@ class LocalBackend:
             path.unlink()
         return True
 
-    def remove_drafts(self, before: float) -> int:
+    def remove_stale_uploads(self, before: float) -> int:
         removed = 0
         for name in _listed(self._root / INCOMING):
             path = self._root / INCOMING / name
@@ -70,7 +72,7 @@ class LocalBackend:
 
     @contextmanager
     def lock(self, kind: int) -> Iterator[None]:
-        """Hold the lock, which is for moments only: shared for who saves, exclusive for who collects."""
+        """Hold the lock for a moment: shared while an object is saved, exclusive while one is deleted."""
         file = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(file, kind)
@@ -79,7 +81,7 @@ class LocalBackend:
             os.close(file)
 
 
-class _FileDraft:
+class _LocalUpload:
     def __init__(self, folder: LocalBackend, incoming: Path) -> None:
         self._folder = folder
         number, name = tempfile.mkstemp(dir=incoming)
@@ -92,7 +94,7 @@ class _FileDraft:
             left = left[self._file.write(left) :]
 
     def keep(self, digest: str, size: int) -> None:
-        os.fchmod(self._file.fileno(), 0o400)  # what has a hash for a name is never changed
+        os.fchmod(self._file.fileno(), 0o400)  # an object is never changed
         os.fsync(self._file.fileno())
         path = self._folder.path(digest)
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -119,7 +121,7 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _sync(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
+    """Sync a folder, so that its names are on disk."""
     number = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(number)

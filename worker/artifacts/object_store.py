@@ -1,4 +1,4 @@
-"""Artifacts wherever fsspec reaches: object stores, SFTP, WebDAV and the like. Needs the extra `artifacts`."""
+"""Artifact backend in any file system of fsspec: object stores, SFTP, WebDAV. Needs the extra `artifacts`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import IO, Any
 
 from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
 
-from .backend import INCOMING, Object, Upload, WrongSize, is_hash, path_of
+from .backend import INCOMING, StoredObject, Upload, WrongSize, is_hash, path_of
 
 __all__ = ["ObjectStoreBackend"]
 
 
 class ObjectStoreBackend:
-    """A shelf on a file system of fsspec.
+    """Backend in a file system of fsspec.
 
-    What is written is moved into its place when it is complete; an object store copies it there, which is all or
-    nothing as well. Times of such a store cannot be set: what is saved again is put there again, with the same bytes.
-    Between the collector's last look at an object and its deletion there is a moment that no lock covers.
+    A finished upload is moved to its place; an object store copies it there, which is atomic as well. Such a store
+    cannot
+    set modification times, so bytes that are saved again are written again. No lock covers the moment between the
+    collector's check of an object and its deletion.
     """
 
     def __init__(self, files: AbstractFileSystem, root: str, shown: str) -> None:
@@ -32,9 +33,9 @@ class ObjectStoreBackend:
     def shown(self) -> str:
         return self._shown
 
-    def draft(self) -> Upload:
+    def upload(self) -> Upload:
         self._files.makedirs(self._at(INCOMING), exist_ok=True)
-        return _RemoteDraft(self._files, self._root)
+        return _RemoteUpload(self._files, self._root)
 
     def open(self, digest: str) -> IO[bytes]:
         file: IO[bytes] = self._files.open(self._at(path_of(digest)), "rb")
@@ -43,14 +44,14 @@ class ObjectStoreBackend:
     def path(self, digest: str) -> Path | None:
         return None
 
-    def objects(self) -> Iterator[Object]:
+    def objects(self) -> Iterator[StoredObject]:
         for folder in self._listed(self._root):
             first = folder["name"].rstrip("/").rpartition("/")[2]
             for found in self._listed(self._at(first)) if len(first) == 2 else ():
                 digest = first + found["name"].rpartition("/")[2]
                 if is_hash(digest):
                     with suppress(FileNotFoundError):
-                        yield Object(digest, int(found["size"]), self._modified(found["name"]))
+                        yield StoredObject(digest, int(found["size"]), self._modified(found["name"]))
 
     def remove(self, digest: str, before: float) -> bool:
         path = self._at(path_of(digest))
@@ -60,7 +61,7 @@ class ObjectStoreBackend:
         self._files.rm_file(path)
         return True
 
-    def remove_drafts(self, before: float) -> int:
+    def remove_stale_uploads(self, before: float) -> int:
         removed = 0
         for found in self._listed(self._at(INCOMING)):
             with suppress(FileNotFoundError):
@@ -83,7 +84,7 @@ class ObjectStoreBackend:
             return []
 
 
-class _RemoteDraft:
+class _RemoteUpload:
     def __init__(self, files: AbstractFileSystem, root: str) -> None:
         self._files = files
         self._root = root
@@ -111,7 +112,7 @@ class _RemoteDraft:
     def discard(self) -> None:
         if not self._moved:
             self._moved = True
-            with suppress(Exception):  # what is left of it is collected later
+            with suppress(Exception):  # the collector removes the rest
                 self._file.close()
             with suppress(FileNotFoundError):
                 self._files.rm_file(self._path)

@@ -1,8 +1,6 @@
-"""A store of artifacts: bytes under their own hash (SHA-256), checked whenever they are read.
+"""Store of artifacts: bytes under their own hash (SHA-256), which is checked on every read.
 
-Which names artifacts can have: those that can be a file's wherever somebody fetches them to.
-
-From the setting to the store: a folder, or a URL.
+An artifact name must be valid as a file name on any system. `open_store` picks the backend: a folder or a URL.
 """
 
 from __future__ import annotations
@@ -31,59 +29,61 @@ from ..errors import (
     ConfigurationError,
     StoreUnavailable,
 )
-from .backend import ArtifactBackend, Object, WrongSize
+from .backend import ArtifactBackend, StoredObject, WrongSize
 from .chunks import CHUNK, Data, chunks_of
 from .local import LocalBackend
 
-__all__ = ["ArtifactStore", "Kept", "Stored", "check_artifact_name", "open_store"]
+__all__ = ["ArtifactStore", "Stored", "check_artifact_name", "open_store"]
 
 R = TypeVar("R")
 
-_AT_ONCE = 1000
-"""Objects that are listed between two chances for others to run."""
+_PAGE = 1000
+"""Number of objects per call to a thread while the objects are listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What was saved. hash: SHA-256 in hexadecimal. size: bytes."""
+    """Hash and size of saved bytes. hash: SHA-256 in hexadecimal. size: bytes."""
 
     hash: str
     size: int
 
 
-Kept = Object
-
-
 class ArtifactStore:
-    """Saves and reads in pieces, in threads: memory does not grow with what is saved, and the event loop goes on.
+    """Store that saves and reads in chunks and in threads: memory use is bounded, and the event loop is not blocked.
 
-    Every method takes `what`, which names the artifact (and its task) in errors.
+    Every method takes `what`, the name of the artifact and its task in errors.
     """
 
-    def __init__(self, shelf: ArtifactBackend, *, limit: int) -> None:
-        """limit: bytes that one artifact may have."""
-        self._shelf = shelf
+    def __init__(self, backend: ArtifactBackend, *, limit: int) -> None:
+        """Wrap a backend. limit: largest size of an artifact in bytes."""
+        self._backend = backend
         self.limit = limit
 
     @property
     def shown(self) -> str:
-        """Where it is, without any password."""
-        return self._shelf.shown
+        """Location without credentials."""
+        return self._backend.shown
 
     async def save(self, what: str, data: Data, on_progress: Callable[[], None] = lambda: None) -> Stored:
-        """Store bytes. What is there already is safe from the collector for its grace.
+        """Store bytes. Bytes that are stored already get a new grace from the collector.
 
-        on_progress: hears of each piece. Cancelled or killed at any moment, it leaves nothing under the hash that is
-        not complete.
-        Raises `ArtifactTooLarge`, `StoreUnavailable`, `ArtifactDamaged`; `ArtifactError` for data that cannot be read.
+        If it is cancelled or killed, no incomplete object is left under the hash.
+
+        Args:
+            on_progress: Called after each chunk.
+
+        Raises:
+            ArtifactTooLarge, StoreUnavailable, ArtifactDamaged
+            ArtifactError: The data cannot be read.
         """
         digest, size = hashlib.sha256(), 0
-        draft = await self._call(what, "written to", self._shelf.draft)
+        upload = await self._call(what, "written to", self._backend.upload)
         try:
 
             def take(chunk: bytes | memoryview) -> None:
                 digest.update(chunk)
-                draft.write(chunk)
+                upload.write(chunk)
 
             async for chunk in chunks_of(what, data):
                 size += len(chunk)
@@ -93,21 +93,23 @@ class ArtifactStore:
                 on_progress()
             stored = Stored(digest.hexdigest(), size)
             try:
-                await self._call(what, "written to", draft.keep, stored.hash, size)
+                await self._call(what, "written to", upload.keep, stored.hash, size)
             except WrongSize as wrong:
-                self._damaged(what, stored.hash, f"has {wrong.size} bytes there, and {size} when it is saved")
+                self._damaged(what, stored.hash, f"has {wrong.size} bytes in the store, but {size} were saved")
         finally:
-            with anyio.CancelScope(shield=True), suppress(StoreUnavailable):  # what is left of it is collected later
-                await self._call(what, "written to", draft.discard)
+            with anyio.CancelScope(shield=True), suppress(StoreUnavailable):  # the collector removes the rest
+                await self._call(what, "written to", upload.discard)
         return stored
 
     async def chunks(self, what: str, digest: str, size: int) -> AsyncIterator[bytes]:
-        """The bytes, a piece at a time. That they are the right ones is known when the last piece has come.
+        """Yield the bytes in chunks. The hash is verified after the last chunk.
 
-        Raises `ArtifactMissing`, `ArtifactDamaged` (at the end, or as soon as there are too many), `StoreUnavailable`.
+        Raises:
+            ArtifactMissing, StoreUnavailable
+            ArtifactDamaged: After the last chunk, or as soon as there are too many bytes.
         """
         try:
-            file = await self._call(what, "read from", self._shelf.open, digest)
+            file = await self._call(what, "read from", self._backend.open, digest)
         except FileNotFoundError:
             raise ArtifactMissing(what, digest, self.shown) from None
         found, seen = hashlib.sha256(), 0
@@ -121,20 +123,21 @@ class ArtifactStore:
         finally:
             file.close()
         if found.hexdigest() != digest:
-            self._damaged(what, digest, f"has {seen} bytes with the hash {found.hexdigest()}, where {size} were saved")
+            self._damaged(what, digest, f"has {seen} bytes with the hash {found.hexdigest()}, but {size} were saved")
 
     async def read(self, what: str, digest: str, size: int) -> bytes:
-        """All of the bytes, once they are known to be the right ones. Raises as `chunks` does."""
+        """Return all bytes, verified. Raises as `chunks` does."""
         return b"".join([chunk async for chunk in self.chunks(what, digest, size)])
 
     async def fetch(self, what: str, digest: str, size: int, to: Path) -> None:
-        """Put the bytes into a file, which is replaced only by all of the right ones. Raises as `chunks` does, and
-        `ArtifactError` where the file cannot be written.
+        """Write the verified bytes to a file, which is replaced atomically.
+
+        Raises as `chunks` does, and `ArtifactError` if the file cannot be written.
         """
         try:
             number, name = await anyio.to_thread.run_sync(lambda: tempfile.mkstemp(dir=to.parent, prefix=".fetched-"))
         except OSError as error:
-            raise ArtifactError(f"{what} cannot be written to {str(to)!r}: {error}") from error
+            raise ArtifactError(f"could not write {what} to {str(to)!r}: {error}") from error
         fetched = anyio.Path(name)
         try:
             with os.fdopen(number, "wb") as file:
@@ -142,51 +145,55 @@ class ArtifactStore:
                     await anyio.to_thread.run_sync(file.write, chunk)
             await fetched.replace(to)
         except OSError as error:
-            raise ArtifactError(f"{what} cannot be written to {str(to)!r}: {error}") from error
+            raise ArtifactError(f"could not write {what} to {str(to)!r}: {error}") from error
         finally:
             with anyio.CancelScope(shield=True):
                 await fetched.unlink(missing_ok=True)
 
     async def path(self, what: str, digest: str, size: int) -> Path:
-        """The file that has the bytes, once they are known to be the right ones: of a local folder only.
+        """Return the file with the bytes after verifying them; for a local folder only.
 
-        Raises as `chunks` does, and `ArtifactError` where the store is elsewhere.
+        Raises as `chunks` does, and `ArtifactError` if the store is not a local folder.
         """
-        path = self._shelf.path(digest)
+        path = self._backend.path(digest)
         if path is None:
-            raise ArtifactError(f"{what} is no file of this machine, it is in {self.shown}: fetch it to a path instead")
+            raise ArtifactError(f"{what} is not in a local folder but in {self.shown}; copy it with fetch()")
         async for _ in self.chunks(what, digest, size):
             pass
         return path
 
-    # collecting
+    # collection
 
-    async def objects(self) -> AsyncIterator[Kept]:
-        """All that is there, in the order of the hashes. Raises `StoreUnavailable`."""
-        what = "what is in the store"
-        found = await self._call(what, "read from", self._shelf.objects)
+    async def objects(self) -> AsyncIterator[StoredObject]:
+        """Yield all objects, ordered by hash. Raises `StoreUnavailable`."""
+        what = "the list of objects"
+        found = await self._call(what, "read from", self._backend.objects)
 
-        def page() -> list[Kept]:
-            return [one for one, _ in zip(found, range(_AT_ONCE), strict=False)]
+        def page() -> list[StoredObject]:
+            return [one for one, _ in zip(found, range(_PAGE), strict=False)]
 
         while objects := await self._call(what, "read from", page):
             for one in objects:
                 yield one
 
     async def remove(self, digest: str, grace: float) -> bool:
-        """Delete an object unless it was saved, or saved again, within the grace (seconds). Returns whether it did."""
+        """Delete an object unless it was saved, or saved again, within the grace (seconds). Return whether it was
+        deleted.
+        """
         try:
-            return await self._call(f"object {digest}", "removed from", self._shelf.remove, digest, time.time() - grace)
+            return await self._call(
+                f"object {digest}", "removed from", self._backend.remove, digest, time.time() - grace
+            )
         except FileNotFoundError:
             return False
 
-    async def remove_drafts(self, grace: float) -> int:
-        """Delete what was begun longer ago than that and never completed; returns how many."""
+    async def remove_stale_uploads(self, grace: float) -> int:
+        """Delete unfinished uploads that are older than the grace (seconds); return their number."""
         before = time.time() - grace
-        return await self._call("what was never completed", "removed from", self._shelf.remove_drafts, before)
+        return await self._call("unfinished uploads", "removed from", self._backend.remove_stale_uploads, before)
 
     async def _call(self, what: str, verb: str, function: Callable[..., R], *args: Any) -> R:
-        """Call in a thread. Whatever the place raises, a file that is not there apart, is its being unavailable."""
+        """Call a function in a thread. Any exception but a missing file means that the store is unavailable."""
         try:
             return await anyio.to_thread.run_sync(function, *args)
         except (FileNotFoundError, WrongSize) as error:
@@ -201,25 +208,25 @@ class ArtifactStore:
 
 
 _LONGEST: Final = 200
-"""Bytes of a name in UTF-8. Most file systems take 255, and a temporary name is longer than the name itself."""
+"""Largest size of a name in UTF-8 bytes. Most file systems allow 255, and temporary names are longer than the name."""
 
-_APART: Final = "/\\#"
-"""Parts of paths, and what numbers the records of one name."""
+_SEPARATORS: Final = "/\\#"
+"""Separators of paths, and the separator in step keys."""
 
 
 def check_artifact_name(name: object) -> str:
-    """The name, where an artifact can have it; `BadArtifactName` with the rule where not."""
+    """Return a valid artifact name. Raises `BadArtifactName`, which states the rule."""
     if not isinstance(name, str):
-        raise BadArtifactName(name, f"it is a {type(name).__name__}, and a name is text")
+        raise BadArtifactName(name, f"a name must be text, got {type(name).__name__}")
     if not name or len(name.encode("utf-8", "surrogatepass")) > _LONGEST:
-        raise BadArtifactName(name, f"a name has 1 to {_LONGEST} bytes in UTF-8")
+        raise BadArtifactName(name, f"a name must have 1 to {_LONGEST} bytes in UTF-8")
     for char in name:
-        if char in _APART:
-            raise BadArtifactName(name, f"it has a {char!r}: a name is no path, and has none of {' '.join(_APART)}")
+        if char in _SEPARATORS:
+            raise BadArtifactName(name, f"a name must not contain any of {' '.join(_SEPARATORS)}, got {char!r}")
         if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-            raise BadArtifactName(name, f"it has a control character, {char!r}")
+            raise BadArtifactName(name, f"a name must not contain control characters, got {char!r}")
     if name in (".", "..") or name != name.strip():
-        raise BadArtifactName(name, "it stands for a folder, or begins or ends with white space")
+        raise BadArtifactName(name, "a name must not be that of a folder, nor begin or end with white space")
     return name
 
 
@@ -227,14 +234,19 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::|://)")
 
 
 def open_store(place: str, folder: str, *, limit: int) -> ArtifactStore:
-    """The store of one deployment. place: a folder, or a URL as fsspec takes it. folder: the deployment's, within.
+    """Return the store of one deployment. Nothing is written yet.
 
-    limit: bytes that one artifact may have. Nothing is written yet. Raises `ConfigurationError`.
+    Args:
+        place: Folder, or URL in the form that fsspec takes.
+        folder: Folder of the deployment within the place.
+        limit: Largest size of an artifact in bytes.
+
+    Raises `ConfigurationError`.
     """
-    shelf: ArtifactBackend = (
+    backend: ArtifactBackend = (
         _remote(place, folder) if _URL.match(place) else LocalBackend(Path(place).expanduser() / folder)
     )
-    return ArtifactStore(shelf, limit=limit)
+    return ArtifactStore(backend, limit=limit)
 
 
 def _remote(url: str, folder: str) -> ArtifactBackend:
@@ -245,10 +257,10 @@ def _remote(url: str, folder: str) -> ArtifactBackend:
         from .object_store import ObjectStoreBackend
     except ImportError:
         raise ConfigurationError(
-            f"artifacts at {shown} need a package that is not installed: pip install 'perdure[artifacts]'"
+            f"could not open artifacts at {shown}: a package is missing; pip install 'perdure[artifacts]'"
         ) from None
     try:
         files, root = url_to_fs(url)
     except (ImportError, ValueError, TypeError, OSError) as error:
-        raise ConfigurationError(f"artifacts cannot be kept at {shown} (PERDURE_ARTIFACTS): {error}") from None
+        raise ConfigurationError(f"could not open artifacts at {shown} (PERDURE_ARTIFACTS): {error}") from None
     return ObjectStoreBackend(files, f"{root.rstrip('/')}/{folder}", f"{shown.rstrip('/')}/{folder}")

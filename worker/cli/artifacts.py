@@ -226,7 +226,7 @@ async def _collect(place: ConnectionOptions, grace: float, dry_run: bool, json: 
                         found.append({"hash": orphan.hash, "size": orphan.size, "modified": orphan.modified})
                     else:
                         print_data(orphan.hash)
-        drafts = 0 if dry_run else await store.remove_drafts(grace)
+        drafts = 0 if dry_run else await store.remove_stale_uploads(grace)
     if json:
         print_json({"dry_run": dry_run, "store": store.shown, "count": count, "size": size, "orphans": found})
     _say(store, count, size, drafts, grace, dry_run=dry_run)

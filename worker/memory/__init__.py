@@ -1,4 +1,21 @@
-"""What outlives tasks: an agent's long-term knowledge."""
+"""Long-term memories: what an agent knows beyond a single task, in SQLite or PostgreSQL.
+
+The package knows nothing of steps, events and agents; `ctx.memory` is in worker/durable/task_memory.py.
+
+    memory.py     Memory: its fields, strength, merge of two equal ones
+    hybrid.py     HybridStore: add, search, prune, reembed
+    backend.py    protocol of a database; one call is one transaction
+    sqlite/       backend for the workers of one host
+    postgres/     backend for the workers of several hosts
+    embedders.py  Embedder protocol, calls of embedders, HashingEmbedder
+    text.py       normal form of a text, words of a query
+    pruning.py    policy and plan of a prune
+    factory.py    settings to a store; the one store of a process
+    errors.py     error tree
+
+Writes carry idempotency keys, since a step that is cut off runs again. The vectors of a store belong to one embedder;
+`reembed` changes it while the store stays in use.
+"""
 
 from .embedders import Embedder, HashingEmbedder
 from .errors import (

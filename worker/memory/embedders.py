@@ -1,6 +1,6 @@
-"""Embedders: what turns texts into vectors that lie close together where their meanings do.
+"""Embedders: functions from texts to vectors that are close if the texts have similar meanings.
 
-An embedder that needs no model: it knows spellings, not meanings.
+`HashingEmbedder` needs no model; it compares spellings, not meanings.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from .text import words
 __all__ = ["Embedder", "HashingEmbedder", "Vector", "embed", "load_embedder"]
 
 Vector = list[float]
-"""Of length 1, so that a product is a cosine."""
+"""Vector of length 1, so that a dot product is a cosine."""
 
 
 @runtime_checkable
 class Embedder(Protocol):
-    """Turns texts into vectors. `embed` may be async; where it is not, it is called in a thread, which nobody waits for
-    once the run that asked has ended.
+    """Function from texts to vectors. `embed` may be async; if it is not, it runs in a thread, which is abandoned when
+    the run
+    that called it ends.
 
-    name: tells this embedder from others, such as the model's name with its version; vectors of two embedders cannot
-    be compared. dimension: numbers in a vector.
+    Attributes:
+        name: Identifies the embedder, such as the model's name with its version. Vectors of two embedders cannot be
+            compared.
+        dimension: Length of a vector.
     """
 
     @property
@@ -40,14 +43,14 @@ class Embedder(Protocol):
     @property
     def dimension(self) -> int: ...
     def embed(self, texts: list[str], /) -> Sequence[Sequence[float]] | Awaitable[Sequence[Sequence[float]]]:
-        """One vector for each text, in their order."""
+        """Return one vector per text, in the same order."""
         ...
 
 
 async def embed(embedder: Embedder, texts: list[str]) -> list[Vector | None]:
-    """One vector of length 1 for each text; None where the embedder sees nothing in it (a vector of zeros).
+    """Return one vector of length 1 per text; None if the embedder returned a vector of zeros.
 
-    Raises `EmbedderFailed` where it raises, or returns anything else.
+    Raises `EmbedderFailed` if the embedder raises or returns anything else.
     """
     try:
         if inspect.iscoroutinefunction(embedder.embed):
@@ -57,7 +60,7 @@ async def embed(embedder: Embedder, texts: list[str]) -> list[Vector | None]:
             if inspect.isawaitable(found):
                 found = await found
         vectors = [[float(number) for number in vector] for vector in found]
-    except Exception as error:  # it is the user's, and may raise anything
+    except Exception as error:  # a user's embedder may raise anything
         raise EmbedderFailed(embedder.name, f"{type(error).__name__}: {error}") from error
     if len(vectors) != len(texts):
         raise EmbedderFailed(embedder.name, f"returned {len(vectors)} vectors for {len(texts)} texts")
@@ -67,22 +70,22 @@ async def embed(embedder: Embedder, texts: list[str]) -> list[Vector | None]:
 def _unit(embedder: Embedder, vector: Vector) -> Vector | None:
     if len(vector) != embedder.dimension:
         raise EmbedderFailed(
-            embedder.name, f"returned a vector of {len(vector)} dimensions, and says it has {embedder.dimension}"
+            embedder.name, f"returned a vector with {len(vector)} dimensions instead of {embedder.dimension}"
         )
     length = math.hypot(*vector)
     if not math.isfinite(length):
-        raise EmbedderFailed(embedder.name, "returned a vector with a number that is infinite or none")
+        raise EmbedderFailed(embedder.name, "returned a vector with an infinite number or NaN")
     return [number / length for number in vector] if length else None
 
 
 def load_embedder(target: str) -> Embedder:
-    """The embedder that `module:attribute` names: an object, or what makes one when it is called without arguments.
+    """Return the embedder that `module:attribute` names: an object, or a function without arguments that returns one.
 
-    Modules of the working directory count too. Raises `ConfigurationError`.
+    Modules in the working directory can be imported too. Raises `ConfigurationError`.
     """
     module, colon, attribute = target.partition(":")
     if not module or not colon or not attribute:
-        raise ConfigurationError(f"PERDURE_EMBEDDER is module:attribute, not {target!r}")
+        raise ConfigurationError(f"PERDURE_EMBEDDER must be module:attribute, got {target!r}")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -94,7 +97,7 @@ def load_embedder(target: str) -> Embedder:
     except Exception as error:
         raise ConfigurationError(f"PERDURE_EMBEDDER {target}: {type(error).__name__}: {error}") from error
     if not isinstance(found, Embedder) or found.dimension < 1:
-        raise ConfigurationError(f"PERDURE_EMBEDDER {target}: an embedder has a name, a dimension and embed(texts)")
+        raise ConfigurationError(f"PERDURE_EMBEDDER {target}: it must have a name, a dimension and embed(texts)")
     return found
 
 
@@ -102,10 +105,11 @@ _GRAM: Final = 3
 
 
 class HashingEmbedder:
-    """Words and their three-letter parts, hashed into a vector (Weinberger et al., "Feature Hashing", ICML 2009).
+    """Embedder that hashes words and their trigrams into a vector (Weinberger et al., "Feature Hashing", ICML 2009).
 
-    Deterministic, fast and without any dependency. It finds inflections, misspellings and rewordings that share their
-    words, and nothing that is said in other words: for that, an embedding model is needed.
+    It is deterministic, fast and has no dependencies. It finds inflections, misspellings and rewordings that share
+    words.
+    Finding the same meaning in other words needs an embedding model.
     """
 
     def __init__(self, dimension: int = 512) -> None:

@@ -1,15 +1,15 @@
-"""What can go wrong with a memory store. The whole tree:
+"""Errors of the memory store. The tree:
 
 PerdureError
 └── MemoryStoreError            the store of long-term memories
-    ├── InvalidMemory           what cannot be a memory; nothing was stored
+    ├── InvalidMemory           a value that cannot be stored as a memory
     ├── MemoryStoreUnavailable  it cannot be opened, reached or locked in time
-    │   └── MemoryStoreMissing  there is none at that place
-    ├── MemoryStoreDamaged      its file is broken; nothing was changed
-    ├── NotAMemoryStore         something else is at that place, or what a later version wrote
-    ├── VectorsUnavailable      an embedder is set where vectors cannot be stored
+    │   └── MemoryStoreMissing  there is no store at that place
+    ├── MemoryStoreDamaged      its file is damaged; nothing was changed
+    ├── NotAMemoryStore         the place holds other data, or a store of a later version
+    ├── VectorsUnavailable      an embedder is set, but vectors cannot be stored
     ├── EmbedderMismatch        the store's vectors are another embedder's
-    └── EmbedderFailed          the embedder raised, or returned what are no embeddings
+    └── EmbedderFailed          the embedder raised, or returned no valid embeddings
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = [
 
 
 class MemoryStoreError(PerdureError):
-    """Base of errors of the store of long-term memories."""
+    """Base of the errors of the memory store."""
 
 
 class InvalidMemory(MemoryStoreError, ValueError):
-    """What was to be remembered cannot be a memory; the message names the field."""
+    """A value cannot be stored as a memory; the message names the field. Nothing was stored."""
 
 
 class MemoryStoreUnavailable(MemoryStoreError):
-    """The store cannot be opened or reached, or another process holds its lock for too long. Trying again may help."""
+    """The store cannot be opened or reached, or another process holds its lock for too long. A retry may help."""
 
     def __init__(self, store: str, problem: str) -> None:
         super().__init__(f"memory store {store}: {problem}")
@@ -46,26 +46,26 @@ class MemoryStoreUnavailable(MemoryStoreError):
 
 
 class MemoryStoreMissing(MemoryStoreUnavailable):
-    """There is no store at that place, and it was only to be read."""
+    """There is no store at that place, and the call only reads."""
 
 
 class MemoryStoreDamaged(MemoryStoreError):
-    """The store's file is broken. Nothing in it was changed."""
+    """The store's file is damaged. Nothing in it was changed."""
 
     def __init__(self, store: str, problem: str) -> None:
         super().__init__(
-            f"memory store {store} is damaged ({problem}); nothing was changed: stop its users, save what can be read "
-            "with 'perdure memory export --salvage', move the file away, and take it in with 'perdure memory add "
-            "--file', or put a backup in its place"
+            f"memory store {store} is damaged ({problem}); nothing was changed; stop its users, save what is readable "
+            "with 'perdure memory export --salvage', move the file away and import them with 'perdure memory add "
+            "--file', or restore a backup"
         )
         self.store = store
 
 
 class NotAMemoryStore(MemoryStoreError):
-    """Something else is at the store's place, or a store that a later version wrote. Nothing in it was changed."""
+    """The place holds other data, or a store that a later version wrote. Nothing in it was changed."""
 
     def __init__(self, store: str, problem: str) -> None:
-        super().__init__(f"{store} {problem}; nothing was changed: name another place with PERDURE_MEMORY")
+        super().__init__(f"{store} {problem}; nothing was changed; set PERDURE_MEMORY to another place")
         self.store = store
 
 
@@ -74,19 +74,19 @@ class VectorsUnavailable(MemoryStoreError):
 
     def __init__(self, store: str, problem: str) -> None:
         super().__init__(
-            f"memory store {store} cannot hold vectors: {problem}; without PERDURE_EMBEDDER it is searched by words"
+            f"memory store {store} cannot hold vectors: {problem}; unset PERDURE_EMBEDDER to search by words only"
         )
         self.store = store
 
 
 class EmbedderMismatch(MemoryStoreError):
-    """The vectors in the store are another embedder's than the one that is set: they cannot be compared."""
+    """The vectors in the store are another embedder's than the one that is set, so they cannot be compared."""
 
     def __init__(self, store: str, stored: tuple[str, int], given: tuple[str, int]) -> None:
-        """stored, given: name and dimension."""
+        """Describe the mismatch. stored, given: name and dimension."""
         super().__init__(
-            f"memory store {store} has vectors of embedder {stored[0]!r} with {stored[1]} dimensions, and the one that "
-            f"is set is {given[0]!r} with {given[1]}: embed all memories anew with 'perdure memory reembed', or name "
+            f"memory store {store} has vectors of embedder {stored[0]!r} with {stored[1]} dimensions, but "
+            f"{given[0]!r} with {given[1]} is set; embed all memories again with 'perdure memory reembed', or set "
             "another store with PERDURE_MEMORY"
         )
         self.store = store
@@ -95,7 +95,7 @@ class EmbedderMismatch(MemoryStoreError):
 
 
 class EmbedderFailed(MemoryStoreError):
-    """The embedder raised, or returned something else than one vector of its dimension for each text."""
+    """The embedder raised, or did not return one vector of its dimension per text."""
 
     def __init__(self, embedder: str, problem: str) -> None:
         super().__init__(f"embedder {embedder!r}: {problem}")

@@ -1,4 +1,4 @@
-"""Where the memories are, as the settings say it; and the store that a process opens when it first needs one."""
+"""Memory store of a process: created from the settings, opened on first use."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def is_postgres(place: str) -> bool:
 
 
 def store_path(settings: Settings) -> Path:
-    """The file of a SQLite store."""
+    """Return the file of a SQLite store."""
     if settings.memory:
         return Path(settings.memory).expanduser()
     return settings.data_folder / _FILE
 
 
 def make_store(settings: Settings, *, clock: Callable[[], float] = time.time) -> HybridStore:
-    """The store that the settings name, not yet open. Raises `ConfigurationError`, `VectorsUnavailable`."""
+    """Return the store that the settings name, not yet open. Raises `ConfigurationError`, `VectorsUnavailable`."""
     embedder = load_embedder(settings.embedder) if settings.embedder else None
     if is_postgres(settings.memory):
         from .postgres.backend import PostgresBackend
@@ -42,7 +42,7 @@ def make_store(settings: Settings, *, clock: Callable[[], float] = time.time) ->
 
 
 class LazyMemoryStore:
-    """The one store of a process: opened when somebody first asks for it, and closed with the process's work."""
+    """The one memory store of a process: opened on first use, closed when the worker ends."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -51,17 +51,17 @@ class LazyMemoryStore:
         self._closed = False
 
     async def get(self) -> HybridStore:
-        """Raises `MemoryStoreError`, `ConfigurationError`; then the next one who asks tries again."""
+        """Return the open store. Raises `MemoryStoreError`, `ConfigurationError`; the next call tries again."""
         async with self._opening:
             if self._closed:
-                raise MemoryStoreUnavailable("of this worker", "it is closed, for the worker has ended")
+                raise MemoryStoreUnavailable("of this worker", "it is closed: the worker has ended")
             if self._store is None:
                 store = make_store(self._settings)
                 await store.open()
                 if await store.lacks_vectors():
                     logger.warning(
-                        "memory store {} has memories without a vector, which are found by words only: "
-                        "'perdure memory reembed' embeds them",
+                        "memory store {} has memories without a vector, which are only found by words; "
+                        "embed them with 'perdure memory reembed'",
                         store.place,
                     )
                 self._store = store

@@ -1,10 +1,8 @@
-"""The memory store over a database: search by words and by meaning at once, decay, and everything that is the same.
+"""Memory store over a database: search by words and by vectors, weighted by strength; merging and pruning.
 
-Several rankings of the same things made into one.
-
-Reciprocal rank fusion: G. V. Cormack, C. L. A. Clarke, S. Buettcher, "Reciprocal Rank Fusion outperforms Condorcet and
-individual Rank Learning Methods", SIGIR 2009. It needs ranks only, so that a bm25 and a cosine, which have no common
-scale, can be put together; k = 60 is the authors' constant.
+The two rankings are combined by reciprocal rank fusion (G. V. Cormack, C. L. A. Clarke, S. Buettcher, "Reciprocal Rank
+Fusion outperforms Condorcet and individual Rank Learning Methods", SIGIR 2009). It needs ranks only, so that a BM25
+score and a cosine, which have no common scale, can be combined; k = 60 is the authors' constant.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Final, Self
 
 from uuid_utils import uuid7
 
-from .backend import Backend, Known, Where
+from .backend import Backend, EmbedderIdentity, Where
 from .embedders import Embedder, Vector, embed
 from .errors import MemoryStoreUnavailable
 from .memory import FoundMemory, Memory, NewMemory, strength
@@ -30,7 +28,7 @@ RANK_CONSTANT: Final = 60
 
 
 def fuse(rankings: Iterable[Sequence[str]]) -> dict[str, float]:
-    """The score of each id: the sum of 1 / (60 + rank) over the rankings that it is in, ranks from 1."""
+    """Return a score per id: the sum of 1 / (60 + rank) over the rankings that contain it, ranks from 1."""
     scores: dict[str, float] = {}
     for ranking in rankings:
         for rank, one in enumerate(ranking, 1):
@@ -40,10 +38,10 @@ def fuse(rankings: Iterable[Sequence[str]]) -> dict[str, float]:
 
 _PAGE: Final = 500
 _BATCH: Final = 64
-"""Texts that are embedded together."""
+"""Number of texts that are embedded together."""
 
 _DEPTH: Final = 5
-"""How many times as many as are wanted are ranked, for decay to choose from."""
+"""Ranked memories per requested one, so that strength can reorder them."""
 
 _LEAST_DEPTH: Final = 50
 
@@ -51,34 +49,35 @@ Names = str | Collection[str] | None
 
 
 class HybridStore:
-    """Long-term memories. Open it before use (`async with store:`).
+    """Store of long-term memories. Open it before use (`async with store:`).
 
-    Where `owner` or `type` filters, None is any and several are any of them; `tags` must all be there.
+    In the filters `owner` and `type`, None matches all and several values match any of them; all `tags` must be
+    present.
     """
 
     def __init__(
         self, backend: Backend, embedder: Embedder | None = None, *, clock: Callable[[], float] = time.time
     ) -> None:
-        """clock: seconds since 1970."""
+        """Wrap a backend. clock: returns seconds since 1970."""
         self._backend = backend
         self._embedder = embedder
         self._clock = clock
 
     @property
     def place(self) -> str:
-        """Where it is, without a password."""
+        """Location without a password."""
         return self._backend.store
 
     @property
-    def _known(self) -> Known | None:
-        return None if self._embedder is None else Known(self._embedder.name, self._embedder.dimension)
+    def _known(self) -> EmbedderIdentity | None:
+        return None if self._embedder is None else EmbedderIdentity(self._embedder.name, self._embedder.dimension)
 
     async def open(self, *, create: bool = True) -> None:
-        """Open the store; with `create`, make it where there is none. Raises `MemoryStoreError`."""
+        """Open the store; with `create`, create it if it does not exist. Raises `MemoryStoreError`."""
         await self._backend.open(self._known, create=create)
 
     async def open_for_reembedding(self) -> None:
-        """Open it whosoever's vectors it has."""
+        """Open the store whichever embedder its vectors belong to."""
         await self._backend.open(None, create=False)
 
     async def close(self) -> None:
@@ -93,16 +92,17 @@ class HybridStore:
     ) -> None:
         await self.close()
 
-    # remembering
+    # writing
 
     async def add(self, memory: NewMemory, *, owner: str = "", key: str | None = None) -> Memory:
-        """Remember; returns the memory as it is stored.
+        """Store a memory; return it as it is stored.
 
-        One of the same owner and type that says the same (the same wording but for case, spaces and end marks, or a
-        cosine similarity of 0.92) is updated instead. With a key that is known, nothing happens.
+        An equal memory of the same owner and type is updated instead: one with the same text but for case, spaces and
+        end
+        marks, or with a cosine similarity of 0.92. A known key makes this a no-op.
         """
         if key is not None and (known := await self._backend.known(key)) is not None:
-            return known  # and nothing is paid for its embedding again
+            return known  # without embedding the text again
         now = self._clock()
         times = {"created": now, "accessed": now, "updated": now}
         whole = Memory.model_validate({**memory.model_dump(), **times, "id": str(uuid7()), "owner": owner, "key": key})
@@ -110,10 +110,7 @@ class HybridStore:
         return await self._backend.add(whole, digest(whole.text), vector, key)
 
     async def restore(self, memories: Sequence[Memory]) -> int:
-        """Store exported memories unchanged, except those that are there already (by id or by wording).
-
-        Returns how many were stored.
-        """
+        """Store exported memories unchanged, except those that exist (by id or by text). Return their number."""
         stored = 0
         for at in range(0, len(memories), _BATCH):
             some = memories[at : at + _BATCH]
@@ -123,21 +120,21 @@ class HybridStore:
         return stored
 
     async def touch(self, ids: Sequence[str], *, owner: Names = None, key: str | None = None) -> int:
-        """Count a use of these memories, so that they stay strong for longer. Returns how many of them there are."""
+        """Count a use of these memories, so that they stay strong for longer. Return how many of them exist."""
         return await self._backend.touch(ids, Where.of(owner, None, ()), self._clock(), key)
 
     async def forget(self, ids: Sequence[str], *, owner: Names = None) -> int:
-        """Remove memories for good. Returns how many there were."""
+        """Remove memories permanently. Return how many existed."""
         return await self._backend.forget(ids, Where.of(owner, None, ()))
 
-    # finding
+    # reading
 
     async def search(
         self, query: str, *, owner: Names = None, type: Names = None, tags: Collection[str] = (), limit: int = 10
     ) -> builtins.list[FoundMemory]:
-        """Return the memories that fit best, by words and (with an embedder) by meaning, weighed with their strength.
+        """Return the memories that match best, by words and (with an embedder) by vectors, weighted by their strength.
 
-        Changes nothing: `touch` those that were of use.
+        Nothing is changed: call `touch` for those that were useful.
         """
         if limit < 1 or not query.strip():
             return []
@@ -145,7 +142,7 @@ class HybridStore:
         texts = await self._backend.by_words(asked, where, depth) if (asked := words(query)) else []
         [vector] = await self._embed([query])
         near = [] if vector is None else await self._backend.by_vector(vector, where, depth)
-        near = [one for one in near if one.similarity > 0]  # what is at a right angle has nothing to do with it
+        near = [one for one in near if one.similarity > 0]  # orthogonal or opposite vectors are unrelated
         scores = fuse([texts, [one.id for one in near]])
         text_ranks = {one: rank for rank, one in enumerate(texts, 1)}
         vector_ranks = {one.id: (rank, one.similarity) for rank, one in enumerate(near, 1)}
@@ -167,7 +164,7 @@ class HybridStore:
         return found[:limit]
 
     async def get(self, ids: Sequence[str]) -> builtins.list[Memory]:
-        """Return the memories that are there, in the order of the ids."""
+        """Return the memories that exist, in the order of the ids."""
         there = await self._backend.get(ids)
         return [there[one] for one in dict.fromkeys(ids) if one in there]
 
@@ -191,7 +188,7 @@ class HybridStore:
     async def count(self, *, owner: Names = None, type: Names = None, tags: Collection[str] = ()) -> int:
         return await self._backend.count(Where.of(owner, type, tags))
 
-    # keeping it in order
+    # maintenance
 
     async def prune(
         self,
@@ -202,27 +199,28 @@ class HybridStore:
         tags: Collection[str] = (),
         dry_run: bool = False,
     ) -> builtins.list[str]:
-        """Remove what the policy says; returns the ids, the weakest first. dry_run: remove nothing."""
+        """Remove memories by a policy; return their ids, the weakest first. dry_run: remove nothing."""
         pruning = Pruning(policy, self._clock())
         async for memory in self.export(owner=owner, type=type, tags=tags):
-            pruning.look(memory)
-        gone = pruning.verdict()
+            pruning.add(memory)
+        gone = pruning.plan()
         if not dry_run:
             for at in range(0, len(gone), _PAGE):
                 await self._backend.prune(gone[at : at + _PAGE])
         return [one for one, _ in gone]
 
     async def reembed(self) -> AsyncIterator[int]:
-        """Embed all memories that have no vector of the configured embedder, and make it the store's.
+        """Embed all memories that have no vector of the configured embedder, then record it as the store's embedder.
 
-        Yields how many were embedded, from time to time. Interrupted, it can be called again to continue; until it has
-        ended, the store belongs to the former embedder.
+        Yields the number embedded so far, from time to time. After an interruption, call it again to continue; until it
+        ends,
+        the store belongs to the previous embedder.
         """
         known = self._known
         if known is None:
-            raise MemoryStoreUnavailable(self.place, "no embedder is set: name one with PERDURE_EMBEDDER")
-        # A memory that was added meanwhile has a larger number; one whose text was changed meanwhile has lost its new
-        # vector, so it is looked for again until nothing is left. What has no vector at all is passed once only.
+            raise MemoryStoreUnavailable(self.place, "no embedder is set; set PERDURE_EMBEDDER")
+        # A memory added meanwhile has a larger number. One whose text changed meanwhile has lost its new vector, so the
+        # search is repeated until it finds nothing to embed. A text without any vector is skipped.
         done, again = 0, True
         while again:
             again, after = False, 0
@@ -237,7 +235,7 @@ class HybridStore:
         await self._backend.change_embedder(known)
 
     async def lacks_vectors(self) -> bool:
-        """Whether there are memories that search by meaning does not see, though an embedder is set."""
+        """Return whether an embedder is set and some memories have no vector of it."""
         return self._known is not None and bool(await self._backend.without_vector(self._known, 0, 1))
 
     async def _embed(self, texts: builtins.list[str]) -> builtins.list[Vector | None]:

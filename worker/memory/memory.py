@@ -1,8 +1,6 @@
-"""A memory: one thing that is worth knowing beyond the task in which it was learned.
+"""Memory: its fields, its strength, and the merge of two equal ones.
 
-How much a memory counts now: less as it is left alone, more the more often it was used.
-
-Two memories that are the same become one.
+The strength falls while a memory is not used and grows with the number of uses.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from .text import normal
 __all__ = ["LONGEST_TEXT", "FoundMemory", "Memory", "NewMemory", "merged", "new_memory", "strength"]
 
 LONGEST_TEXT = 32_768
-"""Characters of a memory. What is longer is a document: keep it as an artifact, and remember where it is."""
+"""Largest length of a memory in characters. Store longer texts as artifacts and remember where they are."""
 
 _LABEL = 200
 _METADATA_LIMIT = 64
@@ -26,7 +24,7 @@ _METADATA_LIMIT = 64
 
 def _without_null(text: str) -> str:
     if "\0" in text:
-        raise ValueError("holds a null character, which no database takes")
+        raise ValueError("contains a null character, which databases refuse")
     return text
 
 
@@ -41,11 +39,14 @@ Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class NewMemory(BaseModel):
-    """Something to remember.
+    """Memory that is not stored yet.
 
-    type: of what kind, such as `fact`, `preference` or `lesson`; what is alike is found within one type. tags: to ask
-    for it by. metadata: JSON data that nobody searches. source: where it is from: a URL, a file, a task. importance:
-    from 0 to 1; what counts for nothing is never found.
+    Attributes:
+        type: Kind, such as `fact`, `preference` or `lesson`; equal memories are merged within one type.
+        tags: Labels to filter by.
+        metadata: JSON data that is not searched.
+        source: Origin: a URL, a file, a task.
+        importance: From 0 to 1; a memory of importance 0 is never found.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -59,11 +60,14 @@ class NewMemory(BaseModel):
 
 
 class Memory(NewMemory):
-    """What is remembered.
+    """Stored memory.
 
-    owner: whose it is: an agent's name; empty for what belongs to nobody in particular. key: the idempotency key it
-    was first written with. created, accessed, updated: seconds since 1970. accesses: how often it was used since.
-    former: its earlier wordings, the last five, oldest first.
+    Attributes:
+        owner: Name of the agent that owns it; empty if it is shared.
+        key: Idempotency key of its first write.
+        created: Seconds since 1970, as are `accessed` and `updated`.
+        accesses: Number of uses.
+        former: Earlier texts, the last five, the oldest first.
     """
 
     id: Label
@@ -77,10 +81,13 @@ class Memory(NewMemory):
 
 
 class FoundMemory(BaseModel):
-    """A memory that a search found.
+    """Memory that a search found.
 
-    score: what it was ranked by. text_rank, vector_rank: its place among those found by words and by meaning, from 1;
-    None where it was not among them. similarity: of its embedding to the query's (cosine).
+    Attributes:
+        score: Value by which the results are ordered.
+        text_rank: Rank among the results by words, from 1; None if it was not among them.
+        vector_rank: The same for the results by vectors.
+        similarity: Cosine of its vector and the query's.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -93,7 +100,7 @@ class FoundMemory(BaseModel):
 
 
 def new_memory(text: str, **fields: Any) -> NewMemory:
-    """Raises `InvalidMemory`, which names the field and what is wrong with it."""
+    """Return a validated memory. Raises `InvalidMemory`, which names the field and its problem."""
     try:
         return NewMemory.model_validate({"text": text, **fields})
     except ValidationError as error:
@@ -103,39 +110,40 @@ def new_memory(text: str, **fields: Any) -> NewMemory:
 
 
 _DECAY: Final = 0.01
-"""Per day since it was last used: half the strength is left after 69.3 days."""
+"""Decay per day since the last use: half the strength is left after 69.3 days."""
 
 _GAIN: Final = 0.1
 _DAY: Final = 86_400.0
 
 
 def strength(memory: Memory, now: float) -> float:
-    """importance x (1 + 0.1 ln(1 + accesses)) x exp(-0.01 x days since it was used). now: seconds since 1970.
+    """Return importance x (1 + 0.1 ln(1 + accesses)) x exp(-0.01 x days since the last use). now: seconds since 1970.
 
-    A clock that went back makes nothing stronger.
+    A clock that went back never increases the strength.
     """
     days = max(0.0, now - memory.accessed) / _DAY
     return memory.importance * (1 + _GAIN * math.log1p(memory.accesses)) * math.exp(-_DECAY * days)
 
 
-_KEPT: Final = 5
+_MOST_FORMER: Final = 5
 
 
 def merged(old: Memory, new: Memory) -> Memory:
-    """The old one as the new one tells it: told again, it was of use once more.
+    """Merge a new memory into an equal old one, which counts as a use of it.
 
-    The new wording stands, and the old one is kept among the former; the larger importance counts; tags and metadata
-    of both.
+    The new text replaces the old one, which is added to `former`. The larger importance and the tags and metadata of
+    both
+    are kept.
     """
     former = (
         old.former
         if normal(new.text) == normal(old.text)
-        else (*(one for one in old.former if one != new.text), old.text)
+        else (*(text for text in old.former if text != new.text), old.text)
     )
     return old.model_copy(
         update={
             "text": new.text,
-            "former": former[-_KEPT:],
+            "former": former[-_MOST_FORMER:],
             "tags": tuple(dict.fromkeys((*old.tags, *new.tags))),
             "metadata": {**old.metadata, **new.metadata},
             "source": new.source or old.source,

@@ -1,4 +1,4 @@
-"""Words: what makes two texts the same, and what of a query is looked for."""
+"""Texts: their normal form, by which two are equal, and the words of a query."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from typing import Final
 __all__ = ["digest", "normal", "words"]
 
 _MOST_WORDS: Final = 64
-"""Of a query. More say nothing more, and a long text given as query stays cheap."""
+"""Largest number of words in a query; more do not improve it, and a long text as a query stays cheap."""
 
 _WORD = re.compile(r"[^\W_]+")
 
-# What ends and wraps words, where it does so: "C#", "1.5", "-5", ".5" and "don't" keep theirs, and a question is no
+# Punctuation around words. "C#", "1.5", "-5", ".5" and "don't" keep theirs, and a question differs from a
 # statement.
 _AROUND = re.compile(r"""(?!(?<=\w).(?=\w))(?![.,]\d)[.,;:!"'`´()\[\]{}«»„“”‘’…]""")  # noqa: RUF001 - quotation marks
 _SPACE = re.compile(r"\s+")
 
 
 def normal(text: str) -> str:
-    """The text without what does not change its meaning: form of characters (NFKC), case, spaces, end marks."""
+    """Return the text without parts that do not change its meaning: character forms (NFKC), case, spaces, end marks."""
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     bare = _SPACE.sub(" ", _AROUND.sub(" ", folded)).strip()
     return bare or folded.strip()
 
 
 def digest(text: str) -> str:
-    """By which two texts are known to be the same."""
+    """Return the hash by which equal texts are found."""
     return hashlib.blake2b(normal(text).encode(), digest_size=16).hexdigest()
 
 
 def words(query: str) -> list[str]:
-    """The words of a query, each once, as letters and digits only: no operator of any query language is among them."""
+    """Return the distinct words of a query. They have letters and digits only, so none is an operator of a query
+    language.
+    """
     folded = unicodedata.normalize("NFKC", query).casefold()
     return list(dict.fromkeys(_WORD.findall(folded)))[:_MOST_WORDS]

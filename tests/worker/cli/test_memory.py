@@ -132,7 +132,7 @@ def test_memories_are_embedded_anew_for_another_embedder(monkeypatch: pytest.Mon
     monkeypatch.setenv("PERDURE_EMBEDDER", "tests.support.memory_stores:Angles")
     refused = call("memory", "search", "deploying")
     assert refused.code == 1
-    assert "with 512 dimensions, and the one that is set is 'angles' with 2" in refused.err
+    assert "with 512 dimensions, but 'angles' with 2" in refused.err
     assert "perdure memory reembed" in refused.err
     assert call("memory", "list").code == 0  # what embeds nothing does not care
     assert call("memory", "reembed", "--json").json == {"embedded": 1}
@@ -163,22 +163,26 @@ def test_a_damaged_file_says_how_to_go_on_and_the_rest_is_saved(place: Path, tmp
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
-        (("search", "x"), 1, "there is none yet: 'perdure memory add' makes it"),
+        (("search", "x"), 1, "it does not exist; 'perdure memory add' creates it"),
         (("add",), 2, "say what to remember"),
         (("add", "x", "--file", "-"), 2, "for one memory"),
         (("add", "   "), 1, "text: "),
         (("add", "x", "--importance", "2"), 2, "--importance"),
         (("add", "--file", "/nowhere"), 1, "cannot read /nowhere"),
         (("add", "x", "--memory", "/dev/null/x"), 1, "memory store /dev/null/x"),
-        (("add", "x", "--memory", "postgresql://u:secret@localhost:1/x"), 1, "postgresql://localhost:1/x: cannot be"),
+        (
+            ("add", "x", "--memory", "postgresql://u:secret@localhost:1/x"),
+            1,
+            "postgresql://localhost:1/x: could not be",
+        ),
         (("forget",), 2, "name memories by their ids"),
         (("forget", "--all"), 2, "--all needs"),
         (("forget", "x", "--all", "--owner", "a"), 2, "name memories by their ids"),
-        (("prune",), 2, "a policy of pruning says what goes"),
+        (("prune",), 2, "a pruning policy must set"),
         (("prune", "--below", "-1"), 2, "0 or more"),
-        (("export", "--salvage"), 1, "there is none"),
+        (("export", "--salvage"), 1, "it does not exist"),
         (("export", "--salvage", "--memory", "postgresql:///x"), 2, "for a file"),
-        (("reembed",), 1, "there is none yet"),
+        (("reembed",), 1, "it does not exist"),
     ],
 )
 def test_mistakes_are_one_line(args: tuple[str, ...], code: int, says: str) -> None:
@@ -195,10 +199,10 @@ def test_mistakes_are_one_line(args: tuple[str, ...], code: int, says: str) -> N
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ("nonsense", "module:attribute, not 'nonsense'"),
+        ("nonsense", "module:attribute, got 'nonsense'"),
         ("no.such.module:x", "ModuleNotFoundError"),
         ("json:dumps", "TypeError"),
-        ("json:JSONEncoder", "an embedder has a name"),
+        ("json:JSONEncoder", "it must have a name"),
     ],
 )
 def test_an_embedder_that_cannot_be_had_is_a_misuse(target: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:

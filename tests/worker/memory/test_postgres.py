@@ -37,7 +37,7 @@ async def test_without_the_extension_words_are_searched_and_an_embedder_is_refus
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema, "_EXTENSION", "not_installed")
-    with pytest.raises(VectorsUnavailable, match="the server has no pgvector: install it"):
+    with pytest.raises(VectorsUnavailable, match="the server has no pgvector; install it"):
         await HybridStore(PostgresBackend(url), Numbers()).open()
     async with HybridStore(PostgresBackend(url)) as store:
         await remember(store, "1 of many")
@@ -60,16 +60,16 @@ async def test_who_may_not_make_the_extension_is_told_who_may(url: str) -> None:
 async def test_who_may_not_make_tables_is_told_so(url: str) -> None:
     role = "poor_" + url.partition("?")[0].rpartition("_")[2]
     run(url, f"CREATE ROLE {role} LOGIN")
-    with pytest.raises(MemoryStoreUnavailable, match="its user may not: permission denied for schema public"):
+    with pytest.raises(MemoryStoreUnavailable, match="its user lacks a privilege: permission denied for schema public"):
         await HybridStore(PostgresBackend(url.replace("user=postgres", f"user={role}"))).open()
 
 
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("postgresql://somebody:secret@localhost:1/x", r"postgresql://localhost:1/x: cannot be reached: .*refused"),
-        ("postgresql://somebody:secret@localhost:1/x?nonsense=1", "of PERDURE_MEMORY: its URL cannot be read"),
-        ("postgresql:///x?host=/nowhere&password=secret", r"cannot be reached: .*No such file"),
+        ("postgresql://somebody:secret@localhost:1/x", r"postgresql://localhost:1/x: could not be reached: .*refused"),
+        ("postgresql://somebody:secret@localhost:1/x?nonsense=1", "of PERDURE_MEMORY: its URL could not be read"),
+        ("postgresql:///x?host=/nowhere&password=secret", r"could not be reached: .*No such file"),
     ],
 )
 async def test_a_server_that_is_away_is_named_without_its_password(url: str, says: str) -> None:

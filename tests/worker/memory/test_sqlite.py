@@ -24,7 +24,7 @@ from perdure.worker.memory import (
     VectorsUnavailable,
     new_memory,
 )
-from perdure.worker.memory.backend import Known
+from perdure.worker.memory.backend import EmbedderIdentity
 from perdure.worker.memory.sqlite import driver, schema
 from perdure.worker.memory.sqlite.driver import Database, open_database
 
@@ -133,7 +133,7 @@ async def test_of_a_whole_file_all_is_salvaged_what_is_not_yet_in_it_too(path: P
 
 
 async def test_nothing_to_salvage_is_said(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(MemoryStoreError, match="there is none"):
+    with pytest.raises(MemoryStoreError, match="it does not exist"):
         list(Salvage(path))
     other = tmp_path / "text"
     other.write_text("not a database at all " * 100)
@@ -168,7 +168,7 @@ def later_version(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (foreign_text, "no SQLite database"),
+        (foreign_text, "not a SQLite database"),
         (foreign_database, "is a database, but not a memory store"),
         (later_version, r"written by a later version of Perdure \(format 2\)"),
     ],
@@ -187,7 +187,7 @@ async def test_what_anybody_else_wrote_is_left_as_it_is(make: Callable[[Path], N
 async def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file" / "memory.sqlite3", tmp_path):
-        with pytest.raises(MemoryStoreUnavailable, match="cannot be opened") as refused:
+        with pytest.raises(MemoryStoreUnavailable, match="could not be opened") as refused:
             await store_at(path).open()
         assert str(path) in str(refused.value)
 
@@ -240,7 +240,7 @@ async def test_nothing_of_what_was_forgotten_stays_in_the_file(path: Path) -> No
 
 
 async def test_a_vector_of_a_wording_that_has_changed_meanwhile_is_not_stored(path: Path) -> None:
-    known = Known("numbers", 100)
+    known = EmbedderIdentity("numbers", 100)
     async with store_at(path) as store:
         await remember(store, "1 as it is now")
         backend = store._backend

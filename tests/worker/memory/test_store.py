@@ -356,7 +356,7 @@ async def test_vectors_of_another_dimension_or_embedder_are_refused_with_the_rem
         with pytest.raises(EmbedderMismatch) as refused:
             await stores(other).open()
         said = str(refused.value)
-        assert f"'angles' with 2 dimensions, and the one that is set is {other.name!r} with {other.dimension}" in said
+        assert f"'angles' with 2 dimensions, but {other.name!r} with {other.dimension}" in said
         assert "perdure memory reembed" in said
         assert place.partition("?")[0].removeprefix("postgresql:///") in said
     async with stores() as words_only:
@@ -394,7 +394,7 @@ async def test_embedding_anew_leaves_the_store_as_it_was_until_it_has_ended(stor
     [
         ([[1.0, 0.0, 0.0]], "3 dimensions"),
         ([], "0 vectors for 1 texts"),
-        ([[math.nan, 1.0]], "infinite or none"),
+        ([[math.nan, 1.0]], "infinite number or NaN"),
         (["ab"], "ValueError"),
         (None, "TypeError"),
     ],
@@ -471,7 +471,7 @@ async def test_what_is_used_while_it_is_pruned_stays(store: HybridStore, stores:
 
 @pytest.mark.parametrize("policy", [{}, {"below": -1}, {"unused": math.nan}])
 def test_a_policy_says_something(policy: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="policy of pruning"):
+    with pytest.raises(ConfigurationError, match="pruning policy"):
         Policy(**policy)
 
 

@@ -1,7 +1,4 @@
-"""Memories in PostgreSQL: for the workers of many hosts. Words by tsvector, vectors by pgvector.
-
-What goes wrong in PostgreSQL, told in our errors.
-"""
+"""Memory backend in PostgreSQL, for workers on several hosts: words by tsvector, vectors by pgvector."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from psycopg import AsyncConnection, sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg_pool import AsyncConnectionPool
 
-from ..backend import SAME, Known, Near, Where
+from ..backend import SAME, EmbedderIdentity, Near, Where
 from ..embedders import Vector
 from ..errors import MemoryStoreDamaged, MemoryStoreUnavailable, VectorsUnavailable
 from ..memory import Memory
@@ -36,62 +33,63 @@ from .rows import (
 )
 from .schema import check_embedder, prepare, prepare_vectors
 
-__all__ = ["PostgresBackend", "told"]
+__all__ = ["PostgresBackend", "translated_errors"]
 
 
 @asynccontextmanager
-async def told(store: str, wait: float) -> AsyncIterator[None]:
-    """wait: seconds for which others may hold a lock."""
+async def translated_errors(store: str, wait: float) -> AsyncIterator[None]:
+    """Translate errors of psycopg in a block. wait: seconds that a lock was waited for."""
     try:
         yield
     except psycopg.errors.LockNotAvailable as error:
         raise MemoryStoreUnavailable(
-            store, f"another process has held a lock for {wait:g} s: try again, or find who (pg_locks)"
+            store, f"another process has held a lock for {wait:g} s; try again, or find the process (pg_locks)"
         ) from error
     except (psycopg.errors.DataCorrupted, psycopg.errors.IndexCorrupted) as error:
-        raise MemoryStoreDamaged(store, _line(error)) from error
+        raise MemoryStoreDamaged(store, _one_line(error)) from error
     except psycopg.OperationalError as error:
-        raise MemoryStoreUnavailable(store, f"cannot be reached: {_line(error)}") from error
+        raise MemoryStoreUnavailable(store, f"could not be reached: {_one_line(error)}") from error
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidSchemaName) as error:
-        raise MemoryStoreUnavailable(store, f"its user may not: {_line(error)}") from error
+        raise MemoryStoreUnavailable(store, f"its user lacks a privilege: {_one_line(error)}") from error
     except psycopg.ProgrammingError as error:
-        if error.sqlstate is not None:  # the server's, of our own statements: a bug
+        if error.sqlstate is not None:  # an error in our own statement: a bug
             raise
-        raise MemoryStoreUnavailable(store, f"its URL cannot be read: {_line(error)}") from error
+        raise MemoryStoreUnavailable(store, f"its URL could not be read: {_one_line(error)}") from error
 
 
-def _line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
 _WAIT: Final = 10.0
-"""Seconds for a connection, and for a lock that another transaction holds."""
+"""Time limit of a connection attempt, and of a wait for a lock, in seconds."""
 
 _CONNECTIONS: Final = 4
-"""Of one process, at most."""
+"""Largest number of connections of a process."""
 
 _ROUNDING: Final = 1e-6
-"""Vectors are stored with single precision."""
+"""Tolerance of a comparison of vectors, which are stored in single precision."""
 
 
 class PostgresBackend:
-    """A database with a few connections.
+    """PostgreSQL database with a small connection pool.
 
-    What is atomic: every method is one transaction. Two processes that add to the same owner and type at once do so
-    one after the other, by a lock that their transactions hold (pg_advisory_xact_lock): else neither would see what
-    the other adds, which is the same in other words, so that no constraint could tell.
+    Every method is one transaction. Adding to the same owner and type is serialised by a transaction lock
+    (pg_advisory_xact_lock): two transactions could not see each other's equal memory, and no constraint detects
+    equality in
+    other words.
     """
 
     def __init__(self, url: str, *, wait: float = _WAIT) -> None:
         self._url = url
         self._wait = wait
         self._pool: AsyncConnectionPool[Connection] | None = None
-        self._embedder: Known | None = None
+        self._embedder: EmbedderIdentity | None = None
         self._vectors = False
 
     @property
     def store(self) -> str:
-        """The URL's host and database: it may hold a password."""
+        """Host and database of the URL, which may contain a password."""
         try:
             parts = conninfo_to_dict(self._url)
         except psycopg.Error:
@@ -100,9 +98,9 @@ class PostgresBackend:
         port = f":{parts['port']}" if "port" in parts else ""
         return f"postgresql://{host}{port}/{parts.get('dbname') or ''}"
 
-    async def open(self, embedder: Known | None, *, create: bool) -> None:
-        async with told(self.store, self._wait):
-            # by itself first: a pool tells only that it got no connection in time, not why
+    async def open(self, embedder: EmbedderIdentity | None, *, create: bool) -> None:
+        async with translated_errors(self.store, self._wait):
+            # connect once without the pool, which would report a time-out without the cause
             async with await AsyncConnection.connect(self._url, connect_timeout=math.ceil(self._wait)) as connection:
                 await self._configure(connection)
                 self._vectors = await prepare(connection, self.store, create=create)
@@ -140,15 +138,15 @@ class PostgresBackend:
     async def _transaction(self) -> AsyncIterator[Connection]:
         if self._pool is None:
             raise RuntimeError(f"memory store {self.store} is not open")
-        async with told(self.store, self._wait), self._pool.connection() as connection:
+        async with translated_errors(self.store, self._wait), self._pool.connection() as connection:
             yield connection
 
-    # remembering
+    # writing
 
     async def add(self, memory: Memory, digest: str, vector: Vector | None, key: str | None) -> Memory:
         async with self._transaction() as connection:
             if key is not None:
-                await lock(connection, "key", key)  # two who write with one key, one after the other
+                await lock(connection, "key", key)  # writers with the same key take turns
                 if (known := await by_key(connection, key)) is not None:
                     return known
             await lock(connection, memory.owner, memory.type)
@@ -160,7 +158,7 @@ class PostgresBackend:
             elif (number := await insert(connection, memory, digest)) is not None:
                 stored = memory
             else:
-                raise AssertionError(f"memory {memory.id} is there, and was not")  # the lock keeps others out
+                raise AssertionError(f"memory {memory.id} appeared while its lock was held")
             await self._put_vector(connection, number, vector)
             await remember_key(connection, key, stored.id, memory.created)
             return stored
@@ -178,7 +176,7 @@ class PostgresBackend:
         return int(rows[0][0]) if rows and 1 - rows[0][1] >= SAME - _ROUNDING else None
 
     async def _put_vector(self, connection: Connection, number: int, vector: Vector | None) -> None:
-        """The vector of the text as it is now: those of a former wording go, other embedders' too."""
+        """Store the vector of the current text, and delete those of earlier texts and other embedders."""
         if self._vectors:
             await connection.execute("DELETE FROM perdure_memory_vectors WHERE number = %s", (number,))
         if self._embedder is not None:
@@ -194,7 +192,7 @@ class PostgresBackend:
     async def restore(self, memories: Sequence[tuple[Memory, str, Vector | None]]) -> int:
         stored = 0
         async with self._transaction() as connection:
-            # In one order for all, so that no two wait for each other.
+            # the same lock order in all transactions, so that they cannot deadlock
             for owner, type_ in sorted({(memory.owner, memory.type) for memory, _, _ in memories}):
                 await lock(connection, owner, type_)
             for memory, digest, vector in memories:
@@ -240,7 +238,7 @@ class PostgresBackend:
             )
             return gone.rowcount
 
-    # finding
+    # reading
 
     async def by_words(self, words: Sequence[str], where: Where, limit: int) -> list[str]:
         condition, values = condition_of(where)
@@ -291,9 +289,9 @@ class PostgresBackend:
             [(number,)] = await fetch(connection, query, values)
         return int(number)
 
-    # vectors of another embedder
+    # change of the embedder
 
-    async def without_vector(self, known: Known, after: int, limit: int) -> list[tuple[int, str]]:
+    async def without_vector(self, known: EmbedderIdentity, after: int, limit: int) -> list[tuple[int, str]]:
         query: LiteralString = """
             SELECT number, text FROM perdure_memories AS memories WHERE number > %s AND NOT EXISTS (
                 SELECT 1 FROM perdure_memory_vectors AS vectors
@@ -305,7 +303,7 @@ class PostgresBackend:
             self._vectors = True
             return [(row[0], row[1]) for row in await fetch(connection, query, (after, known.label, limit))]
 
-    async def put_vectors(self, known: Known, vectors: Sequence[tuple[int, str, Vector]]) -> None:
+    async def put_vectors(self, known: EmbedderIdentity, vectors: Sequence[tuple[int, str, Vector]]) -> None:
         put: LiteralString = """
             INSERT INTO perdure_memory_vectors
             SELECT number, %s, %s::vector FROM perdure_memories WHERE number = %s AND text = %s
@@ -316,7 +314,7 @@ class PostgresBackend:
                 put, [(known.label, written(vector), number, text) for number, text, vector in vectors]
             )
 
-    async def change_embedder(self, known: Known) -> None:
+    async def change_embedder(self, known: EmbedderIdentity) -> None:
         async with self._transaction() as connection:
             await connection.execute(
                 """

@@ -1,4 +1,4 @@
-"""Memories as rows of PostgreSQL: parts of the transactions in `postgres.py`."""
+"""Rows of PostgreSQL: statements of the transactions in backend.py, and conversion to `Memory`."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ async def fetch(connection: Connection, query: LiteralString | sql.Composed, val
 
 
 async def lock(connection: Connection, *names: str) -> None:
-    """Until the end of the transaction, this is the only one with these names."""
+    """Hold the lock with these names until the end of the transaction."""
     what = "\x1f".join(("perdure memory", *names))
     await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (what,))
 
 
 async def hold(connection: Connection, condition: sql.Composed, values: list[Any], ids: Sequence[str]) -> list[str]:
-    """Lock those that are there, in one order, so that no two wait for each other; returns their ids."""
+    """Lock the matching memories, always in the same order, so that transactions cannot deadlock; return their ids."""
     query = sql.SQL("SELECT id FROM perdure_memories AS memories WHERE {} AND id = ANY(%s) ORDER BY id FOR UPDATE")
     return [row[0] for row in await fetch(connection, query.format(condition), (*values, list(ids)))]
 
@@ -75,7 +75,7 @@ _WORDS: Final = sql.SQL("to_tsvector('english', %s)")
 
 
 async def insert(connection: Connection, memory: Memory, digest: str) -> int | None:
-    """Its number; None where its id, or its wording of owner and type, is there."""
+    """Insert a memory; return its number, None if its id, or its text for its owner and type, exists."""
     query = sql.SQL(
         "INSERT INTO perdure_memories ({}, digest, words) VALUES ({}, %s, {}) ON CONFLICT DO NOTHING RETURNING number"
     ).format(
@@ -87,7 +87,7 @@ async def insert(connection: Connection, memory: Memory, digest: str) -> int | N
 
 
 async def merge(connection: Connection, number: int, memory: Memory, digest: str) -> Memory:
-    # FOR UPDATE: one who touches it holds no lock of its owner and type.
+    # FOR UPDATE: `touch` holds no lock of the owner and type
     query = sql.SQL("SELECT {} FROM perdure_memories AS memories WHERE number = %s FOR UPDATE").format(COLUMNS)
     [row] = await fetch(connection, query, (number,))
     whole = merged(memory_of(row), memory)
@@ -115,13 +115,13 @@ def _value(memory: Memory, name: str) -> Any:
 
 
 def memory_of(row: Sequence[Any]) -> Memory:
-    """A row of COLUMNS."""
+    """Return the memory of a row of COLUMNS."""
     named = dict(zip(_FIELDS, row, strict=True))
     return Memory.model_validate({**named, "metadata": json.loads(named["metadata"])})
 
 
 def condition_of(where: Where) -> tuple[sql.Composed, list[Any]]:
-    """As SQL with its values; true where all are meant."""
+    """Return a filter as SQL with its values; true if it matches all."""
     parts, values = [sql.SQL("true")], []
     if where.owners is not None:
         parts.append(sql.SQL("memories.owner = ANY(%s)"))

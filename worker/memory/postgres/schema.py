@@ -1,4 +1,4 @@
-"""The tables of a PostgreSQL store, in the schema that the connection finds first (`search_path`)."""
+"""Tables of a PostgreSQL store, in the first schema of the connection's `search_path`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Final, LiteralString
 
 from psycopg import AsyncConnection, errors, sql
 
-from ..backend import Known
+from ..backend import EmbedderIdentity
 from ..errors import EmbedderMismatch, MemoryStoreMissing, NotAMemoryStore, VectorsUnavailable
 
 __all__ = ["check_embedder", "prepare", "prepare_vectors"]
@@ -16,10 +16,10 @@ Connection = AsyncConnection[tuple[Any, ...]]
 _VERSION: Final = 1
 
 _EXTENSION: Final = "vector"
-"""Of pgvector."""
+"""Name of the pgvector extension."""
 
 _LOCK: Final = 0x50445243_4D454D00
-"""Of those who make tables: IF NOT EXISTS fails where two do so at once."""
+"""Lock of the creation of tables: concurrent IF NOT EXISTS statements fail."""
 
 _TABLES: Final[tuple[LiteralString, ...]] = (
     """
@@ -62,7 +62,7 @@ _TABLES: Final[tuple[LiteralString, ...]] = (
     """,
 )
 
-# Without a dimension: while memories are embedded anew, vectors of two embedders stand side by side.
+# Without a dimension: while memories are embedded again, the vectors of two embedders are stored side by side.
 _VECTORS: Final[LiteralString] = """
     CREATE TABLE perdure_memory_vectors (
         number bigint NOT NULL REFERENCES perdure_memories (number) ON DELETE CASCADE,
@@ -74,14 +74,14 @@ _VECTORS: Final[LiteralString] = """
 
 
 async def prepare(connection: Connection, store: str, *, create: bool) -> bool:
-    """Make the tables where there are none; in a transaction. Returns whether there is one for vectors.
+    """Create the missing tables, in a transaction. Return whether the table of vectors exists.
 
     Raises `MemoryStoreMissing`, `NotAMemoryStore`.
     """
     await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
     if not await _there(connection, "perdure_memory_format"):
         if not create:
-            raise MemoryStoreMissing(store, "there is none in this database yet: 'perdure memory add' makes it")
+            raise MemoryStoreMissing(store, "it does not exist in this database; 'perdure memory add' creates it")
         for statement in _TABLES:
             await connection.execute(statement)
         await connection.execute("INSERT INTO perdure_memory_format VALUES (%s)", (_VERSION,))
@@ -92,7 +92,7 @@ async def prepare(connection: Connection, store: str, *, create: bool) -> bool:
 
 
 async def prepare_vectors(connection: Connection, store: str) -> None:
-    """Make the table of vectors where there is none, and the extension, which not everybody may.
+    """Create the table of vectors if it is missing, and the extension, which needs a privilege.
 
     Raises `VectorsUnavailable`.
     """
@@ -106,15 +106,15 @@ async def prepare_vectors(connection: Connection, store: str) -> None:
             store, "this user may not make pgvector's extension: have it made with 'CREATE EXTENSION vector'"
         ) from None
     except (errors.UndefinedFile, errors.FeatureNotSupported):
-        raise VectorsUnavailable(store, "the server has no pgvector: install it (postgresql-NN-pgvector)") from None
+        raise VectorsUnavailable(store, "the server has no pgvector; install it (postgresql-NN-pgvector)") from None
     await connection.execute(_VECTORS)
 
 
-async def check_embedder(connection: Connection, store: str, embedder: Known) -> None:
-    """Whether the store's vectors are this embedder's. Raises `EmbedderMismatch`."""
+async def check_embedder(connection: Connection, store: str, embedder: EmbedderIdentity) -> None:
+    """Check that the store's vectors are this embedder's. Raises `EmbedderMismatch`."""
     row = await (await connection.execute("SELECT name, dimension FROM perdure_memory_embedder")).fetchone()
-    if row is not None and Known(*row) != embedder:
-        raise EmbedderMismatch(store, Known(*row), embedder)
+    if row is not None and EmbedderIdentity(*row) != embedder:
+        raise EmbedderMismatch(store, EmbedderIdentity(*row), embedder)
 
 
 async def _there(connection: Connection, table: str) -> bool:

@@ -1,1 +1,8 @@
-"""The SQLite memory backend."""
+"""SQLite backend of the memory store: text search with FTS5, vector search with sqlite-vec if it is installed.
+
+backend.py  transactions
+driver.py   a connection, by apsw or sqlite3; translation of errors
+schema.py   tables, opening of a file
+rows.py     statements of a transaction, row to Memory
+salvage.py  reading a damaged file
+"""

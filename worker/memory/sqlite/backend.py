@@ -1,4 +1,4 @@
-"""Memories in a SQLite file: for the workers of one host."""
+"""Memory backend in a SQLite file, for the workers of one host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import anyio
 import anyio.to_thread
 
-from ..backend import SAME, Known, Near, Where
+from ..backend import SAME, EmbedderIdentity, Near, Where
 from ..embedders import Vector
 from ..memory import Memory
 from .driver import Database
@@ -33,31 +33,32 @@ __all__ = ["SqliteBackend"]
 R = TypeVar("R")
 
 _WAIT: Final = 10.0
-"""Seconds for which another process may hold the file's lock."""
+"""Time limit of a wait for the file's lock in seconds."""
 
 _ROUNDING: Final = 1e-6
-"""Vectors are stored with single precision."""
+"""Tolerance of a comparison of vectors, which are stored in single precision."""
 
 
 class SqliteBackend:
-    """A file with one connection, used by one thread at a time; the event loop never waits for the disk.
+    """SQLite file with one connection, used by one thread at a time; the event loop never waits for the disk.
 
-    What is atomic: every method is one transaction of its own. Two processes that add the same thing at once do so one
-    after the other, for a transaction that writes begins with the write lock (BEGIN IMMEDIATE).
+    Every method is one transaction. Transactions that write take the write lock first (BEGIN IMMEDIATE), so two
+    processes
+    that add the same memory at once take turns.
     """
 
     def __init__(self, path: Path, *, wait: float = _WAIT) -> None:
         self._path = path
         self._wait = wait
         self._database: Database | None = None
-        self._embedder: Known | None = None
+        self._embedder: EmbedderIdentity | None = None
         self._one = anyio.CapacityLimiter(1)
 
     @property
     def store(self) -> str:
         return str(self._path)
 
-    async def open(self, embedder: Known | None, *, create: bool) -> None:
+    async def open(self, embedder: EmbedderIdentity | None, *, create: bool) -> None:
         def opening(_: object = None) -> Database:
             database = open_store_file(self._path, self._wait, create=create)
             try:
@@ -80,13 +81,13 @@ class SqliteBackend:
             await anyio.to_thread.run_sync(database.close, limiter=self._one)
 
     async def _in_thread(self, work: Callable[[Database], R]) -> R:
-        """A cancellation waits for the end of the work: nothing goes on unseen in the connection."""
+        """Run work in a thread. A cancellation waits for its end, so that no work outlives the call."""
         database = self._database
         if database is None:
             raise RuntimeError(f"memory store {self.store} is not open")
         return await anyio.to_thread.run_sync(work, database, limiter=self._one)
 
-    # remembering
+    # writing
 
     async def add(self, memory: Memory, digest: str, vector: Vector | None, key: str | None) -> Memory:
         def adding(database: Database) -> Memory:
@@ -101,7 +102,7 @@ class SqliteBackend:
         return await self._in_thread(adding)
 
     def _store(self, database: Database, memory: Memory, digest: str, vector: Vector | None) -> tuple[int, Memory]:
-        """Merge it into one that is the same, else insert it. Returns its number too."""
+        """Merge the memory into an equal one, else insert it. Return it with its number."""
         number = by_digest(database, memory, digest)
         if number is None and vector is not None:
             number = self._nearest(database, memory, vector)
@@ -124,7 +125,7 @@ class SqliteBackend:
         return int(rows[0][0]) if rows and 1 - rows[0][1] >= SAME - _ROUNDING else None
 
     def _put_vector(self, database: Database, number: int, vector: Vector | None) -> None:
-        """The vector of the text as it is now: those of a former wording go, other embedders' too."""
+        """Store the vector of the current text, and delete those of earlier texts and other embedders."""
         database.run("DELETE FROM vectors WHERE number = ?", number)
         if self._embedder is not None:
             check_embedder(database, self._embedder)
@@ -185,7 +186,7 @@ class SqliteBackend:
 
         return await self._in_thread(pruning)
 
-    # finding
+    # reading
 
     async def by_words(self, words: Sequence[str], where: Where, limit: int) -> list[str]:
         condition, values = condition_of(where)
@@ -229,9 +230,9 @@ class SqliteBackend:
         [(number,)] = await self._in_thread(lambda database: database.run(sql, *values))
         return int(number)
 
-    # vectors of another embedder
+    # change of the embedder
 
-    async def without_vector(self, known: Known, after: int, limit: int) -> list[tuple[int, str]]:
+    async def without_vector(self, known: EmbedderIdentity, after: int, limit: int) -> list[tuple[int, str]]:
         sql = """
             SELECT number, text FROM memories
             WHERE number > ? AND number NOT IN (SELECT number FROM vectors WHERE embedder = ?) ORDER BY number LIMIT ?
@@ -239,7 +240,7 @@ class SqliteBackend:
         rows = await self._in_thread(lambda database: database.run(sql, after, known.label, limit))
         return [(number, text) for number, text in rows]
 
-    async def put_vectors(self, known: Known, vectors: Sequence[tuple[int, str, Vector]]) -> None:
+    async def put_vectors(self, known: EmbedderIdentity, vectors: Sequence[tuple[int, str, Vector]]) -> None:
         def putting(database: Database) -> None:
             database.need_vectors()
             put = "INSERT OR REPLACE INTO vectors SELECT number, ?, ? FROM memories WHERE number = ? AND text = ?"
@@ -249,7 +250,7 @@ class SqliteBackend:
 
         await self._in_thread(putting)
 
-    async def change_embedder(self, known: Known) -> None:
+    async def change_embedder(self, known: EmbedderIdentity) -> None:
         def changing(database: Database) -> None:
             database.need_vectors()
             with database.transaction():

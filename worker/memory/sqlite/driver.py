@@ -1,7 +1,8 @@
-"""One connection to a SQLite file: by apsw, which can load the vectors' extension, else by Python's own module.
+"""Connection to a SQLite file: by apsw, which can load the vector extension, else by Python's sqlite3.
 
-One process must open a file by one SQLite library only (each forgets the locks of the other as it closes the file), so
-which one it is depends on what is installed, never on what is asked for.
+A process must open a file by one SQLite library only, since each drops the other's locks when it closes the file. So
+the
+installed packages decide which one it is, never the request.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _MISSING: Final = "install perdure[vectors]"
 
 # Primary result codes, https://www.sqlite.org/rescode.html
 _BUSY, _LOCKED, _CORRUPT, _FOREIGN = 5, 6, 11, 26
-_PROBLEMS: Final = {8: "it may not be written to", 10: "its disk fails", 13: "its disk is full", 14: "cannot be opened"}
+_PROBLEMS: Final = {8: "it is read-only", 10: "its disk failed", 13: "its disk is full", 14: "could not be opened"}
 
 
 class Driver(Protocol):
-    """A connection of either library."""
+    """Connection of either library."""
 
     vectors: bool
-    """Whether the vectors' functions are there."""
+    """Whether the vector functions are available."""
 
     def run(self, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]: ...
     def close(self) -> None: ...
@@ -42,7 +43,7 @@ class _Apsw:
         self._connection.set_busy_timeout(round(wait * 1000))
         self.vectors = find_spec("sqlite_vec") is not None
         if self.vectors:
-            import sqlite_vec  # type: ignore[import-untyped]  # it says nothing of its types
+            import sqlite_vec  # type: ignore[import-untyped]  # has no type information
 
             self._connection.enable_load_extension(True)
             self._connection.load_extension(sqlite_vec.loadable_path())
@@ -64,7 +65,7 @@ class _Standard:
             uri=True,
             timeout=wait,
             isolation_level=None,
-            check_same_thread=False,  # one thread at a time, see `SqliteBackend`
+            check_same_thread=False,  # `SqliteBackend` uses one thread at a time
         )
 
     def run(self, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
@@ -75,7 +76,7 @@ class _Standard:
 
 
 class Database:
-    """An open file. What goes wrong in it is told in our errors."""
+    """Open SQLite file. Its errors are translated to those of the memory store."""
 
     def __init__(self, path: Path, driver: Driver, wait: float) -> None:
         self.path = path
@@ -87,27 +88,27 @@ class Database:
         return self._driver.vectors
 
     def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        with _told(self.path, self._wait):
+        with _translated_errors(self.path, self._wait):
             return self._driver.run(sql, values)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Others may read meanwhile, and none may write."""
+        """Run a block as a transaction with the write lock; other processes can read meanwhile."""
         self.run("BEGIN IMMEDIATE")
         try:
             yield
             self.run("COMMIT")
         except BaseException:
-            with _told(self.path, self._wait):
+            with _translated_errors(self.path, self._wait):
                 try:
                     self._driver.run("ROLLBACK", ())
-                except Exception as error:  # some errors have rolled it back already
+                except Exception as error:  # SQLite has already rolled back after some errors
                     if "no transaction" not in str(error):
                         raise
             raise
 
     def need_vectors(self) -> None:
-        """Raises `VectorsUnavailable`."""
+        """Raise `VectorsUnavailable` if the vector functions are missing."""
         if not self.vectors:
             raise VectorsUnavailable(str(self.path), _MISSING)
 
@@ -116,38 +117,38 @@ class Database:
 
 
 def open_database(path: Path, wait: float) -> Database:
-    """Open a file that is there. wait: seconds for which others may hold its lock."""
-    with _told(path, wait):
+    """Open an existing file. wait: seconds to wait for its lock."""
+    with _translated_errors(path, wait):
         driver: Driver = _Apsw(path, wait) if find_spec("apsw") is not None else _Standard(path, wait)
     return Database(path, driver, wait)
 
 
 @contextmanager
-def _told(path: Path, wait: float) -> Iterator[None]:
+def _translated_errors(path: Path, wait: float) -> Iterator[None]:
     try:
         yield
     except MemoryStoreError:
         raise
     except Exception as error:
-        told = _translate(path, wait, error)
-        if told is None:
+        translated = _translate(path, wait, error)
+        if translated is None:
             raise
-        raise told from error
+        raise translated from error
 
 
 def _translate(path: Path, wait: float, error: Exception) -> MemoryStoreError | None:
-    """What the library's error means; None where it is not the file's fault."""
+    """Return the error of the memory store for a library error; None if the file is not its cause."""
     code = getattr(error, "sqlite_errorcode", None) or getattr(error, "result", None)
     primary = code & 0xFF if isinstance(code, int) else 0
     if primary == _CORRUPT:
         return MemoryStoreDamaged(str(path), str(error))
     if primary == _FOREIGN:
-        return NotAMemoryStore(str(path), "is no SQLite database, or its first page is damaged")
+        return NotAMemoryStore(str(path), "is not a SQLite database, or its first page is damaged")
     problem = _PROBLEMS.get(primary)
     if primary in (_BUSY, _LOCKED):
-        problem = f"another process has held its lock for {wait:g} s: try again, or find who uses it (lsof)"
+        problem = f"another process has held its lock for {wait:g} s; try again, or find the process (lsof)"
     elif "no such module: fts5" in str(error):
-        problem = f"the SQLite of this Python cannot search for words: {_MISSING}"
+        problem = f"the SQLite of this Python has no FTS5; {_MISSING}"
     elif problem is not None:
         problem = f"{problem} ({error})"
     return None if problem is None else MemoryStoreUnavailable(str(path), problem)

@@ -1,4 +1,4 @@
-"""Memories as rows of SQLite: parts of the transactions in `sqlite.py`."""
+"""Rows of SQLite: statements of the transactions in backend.py, and conversion to `Memory`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COLUMNS: Final = ", ".join(f"memories.{name}" for name in _FIELDS)
 
 
 def memory_of(row: Sequence[Any]) -> Memory:
-    """A row of COLUMNS."""
+    """Return the memory of a row of COLUMNS."""
     named = zip(_FIELDS, row, strict=True)
     return Memory.model_validate({name: json.loads(value) if name in _AS_JSON else value for name, value in named})
 
@@ -89,7 +89,7 @@ def remember_key(database: Database, key: str | None, memory_id: str | None, now
 
 
 def condition_of(where: Where) -> tuple[str, list[str]]:
-    """As SQL with its values; true where all are meant."""
+    """Return a filter as SQL with its values; true if it matches all."""
     parts = ["1"]
     values: list[str] = []
     for column, names in (("owner", where.owners), ("type", where.types)):

@@ -1,4 +1,4 @@
-"""Reading what can be read of a damaged SQLite store: from a copy, so that the file stays as it is."""
+"""Salvage of a damaged SQLite store: its readable memories, from a copy, so that the file is not changed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ __all__ = ["Salvage"]
 
 
 class Salvage:
-    """The memories of a file one by one, with the damaged ones left out.
+    """Readable memories of a damaged file, one by one.
 
-    A damaged page is met by every memory in it, and by no other: each is looked up by its number. lost: how many
-    numbers could not be read, after the end.
+    Only the memories on a damaged page are lost, since each is read by its number.
+
+    Attributes:
+        lost: Number of memories that could not be read, known after the iteration.
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,9 +29,11 @@ class Salvage:
         self.lost = 0
 
     def __iter__(self) -> Iterator[Memory]:
-        """Raises `MemoryStoreMissing`, `MemoryStoreUnavailable`; `MemoryStoreDamaged` where nothing can be read."""
+        """Yield the memories. Raises `MemoryStoreMissing`, `MemoryStoreUnavailable`; `MemoryStoreDamaged` if none can
+        be read.
+        """
         if not self._path.exists():
-            raise MemoryStoreMissing(str(self._path), "there is none")
+            raise MemoryStoreMissing(str(self._path), "it does not exist")
         with tempfile.TemporaryDirectory(prefix="perdure-salvage-") as folder:
             copy = Path(folder) / self._path.name
             try:
@@ -37,7 +41,7 @@ class Salvage:
                     if (part := Path(f"{self._path}{suffix}")).exists():
                         shutil.copy(part, f"{copy}{suffix}")
             except OSError as error:
-                raise MemoryStoreUnavailable(str(self._path), f"cannot be copied: {error.strerror}") from error
+                raise MemoryStoreUnavailable(str(self._path), f"could not be copied: {error.strerror}") from error
             database = open_database(copy, 0)
             try:
                 yield from self._read(database)
@@ -49,13 +53,13 @@ class Salvage:
             try:
                 rows = database.run(f"SELECT {COLUMNS} FROM memories WHERE number = ?", number)  # noqa: S608 - own names
                 found = [memory_of(row) for row in rows]
-            except (MemoryStoreError, ValueError, TypeError):  # the page, or what stands in it
+            except (MemoryStoreError, ValueError, TypeError):  # the page or its content is damaged
                 self.lost += 1
             else:
                 yield from found
 
     def _last(self, database: Database) -> int:
-        """The largest number there may be. What says it stands in two places."""
+        """Return an upper bound of the numbers, which two tables know."""
         for question in ("SELECT seq FROM sqlite_sequence WHERE name = 'memories'", "SELECT max(number) FROM memories"):
             try:
                 rows = database.run(question)
@@ -64,4 +68,4 @@ class Salvage:
             except MemoryStoreError:
                 break
             return int(rows[0][0] or 0) if rows else 0
-        raise MemoryStoreDamaged(str(self._path), "nothing of it can be read")
+        raise MemoryStoreDamaged(str(self._path), "no memory could be read")

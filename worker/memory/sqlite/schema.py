@@ -1,4 +1,4 @@
-"""The tables of a SQLite store, and how a file becomes one."""
+"""Tables of a SQLite store, and the opening of its file."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 from pathlib import Path
 from typing import Final
 
-from ..backend import Known
+from ..backend import EmbedderIdentity
 from ..errors import EmbedderMismatch, MemoryStoreMissing, MemoryStoreUnavailable, NotAMemoryStore
 from .driver import Database, open_database
 
 __all__ = ["check_embedder", "known_embedder", "open_store_file"]
 
 _APPLICATION: Final = 0x5044524D
-"""`PDRM`: in the file's header, by which it is told from other databases."""
+"""Application id in the file's header (`PDRM`), which distinguishes a store from other databases."""
 
 _VERSION: Final = 1
 
@@ -40,7 +40,7 @@ _TABLES: Final = (
         UNIQUE (owner, type, digest)
     )
     """,
-    # All that what is new may be the same as, in the order of the table: a look for it reads no page twice.
+    # the memories that a new one may equal, in table order, so that the search reads no page twice
     "CREATE INDEX memories_owner_type ON memories (owner, type)",
     """
     CREATE TABLE keys (
@@ -85,7 +85,7 @@ _TABLES: Final = (
 
 
 def open_store_file(path: Path, wait: float, *, create: bool) -> Database:
-    """Open a store, or make an empty or missing file one; what anybody else wrote is left as it is."""
+    """Open a store; turn an empty or missing file into one. Files of other applications are not changed."""
     _prepare(path, create=create)
     database = open_database(path, wait)
     try:
@@ -95,7 +95,7 @@ def open_store_file(path: Path, wait: float, *, create: bool) -> Database:
             raise NotAMemoryStore(str(path), f"was written by a later version of Perdure (format {version})")
         _use_log(database, wait)
         database.run("PRAGMA foreign_keys = ON")
-        database.run("PRAGMA synchronous = FULL")  # what a recorded step has remembered outlives a loss of power
+        database.run("PRAGMA synchronous = FULL")  # the memories of a recorded step survive a power loss
         _make_tables(database)
     except BaseException:
         database.close()
@@ -106,12 +106,12 @@ def open_store_file(path: Path, wait: float, *, create: bool) -> Database:
 def _prepare(path: Path, *, create: bool) -> None:
     try:
         if not create and not path.exists():
-            raise MemoryStoreMissing(str(path), "there is none yet: 'perdure memory add' makes it")
+            raise MemoryStoreMissing(str(path), "it does not exist; 'perdure memory add' creates it")
         if create:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError as error:
-        raise MemoryStoreUnavailable(str(path), f"cannot be opened: {error.strerror}") from error
+        raise MemoryStoreUnavailable(str(path), f"could not be opened: {error.strerror}") from error
 
 
 def _blank(database: Database) -> bool:
@@ -119,9 +119,9 @@ def _blank(database: Database) -> bool:
 
 
 def _use_log(database: Database, wait: float) -> None:
-    """Write ahead, so that readers and a writer do not wait for one another.
+    """Switch to the write-ahead log, so that readers and a writer do not block each other.
 
-    SQLite does not wait where two processes want to change that at once, so it is asked again.
+    SQLite does not wait if two processes switch at once, so this retries.
     """
     until = time.monotonic() + wait
     while database.run("PRAGMA journal_mode") != [("wal",)]:
@@ -150,14 +150,14 @@ def _version(database: Database) -> int:
     return int(version)
 
 
-def known_embedder(database: Database) -> Known | None:
-    """Whose vectors the store has."""
+def known_embedder(database: Database) -> EmbedderIdentity | None:
+    """Return the embedder that the store's vectors belong to."""
     rows = database.run("SELECT name, dimension FROM embedder")
-    return Known(*rows[0]) if rows else None
+    return EmbedderIdentity(*rows[0]) if rows else None
 
 
-def check_embedder(database: Database, embedder: Known) -> None:
-    """Whether the store's vectors are this embedder's; call it in the transaction that uses them.
+def check_embedder(database: Database, embedder: EmbedderIdentity) -> None:
+    """Check that the store's vectors are this embedder's, within the transaction that uses them.
 
     Raises `EmbedderMismatch`.
     """
