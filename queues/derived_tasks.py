@@ -1,7 +1,4 @@
-"""Storing the task that goes on where another has handed on: like enqueuing, with the handoff in its checkpoint.
-
-A task that begins as another one stood: with its name, its arguments, and as much of its checkpoint as is wanted.
-"""
+"""Tasks made from tasks: the successor of a task, and the fork of a task at a point of its history."""
 
 from __future__ import annotations
 
@@ -28,17 +25,22 @@ __all__ = [
     "store_fork",
 ]
 
-_HAND: Final = queue_script("enqueue_successor")
+_SUCCESSOR = queue_script("enqueue_successor")
+_FORK = queue_script("enqueue_fork")
 
 MOST_HAND_OFFS: Final = 100
-"""How often a task may be handed on, from one to the next."""
+"""Longest chain of successors that may follow one task."""
+
+_READS: Final = 5
+"""Attempts to read a task that moves from one place to the next meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """The task that goes on. arguments: JSON. handoff: the field of the checkpoint that it finds, and its value.
+    """The task that continues the work of another one.
 
-    source: the task that hands on, and a token of this one time.
+    arguments: JSON. handoff: field of the checkpoint for the handoff document, and its value. source: id of the task
+    that is continued, and a token of this one call.
     """
 
     envelope: Envelope
@@ -49,61 +51,54 @@ class Successor:
 
 
 async def enqueue_successor(gateway: Gateway, namespace: Namespace, successor: Successor) -> Partition:
-    """Store the task; returns where it is. May be asked again: one that is stored stays as it is by now.
+    """Store a successor once, with the handoff document in its checkpoint; return its partition. Idempotent.
 
-    Raises `HandOffRefused` where its id is another task's.
+    Raises:
+        HandOffRefused: Its id belongs to another task.
     """
-    task_id, number = successor.envelope.id, spread(successor.envelope.id)
+    task_id = successor.envelope.id
     name, value = successor.handoff
-    seal = gateway.encryptor.of(namespace.partition(successor.queue), task_id)
+    cipher = gateway.encryptor.of(namespace.partition(successor.queue), task_id)
     args = (
         successor.envelope.encode(),
-        seal.encrypt(arguments_field(successor.envelope.task), successor.arguments),
+        cipher.encrypt(arguments_field(successor.envelope.task), successor.arguments),
         successor.source,
         f"s:{name}",
-        seal.encrypt(f"s:{name}", value),
+        cipher.encrypt(f"s:{name}", value),
     )
-    way = PartitionRouter(gateway, namespace, successor.queue)
-    await way.refresh()
-    while True:
-        for former in way.closed_partitions(number):  # nothing new comes into closed partitions, so looking is enough
-            if await gateway.command("HGET", former.record(task_id), "handed_from") == successor.source.encode():
-                return former
-        partition = way.partition(number)
+
+    async def store(partition: Partition) -> bool:
         keys = [partition.ready, partition.closed, partition.record(task_id), partition.steps(task_id)]
-        answer = await gateway.run(_HAND, keys, args)
-        if answer >= 0:
-            return partition
+        answer = await gateway.run(_SUCCESSOR, keys, args)
         if answer == -2:
-            raise HandOffRefused(f"the task cannot be handed on: {task_id}, as which it would go on, is another task")
-        await way.on_closed([partition])
+            raise HandOffRefused(f"could not continue the task as {task_id}: this id belongs to another task")
+        return bool(answer >= 0)
 
-
-_FORK = queue_script("enqueue_fork")
-
-_LOOKS: Final = 5
-"""How often a task that is on its way from one place to the next is looked for."""
+    return await PartitionRouter(gateway, namespace, successor.queue).place(spread(task_id), store)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskInput:
-    """What a task was enqueued with. arguments: JSON, opened, secrets and all."""
+    """The input that a task was enqueued with. arguments: decrypted JSON, with its secrets."""
 
     partition: Partition
     envelope: Envelope
     arguments: bytes
     stored: bytes
-    """The envelope as it was stored, with what later versions put into it."""
+    """The envelope as it was stored, with fields of later versions."""
 
 
 async def read_task_input(gateway: Gateway, partition: Partition, task_id: str) -> TaskInput:
-    """What a task was enqueued with, wherever it stands now.
+    """Read the input of a task, whatever its state.
 
-    Raises `TaskNotFound`, `DecryptionError`, and `UnreadableEnvelope` for what this version cannot read.
+    Raises:
+        TaskNotFound: There is no such task.
+        DecryptionError: The arguments cannot be decrypted.
+        UnreadableEnvelope: This version cannot read the envelope.
     """
     record = partition.record(task_id)
-    for _ in range(_LOOKS):
-        fields = _by_name(await gateway.command("HMGET", record, *_KEPT))
+    for _ in range(_READS):
+        fields = dict(zip(_FIELDS, await gateway.command("HMGET", record, *_FIELDS), strict=True))
         if not any(fields.values()):
             raise TaskNotFound(task_id, f"queue {partition.queue!r}")
         for place, stream in (("entry", partition.ready), ("dead", partition.dead)):
@@ -112,18 +107,14 @@ async def read_task_input(gateway: Gateway, partition: Partition, task_id: str) 
                 message = pairs(found[0][1]) if found else {}
                 fields |= {name: message.get(name.encode(), fields[name]) for name in ("env", "args")}
         if fields["args"] is not None and (fields["env"] or fields["task"]):
-            return _origin(gateway, partition, task_id, fields)
-    raise UnreadableEnvelope(f"task {task_id} has no message that could be enqueued anew")
+            return _task_input(gateway, partition, task_id, fields)
+    raise UnreadableEnvelope(f"could not read the message of task {task_id}: it was not in any place")
 
 
-_KEPT: Final = ("state", "entry", "dead", "env", "args", "task")
+_FIELDS: Final = ("state", "entry", "dead", "env", "args", "task")
 
 
-def _by_name(values: list[bytes | None]) -> dict[str, bytes | None]:
-    return dict(zip(_KEPT, values, strict=True))
-
-
-def _origin(gateway: Gateway, partition: Partition, task_id: str, fields: Mapping[str, bytes | None]) -> TaskInput:
+def _task_input(gateway: Gateway, partition: Partition, task_id: str, fields: Mapping[str, bytes | None]) -> TaskInput:
     stored = fields["env"] or Envelope(id=task_id, task=(fields["task"] or b"").decode()).encode()
     envelope = Envelope.decode(stored)
     arguments = gateway.encryptor.of(partition, task_id).decrypt(
@@ -133,11 +124,11 @@ def _origin(gateway: Gateway, partition: Partition, task_id: str, fields: Mappin
 
 
 async def recorded_results(gateway: Gateway, partition: Partition, task_id: str) -> dict[str, bytes]:
-    """The step records of a task, by key. Raises `DecryptionError`."""
-    seal = gateway.encryptor.of(partition, task_id)
+    """Return the decrypted step records of a task, by key. Raises `DecryptionError`."""
+    cipher = gateway.encryptor.of(partition, task_id)
     fields = pairs(await gateway.command("HGETALL", partition.steps(task_id)))
     return {
-        (key := name[2:].decode()): seal.decrypt(f"d:{key}", value)
+        (key := name[2:].decode()): cipher.decrypt(f"d:{key}", value)
         for name, value in fields.items()
         if name.startswith(b"d:")
     }
@@ -151,37 +142,40 @@ async def store_fork(
     *,
     at: str,
     arguments: bytes,
-    told: bytes,
+    event: bytes,
     done: Mapping[str, bytes],
     saved: Mapping[str, bytes],
 ) -> Partition:
-    """Enqueue a task like another one, with a checkpoint to go on from; returns where it is.
+    """Enqueue a task with the name and checkpoint of another one; return its partition. Idempotent for one id and `at`.
 
-    at: what it is a copy of; under the same id and `at`, it is stored once. arguments, told: JSON; `told` is the data
-    of the first event of its log. done, saved: its checkpoint, by key. All of it is sealed anew, for this task.
-    Raises `TaskExists`, `Unavailable`.
+    Args:
+        at: The task and the point of its history that is copied.
+        arguments: JSON.
+        event: Data of the first event of the new task's log, JSON.
+        done: Step records of the checkpoint, by key. Encrypted again, for the new task.
+        saved: Saved progress, by key. Encrypted again, too.
+
+    Raises:
+        TaskExists: The id belongs to another task.
     """
     queue = origin.partition.queue
-    seal = gateway.encryptor.of(namespace.partition(queue), task_id)
+    cipher = gateway.encryptor.of(namespace.partition(queue), task_id)
     args: list[Argument] = [
         orjson.dumps(orjson.loads(origin.stored) | {"id": task_id}),
-        seal.encrypt(arguments_field(origin.envelope.task), arguments),
+        cipher.encrypt(arguments_field(origin.envelope.task), arguments),
         at,
-        seal.encrypt(event_field(1), told),
+        cipher.encrypt(event_field(1), event),
     ]
-    for shelf, records in (("d", done), ("s", saved)):
+    for prefix, records in (("d", done), ("s", saved)):
         for key, value in records.items():
-            args += (f"{shelf}:{key}", seal.encrypt(f"{shelf}:{key}", value))
-    way = PartitionRouter(gateway, namespace, queue)
-    await way.refresh()
-    number = spread(task_id)
-    while True:  # from the oldest partition that it may be in: each knows it, or is closed, or takes it
-        partition = way.partition(number)
+            args += (f"{prefix}:{key}", cipher.encrypt(f"{prefix}:{key}", value))
+
+    async def store(partition: Partition) -> bool:
         record = partition.record(task_id)
         keys = [partition.ready, partition.closed, record, partition.steps(task_id), partition.log(task_id)]
         answer = await gateway.run(_FORK, keys, args)
-        if answer == 1:
-            return partition
         if answer == 0:
             raise TaskExists(task_id)
-        await way.on_closed([partition])
+        return bool(answer == 1)
+
+    return await PartitionRouter(gateway, namespace, queue).place(spread(task_id), store)

@@ -1,8 +1,8 @@
-"""Storing tasks: each in the partition of its key, many in few round trips, and again elsewhere where that closed.
+"""Storing of tasks: many in few round trips, each in the partition of its key.
 
-What is promised: tasks of one key that come in one call are on one stream in the order in which they came. So no two
-scripts for one partition are under way at the same time: a batch has one per partition, and the next batch goes out
-when this one is stored. Meanwhile that one is being made.
+Tasks of one key that come in one call are stored in one stream, in the order in which they came. So two scripts for one
+partition never run at the same time: a batch has one script per partition, and the next batch is sent when this one is
+stored. The next batch is prepared meanwhile.
 """
 
 from __future__ import annotations
@@ -21,63 +21,70 @@ from .transport import Argument, Gateway, Script, queue_script
 
 __all__ = ["BatchEnqueuer"]
 
-_ANEW = queue_script("reset_task")
+_RESET = queue_script("reset_task")
 _ENQUEUE = queue_script("enqueue")
 _SCHEDULE = queue_script("schedule")
 
 _SCRIPT_TASKS: Final = 500
 _SCRIPT_BYTES: Final = 4 * 1024 * 1024
-"""What one script carries at most, so that no other client waits long for it."""
+"""Limits of one script, so that other clients do not wait long for it."""
 
 _SCRIPTS: Final = 4
-"""As many full scripts make a batch, where the queue has so many partitions."""
+"""Full scripts that make a batch, if the queue has so many partitions."""
 
 _SLICE: Final = 50
-"""Tasks without a key that stay together, so that a script still carries many."""
+"""Tasks without a key that go to one partition together, so that each script carries many."""
 
 
 class BatchEnqueuer:
-    """Stores messages on one queue.
+    """Storing of messages in one queue.
 
-    delay: seconds until they may run. replicated: whether replicas must have them too. Raises `NotReplicated` with the
-    ids of those that too few are known to have.
+    Args:
+        delay: Seconds until the tasks may run.
+        replicated: Whether replicas must have the tasks before a call returns. If too few have them in time, it raises
+            `NotReplicated` with the ids of the tasks.
     """
 
-    def __init__(self, gateway: Gateway, way: PartitionRouter, delay: float, *, replicated: bool = False) -> None:
+    def __init__(self, gateway: Gateway, router: PartitionRouter, delay: float, *, replicated: bool = False) -> None:
         self._gateway = gateway
-        self._way = way
+        self._router = router
         self._delay_ms = round(delay * 1000)
         self._replicated = replicated
 
     async def one(self, message: TaskMessage) -> Partition:
-        """Store one task; returns where it is."""
-        await self._way.refresh()
-        number = self._way.next_number() if message.number is None else message.number
-        while True:
-            partition = self._way.partition(number)
-            if message.own_id and (known := await self._known({0: (message.id, number)})):
-                await self._confirm({known[0]: [message]})
-                return known[0]
-            if (await self._store(partition, [message]))[0] >= 0:
-                return partition
-            await self._way.on_closed([partition])
+        """Store one task; return its partition."""
+
+        async def store(partition: Partition) -> bool:
+            return (await self._store(partition, [message]))[0] >= 0
+
+        async def find(closed: Sequence[Partition]) -> Partition | None:
+            known = await self._known([(0, partition, message.id) for partition in closed])
+            await self._confirm(_by_partition(known, [message]))
+            return known.get(0)
+
+        return await self._router.place(message.number, store, find if message.own_id else None)
 
     async def fresh(self, message: TaskMessage) -> Partition:
-        """Store one task of the caller's own id, in the place of a former one that has ended; returns where it is.
+        """Store one task in the place of an ended one with the same id; return its partition.
 
-        Raises `StillRunning`.
+        Raises:
+            StillRunning: The earlier task has not ended.
         """
-        await self._way.refresh()
-        number = self._way.next_number() if message.number is None else message.number
         token = secrets.token_hex(8)
-        for former in self._way.closed_partitions(number):
-            await self._begin(former, message, token)
-        while not await self._begin(partition := self._way.partition(number), message, token):
-            await self._way.on_closed([partition])
-        return partition
 
-    async def _begin(self, partition: Partition, message: TaskMessage, token: str) -> bool:
-        """Begin a task afresh; False where the partition is closed, and all that had ended there is gone."""
+        async def store(partition: Partition) -> bool:
+            return await self._reset(partition, message, token)
+
+        async def reset(closed: Sequence[Partition]) -> Partition | None:
+            for partition in closed:
+                if await self._reset(partition, message, token):
+                    return partition  # the server has lost that it was closed
+            return None
+
+        return await self._router.place(message.number, store, reset)
+
+    async def _reset(self, partition: Partition, message: TaskMessage, token: str) -> bool:
+        """Delete what an ended task left, and store the new one. False if the partition is closed: only deleted."""
         keys = [
             partition.ready,
             partition.closed,
@@ -86,7 +93,7 @@ class BatchEnqueuer:
             partition.log(message.id),
             partition.dead,
         ]
-        answer: bytes = await self._gateway.run(_ANEW, keys, [message.envelope, message.arguments, token])
+        answer: bytes = await self._gateway.run(_RESET, keys, [message.envelope, message.arguments, token])
         if answer not in (b"stored", b"closed"):
             raise StillRunning(message.id, answer.decode())
         return answer == b"stored"
@@ -94,21 +101,21 @@ class BatchEnqueuer:
     async def all(
         self, messages: Iterable[TaskMessage] | AsyncIterable[TaskMessage]
     ) -> AsyncGenerator[list[tuple[str, Partition]]]:
-        """Store tasks batch by batch; yields the ids of each that is stored, with where they are, in their order."""
-        await self._way.refresh()
-        under_way: asyncio.Task[list[tuple[str, Partition]]] | None = None
+        """Store tasks batch by batch; yield the ids and partitions of each stored batch, in order."""
+        await self._router.refresh()
+        storing: asyncio.Task[list[tuple[str, Partition]]] | None = None
         try:
             async for batch in self._batches(messages):
-                if under_way is not None:
-                    yield await under_way
-                under_way = asyncio.create_task(self._batch(batch))
-                await asyncio.sleep(0)  # it goes out now, before the next one is made
-            if under_way is not None:
-                yield await under_way
+                if storing is not None:
+                    yield await storing
+                storing = asyncio.create_task(self._batch(batch))
+                await asyncio.sleep(0)  # sends it now, before the next one is prepared
+            if storing is not None:
+                yield await storing
         finally:
-            if under_way is not None:
-                under_way.cancel()
-                await asyncio.gather(under_way, return_exceptions=True)
+            if storing is not None:
+                storing.cancel()
+                await asyncio.gather(storing, return_exceptions=True)
 
     async def _batches(
         self, messages: Iterable[TaskMessage] | AsyncIterable[TaskMessage]
@@ -129,25 +136,31 @@ class BatchEnqueuer:
 
     @property
     def _most(self) -> int:
-        return _SCRIPT_TASKS * min(self._way.width, _SCRIPTS)
+        return _SCRIPT_TASKS * min(self._router.width, _SCRIPTS)
 
     async def _batch(self, batch: Sequence[TaskMessage]) -> list[tuple[str, Partition]]:
-        """Store messages, each partition's in their order; returns their ids and where they are."""
-        await self._way.refresh()
-        if (only := self._way.only) is not None and min(await self._store(only, batch)) >= 0:
+        """Store messages, those of each partition in order; return their ids and partitions."""
+        await self._router.refresh()
+        if (only := self._router.only) is not None and min(await self._store(only, batch)) >= 0:
             return [(message.id, only) for message in batch]
         numbers = self._numbers(batch)
         found: dict[int, Partition] = {}
         left: Sequence[int] = range(len(batch))
         while left:
-            known = await self._known({one: (batch[one].id, numbers[one]) for one in left if batch[one].own_id})
-            if known:
-                await self._confirm(_by_partition(known, batch))
-                found |= known
+            known = await self._known(
+                [
+                    (position, partition, batch[position].id)
+                    for position in left
+                    if batch[position].own_id
+                    for partition in self._router.closed_partitions(numbers[position])
+                ]
+            )
+            await self._confirm(_by_partition(known, batch))
+            found |= known
             groups: dict[Partition, list[int]] = defaultdict(list)
             for position in left:
                 if position not in found:
-                    groups[self._way.partition(numbers[position])].append(position)
+                    groups[self._router.partition(numbers[position])].append(position)
             stored = await asyncio.gather(
                 *(self._group(where, [batch[position] for position in group]) for where, group in groups.items())
             )
@@ -155,36 +168,36 @@ class BatchEnqueuer:
             for (where, group), answers in zip(groups.items(), stored, strict=True):
                 for position, answer in zip(group, answers, strict=True):
                     (refused if answer < 0 else found)[position] = where
-            await self._way.on_closed(list(dict.fromkeys(refused.values())))
+            await self._router.on_closed(list(dict.fromkeys(refused.values())))
             left = sorted(refused)
         return [(message.id, found[position]) for position, message in enumerate(batch)]
 
     def _numbers(self, batch: Sequence[TaskMessage]) -> list[int]:
-        """Each message's number; those without a key take turns, slice by slice."""
+        """Return the number of each message; those without a key are distributed slice by slice."""
         keyless = sum(message.number is None for message in batch)
-        slices = min(self._way.width, max(1, keyless // _SLICE))
+        slices = min(self._router.width, max(1, keyless // _SLICE))
         length = max(1, -(-keyless // slices))
-        turn, used = self._way.next_number(), 0
+        number, used = self._router.next_number(), 0
         numbers: list[int] = []
         for message in batch:
             if message.number is not None:
                 numbers.append(message.number)
                 continue
             if used == length:
-                turn, used = self._way.next_number(), 0
+                number, used = self._router.next_number(), 0
             used += 1
-            numbers.append(turn)
+            numbers.append(number)
         return numbers
 
     async def _group(self, partition: Partition, messages: Sequence[TaskMessage]) -> list[int]:
-        """Store messages of one partition, script after script."""
+        """Store messages in one partition, script after script."""
         answers: list[int] = []
         for start in range(0, len(messages), _SCRIPT_TASKS):
             answers += await self._store(partition, messages[start : start + _SCRIPT_TASKS])
         return answers
 
     async def _confirm(self, known: Mapping[Partition, Sequence[TaskMessage]]) -> None:
-        """Of tasks that are stored already: have their replicas asked, where that matters. Nothing is stored."""
+        """Wait for the replicas of tasks that are stored already, if they must have them."""
         for partition, messages in known.items() if self._replicated else ():
             await self._group(partition, messages)
 
@@ -221,16 +234,16 @@ class BatchEnqueuer:
             raise error.of_tasks([message.id for message in messages]) from None
         return answers
 
-    async def _known(self, named: Mapping[int, tuple[str, int]]) -> dict[int, Partition]:
-        """Of tasks whose ids are the caller's own (id and number, by position): where they are already.
+    async def _known(self, places: Sequence[tuple[int, Partition, str]]) -> dict[int, Partition]:
+        """Return the closed partitions that tasks are in already, by position.
 
-        Nothing new comes into the closed partitions where it looks, so looking is enough.
+        Nothing new comes into a closed partition, so a read is enough.
+
+        Args:
+            places: Position of a task in its batch, a closed partition, and the task's id.
         """
-        places = [
-            (position, partition, task_id)
-            for position, (task_id, number) in named.items()
-            for partition in self._way.closed_partitions(number)
-        ]
+        if not places:
+            return {}
         found = await self._gateway.pipeline([("EXISTS", where.record(task_id)) for _, where, task_id in places])
         return {position: where for (position, where, _), exists in zip(places, found, strict=True) if exists}
 
@@ -243,7 +256,7 @@ def _by_partition(known: Mapping[int, Partition], batch: Sequence[TaskMessage]) 
 
 
 class _Batch:
-    """Entries that are gathered until there are enough of them."""
+    """Messages that are collected until they fill a batch."""
 
     __slots__ = ("messages", "size")
 
@@ -252,11 +265,11 @@ class _Batch:
         self.size = 0
 
     def add(self, message: TaskMessage, most: int) -> list[TaskMessage] | None:
-        """Add an message; returns those before it where it is one too many, or too large to go with them."""
-        weight = len(message.envelope) + len(message.arguments)
-        self.size += weight
+        """Add a message. If it does not fit into the batch, return the batch before it and start the next."""
+        size = len(message.envelope) + len(message.arguments)
+        self.size += size
         if self.messages and (self.size > _SCRIPT_BYTES or len(self.messages) >= most):
-            full, self.messages, self.size = self.messages, [message], weight
+            full, self.messages, self.size = self.messages, [message], size
             return full
         self.messages.append(message)
         return None

@@ -1,11 +1,11 @@
-"""A producer's view of one queue: its route as last heard, which partitions have refused, and whose turn it is."""
+"""The producer's router: the partition that the next task goes to."""
 
 from __future__ import annotations
 
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from ..errors import Unavailable
@@ -16,15 +16,17 @@ from .route import SINGLE, Route
 
 __all__ = ["PartitionRouter"]
 
-_BELIEVED: Final = 60.0
-"""Seconds for which a route is used without looking: a server that lost it is told of it again within this time."""
+_ROUTE_TTL: Final = 60.0
+"""Seconds for which a route is used without reading it again. A server that lost the route gets it back within this
+time.
+"""
 
 
 class PartitionRouter:
-    """Which partition the next task goes to.
+    """The route of one queue as this producer knows it, and the partitions that have refused a task.
 
-    A partition is believed to be open until it refuses. So per key the change from one generation to the next is one
-    instant, the closing of one partition, whatever each producer has heard.
+    A partition counts as open until it refuses. So for each key the change from one generation to the next happens at
+    one instant, when one partition is closed, whatever each producer knows of the route.
     """
 
     def __init__(self, gateway: Gateway, namespace: Namespace, queue: str) -> None:
@@ -33,51 +35,77 @@ class PartitionRouter:
         self._queue = queue
         self._closed: set[int] = set()
         self._partitions: dict[int, Partition] = {0: namespace.partition(queue)}
-        self._follow(SINGLE)
-        self._turn = random.getrandbits(32)
+        self._set_route(SINGLE)
+        self._number = random.getrandbits(32)
         self._loaded = -math.inf
 
     @property
     def width(self) -> int:
-        """Over how many partitions the queue is spread now."""
+        """The number of partitions that the queue is spread over now."""
         return self._route.last.count
 
+    async def place(
+        self,
+        number: int | None,
+        store: Callable[[Partition], Awaitable[bool]],
+        find: Callable[[Sequence[Partition]], Awaitable[Partition | None]] | None = None,
+    ) -> Partition:
+        """Store a task; follow the route whenever its partition turns out to be closed. Return its partition.
+
+        Args:
+            number: The number of the task's key; None for a task without a key.
+            store: Stores the task in a partition; returns False if that partition is closed.
+            find: Looks for the task in the closed partitions that it may be in. Nothing new comes into those.
+        """
+        await self.refresh()
+        if number is None:
+            number = self.next_number()
+        while True:
+            if find is not None and (closed := self.closed_partitions(number)):
+                found = await find(closed)
+                if found is not None:
+                    return found
+            partition = self.partition(number)
+            if await store(partition):
+                return partition
+            await self.on_closed([partition])
+
     async def refresh(self) -> None:
-        """Hear of the route, if it is some time ago."""
-        if time.monotonic() - self._loaded > _BELIEVED:
+        """Read the route again if that was some time ago."""
+        if time.monotonic() - self._loaded > _ROUTE_TTL:
             try:
-                self._follow(await sync_route(self._gateway, self._namespace, self._queue, self._route))
+                self._set_route(await sync_route(self._gateway, self._namespace, self._queue, self._route))
             except Unavailable:
                 if self._loaded == -math.inf:
                     raise
-                # Routes are on one node of a cluster, partitions on others: those say themselves when one has changed.
+                # Routes are on one node of a cluster, partitions on others: those refuse tasks after a change.
             self._loaded = time.monotonic()
 
     def next_number(self) -> int:
-        """The number of a task that has no key: one after the other, from a random start."""
-        self._turn += 1
-        return self._turn
+        """Return the number for a task without a key: consecutive numbers from a random start."""
+        self._number += 1
+        return self._number
 
     def partition(self, number: int) -> Partition:
-        """Where a task of this number goes now."""
+        """Return the partition that takes tasks of this number now."""
         return self.only or self._at(next(index for index in self._indexes(number) if index not in self._closed))
 
     def closed_partitions(self, number: int) -> Sequence[Partition]:
-        """The closed partitions where tasks of this number went before."""
+        """Return the closed partitions that took tasks of this number before."""
         if not self._closed:
             return ()
         return [self._at(index) for index in self._indexes(number) if index in self._closed]
 
     async def on_closed(self, partitions: Sequence[Partition]) -> None:
-        """Partitions were found closed: hear of those that come after them."""
+        """Note that partitions are closed, and read the route that follows."""
         for partition in partitions:
             self._closed.add(partition.index)
             if partition.index in self._route.last.indexes:
-                self._follow(await next_route(self._gateway, self._namespace, partition, self._route))
+                self._set_route(await next_route(self._gateway, self._namespace, partition, self._route))
                 self._loaded = time.monotonic()
 
-    def _follow(self, route: Route) -> None:
-        """The route is this one now. only: where every task goes in a queue that is not spread."""
+    def _set_route(self, route: Route) -> None:
+        """Use a route from now on. `only`: the partition of every task if the queue is not spread."""
         self._route = route
         single = len(route.generations) == 1 and route.last.count == 1
         self.only: Partition | None = self._at(route.last.first) if single else None

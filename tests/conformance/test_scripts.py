@@ -180,7 +180,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         copied: dict[str, Any] = {
             "at": "later 0-0",
             "arguments": b"{}",
-            "told": b"{}",
+            "event": b"{}",
             "done": {"a": b"1"},
             "saved": {},
         }

@@ -270,7 +270,7 @@ class Queues(RuleBasedStateMachine):
     @rule(some=st.lists(tasks, unique=True, min_size=1, max_size=3), delay=delays, headers=st.booleans())
     def enqueue(self, some: list[str], delay: int, headers: bool) -> None:
         messages = self.messages(some, headers)
-        sending: Any = BatchEnqueuer(self.ground.gateway, None, delay / 1000)  # type: ignore[arg-type]  # it goes one way
+        sending: Any = BatchEnqueuer(self.ground.gateway, None, delay / 1000)  # type: ignore[arg-type]  # _store uses no router
         stored = [(one.id, one.envelope, one.arguments) for one in messages]
         for _ in range(2):  # the reply may be lost
             expected = self.ledger.schedule(delay, stored) if delay else self.ledger.enqueue(stored)

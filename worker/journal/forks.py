@@ -234,7 +234,7 @@ async def fork(
         new_id,
         at=f"{task_id} {known.entry}",
         arguments=data,
-        told=forked.to_json(),
+        event=forked.to_json(),
         done=done,
         saved=saved,
     )
