@@ -9,7 +9,7 @@ from .fleet_locks import acquire_fleet_locks
 from .heartbeat import LeaseHeartbeat
 from .leases import Delivery, Leases
 from .quarantine_store import CrashReport, clear_quarantined, quarantine, report_crash, take_quarantined
-from .settlement import Counters, cancelled, park, release, reschedule, succeed
+from .settlement import Counters, Wake, cancelled, park, release, reschedule, succeed
 from .stream_reader import SingleNodeReader, read_partitions
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "LeaseHeartbeat",
     "Leases",
     "SingleNodeReader",
+    "Wake",
     "acquire_fleet_locks",
     "cancelled",
     "clear_quarantined",

@@ -6,24 +6,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Final, NamedTuple
 
 import orjson
 
 from ..envelope import Envelope
 from ..errors import LeaseLost
-from ..keys import RELEASED
+from ..keys import RELEASED, Partition
 from ..records import State
 from ..security import ERROR, RESULT
 from ..transport import Argument, Gateway, queue_script
 from .consumer import RELEASED_IDLE_MS
 from .leases import Delivery
 
-__all__ = ["Counters", "cancelled", "park", "release", "reschedule", "succeed"]
+__all__ = ["Counters", "Wake", "cancelled", "park", "release", "reschedule", "succeed"]
 
 _FINISH = queue_script("finish")
-_RETRY = queue_script("reschedule")
+_PARK = queue_script("park")
 _RELEASE = queue_script("release")
+_RESCHEDULE = queue_script("reschedule")
 
 _NO_DATA = b"{}"
 
@@ -154,48 +156,69 @@ async def reschedule(
     data: dict[str, object],
     suspect: bool = False,
 ) -> None:
-    """Put the task into the due set and acknowledge. delay: seconds. data: about the error. suspect: it stays one.
+    """Put the task into the due set to run again, and acknowledge its message.
 
-    Raises `LeaseLost`.
+    Args:
+        delay: Seconds.
+        event: Type of the event that is logged.
+        data: Evidence of the error.
+        suspect: Keep the task in quarantine.
+
+    Raises:
+        LeaseLost: The lease has passed to another worker.
     """
-    told = gateway.encryptor.of(delivery.partition, task_id).encrypt(ERROR, orjson.dumps(data))
-    rest = ("waited",) if suspect else ()
-    await _put_off(gateway, delivery, task_id, counters, delay, event, told, rest)
+    partition = delivery.partition
+    evidence = gateway.encryptor.of(partition, task_id).encrypt(ERROR, orjson.dumps(data))
+    keys = [*_deferral_keys(partition, task_id), partition.log(task_id)]
+    quarantined = ("waited",) if suspect else ()
+    args: list[Argument] = [*delivery.fence, task_id, *counters, _milliseconds(delay), event, evidence, *quarantined]
+    if not await gateway.run(_RESCHEDULE, keys, args):
+        raise LeaseLost(task_id, "retry")
+
+
+class Wake(StrEnum):
+    """An event that wakes a parked task before its time has come."""
+
+    MESSAGE = "message"
+    """Any message to its inbox."""
+    TIME = "time"
+    """None: the task sleeps."""
 
 
 async def park(
-    gateway: Gateway, delivery: Delivery, task_id: str, counters: Counters, *, delay: float, waits: str, seen: int
-) -> None:
-    """Put the task into the due set until a message comes, and acknowledge; it is due at once where one came meanwhile.
-
-    delay: seconds after which it is due without. waits: what it waits for, such as "message". seen: the number of the
-    last message that the run knows of. Raises `LeaseLost`.
-    """
-    await _put_off(gateway, delivery, task_id, counters, delay, "waiting", _NO_DATA, ("", waits, seen))
-
-
-async def _put_off(
     gateway: Gateway,
     delivery: Delivery,
     task_id: str,
     counters: Counters,
+    *,
     delay: float,
-    event: str,
-    told: bytes,
-    rest: Sequence[Argument],
+    waits: str,
+    seen: int,
+    wakes: Wake = Wake.MESSAGE,
 ) -> None:
-    partition = delivery.partition
-    keys = [
-        partition.ready,
-        partition.record(task_id),
-        partition.log(task_id),
-        partition.due,
-        partition.nudge,
-    ]
-    counts = (counters.attempts, counters.crashes, counters.requeues)
-    args: list[Argument] = [*delivery.fence, task_id, max(0, round(delay * 1000)), *counts, event, told, *rest]
-    if not await gateway.run(_RETRY, keys, args):
-        raise LeaseLost(task_id, "retry")
+    """Put the task into the due set until it is woken, and acknowledge its message.
+
+    Args:
+        delay: Seconds after which the task runs in any case.
+        waits: What it waits for, such as "message"; shown to people.
+        seen: Number of the last message that the run knows of. If a later one wakes it, it is due at once.
+        wakes: What wakes it.
+
+    Raises:
+        LeaseLost: The lease has passed to another worker.
+    """
+    keys = _deferral_keys(delivery.partition, task_id)
+    args: list[Argument] = [*delivery.fence, task_id, *counters, _milliseconds(delay), waits, wakes, seen]
+    if not await gateway.run(_PARK, keys, args):
+        raise LeaseLost(task_id, "park")
+
+
+def _deferral_keys(partition: Partition, task_id: str) -> tuple[str, ...]:
+    return (partition.ready, partition.record(task_id), partition.due, partition.nudge)
+
+
+def _milliseconds(delay: float) -> int:
+    return max(0, round(delay * 1000))
 
 
 async def release(gateway: Gateway, delivery: Delivery, task_id: str | None, *, data: dict[str, object] | None) -> None:

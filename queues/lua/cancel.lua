@@ -37,7 +37,7 @@ else
 end
 local time = redis.call('TIME')
 redis.call('HSET', KEYS[2], 'state', 'cancelled', 'finished', time[1] * 1000 + math.floor(time[2] / 1000))
-redis.call('HDEL', KEYS[2], 'entry', 'due', 'waits')
+redis.call('HDEL', KEYS[2], 'entry', 'due', 'waits', 'wakes')
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
 redis.call('PEXPIRE', KEYS[3], ARGV[4])
 redis.call('PEXPIRE', KEYS[4], ARGV[4])

@@ -1,12 +1,16 @@
--- Prelude of every act on a delivery (the loader puts it in front of scripts that say `-- include: fence`).
--- A fence is (group, worker, entry, delivery count), the first four ARGV of such a script.
--- fence_text(): the delivery as a record remembers it; the worker stands beside it in a field of its own
--- owned():   is the entry still pending, on this worker, in this very delivery? (pcall: where the server was emptied
---            there is no group, and nothing is anybody's)
--- settled(): did this same delivery already settle (the reply was lost and the caller asks again)?
--- begin_outcome(): the first write of every outcome. It frees a little, and it lets the script through where memory is
---            full: Redis refuses a write that may need memory only as long as the script has not written anything
--- close():   acknowledges and deletes the message, and remembers which delivery did so.
+-- The prelude of scripts that settle or write for a delivery: the loader puts it in front of each script that has the
+-- line `-- include: fence`. The first four ARGV of such a script are the fence: group, worker, entry, delivery count.
+-- fence_text(): the fence as the record stores it; the worker is in a field of its own.
+-- owned(stream): whether the entry is still pending on this worker, with this delivery count. XPENDING runs through
+--   pcall: an emptied server has no group, and then no delivery is owned.
+-- settled(record): whether this delivery has settled already: its reply was lost, and the caller asks again.
+-- begin_outcome(record): the first write of every outcome. It frees memory, and Redis lets a script through on a full
+--   server once it has written: only the first write that may need memory is refused.
+-- close(stream, record): acknowledge and delete the message, and store the fence that did so.
+-- now_ms(): the time of Redis in milliseconds.
+-- keep_payload(stream, record): move the message's fields into the record, so that there is always one copy of them.
+-- defer(due): settle the delivery by moving the task into the due set; nudge a worker if no task is due earlier. For
+--   scripts with KEYS ready stream, record, due set, nudge stream, and ARGV 5 to 8 task id, attempts, crashes, returns.
 local function fence_text()
   return ARGV[3] .. ' ' .. ARGV[4]
 end
@@ -36,7 +40,6 @@ local function now_ms()
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- The message's fields move into the record: there is one copy of the payload, always.
 local function keep_payload(stream, record)
   local found = redis.call('XRANGE', stream, ARGV[3], ARGV[3])[1]
   redis.call('HSETNX', record, 'at', string.match(ARGV[3], '^%d+'))
@@ -47,5 +50,18 @@ local function keep_payload(stream, record)
         redis.call('HSET', record, name, found[2][i + 1])
       end
     end
+  end
+end
+
+local function defer(due)
+  local first = redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')
+  begin_outcome(KEYS[2])
+  keep_payload(KEYS[1], KEYS[2])
+  redis.call('HSET', KEYS[2], 'state', 'scheduled', 'due', due, 'worker', ARGV[2],
+    'attempts', ARGV[6], 'crashes', ARGV[7], 'returns', ARGV[8])
+  redis.call('ZADD', KEYS[3], due, ARGV[5])
+  close(KEYS[1], KEYS[2])
+  if not first[2] or due < tonumber(first[2]) then
+    redis.call('XADD', KEYS[4], 'MAXLEN', 16, '*', 'why', 'due')
   end
 end

@@ -8,7 +8,7 @@
 -- inbox holds. The first write needs memory, so that a full server refuses it whole. A dead letter keeps what it is
 -- sent, for its replay. What was taken out of a full inbox by hand makes room where nothing older is left. The inbox has
 -- the life of its record: no other key, no time to live of its own.
-local known = redis.call('HMGET', KEYS[1], 'state', 'mi:' .. ARGV[2], 'handed_to', 'mail', 'used', 'waits')
+local known = redis.call('HMGET', KEYS[1], 'state', 'mi:' .. ARGV[2], 'handed_to', 'mail', 'used', 'waits', 'wakes')
 local state = known[1]
 if not state then
   return {'missing'}
@@ -35,7 +35,7 @@ local number = redis.call('HINCRBY', KEYS[1], 'mail', 1)
 redis.call('HSET', KEYS[1], 'm:' .. number, now .. ' ' .. ARGV[3], 'mi:' .. ARGV[2], number, 'mn:' .. number, ARGV[2])
 local past = 'mn:' .. number - most
 redis.call('HDEL', KEYS[1], 'mi:' .. (redis.call('HGET', KEYS[1], past) or ''), past)
-if state == 'scheduled' and known[6] then
+if state == 'scheduled' and known[6] and (known[7] or 'message') == 'message' then
   local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
   if redis.call('ZADD', KEYS[2], 'XX', 'LT', 'CH', now, ARGV[1]) == 1 then
     redis.call('HSET', KEYS[1], 'due', now)

@@ -23,6 +23,7 @@ from perdure.queues import (
     State,
     TaskEnded,
     TaskNotFound,
+    Wake,
     inbox,
     park,
     read_inbox,
@@ -260,14 +261,40 @@ async def test_a_message_wakes_no_task_that_waits_for_something_else(producer: P
     await park(gateway, delivery, "t", Counters(), delay=600, waits="message", seen=1)
     await promote(gateway, partition, "t")
     delivery = await read_one(await worker(gateway, partition))
-    # a worker of the version before has promoted it, and left what it had waited for
-    await gateway.command("HSET", partition.record("t"), "waits", "message")
+    # a worker of an earlier version has promoted it, and left what it had waited for
+    await gateway.command("HSET", partition.record("t"), "waits", "message", "wakes", "message")
     await reschedule(gateway, delivery, "t", Counters(1), delay=600, event="attempt_failed", data={})
     await producer.send_message("t", "during the backoff")
     assert not await _is_due(gateway, partition)
     record = await read_record(gateway, partition, "t")
     assert record is not None
     assert record.waits is None
+
+
+async def test_a_message_wakes_no_task_that_sleeps(producer: Producer, partition: Partition) -> None:
+    gateway, record = producer.gateway, partition.record("t")
+    await producer.enqueue("t", task_id="t")
+    await producer.send_message("t", "before")
+    delivery = await read_one(await worker(gateway, partition))
+    await park(gateway, delivery, "t", Counters(), delay=600, waits="sleep", seen=0, wakes=Wake.TIME)
+    await producer.send_message("t", "during")
+    assert not await _is_due(gateway, partition)
+    await promote(gateway, partition, "t")
+    assert await gateway.command("HMGET", record, "waits", "wakes") == [None, None]
+    assert await unread(gateway, partition) == ["before", "during"]
+
+
+async def test_a_message_wakes_a_task_that_an_earlier_version_has_parked(
+    producer: Producer, partition: Partition
+) -> None:
+    """Such a record does not say what wakes the task."""
+    gateway = producer.gateway
+    await producer.enqueue("t", task_id="t")
+    delivery = await read_one(await worker(gateway, partition))
+    await park(gateway, delivery, "t", Counters(), delay=600, waits="message", seen=0)
+    assert await gateway.command("HDEL", partition.record("t"), "wakes") == 1
+    await producer.send_message("t", "now")
+    assert await _is_due(gateway, partition)
 
 
 async def test_messages_are_sealed(producer: Producer, partition: Partition) -> None:

@@ -159,9 +159,10 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
     partition = namespace.partition("default")
     async with Producer(namespace=namespace.name, gateway=gateway) as producer:
         a = await worker(gateway, partition)
-        for act in ("succeed", "reschedule", "release", "bury", "bury_unreadable"):
+        for act in ("succeed", "reschedule", "park", "release", "bury", "bury_unreadable"):
             await producer.enqueue("t", task_id=act)
-            await producer.send_message(act, "hello")
+            if act != "park":  # it would be due at once
+                await producer.send_message(act, "hello")
             taken = await read_one(a)
             for write in WRITING.values():
                 await write(gateway, taken, act)

@@ -135,7 +135,7 @@ class Ledger:
             if envelope is not None:
                 entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args or b"{}"), (b"again", b"1")))
                 self.held.put(record, {"state": "queued", "entry": entry})
-                self.held.drop(record, "env", "args", "due", "waits")
+                self.held.drop(record, "env", "args", "due", "waits", "wakes")
                 moved += 1
         return moved
 
@@ -286,33 +286,47 @@ class Ledger:
         event: str,
         data: bytes,
         suspect: bool,
-        waits: tuple[str, int] | None = None,
     ) -> bool:
-        """waits: for what, and the last message that the run knows of."""
         if not self.owned(delivery):
             return self.settled(delivery, task)
         record = self.at.record(task)
-        came = waits is not None and int(self.held.get(record, "mail") or 0) > waits[1]
-        if self.held.get(record, "cancel") is not None or came:
-            delay = 0
-        first = self._earliest()
+        self._defer(delivery, task, 0 if self.held.get(record, "cancel") is not None else delay, counts)
+        self.held.put(record, {"error": data, **({"suspect": "waited"} if suspect else {})})
+        self.held.drop(record, "waits", "wakes")
+        self.note_event(task, event, data)
+        self.tell(task, event)
+        return True
+
+    def park(
+        self,
+        delivery: Delivery,
+        task: str,
+        delay: int,
+        counts: tuple[int, int, int],
+        waits: str,
+        wakes: str,
+        seen: int,
+    ) -> bool:
+        """seen: the last message that the run knows of."""
+        if not self.owned(delivery):
+            return self.settled(delivery, task)
+        record = self.at.record(task)
+        came = wakes == "message" and int(self.held.get(record, "mail") or 0) > seen
+        self._defer(delivery, task, 0 if came or self.held.get(record, "cancel") is not None else delay, counts)
+        self.held.put(record, {"waits": waits, "wakes": wakes})
+        self.tell(task, "waiting")
+        return True
+
+    def _defer(self, delivery: Delivery, task: str, delay: int, counts: tuple[int, int, int]) -> None:
+        """The task moves from its message to the due set."""
+        record, first = self.at.record(task), self._earliest()
         self._keep_payload(delivery, task)
         due = self._schedule(task, delay)
         numbers = {"attempts": counts[0], "crashes": counts[1], "returns": counts[2]}
         self.held.put(record, {"state": "scheduled", "due": due, **numbers})
         self._settle(delivery, task)
-        if suspect:
-            self.held.put(record, {"suspect": "waited"})
-        if waits is None:
-            self.held.put(record, {"error": data})
-            self.held.drop(record, "waits")
-            self.note_event(task, event, data)
-        else:
-            self.held.put(record, {"waits": waits[0]})
         if first is None or self.held.now + delay < first:
             self.nudge("due")
-        self.tell(task, event)
-        return True
 
     def release(self, delivery: Delivery, task: str | None, data: bytes | None) -> bool:
         record = self.at.record(task or "")
@@ -460,7 +474,7 @@ class Ledger:
             self.ready.remove(entry)
             self.held.put_new(record, "at", _time_of(entry))
         self.held.put(record, {"state": "cancelled", "finished": Moment()})
-        self.held.drop(record, "entry", "due", "waits", "cancel")
+        self.held.drop(record, "entry", "due", "waits", "wakes", "cancel")
         self.held.expire(retention, record, steps, log)
         self.tell(task, "cancelled")
         return "cancelled"
@@ -490,7 +504,8 @@ class Ledger:
         past = self.held.get(record, f"mn:{number - most}")
         if past is not None:
             self.held.drop(record, f"mi:{past.decode()}", f"mn:{number - most}")
-        if state == b"scheduled" and self.held.get(record, "waits") is not None:
+        parked = state == b"scheduled" and self.held.get(record, "waits") is not None
+        if parked and self.held.get(record, "wakes") in (b"message", None):
             self._wake(task)
         self.tell(task, "message")
         return [b"sent", b"%d" % number, state]

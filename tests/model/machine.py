@@ -28,6 +28,7 @@ from perdure.queues import (
     TaskHandle,
     TaskMessage,
     TaskNotFound,
+    Wake,
     cancelled,
     load_history,
     park,
@@ -453,19 +454,45 @@ class Queues(RuleBasedStateMachine):
         if task in TASKS:
             self.put_off(delivery, task, delay, counters, suspect)
 
-    @rule(which=which, standing=standings, delay=delays, counters=st.tuples(numbers, numbers, numbers), seen=numbers)
-    def park(self, which: int, standing: str, delay: int, counters: tuple[int, int, int], seen: int) -> None:
-        """It waits for a message; some came since it looked, or none did. Then one comes."""
+    @rule(
+        which=which,
+        standing=standings,
+        delay=delays,
+        counters=st.tuples(numbers, numbers, numbers),
+        wakes=st.sampled_from(Wake),
+        came=st.booleans(),
+        earlier=st.booleans(),
+    )
+    def park(
+        self,
+        which: int,
+        standing: str,
+        delay: int,
+        counters: tuple[int, int, int],
+        wakes: Wake,
+        came: bool,
+        earlier: bool,
+    ) -> None:
+        """It waits for a message, or sleeps; a message may have come since it looked. Then one comes.
+
+        earlier: a worker of an earlier version has parked it, which does not write what wakes it.
+        """
         delivery, task = self.pick(which, standing)
         if task not in TASKS:
             return
-        seen = max(0, int(self.ledger.held.get(self.partition.record(task), "mail") or 0) - seen // 2)
+        record = self.partition.record(task)
+        seen = int(self.ledger.held.get(record, "mail") or 0)
+        if came:
+            self.send(task, which + 1)
         for _ in range(2):
-            expected = self.ledger.retry(delivery, task, delay, counters, "waiting", b"{}", False, ("message", seen))
-            given: Any = {"delay": delay / 1000, "waits": "message", "seen": seen}
+            expected = self.ledger.park(delivery, task, delay, counters, "message", wakes, seen)
+            given: Any = {"delay": delay / 1000, "waits": "message", "seen": seen, "wakes": wakes}
             act = park(self.ground.gateway, delivery, task, Counters(*counters), **given)
             self.same(self.ground.accepted(act), expected)
         self.end(delivery)
+        if earlier and wakes is Wake.MESSAGE:
+            self.ground.command("HDEL", record, "wakes")
+            self.ledger.held.drop(record, "wakes")
         self.send(task, which)
 
     @rule(task=tasks, which=which)
