@@ -215,8 +215,11 @@ def _letter(gateway: Gateway, partition: Partition, entry: bytes, flat: list[byt
 
 
 def _reason(text: str) -> Reason | str:
-    """The reason; one that a newer version has given stays as it is."""
-    return Reason(text) if text in set(Reason) else text
+    """Return the reason; a text that only a later version knows as it is."""
+    try:
+        return Reason(text)
+    except ValueError:
+        return text
 
 
 def _envelope(data: bytes | None) -> Envelope | None:

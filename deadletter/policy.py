@@ -33,12 +33,16 @@ class Reason(StrEnum):
     """No worker that looked at it knew its name."""
     UNSERIALISABLE_RESULT = "unserialisable_result"
     """A result that cannot be stored as JSON, or is over the size limit."""
-    SEALED = "sealed"
-    """Its arguments or its checkpoint are sealed, and no worker that looked at them could open them."""
+    UNDECRYPTABLE = "undecryptable"
+    """Its arguments or its checkpoint are encrypted, and no worker that took it could decrypt them."""
     INCOHERENT = "incoherent"
     """A check found that its agent no longer knew what it was doing."""
     IN_DOUBT = "in_doubt"
     """A risky step was cut off, and whether its effect happened is for a person to find out."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> Reason | None:
+        return cls.UNDECRYPTABLE if value == "sealed" else None  # the word of earlier versions
 
 
 @dataclass(frozen=True, slots=True)

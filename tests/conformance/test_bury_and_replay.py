@@ -205,6 +205,16 @@ async def test_a_reason_of_a_newer_version_is_shown_as_it_is(gateway: Gateway, p
     assert [letter.summary()["reason"] for letter in found] == ["of_the_future"]
 
 
+async def test_a_reason_in_the_word_of_an_earlier_version_is_read_as_todays(
+    gateway: Gateway, partition: Partition
+) -> None:
+    fields = ("reason", "sealed", "evidence", "{}", "attempts", 1, "crashes", 0, "worker", "w")
+    await gateway.command("XADD", partition.dead, "*", "id", "x", "task", "t", *fields)
+    wanted = Filter(reason=Reason.UNDECRYPTABLE)
+    found = [letter async for letter in list_letters(gateway, [partition], wanted)]
+    assert [letter.summary()["reason"] for letter in found] == ["undecryptable"]
+
+
 @pytest.mark.parametrize("oldest_first", [False, True])
 async def test_more_letters_than_a_page_are_listed_once_each(
     gateway: Gateway, partition: Partition, oldest_first: bool

@@ -125,3 +125,10 @@ def test_reasons_are_words_for_programs() -> None:
 
 def test_a_wait_without_measure_is_the_cap() -> None:
     assert backoff(Retry(base=1.0, factor=1e300, cap=60.0, jitter=0.0), 1000) == 60.0
+
+
+def test_a_reason_is_read_in_the_word_of_earlier_versions() -> None:
+    assert Reason("sealed") is Reason.UNDECRYPTABLE
+    assert str(Reason.UNDECRYPTABLE) == "undecryptable"
+    with pytest.raises(ValueError, match="'unknown' is not a valid Reason"):
+        Reason("unknown")

@@ -176,7 +176,7 @@ async def test_arguments_cannot_be_swapped(settings: Settings) -> None:
         await promote(app.producer.gateway, first.partition, first.id, second.id)
         await work_off(app)
         found = [await letter(app, one) for one in (first, second)]
-        assert [one.reason for one in found] == [Reason.SEALED] * 2
+        assert [one.reason for one in found] == [Reason.UNDECRYPTABLE] * 2
         assert f"could not decrypt the arguments of task {first.id}: it was changed in Redis" in found[0].message
         shown = found[0].shown_arguments()
         assert shown is not None
@@ -191,7 +191,7 @@ async def test_a_task_cannot_be_renamed(settings: Settings) -> None:
         await redis_command(app, "HSET", record, "env", envelope.replace(b'"echo"', b'"treat"'))
         await promote(app.producer.gateway, handle.partition, handle.id)
         await work_off(app)
-        assert (await letter(app, handle)).reason is Reason.SEALED
+        assert (await letter(app, handle)).reason is Reason.UNDECRYPTABLE
 
 
 @pytest.mark.parametrize("there", ["another task", "another step"])
@@ -208,7 +208,7 @@ async def test_step_records_cannot_be_moved(settings: Settings, there: str) -> N
         await replay(app.producer.gateway, letters[chosen], Replay())
         await work_off(app)
         found = await letter(app, handles[chosen])
-        assert found.reason is Reason.SEALED
+        assert found.reason is Reason.UNDECRYPTABLE
         assert f"could not decrypt a step '{place[1][2:]}' of task {found.id}: it was changed" in found.message
 
 
@@ -271,7 +271,7 @@ async def test_what_nobody_can_open_is_a_dead_letter_and_goes_on_when_it_is_repl
         handle = await sealing.tasks["echo"].enqueue(MARKER)
         await work_off(other)
         dead: DeadLetter = await letter(other, handle)
-        assert (dead.reason, dead.attempts) == (Reason.SEALED, 0)
+        assert (dead.reason, dead.attempts) == (Reason.UNDECRYPTABLE, 0)
         assert "PERDURE_ENCRYPTION_KEYS" in dead.message
         assert MARKER.encode() not in await everything(sealing)
         assert await replay(sealing.producer.gateway, dead, Replay())
@@ -287,7 +287,7 @@ async def test_a_checkpoint_that_cannot_be_opened_stops_the_task_before_its_hand
         assert await replay(new.producer.gateway, await letter(old, handle), Replay(args=args))
         await work_off(new)
         dead = await letter(new, handle)
-        assert (dead.reason, dead.attempts) == (Reason.SEALED, 0)
+        assert (dead.reason, dead.attempts) == (Reason.UNDECRYPTABLE, 0)
         assert f" of task {handle.id}: encrypted with key" in dead.message
 
 
@@ -353,7 +353,7 @@ async def test_what_is_not_sealed_is_refused_where_that_is_asked_for(settings: S
         handle = await plain.tasks["echo"].enqueue("b")
         await work_off(strict)
         dead = await letter(strict, handle)
-        assert dead.reason is Reason.SEALED
+        assert dead.reason is Reason.UNDECRYPTABLE
         assert "it is not encrypted, and PERDURE_ENCRYPTION_REQUIRED is set" in dead.message
 
 

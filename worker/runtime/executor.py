@@ -220,9 +220,9 @@ class Executor:
                 open_history(run)
             return open_arguments(run, task)
         except KeyMissing as missing:
-            return self._returned(run, missing, Reason.SEALED)
+            return self._returned(run, missing, Reason.UNDECRYPTABLE)
         except DecryptionError as broken:
-            return Burial(Reason.SEALED, run.history.counters, broken)
+            return Burial(Reason.UNDECRYPTABLE, run.history.counters, broken)
         except InvalidArguments as invalid:
             return Burial(Reason.INVALID_ARGUMENTS, run.history.counters, invalid)
 

@@ -87,7 +87,9 @@ def _stop(run: Run, outcome: Outcome) -> _Stop | None:
             stop = _Stop("waiting", "", AwaitedAnswer(what=f"{delay:g} s to pass", why=_told(run, error)))
         case Park(parked=parked):
             stop = _Stop("waiting", "", AwaitedAnswer(what=f"a {parked.waits}"))
-        case Burial(reason=reason, error=error) if reason is not Reason.SEALED:  # else nobody could read what is there
+        case Burial(reason=reason, error=error) if (
+            reason is not Reason.UNDECRYPTABLE
+        ):  # else nobody could read what is there
             evidence = Evidence.of(error, run.redact)
             stop = _Stop("burial", f"{reason}: {evidence.error}: {evidence.message}")
     return stop

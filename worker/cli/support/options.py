@@ -99,4 +99,22 @@ QueueOption = Annotated[
     str | None, typer.Option("--queue", metavar="QUEUE", parser=read_queue, help="Only this queue.")
 ]
 TaskNameOption = Annotated[str | None, typer.Option("--task", metavar="NAME", help="Only tasks of this name.")]
-ReasonOption = Annotated[Reason | None, typer.Option("--reason", help="Only those given up for this reason.")]
+
+
+def read_reason(text: str) -> Reason:
+    """Parse a reason, in the words of earlier versions, too."""
+    try:
+        return Reason(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(Reason)}") from None
+
+
+ReasonOption = Annotated[
+    Reason | None,
+    typer.Option(
+        "--reason",
+        metavar=f"[{'|'.join(Reason)}]",
+        parser=read_reason,
+        help="Only those given up for this reason.",
+    ),
+]
