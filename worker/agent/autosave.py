@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from ...queues import Entry, Kind, LeaseLost, PayloadTooLarge, check_size
+from ..durable import RunObserver
 from ..journal import PlanStep
 from ..log import logger
 from .background import in_background
@@ -18,7 +19,7 @@ from .live_state import LiveState
 __all__ = ["Autosave", "snapshots"]
 
 
-class Autosave:
+class Autosave(RunObserver):
     """Saves the progress of one step. What an earlier run saved of it is there to begin with."""
 
     def __init__(self, session: LiveState[Any], step: PlanStep, every: float) -> None:
@@ -34,14 +35,14 @@ class Autosave:
     @asynccontextmanager
     async def keeping(self) -> AsyncIterator[None]:
         """Save for as long as the block runs."""
-        self._run.on_checkpoint = self.save
+        self._run.observe(self)
         try:
             async with in_background(self._save_at_times()):
                 yield
         finally:
-            self._run.on_checkpoint = None
+            self._run.unobserve(self)
 
-    async def save(self) -> None:
+    async def on_checkpoint(self) -> None:
         """Save the step's progress, where it has changed. Raises `PayloadTooLarge`, `LeaseLost`, `TypeError`."""
         data = orjson.dumps(self._step.progress)
         if data == self._saved:
@@ -55,7 +56,7 @@ class Autosave:
         while True:
             await asyncio.sleep(self._every)
             try:
-                await self.save()
+                await self.on_checkpoint()
             except LeaseLost:
                 return  # the run has been told
             except (PayloadTooLarge, TypeError) as error:

@@ -12,7 +12,7 @@ import orjson
 from pydantic import ValidationError
 
 from ...queues import Entry, Kind
-from ..durable import Run
+from ..durable import Run, RunObserver
 from ..errors import StateDrift, StateError, StateTooLarge
 from ..journal import (
     BLOB,
@@ -34,11 +34,10 @@ from ..journal.event_redaction import redacted
 from ..journal.run_events import Started
 from ..log import logger
 from .agent import S
-from .coherence import CoherenceMonitor
 from .restoration import restore
 from .state_type import StateType, problem_of
 
-__all__ = ["LiveState", "live_state_of", "seed_from_handoff"]
+__all__ = ["LiveState", "seed_from_handoff"]
 
 
 def seed_from_handoff(state: AgentState, received: Handoff) -> None:
@@ -56,14 +55,14 @@ _LARGE: Final = 64 * 1024
 """Bytes of a state from which on its growing is warned of, each time that it has doubled."""
 
 
-class LiveState(Generic[S]):
+class LiveState(RunObserver, Generic[S]):
     """The state of one run.
 
     `state` is what the agent works on. `mirror` is what the log comes to, as JSON: the reduction of all events so far.
     Events that are told change both. What the agent itself changes in `state` is there alone until a checkpoint is
     taken: then the difference goes into the event of that checkpoint, so that the log tells of it.
 
-    number: of the last event in the mirror. wanted: set when a snapshot is due. watch: over its coherence.
+    number: of the last event in the mirror. wanted: set when a snapshot is due.
     """
 
     def __init__(self, run: Run, form: StateType[S], *, snapshot_every: int, check: bool = False) -> None:
@@ -74,7 +73,6 @@ class LiveState(Generic[S]):
         self.state: S = form.kind.model_construct()
         self.number = 0
         self.wanted = asyncio.Event()
-        self.watch: CoherenceMonitor | None = None
         self._every = snapshot_every
         self._check = check
         self._since = 0
@@ -92,8 +90,7 @@ class LiveState(Generic[S]):
         self._blobs = {key for key in run.history.saved if key.startswith(BLOB)}
         if run.redact is not None and run.redact.blind:
             raise StateError(f"agent {form.agent!r}: task {run.id} has too many secrets to keep them out of its state")
-        run.session = self
-        run.on_event = self._on_event
+        run.observe(self)
         if found.begun:
             self.state = form.load(run.id, self.logged_state)
             for name in form.ephemeral & inputs.keys():
@@ -164,7 +161,7 @@ class LiveState(Generic[S]):
 
     # what is heard of it
 
-    def _on_event(self, event: Event, number: int) -> None:
+    def on_event(self, event: Event, number: int) -> None:
         """An event was numbered, by a checkpoint of ours or by whoever tells something."""
         after = reduce(self.logged_state, event, number)
         if not self._checkpointing:
@@ -173,8 +170,6 @@ class LiveState(Generic[S]):
         self._since += 1
         if not self._checkpointing and self._since >= self._every:
             self.wanted.set()
-        if self.watch is not None:
-            self.watch.hear(event)
 
     def _apply(self, before: dict[str, Any], after: dict[str, Any], event: Event, number: int) -> None:
         """Do to the agent's own state what an event does to the mirror; what it has not stored yet stays."""
@@ -233,8 +228,3 @@ def _same(stored: Any, own: Any) -> bool:
 def _largest(state: dict[str, Any]) -> list[tuple[str, int]]:
     sizes = {name: len(orjson.dumps(value)) for name, value in state.items()}
     return sorted(sizes.items(), key=lambda one: -one[1])[:3]
-
-
-def live_state_of(run: Run) -> LiveState[AgentState] | None:
-    """The session of the agent that a run is of, once it has begun; None for a plain function."""
-    return run.session if isinstance(run.session, LiveState) else None

@@ -56,7 +56,7 @@ class Loop(Generic[S]):
         watch = await self._watch(goal)
         async with snapshots(self._session), watching(watch):
             await self._plan()
-            while (step := await self._next(watch)) is not None:
+            while (step := await self._next()) is not None:
                 if await self._take(step) and self._replans:
                     await self._replan()
             return await self._finish()
@@ -68,7 +68,7 @@ class Loop(Generic[S]):
     async def _watch(self, goal: str) -> CoherenceMonitor:
         session = self._session
         counter = Estimate()  # a tokenizer would take its time, before every step
-        watch = session.watch = CoherenceMonitor(
+        watch = CoherenceMonitor(
             self._run,
             goal,
             self._agent.coherence,
@@ -76,13 +76,12 @@ class Loop(Generic[S]):
             tokens=lambda: sum(message_tokens(message, counter) for message in session.state.messages),
         )
         await watch.open()
+        self._run.observe(watch)
         return watch
 
-    async def _next(self, watch: CoherenceMonitor) -> PlanStep | None:
-        """The step to be taken next. Here a run may be stopped, and is looked at."""
-        if self._run.stopping:
-            await self._run.boundary()
-        await watch.look(boundary=True)
+    async def _next(self) -> PlanStep | None:
+        """Return the next step of the plan, unless the run is stopped here."""
+        await self._run.plan_boundary()
         return next((step for step in self._state.plan if step.status in _OPEN), None)
 
     # plan, replan, finish
@@ -210,10 +209,8 @@ class Loop(Generic[S]):
         dropped = forgotten([key, *parts] if isinstance(event, StepCompleted) else parts, run.history)
         snapshot = session.snapshot(more=len(parts))
         await run.recorder.put(told, *entries, *dropped, *snapshot, wait=True, replicated=self._replicated)
-        run.steps_recorded += 1
         run.touch()
-        if run.on_recorded is not None:
-            run.on_recorded()
+        run.step_recorded()
 
     def _parts(self, key: str) -> list[str]:
         """The keys of the steps that are parts of what is named here."""

@@ -321,8 +321,8 @@ def _why(trail: LogTail, record: Record) -> Why:
     if record.state is State.DEAD:
         return "burial"
     last = trail.events[-1].type if trail.events else ""
-    known: dict[str, Why] = {"crashed": "crash", "attempt_failed": "failure", "handed_off": "shutdown"}
-    return known.get(last, "asked")
+    stop = stop_of_event(last)
+    return (None if stop is None else STOP_RULES[stop].why) or "asked"
 
 
 def _stored(trail: LogTail, task_id: str, key: str) -> Handoff | None:

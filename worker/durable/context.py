@@ -28,11 +28,18 @@ __all__ = ["Context"]
 R = TypeVar("R")
 
 
+def _no_resources() -> None:
+    return None
+
+
 class Context:
     """The running task, as its handler sees it."""
 
-    def __init__(self, run: Run, *, durability: Durability = "sync") -> None:
+    def __init__(
+        self, run: Run, *, durability: Durability = "sync", resources: Callable[[], Any] = _no_resources
+    ) -> None:
         self._run = run
+        self._resources = resources
         self._durability: Durability = durability
 
     @property
@@ -81,6 +88,11 @@ class Context:
     def log(self) -> Logger:
         """A logger with the task's name and id bound."""
         return logger.bind(task=self.task, id=self.task_id)
+
+    @property
+    def resources(self) -> Any:
+        """What the app's lifespan yielded in this process; None without a lifespan."""
+        return self._resources()
 
     @property
     def memory(self) -> TaskMemory:
@@ -167,8 +179,7 @@ class Context:
 
         Outside such a step there is nothing to save. Raises `PayloadTooLarge`, `LeaseLost`.
         """
-        if self._run.on_checkpoint is not None:
-            await self._run.on_checkpoint()
+        await self._run.save()
 
     # what it tells of its work
 

@@ -34,7 +34,7 @@ from ...queues import (
 from ..journal import HANDOFF, handoff_of
 from ..journal.handoff import RECEIVED
 from ..journal.run_events import HandedOff
-from .run import Run, StopReason
+from .run import Run
 from .step import check_place
 
 __all__ = ["HANDING", "Receiver", "continue_as", "successor_of"]
@@ -105,8 +105,7 @@ async def continue_as(
     entries = [told, Entry(Kind.SAVED, HANDOFF, handoff.to_json()), Entry(Kind.SAVED, HANDING, orjson.dumps(plan))]
     await run.recorder.put(*entries, wait=True)
     run.history.saved[HANDING] = orjson.dumps(plan)
-    await run.exit_at_boundary(StopReason.CONTINUED)
-    raise AssertionError("a run that was left goes on")
+    await run.continue_elsewhere()
 
 
 def successor_of(run: Run) -> Successor | None:

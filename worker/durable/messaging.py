@@ -33,8 +33,9 @@ from ..errors import StepMismatch, StepOutsideTask
 from ..journal.run_events import MessageSent, Received, Waited, WaitStarted
 from ..journal.step_record import StepRecord
 from .codec import fingerprint
-from .run import ParkReason, Run, StopReason
+from .run import Run
 from .step import Durability, check_place
+from .stop_reasons import ParkReason
 
 __all__ = ["ask", "receive", "send"]
 
@@ -104,8 +105,8 @@ async def _receive(
         run.history.saved[key] = orjson.dumps(begun)
         await run.recorder.put(Entry(Kind.SAVED, key, run.history.saved[key]), run.next_entry(waiting), wait=True)
     delay = LONGEST if begun["until"] is None else (begun["until"] - now) / 1000
-    await run.exit_at_boundary(StopReason.PARKED, ParkReason(delay, waiting.what, last))
-    raise AssertionError("a parked run does not go on")
+    await run.park(ParkReason(delay, waiting.what, last))
+    raise AssertionError("a parked run continues")
 
 
 def _check_wait(run: Run, wait: float | None) -> None:
@@ -132,13 +133,12 @@ async def _unused(run: Run, limit: int | None, sender: str | None, after: int) -
     Each is this read's from when it is met, though nothing is stored yet: another one of the same run, which goes on at
     the same time, does not get it.
     """
-    if run.taken is None:
-        run.taken = set()
+    used = run.used_messages
     found: list[InboxMessage] = []
     size = 0
     try:
         async for message in read_inbox(run.gateway, run.delivery.partition, run.id):
-            if message.number <= after or message.number in run.taken:
+            if message.number <= after or message.number in used:
                 continue
             if message.problem is not None:
                 if found:
@@ -153,11 +153,11 @@ async def _unused(run: Run, limit: int | None, sender: str | None, after: int) -
                 problem = f"it has {size:,} bytes, and this worker takes {run.payload_limit:,} (payload_limit)"
                 raise UnreadableMessage(run.id, message.number, problem)
             found.append(message)
-            run.taken.add(message.number)
+            used.add(message.number)
             if len(found) == limit:
                 break
     except BaseException:
-        run.taken.difference_update([message.number for message in found])
+        used.difference_update([message.number for message in found])
         raise
     return found
 
@@ -173,14 +173,9 @@ async def _record(run: Run, key: str, found: Sequence[InboxMessage], *, waited: 
         entries.append(run.next_entry(Waited()))
     stored = bool(entries[1:])
     await run.recorder.put(*entries, wait=stored, replicated=stored and durability == "replicated")
-    _progressed(run, stored)
-
-
-def _progressed(run: Run, stored: bool) -> None:
-    """The run got further than those before it."""
     run.touch()
-    if stored and run.on_recorded is not None:
-        run.on_recorded()
+    if stored:
+        run.progressed()
 
 
 async def send(
@@ -215,8 +210,8 @@ async def send(
         await run.recorder.put(
             Entry(Kind.DONE_WITH_EVENT, key, value), told, wait=stored, replicated=durability == "replicated"
         )
-        run.steps_recorded += 1
-        _progressed(run, stored)
+        run.touch()
+        run.step_recorded(stored=stored)
     finally:
         run.step_ended(key)
     return sent

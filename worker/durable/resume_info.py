@@ -63,8 +63,8 @@ class ResumeInfo:
     def state(self) -> AgentState | list[str] | None:
         """What the work has come to: an agent's state, or the keys of a function's steps that are recorded."""
         run = self._run
-        if isinstance(run.session, _HasState):
-            return run.session.state
+        if (agent := run.observer(_HasState)) is not None:  # type: ignore[type-abstract]  # a protocol is asked for
+            return agent.state
         return sorted(key for key in run.history.done if not key.startswith("#"))
 
     async def history(self) -> AsyncIterator[Event]:

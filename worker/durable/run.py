@@ -1,16 +1,12 @@
-"""One run of a handler, from delivery to outcome: what it has, and how it can be ended.
-
-Why a run was ended from outside, or ended itself before its handler was done.
-"""
+"""The run of a handler: one delivery's state, from its start to its outcome, and the ways to stop it."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from enum import Enum
-from typing import Final
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 import anyio
 
@@ -19,106 +15,73 @@ from ..journal import Event, Resumption, redacted
 from ..memory import LazyMemoryStore
 from ..settings import Settings
 from .checkpoint_writer import CheckpointWriter
+from .observer import RunObserver
 from .step_keys import StepKeys
+from .stop_reasons import ParkReason, StopReason
 from .threads import Threads
 
-__all__ = ["ParkReason", "Run", "StopReason"]
+__all__ = ["Run"]
+
+Observer = TypeVar("Observer")
 
 
-class StopReason(Enum):
-    """Why a run was ended from outside."""
+_CANCEL_AGAIN: Final = 0.5
+"""Seconds after which a handler that ignored its cancellation is cancelled again."""
 
-    LOST = "lost"
-    """Its lease has passed to another worker."""
-    CANCELLED = "cancelled"
-    """Somebody asked for its cancellation."""
-    RELEASED = "handed_off"
-    """The worker is stopping."""
-    TIMED_OUT = "timed_out"
-    """It took longer than it may."""
-    IDLE = "idle"
-    """It did nothing for longer than it may."""
-    INCOHERENT = "incoherent"
-    """Its agent no longer knows what it is doing; the run's `fault` says so."""
-    CONTINUED = "handed_on"
-    """Another task goes on with it."""
-    PARKED = "parked"
-    """It waits for something, and gives its slot away meanwhile."""
+StopDetail: TypeAlias = ParkReason | Exception | None
 
-
-@dataclass(frozen=True, slots=True)
-class ParkReason:
-    """What a run waits for. delay: seconds until it goes on without. waits: what, such as "message".
-
-    seen: the number of the last message to its inbox that it knows of: a later one is what it waits for.
-    """
-
-    delay: float
-    waits: str
-    seen: int
-
-
-_INSIST: Final = 0.5
-"""Seconds after which a handler that goes on in spite of its cancellation is cancelled again."""
-
-_SHUTDOWN: Final[tuple[StopReason, ParkReason | None]] = (StopReason.RELEASED, None)
-"""How a run ends that is stopped."""
+_SHUTDOWN: Final[tuple[StopReason, StopDetail]] = (StopReason.RELEASED, None)
+"""How `boundary` stops a run that was asked to stop."""
 
 
 class Run:
-    """One run. Belongs to the event loop it runs in; only `on_lost` and `on_cancel` may be called from elsewhere.
+    """One run of a task. It belongs to one event loop; only `on_lost` and `on_cancel` may be called from other threads.
 
-    events: the number of the last event that it put into the log. on_event: hears of each, before it is stored.
-    keys: those that it has given to its steps. parked: what it waits for, where that has ended it. fault: what is wrong
-    with it, where that has. taken: numbers of the messages in its inbox that it has read. session: of the agent that
-    runs, if one does (worker/agent/live_state.py). on_checkpoint: has it save what is not saved yet.
+    The handler runs in the asyncio task that enters the run (`with run:`). Stopping the run cancels that task. Leaving
+    the block takes these cancellations back, so that the same task can store the outcome.
 
-    started, active: when it began and when a step began or ended or something was saved last (monotonic clock), which
-    is for others to judge. ended_at, ended_in: when it was ended from outside, and in which steps it was then.
-
-    The handler runs in the asyncio task that entered the run (`with run:`). Ending a run cancels that task, and
-    what was cancelled on the run's account is taken back when the block is left, so that the same task can go on to
-    store the outcome.
+    Attributes:
+        events: number of the last event that this run put into the log.
+        keys: names of the run's steps.
+        started, active: when the run began, and when a step last began or ended or was saved (monotonic clock).
+        stop_reason, stop_detail: why the run stopped; what it waits for (`ParkReason`), or the error that stopped it.
+        ended_at, ended_in: when the run was stopped, and the steps in flight at that time.
+        around_step: the middleware chain of steps, None where no middleware overrides `step`.
     """
 
     __slots__ = (
-        "_again",
         "_cancels",
         "_leaving",
         "_loop",
+        "_observers",
         "_quiet",
         "_recorder",
+        "_retry_cancel",
         "_task",
+        "_used_messages",
         "active",
+        "around_step",
         "closed",
         "delivery",
         "ended_at",
         "ended_in",
         "envelope",
         "events",
-        "fault",
         "gateway",
         "history",
         "keys",
         "memory",
-        "on_checkpoint",
-        "on_event",
-        "on_recorded",
-        "on_step",
-        "parked",
         "payload_limit",
         "record",
         "redact",
-        "result_ttl",
         "resumption",
-        "session",
         "settings",
         "started",
         "steps_in_flight",
         "steps_recorded",
+        "stop_detail",
         "stop_reason",
         "stopping",
-        "taken",
         "threads",
     )
 
@@ -145,6 +108,7 @@ class Run:
         self.record = delivery.partition.record(envelope.id)
         self.redact: Redaction | None = None
         self.stop_reason: StopReason | None = None
+        self.stop_detail: StopDetail = None
         self.stopping = False
         self.closed = False
         self.started = self.active = time.monotonic()
@@ -152,35 +116,76 @@ class Run:
         self.ended_in: tuple[str, ...] = ()
         self.steps_in_flight: dict[str, float] = {}
         self.steps_recorded = 0
-        self.on_step: Callable[[str], None] | None = None
-        self.on_recorded: Callable[[], None] | None = None
-        self.on_event: Callable[[Event, int], None] | None = None
-        self.on_checkpoint: Callable[[], Awaitable[None]] | None = None
-        self.session: object | None = None
-        self.result_ttl: float | None = None
         self.resumption: Resumption | None = None
         self.events = 0
-        self.parked: ParkReason | None = None
-        self.fault: Exception | None = None
-        self.taken: set[int] | None = None
         self.keys = StepKeys()
+        self.around_step: Callable[..., Awaitable[Any]] | None = None
+        self._observers: tuple[RunObserver, ...] = ()
+        self._used_messages: set[int] | None = None
         self._quiet: anyio.Event | None = None
         self._recorder: CheckpointWriter | None = None
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[object] | None = None
-        self._again: asyncio.TimerHandle | None = None
+        self._retry_cancel: asyncio.TimerHandle | None = None
         self._cancels = 0
-        self._leaving: tuple[StopReason, ParkReason | None] = _SHUTDOWN
+        self._leaving: tuple[StopReason, StopDetail] = _SHUTDOWN
 
     @property
     def id(self) -> str:
         return self.envelope.id
 
+    @property
+    def used_messages(self) -> set[int]:
+        """Numbers of the inbox messages that this run has read."""
+        if self._used_messages is None:
+            self._used_messages = set()
+        return self._used_messages
+
+    # what the run starts from
+
+    def load(self, history: History) -> None:
+        """Take what earlier runs recorded."""
+        self.history = history
+
+    def resume_from(self, resumption: Resumption) -> None:
+        """Take what the previous run left, for `ctx.resumption`."""
+        self.resumption = resumption
+
+    def keep_secret(self, redaction: Redaction) -> None:
+        """Keep these secrets out of events, logs and documents."""
+        self.redact = redaction
+
+    # observers
+
+    def observe(self, observer: RunObserver) -> None:
+        """Notify an observer from now on."""
+        self._observers = (*self._observers, observer)
+
+    def unobserve(self, observer: RunObserver) -> None:
+        """Stop notifying an observer. One that is not registered changes nothing."""
+        self._observers = tuple([one for one in self._observers if one is not observer])
+
+    def observer(self, kind: type[Observer]) -> Observer | None:
+        """Return the first observer of a type. May be called from any thread."""
+        return next((one for one in self._observers if isinstance(one, kind)), None)
+
+    async def save(self) -> None:
+        """Have the observers store what is not stored yet. Raises `PayloadTooLarge`, `LeaseLost`."""
+        for observer in self._observers:
+            await observer.on_checkpoint()
+
+    async def plan_boundary(self) -> None:
+        """Stop an agent between two steps of its plan, if the worker or an observer wants to."""
+        if self.stopping:
+            await self.boundary()
+        for observer in self._observers:
+            await observer.on_boundary()
+
     # the checkpoint
 
     @property
     def recorder(self) -> CheckpointWriter:
-        """The writer of the checkpoint: made when it is first needed, for many runs have no steps."""
+        """The writer of the checkpoint, created at its first use: many runs have no steps."""
         if self._recorder is None:
             self._recorder = CheckpointWriter(
                 self.gateway,
@@ -194,24 +199,29 @@ class Run:
 
     @property
     def has_written(self) -> bool:
-        """Whether anything was put into the checkpoint in this run."""
+        """Whether this run put anything into the checkpoint."""
         return self._recorder is not None
 
     def next_entry(self, event: Event) -> Entry:
-        """An event's entry for the log. It must be put at once, for it has the next number.
+        """Return an event's log entry. It must be put at once, for it has the next number.
 
-        `on_event` hears of it as readers of the log will: without secrets, and of data that is JSON. Raises
-        `PayloadTooLarge`, and what `on_event` raises; then there is no such event.
+        Raises `PayloadTooLarge`, and what an observer raises; then the event does not exist.
         """
         if self.redact is not None:
             event = redacted(event, self.redact)
         data = event.to_json()
         check_size(f"event {event.type!r} of task {self.id}", len(data), self.payload_limit)
         number = max(self.events, self.history.events) + 1
-        if self.on_event is not None:
-            self.on_event(event.as_read(data), number)
+        if self._observers:
+            seen = event.as_read(data)
+            for observer in self._observers:
+                observer.on_event(seen, number)
         self.events = number
         return Entry(Kind.EVENT, event.type, str(number).encode(), data)
+
+    def withdraw(self, entry: Entry) -> None:
+        """Free the number of the last event, which is certainly not stored."""
+        self.events = int(entry.value) - 1
 
     async def log_event(self, event: Event, *, wait: bool = False) -> None:
         """Put an event into the log: with the next write of the checkpoint, or at once. Raises `LeaseLost`."""
@@ -223,32 +233,34 @@ class Run:
             await self._recorder.flush()
 
     async def close(self) -> None:
-        """Nothing is written into the checkpoint from now on."""
+        """Refuse further writes into the checkpoint."""
         self.closed = True
-        recorder, self._recorder = self._recorder, None  # they know each other: no cycle outlives the run
+        recorder, self._recorder = self._recorder, None  # they refer to each other: no cycle outlives the run
+        self._observers, self.around_step = (), None
         if recorder is not None:
             await recorder.close()
 
-    # ending it
+    # stopping it
 
     def __enter__(self) -> None:
-        """From here on the run can be cancelled: this asyncio task is its handler's."""
+        """Make the current asyncio task the handler's: from here on the run can be cancelled."""
         self._task = asyncio.current_task()
+        self.started = time.monotonic()
         if self.stop_reason is not None:  # before it began
             self._cancel()
 
     def __exit__(self, *raised: object) -> None:
         self.closed = True
-        if self._again is not None:
-            self._again.cancel()
+        if self._retry_cancel is not None:
+            self._retry_cancel.cancel()
         task, self._task = self._task, None
         for _ in range(self._cancels if task is not None else 0):
             task.uncancel()  # type: ignore[union-attr]
 
     async def drain_cancellation(self) -> None:
-        """Let a cancellation of the handler that came too late for it pass, so that it hits nothing else.
+        """Absorb a cancellation that arrived after the handler had ended, so that it hits nothing else.
 
-        Raises `CancelledError` where it is the worker itself that is being cancelled.
+        Raises `CancelledError` where the worker itself is being cancelled.
         """
         task = asyncio.current_task()
         if self._cancels:
@@ -260,44 +272,58 @@ class Run:
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
 
-    def cancel(self, why: StopReason) -> None:
-        """Cancel the handler. The first reason counts, but a lost lease beats every other."""
-        if self.stop_reason is None:
+    def cancel(self, why: StopReason, detail: StopDetail = None) -> None:
+        """Cancel the handler. The first reason counts, but a lost lease replaces every other."""
+        first = self.stop_reason is None
+        if first:
             self.ended_at = time.monotonic()
             self.ended_in = tuple(self.steps_in_flight)
-        if self.stop_reason is None or why is StopReason.LOST:
+            self.stop_detail = detail
+        if first or why is StopReason.LOST:
             self.stop_reason = why
-        if self._again is None:
+        if first:
+            for observer in self._observers:
+                observer.on_stop(why)
+        if self._retry_cancel is None:
             self._cancel()
 
+    def abandon(self) -> StopReason | None:
+        """Refuse whatever a handler that ignores its cancellation still does. Returns why the run was stopped."""
+        why, self.stop_reason = self.stop_reason, StopReason.LOST
+        return why
+
     def limit(self, seconds: float) -> asyncio.TimerHandle:
-        """End the run as timed out after so many seconds; the handle takes that back."""
+        """Time the run out after so many seconds; cancel the handle to take that back."""
         return self._loop.call_later(seconds, self.cancel, StopReason.TIMED_OUT)
 
     def on_lost(self) -> None:
-        """From the beat's thread: the lease has passed to another worker."""
+        """Called in the heartbeat's thread: another worker holds the lease."""
         self._loop.call_soon_threadsafe(self.cancel, StopReason.LOST)
 
     def on_cancel(self) -> None:
-        """From the beat's thread: somebody asked for the cancellation."""
+        """Called in the heartbeat's thread: a caller cancelled the task."""
         self._loop.call_soon_threadsafe(self.cancel, StopReason.CANCELLED)
 
     def _cancel(self) -> None:
         if self._task is not None:
             self._cancels += 1
             self._task.cancel()
-            self._again = self._loop.call_later(_INSIST, self._cancel)
+            self._retry_cancel = self._loop.call_later(_CANCEL_AGAIN, self._cancel)
 
     @property
     def task(self) -> asyncio.Task[object] | None:
-        """The asyncio task that its handler is in; None before it began and after it has ended."""
+        """The asyncio task of the handler; None before the handler begins and after it ends."""
         return self._task
 
     # its steps
 
     def touch(self) -> None:
-        """Something happened: the run is not idle."""
+        """Note progress: the run is not idle."""
         self.active = time.monotonic()
+
+    def excuse(self, seconds: float) -> None:
+        """Do not count so many seconds, in which the event loop stood still, as idle."""
+        self.active += seconds
 
     def request_stop(self) -> None:
         """Have the run stop at its next step boundary."""
@@ -305,8 +331,19 @@ class Run:
 
     def step_began(self, key: str) -> None:
         self.steps_in_flight[key] = self.active = time.monotonic()
-        if self.on_step is not None:
-            self.on_step(key)
+        for observer in self._observers:
+            observer.on_step(key)
+
+    def step_recorded(self, *, stored: bool = True) -> None:
+        """Count a recorded step. stored: Redis has confirmed it."""
+        self.steps_recorded += 1
+        if stored:
+            self.progressed()
+
+    def progressed(self) -> None:
+        """Notify the observers that something was stored which no earlier run had stored."""
+        for observer in self._observers:
+            observer.on_recorded()
 
     def step_ended(self, key: str) -> None:
         self.steps_in_flight.pop(key, None)
@@ -315,20 +352,44 @@ class Run:
             self._quiet.set()
             self._quiet = None
 
-    async def boundary(self) -> None:
-        """Where a run may be stopped: between steps. Does not return when it is. Called when `stopping`."""
-        await self.exit_at_boundary(*self._leaving)
+    async def boundary(self) -> NoReturn:
+        """Stop the run between two steps. Called when `stopping`; does not return."""
+        await self._exit_at_boundary(*self._leaving)
 
-    async def exit_at_boundary(self, why: StopReason, parked: ParkReason | None = None) -> None:
-        """End the run from within, when the steps that are under way are recorded; no other begins. Does not return."""
-        self.stopping, self._leaving = True, (why, parked)
+    async def park(self, reason: ParkReason, *, grace: float | None = None) -> NoReturn:
+        """Stop the run, when the steps in flight are recorded, until what it waits for happens. Does not return.
+
+        Args:
+            reason: what the task waits for.
+            grace: seconds to wait for the steps in flight, else as long as they take.
+        """
+        await self._exit_within(grace, StopReason.PARKED, reason)
+
+    async def fail(self, error: Exception, *, grace: float | None = None) -> NoReturn:
+        """Stop the run as incoherent, when the steps in flight are recorded. Does not return. grace: as for `park`."""
+        await self._exit_within(grace, StopReason.INCOHERENT, error)
+
+    async def continue_elsewhere(self) -> NoReturn:
+        """Stop the run, when the steps in flight are recorded: a successor continues the work. Does not return."""
+        await self._exit_at_boundary(StopReason.CONTINUED, None)
+
+    async def _exit_within(self, grace: float | None, why: StopReason, detail: StopDetail) -> NoReturn:
+        with anyio.move_on_after(math.inf if grace is None else grace):
+            await self._exit_at_boundary(why, detail)
+        await self._exit(why, detail)
+
+    async def _exit_at_boundary(self, why: StopReason, detail: StopDetail) -> NoReturn:
+        """Stop the run when the steps in flight are recorded; no other step begins."""
+        self.stopping, self._leaving = True, (why, detail)
         while self.steps_in_flight:
             self._quiet = self._quiet or anyio.Event()
             await self._quiet.wait()
-        if self.stop_reason is None:
-            self.parked = parked
-        self.cancel(why)
+        await self._exit(why, detail)
+
+    async def _exit(self, why: StopReason, detail: StopDetail) -> NoReturn:
+        self.cancel(why, detail)
         await anyio.sleep_forever()
+        raise AssertionError("a stopped run continues")
 
     def __repr__(self) -> str:
         return f"<Run {self.envelope.task} {self.id} steps={list(self.steps_in_flight)}>"

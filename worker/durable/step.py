@@ -188,9 +188,7 @@ async def run_step(
         else:
             event = run.next_entry(told(key, orjson.loads(data), step.attempt))
             await run.recorder.put(entry._replace(kind=Kind.DONE_WITH_EVENT), event, wait=stored, replicated=replicated)
-        run.steps_recorded += 1
-        if stored and run.on_recorded is not None:
-            run.on_recorded()
+        run.step_recorded(stored=stored)
     finally:
         run.step_ended(key)
     return value

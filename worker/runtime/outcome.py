@@ -1,12 +1,13 @@
-"""From the way a run ended to what is to be done: pure, no Redis."""
+"""Outcomes: what is stored for a delivery, and the pure decision that follows an error. No Redis."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from ...deadletter import Bury, Reason, Retry, TryAgain, after_failure
 from ...queues import Counters, PayloadTooLarge
-from ..durable import ParkReason
+from ..durable import STOP_RULES, ParkReason, StopReason, counters_after
 from ..errors import (
     ArtifactTooLarge,
     Incoherent,
@@ -24,63 +25,79 @@ __all__ = ["Burial", "Cancelled", "Outcome", "Park", "Quarantined", "Release", "
 
 @dataclass(frozen=True, slots=True)
 class Success:
-    """The handler returned; `result` as JSON. handed_to: the task that goes on, where it did not, but handed on."""
+    """The handler returned `result`, as JSON, or a successor continues its work. handed_to: id of the successor."""
 
     result: bytes
     counters: Counters
     handed_to: str | None = None
 
+    @property
+    def stop(self) -> StopReason:
+        return StopReason.COMPLETED if self.handed_to is None else StopReason.CONTINUED
+
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """Run it again after `delay` seconds; `event` names why in the log. suspect: it stays one."""
+    """The task runs again after `delay` seconds. suspect: it stays in quarantine."""
 
     delay: float
-    event: str
+    stop: StopReason
     counters: Counters
     error: BaseException
     suspect: bool = False
 
+    @property
+    def event(self) -> str:
+        """The event type that says why, in the log."""
+        return STOP_RULES[self.stop].event or self.stop.value
+
 
 @dataclass(frozen=True, slots=True)
 class Burial:
-    """Give it up."""
+    """The task becomes a dead letter."""
 
     reason: Reason
     counters: Counters
     error: BaseException
+    stop = StopReason.BURIED
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Somebody asked for its end."""
+    """A caller cancelled the task."""
 
     counters: Counters
+    stop = StopReason.CANCELLED
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The worker is stopping: give it back at no cost."""
+    """The worker is shutting down: the task returns to its queue at no cost."""
 
     counters: Counters
+    stop = StopReason.RELEASED
 
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """It waits for something: run it again when that has come, or its time has passed. Costs no attempt."""
+    """The task waits, and runs again when what it waits for has happened or its time has passed."""
 
     parked: ParkReason
     counters: Counters
+    stop = StopReason.PARKED
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """It is a suspect that may not run here and now: leave it to a worker that runs it alone."""
+    """The task may run only in quarantine, not here and now."""
+
+    counters: Counters
+    stop = StopReason.QUARANTINED
 
 
 Outcome = Success | Rerun | Burial | Cancelled | Release | Park | Quarantined
 
-_PERMANENT: dict[type[BaseException], Reason] = {
+_PERMANENT: Final[dict[type[BaseException], Reason]] = {
     StepInDoubt: Reason.IN_DOUBT,
     UnserialisableResult: Reason.UNSERIALISABLE_RESULT,
     StepMismatch: Reason.NOT_RETRYABLE,
@@ -89,11 +106,11 @@ _PERMANENT: dict[type[BaseException], Reason] = {
     PayloadTooLarge: Reason.NOT_RETRYABLE,
     ArtifactTooLarge: Reason.NOT_RETRYABLE,
 }
-"""Errors that would come again, however often the task is run."""
+"""Errors that another attempt would only repeat."""
 
 
 def _unwrap_group(error: BaseException) -> BaseException:
-    """What a group of errors, as a task group raises it, comes to: its one member, or the one that decides alone."""
+    """Return the error of a task group that decides: its only member, or the first that decides by itself."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     if isinstance(error, BaseExceptionGroup):
@@ -103,20 +120,33 @@ def _unwrap_group(error: BaseException) -> BaseException:
     return error
 
 
-def after_error(error: BaseException, retry: Retry, counters: Counters, max_attempts: int | None) -> Rerun | Burial:
-    """What follows a run that raised. counters: without this attempt. max_attempts: the producer's word."""
+def after_error(
+    error: BaseException,
+    retry: Retry,
+    counters: Counters,
+    max_attempts: int | None,
+    stop: StopReason = StopReason.FAILED,
+) -> Rerun | Burial:
+    """Return what follows a run that raised.
+
+    Args:
+        error: what the handler raised, or what stopped it.
+        retry: the task's.
+        counters: without this attempt.
+        max_attempts: the producer's limit, which replaces the task's.
+        stop: why the run stopped.
+    """
     error = _unwrap_group(error)
     if isinstance(error, Snooze):
-        return Rerun(error.after, "snoozed", counters, error)
-    counted = counters.attempted()
+        return Rerun(error.after, StopReason.SNOOZED, counters_after(StopReason.SNOOZED, counters), error)
+    counted = counters_after(stop, counters)
     for kind, reason in _PERMANENT.items():
         if isinstance(error, kind):
             return Burial(reason, counted, error)
-    asked = replace(retry, on=(RetryLater,), never=()) if isinstance(error, RetryLater) else retry
-    decision = after_failure(asked, counted, error, max_attempts)
-    match decision:
+    policy = replace(retry, on=(RetryLater,), never=()) if isinstance(error, RetryLater) else retry
+    match after_failure(policy, counted, error, max_attempts):
         case Bury(reason):
             return Burial(reason, counted, error)
         case TryAgain(delay):
             after = error.after if isinstance(error, RetryLater) else delay
-            return Rerun(after, "attempt_failed", counted, error)
+            return Rerun(after, stop, counted, error)

@@ -1,8 +1,9 @@
-"""Who may run suspects: tasks whose worker died, and one of which may be what killed it.
+"""The quarantine gate: decides whether this worker may run a task that is suspected of killing workers.
 
-Under a supervisor an ordinary worker runs none, and its supervisor has a child of its own for each. Without one a
-worker runs one at a time and takes nothing new meanwhile. That ends when the suspect is cleared, when it ends, or when
-its probation is over: by then a task that kills at once would have done so, and the others have waited long enough.
+Under a supervisor an ordinary worker runs no suspect, and the supervisor starts a separate process for each. Without a
+supervisor a worker runs one suspect at a time, and takes no other task meanwhile, until the suspect is cleared, until
+it ends, or until the quarantine window is over: a task that kills at once would have done so by then, and the other
+tasks have waited long enough.
 """
 
 from __future__ import annotations
@@ -10,100 +11,109 @@ from __future__ import annotations
 import asyncio
 
 from ...queues import Delivery, LeaseLost, QueueError, clear_quarantined
-from ..durable import Run
+from ..durable import Run, RunObserver
 from ..log import logger
+from .execution import Execution
+from .outcome import Outcome, Quarantined
 from .supervisor_link import SupervisorLink
 
 __all__ = ["QuarantineGate"]
 
 
 class QuarantineGate:
-    """What one worker does about suspects."""
+    """The gate of one worker."""
 
     def __init__(self, link: SupervisorLink | None, window: float) -> None:
-        """link: to the supervisor, None where there is none. window: seconds."""
+        """link: to the supervisor, None without one. window: seconds that a suspect runs alone at most."""
         self._link = link
         self._window = window
-        self._undecided: set[tuple[str, bytes]] = set()
+        self._pending: set[tuple[str, bytes]] = set()
         self._alone: Run | None = None
-        self._over: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._clearing: set[asyncio.Task[None]] = set()
         self.wanted = self.accepts
 
     @property
     def dedicated(self) -> bool:
-        """Whether this worker is there for suspects alone."""
+        """Whether this worker runs suspects only."""
         return self._link is not None and self._link.role == "isolated"
 
     @property
     def accepts(self) -> bool:
-        """Whether suspects are run here at all."""
+        """Whether this worker runs suspects at all."""
         return self._link is None or self.dedicated
 
     @property
     def has_room(self) -> bool:
-        """Whether more may be taken: no suspect is on probation here, or about to be."""
-        return self._alone is None and not self._undecided
+        """Whether the worker may take more tasks: no suspect runs alone here or is about to."""
+        return self._alone is None and not self._pending
 
     def request(self) -> None:
-        """There may be suspects: look for them at the next opportunity, or have the supervisor do so."""
+        """Look for suspects at the next opportunity, or have the supervisor start a worker that does."""
         if self.accepts:
             self.wanted = True
-            self._tell()
+            self._notify()
         elif self._link is not None:
             self._link.say("suspects")
 
     def pending(self, delivery: Delivery) -> None:
-        """A delivery was taken that may be a suspect: `decided` follows."""
-        self._undecided.add(delivery.key)
+        """Note that a delivery was taken that may be a suspect: `resolved` follows."""
+        self._pending.add(delivery.key)
 
     def resolved(self, delivery: Delivery) -> None:
-        """It is known by now whether the delivery is one. May be said of any, and more than once."""
-        if delivery.key in self._undecided:
-            self._undecided.discard(delivery.key)
-            self._tell()
+        """Note that it is known whether the delivery is a suspect. May be called for any delivery, and repeatedly."""
+        if delivery.key in self._pending:
+            self._pending.discard(delivery.key)
+            self._notify()
 
     def admit(self, run: Run) -> bool:
-        """Whether a suspect may run here now. If so `release` follows when it has ended."""
+        """Return whether a suspect may run here now. If so, `release` follows when it has ended."""
         if not self.accepts or self._alone is not None:
             return False
         self._alone = run
         loop = asyncio.get_running_loop()
-        run.on_recorded = lambda: self._clear(run)
         if self.dedicated and self._link is not None:
             link = self._link
             link.say("begins", id=run.id, task=run.envelope.task)
-            run.on_step = lambda key: link.say("step", id=run.id, step=key)
+            run.observe(_StepReports(link, run))
         else:
-            self._over = loop.call_later(self._window, self._end_window, run)
-        logger.bind(task=run.envelope.task, id=run.id).info("a worker died with it: it runs alone until it is cleared")
+            self._timer = loop.call_later(self._window, self._end_window, run)
+        logger.bind(task=run.envelope.task, id=run.id).info("running alone in quarantine: its worker died")
+        run.observe(_Clearance(self, run))
         return True
 
+    async def check(self, execution: Execution) -> Outcome | None:
+        """Stage: refuse a suspect that may not run here now."""
+        run = execution.run
+        if run.history.quarantined and not self.admit(run):
+            return Quarantined(run.history.counters)
+        self.resolved(run.delivery)
+        return None
+
     def release(self, run: Run) -> None:
-        """A run has ended. One that was not admitted changes nothing."""
+        """Note that a run has ended. A run that was not admitted changes nothing."""
         if self._alone is run and self.dedicated and self._link is not None:
             self._link.say("ends", id=run.id)
         self._end_window(run)
 
     def idle(self) -> None:
-        """There was none to be found."""
+        """Report to the supervisor that there is no suspect."""
         if self.dedicated and self._link is not None:
             self._link.say("idle")
 
     def leave(self) -> None:
-        """There are more of them than this worker can run."""
+        """Report to the supervisor that there are more suspects than this worker can run."""
         if self._link is not None:
             self._link.say("suspects")
 
     async def wait_change(self) -> None:
-        """Return when more may be taken, or suspects are to be looked for."""
+        """Return when the worker may take more tasks, or should look for suspects."""
         self._changed.clear()
         await self._changed.wait()
 
-    def _clear(self, run: Run) -> None:
-        """The run has recorded a step that no run before had recorded."""
-        run.on_recorded = None
+    def clear(self, run: Run) -> None:
+        """Clear a run that recorded a step which no earlier run had recorded."""
         task = asyncio.get_running_loop().create_task(self._clear_stored(run))
         self._clearing.add(task)
         task.add_done_callback(self._clearing.discard)
@@ -114,19 +124,42 @@ class QuarantineGate:
         try:
             await clear_quarantined(run.gateway, run.delivery, run.id, run.history.counters.crashes)
         except LeaseLost:
-            pass  # it has ended, or the run will hear of it in its next write
+            pass  # the run has ended, or its next write is refused
         except QueueError as error:
-            logger.debug("cannot clear task {} of suspicion: {}", run.id, error)
+            logger.debug("could not clear task {} from quarantine: {}", run.id, error)
 
     def _end_window(self, run: Run) -> None:
         if self._alone is not run:
             return
         self._alone = None
-        if self._over is not None:
-            self._over.cancel()
-            self._over = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self.wanted = True
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
+
+
+class _StepReports(RunObserver):
+    """Reports the steps of a suspect to the supervisor, which names the step if the process dies."""
+
+    def __init__(self, link: SupervisorLink, run: Run) -> None:
+        self._link = link
+        self._id = run.id
+
+    def on_step(self, key: str) -> None:
+        self._link.say("step", id=self._id, step=key)
+
+
+class _Clearance(RunObserver):
+    """Clears a suspect at its first recorded step."""
+
+    def __init__(self, gate: QuarantineGate, run: Run) -> None:
+        self._gate = gate
+        self._run = run
+
+    def on_recorded(self) -> None:
+        self._run.unobserve(self)
+        self._gate.clear(self._run)

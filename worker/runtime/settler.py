@@ -1,4 +1,4 @@
-"""Carrying an outcome out: each is one script, asked for until Redis has answered."""
+"""The settler: stores an outcome and acknowledges the message, in one script, repeated until Redis answers."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from ...queues import (
     retry_while_unavailable,
     succeed,
 )
-from ..durable import Run
+from ..durable import STOP_RULES, Run
 from ..log import log_wait, logger
+from ..registry import Registry
 from ..settings import Settings
 from .outcome import Burial, Cancelled, Outcome, Park, Quarantined, Release, Rerun, Success
 
@@ -34,14 +35,15 @@ _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Settler:
-    """Ends deliveries. Raises `LeaseLost` where another worker has the task by now."""
+    """Settles deliveries. Raises `LeaseLost` if another worker holds the lease."""
 
-    def __init__(self, gateway: Gateway, settings: Settings) -> None:
+    def __init__(self, gateway: Gateway, registry: Registry, settings: Settings) -> None:
         self._gateway = gateway
+        self._registry = registry
         self._settings = settings
 
     async def settle(self, run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> None:
-        """Store the outcome and acknowledge the message, in one atomic act. on_wait: hears that Redis is away."""
+        """Store the outcome and acknowledge the message. on_wait: called when Redis is unavailable."""
         await retry_while_unavailable(
             self._act(run, outcome), on_wait=log_wait(f"the outcome of task {run.id}", on_wait)
         )
@@ -70,39 +72,41 @@ class Settler:
                 return lambda: cancelled(gateway, delivery, task_id, counters, ran=ran, ttl=ttl)
             case Release(counters):
                 data: dict[str, object] = {
-                    "why": "shutdown",
+                    "why": STOP_RULES[outcome.stop].why,
                     "steps": len(run.history.done) + run.steps_recorded,
                 }
                 return lambda: release(gateway, delivery, task_id, data=data)
             case Quarantined():
                 return lambda: quarantine(gateway, delivery, task_id)
             case Rerun() | Park():
-                return self._put_off(run, outcome)
+                return self._reschedule(run, outcome)
             case Burial(reason, counters, error):
                 return lambda: self._bury(delivery, task_id, run.envelope.task, reason, counters, error, run.redact)
 
-    def _put_off(self, run: Run, outcome: Rerun | Park) -> Callable[[], Awaitable[None]]:
+    def _reschedule(self, run: Run, outcome: Rerun | Park) -> Callable[[], Awaitable[None]]:
         gateway, delivery, task_id, counters = self._gateway, run.delivery, run.id, outcome.counters
         bound = logger.bind(task=run.envelope.task, id=task_id)
         if isinstance(outcome, Park):
             delay, waits, seen = outcome.parked.delay, outcome.parked.waits, outcome.parked.seen
-            bound.debug("waits for a {}", waits)
+            bound.debug("parked until a {} arrives", waits)
             return lambda: park(gateway, delivery, task_id, counters, delay=delay, waits=waits, seen=seen)
         delay, event, suspect = outcome.delay, outcome.event, outcome.suspect
         evidence = Evidence.of(outcome.error, run.redact)
-        bound.warning("{}, runs again in {:.1f} s: {}: {}", event, delay, evidence.error, evidence.message)
+        bound.warning("{}, scheduled again in {:.1f} s: {}: {}", event, delay, evidence.error, evidence.message)
         found = evidence.fields() | {"attempts": counters.attempts, "delay": delay}
         return lambda: reschedule(
             gateway, delivery, task_id, counters, delay=delay, event=event, data=found, suspect=suspect
         )
 
     def _result_ttl(self, run: Run) -> float:
-        return run.envelope.options.result_ttl or run.result_ttl or self._settings.result_ttl
+        task = self._registry.get(run.envelope.task)
+        own = None if task is None else task.result_ttl
+        return run.envelope.options.result_ttl or own or self._settings.result_ttl
 
     async def bury_unreadable(self, delivery: Delivery, error: UnreadableEnvelope) -> str:
-        """Bury a message that is not a task, raw: under the id of the task that it is the message of, if it is.
+        """Bury a message that cannot be decoded, as raw bytes. Returns the id of the dead letter.
 
-        Returns the id.
+        It is the id of the task whose message this is, if the message names one and the task's record confirms it.
         """
         what = f"the burial of message {delivery.entry.decode()}"
         task_id = unreadable_id(delivery)
@@ -145,7 +149,7 @@ class Settler:
 
 
 def _named_id(data: bytes) -> str | None:
-    """The id in an envelope of a version this worker cannot read: its producer waits for that task."""
+    """Return the task id in an envelope of a newer version, for whose result its producer may be waiting."""
     try:
         found = orjson.loads(data)["id"]
     except (orjson.JSONDecodeError, LookupError, TypeError):

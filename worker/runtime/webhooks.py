@@ -1,13 +1,12 @@
-"""Telling somebody: what an operator wants to hear of is posted to a URL, as JSON, and signed where there is a secret.
+"""Webhooks: JSON about resumed, buried and waiting tasks, posted to a URL and signed if there is a secret.
 
-Nothing waits for that, and nothing fails because of it: notices wait in a bounded queue in memory for the one that
-posts them, each is tried a few times, and one that nobody took is dropped with a line in the log. So a notice may be
-lost with its worker, where the event log may not; and one whose answer was lost comes twice, under one delivery id.
+Nothing waits for a post, and nothing fails because of one: events wait in a bounded queue in memory, each is tried a
+few times, and one that the receiver does not accept is dropped with a warning in the log. So an event may be lost with
+its worker, which an entry of the event log may not; and one whose reply was lost is posted twice, under one delivery
+id.
 
-What there is to tell of a task's fate: notices of runs that were resumed or buried, or that wait for somebody.
-
-A notice leaves the deployment. It says what Redis has readable anyway (ids, names, counters, reasons); texts of the
-task (messages of errors, why it waits) only where tasks are not sealed, and never with secrets.
+A webhook leaves the deployment. It contains what is readable in Redis anyway (ids, names, counters, reasons); texts of
+the task (error messages, why it waits) only if tasks are not encrypted, and never with secrets.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ import orjson
 
 from ...deadletter import Evidence, Reason
 from ...queues import Backoff, Counters, Delivery
-from ..durable import Run
+from ..durable import CURRENT_RUN, CallNext, Context, Middleware, Run, Settlement
 from ..journal import Handoff
 from ..journal.run_events import Notified
 from ..log import logger
 from ..settings import Settings
 from .outcome import Burial, Outcome, Park
+from .settlement import RunSettlement
 
 __all__ = [
     "WebhookEvent",
+    "WebhookMiddleware",
     "WebhookQueue",
     "WebhookTarget",
     "post",
-    "resumed_event",
     "sign",
-    "stopped_event",
     "unreadable_event",
 ]
 
@@ -208,14 +207,35 @@ def _once(where: WebhookTarget, body: bytes, headers: dict[str, str]) -> tuple[s
         return f"{type(error).__name__}", False
 
 
-def resumed_event(run: Run) -> WebhookEvent | None:
-    """That a run goes on after an interruption, and what was restored; None for any other. The log hears of it."""
+class WebhookMiddleware(Middleware):
+    """Queues the webhooks of a worker's runs."""
+
+    def __init__(self, queue: WebhookQueue) -> None:
+        self._queue = queue
+
+    async def run(self, ctx: Context, call_next: CallNext) -> Any:
+        run = CURRENT_RUN.get()
+        if run is not None and (event := _resumed_event(run)) is not None:
+            self._queue.give(event)
+        return await call_next()
+
+    async def settle(self, ctx: Context, settlement: Settlement, call_next: CallNext) -> None:
+        await call_next()
+        if not isinstance(settlement, RunSettlement):
+            return
+        event = _stopped_event(settlement.run, settlement.outcome, settlement.handoff)
+        if event is not None:
+            self._queue.give(event)
+
+
+def _resumed_event(run: Run) -> WebhookEvent | None:
+    """Return the event of a run that resumed after an interruption; its posting is logged in the task's event log."""
     resumption = run.resumption
     if resumption is None or not resumption.interrupted:
         return None
 
     async def told(failed: str | None) -> None:
-        if not run.closed:  # else there is nobody left who could write it
+        if not run.closed:
             await run.log_event(Notified(what="resumed", how="webhook", failed=failed))
 
     about = _about("resumed", run) | {
@@ -227,8 +247,8 @@ def resumed_event(run: Run) -> WebhookEvent | None:
     return WebhookEvent(about, told)
 
 
-def stopped_event(run: Run, outcome: Outcome, handoff: Handoff | None) -> WebhookEvent | None:
-    """That a task was given up, or waits for somebody; None for any other end."""
+def _stopped_event(run: Run, outcome: Outcome, handoff: Handoff | None) -> WebhookEvent | None:
+    """Return the event of a task that was buried or waits for a person; None for any other outcome."""
     match outcome:
         case Burial(reason=reason, counters=counters, error=error):
             return WebhookEvent(_about("buried", run) | _buried(run.id, reason, counters, error, run))
@@ -243,7 +263,7 @@ def stopped_event(run: Run, outcome: Outcome, handoff: Handoff | None) -> Webhoo
 
 
 def unreadable_event(delivery: Delivery, task_id: str, error: BaseException) -> WebhookEvent:
-    """That a message was given up which is no task."""
+    """Return the event of a buried message that could not be decoded."""
     about = {"event": "buried", "task": None, "id": task_id, "queue": delivery.partition.queue, "at": _now()}
     return WebhookEvent(about | _buried(task_id, Reason.UNREADABLE, Counters(), error, None))
 

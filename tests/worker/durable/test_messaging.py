@@ -12,7 +12,7 @@ from perdure import Agent, AgentState, App, Context, PlanStep, Producer, Retry, 
 from perdure.queues import InboxFull, forward_messages, inbox
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.errors import StepOutsideTask
-from perdure.worker.runtime import stopped_run
+from perdure.worker.runtime import successor
 from perdure.worker.settings import Settings
 
 from tests.support.stored_data import FIRST, with_keys
@@ -398,7 +398,7 @@ async def test_messages_go_along_with_a_task_that_hands_on(settings: Settings, m
         await handle.send("meanwhile")
         return left
 
-    monkeypatch.setattr(stopped_run, "forward_messages", forward_and_send)
+    monkeypatch.setattr(successor, "forward_messages", forward_and_send)
 
     @app.task(queue="else")
     async def second(ctx: Context) -> list[Any]:

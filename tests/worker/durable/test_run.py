@@ -75,7 +75,7 @@ async def test_ended_before_it_began_the_handler_gets_no_further_than_its_first_
 
 
 async def test_a_handler_that_goes_on_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "_INSIST", 0.01)
+    monkeypatch.setattr(runs, "_CANCEL_AGAIN", 0.01)
     cancelled = 0
 
     async def stubborn(run: Run) -> None:

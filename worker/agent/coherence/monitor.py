@@ -26,7 +26,7 @@ from ....queues import (
     read_last_events,
     retry_while_unavailable,
 )
-from ...durable import ParkReason, Run, StopReason
+from ...durable import ParkReason, Run, RunObserver
 from ...errors import Incoherent
 from ...journal import Event, parse_event
 from ...journal.agent_events import IncoherenceFound
@@ -45,7 +45,7 @@ _BY_PERSONS: Final = ("replayed", "forked")
 """Events that tell of a person who has looked at the task, and wants it to go on."""
 
 
-class CoherenceMonitor:
+class CoherenceMonitor(RunObserver):
     """The checks of one run. They look at what the log comes to, never at a state that is being changed."""
 
     def __init__(
@@ -90,13 +90,17 @@ class CoherenceMonitor:
         for event in reversed([*takewhile(lambda one: not one.starts_afresh, events)]):
             self._trail.hear(parse_event(event), former=True)
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event, number: int) -> None:
         """An event was numbered. A call that is made again and again is looked at soon, all else at the boundary."""
         self._trail.hear(event)
         if event.type == "tool_called" and self._coherence.repetition != "off":
             view = View(self._state(), self._goal, tuple(self._trail.calls))
             if check_repetition(view, self._coherence) is not None:
                 self._wanted.set()
+
+    async def on_boundary(self) -> None:
+        """Check before the next step of the plan."""
+        await self.look(boundary=True)
 
     async def look(self, *, boundary: bool = False) -> None:
         """Look, tell of what is new, and carry out what follows. Does not return where that ends the run.
@@ -159,7 +163,7 @@ class CoherenceMonitor:
 
         async def look() -> bool:
             async for message in read_inbox(run.gateway, run.delivery.partition, run.id):
-                if message.number not in (run.taken or ()):
+                if message.number not in run.used_messages:
                     return True
             return False
 
@@ -208,22 +212,13 @@ class CoherenceMonitor:
 
     async def _bury(self) -> None:
         wrong = [f"{one.check}: {one.detail}" for one in self.findings if one.policy == "bury"]
-        self._run.fault = Incoherent(self._run.envelope.task, wrong)
-        await self._leave(StopReason.INCOHERENT, None)
+        error = Incoherent(self._run.envelope.task, wrong)
+        await self._run.fail(error, grace=self._run.settings.grace)
 
     async def _hand_off(self) -> None:
         """Park the task until a message comes; one that came since it was told of is such."""
-        await self._leave(StopReason.PARKED, ParkReason(LONGEST, "review", self._standing.mail))
-
-    async def _leave(self, why: StopReason, parked: ParkReason | None) -> None:
-        """End the run when the steps that are under way are recorded; one that takes long is not waited for."""
-        run = self._run
-        with anyio.move_on_after(run.settings.grace):
-            await run.exit_at_boundary(why, parked)
-        if run.stop_reason is None:
-            run.parked = parked
-        run.cancel(why)
-        await anyio.sleep_forever()
+        review = ParkReason(LONGEST, "review", self._standing.mail)
+        await self._run.park(review, grace=self._run.settings.grace)
 
 
 def _was_seen_by_a_person(events: Sequence[TaskEvent]) -> bool:

@@ -17,7 +17,8 @@ from ...durable import Run, StopReason
 from ...log import logger
 from ...registry import Registry, Task
 from ...settings import Settings
-from ..executor import Executor, time_limit_of
+from ..executor import Executor
+from ..handler_call import time_limit_of
 from ..slots import Slots
 from .loop_watchdog import stack_of_task
 
@@ -93,7 +94,7 @@ class RunDeadlines:
                 continue  # it has not begun
             elif run.stop_reason is None:
                 if absent > self._interval:  # nobody is idle while the loop, or the process, stands still
-                    run.active += absent
+                    run.excuse(absent)
                 self._end(run, now)
             elif now - run.ended_at > self._settings.stall_limit and run not in self._abandoned:
                 giving_up.start_soon(self._abandon, run)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
-from ...agent import live_state_of
+from ...agent import CoherenceMonitor
 from ...settings import Settings
 from ..executor import Executor
 from ..intake import Intake
@@ -217,8 +217,8 @@ class Health:
     def _incoherent_runs(self) -> Iterator[IncoherentRun]:
         confused = 0
         for run in self._executor.runs:
-            session = live_state_of(run)
-            if session is None or session.watch is None or not (findings := session.watch.findings):
+            monitor = run.observer(CoherenceMonitor)
+            if monitor is None or not (findings := monitor.findings):
                 continue
             if (confused := confused + 1) > _MOST_INCOHERENT:
                 return

@@ -1,0 +1,134 @@
+"""Stop reasons: why a run stopped, and one table of what follows from each.
+
+The executor, the settler, the handoff document and the next run's resumption read the table. Event types, handoff
+reasons and resumption words are stored strings: a changed one is not understood by workers of the previous version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Literal
+
+from ...queues import Counters
+from ..journal import After
+from ..journal.handoff import Why
+
+__all__ = ["STOP_RULES", "ParkReason", "StopReason", "StopRule", "counters_after", "stop_of_event"]
+
+
+class StopReason(Enum):
+    """Why a run stopped. The value is the word in the worker's log."""
+
+    LOST = "lost"
+    """Another worker holds the lease."""
+    CANCELLED = "cancelled"
+    """A caller cancelled the task."""
+    RELEASED = "released"
+    """The worker is shutting down."""
+    TIMED_OUT = "timed_out"
+    """The run exceeded its time limit."""
+    IDLE = "idle"
+    """No step began or ended, and nothing was saved, for longer than the idle limit."""
+    INCOHERENT = "incoherent"
+    """A coherence check with the policy `bury` failed."""
+    CONTINUED = "continued"
+    """A successor continues the work (`ctx.continue_as`)."""
+    PARKED = "parked"
+    """The task waits without a slot and without a lease."""
+    COMPLETED = "completed"
+    """The handler returned."""
+    FAILED = "failed"
+    """The handler raised, and another attempt follows."""
+    SNOOZED = "snoozed"
+    """The handler asked to run again later."""
+    BURIED = "buried"
+    """The task became a dead letter."""
+    CRASHED = "crashed"
+    """The task crashed more than once in a row: its next run is delayed."""
+    QUARANTINED = "quarantined"
+    """The task may run only in quarantine."""
+    RETURNED = "returned"
+    """This worker cannot run the task; another one may."""
+    REPLAYED = "replayed"
+    """An operator replayed the dead letter."""
+    FORKED = "forked"
+    """The task is a fork of another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParkReason:
+    """What a parked run waits for.
+
+    delay: seconds until it runs again anyway. waits: what it waits for, such as "message". seen: the number of the last
+    inbox message that the run knows of; a later one wakes the task.
+    """
+
+    delay: float
+    waits: str
+    seen: int
+
+
+SettleAct = Literal["succeed", "fail", "retry", "bury", "release", "park", "cancel", "quarantine"]
+
+
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """What follows from one stop reason.
+
+    act: how the delivery is settled; `fail` retries or buries by the task's `Retry`; None where this run settles
+    nothing. event: the event that the settlement writes. why: the word in the handoff document. after: the word in the
+    next run's `Resumption`. handoff: whether the run stores a handoff document before it settles. attempt: whether the
+    run counts as an attempt. overrides: whether the reason counts whatever the handler raised. new_message: whether the
+    task's next delivery is a new stream entry, so that a delivery count above 1 proves a crash since.
+    """
+
+    act: SettleAct | None
+    event: str | None = None
+    why: Why | None = None
+    after: After | None = None
+    handoff: bool = False
+    attempt: bool = False
+    overrides: bool = False
+    new_message: bool = False
+
+
+STOP_RULES: Final[Mapping[StopReason, StopRule]] = {
+    StopReason.LOST: StopRule(None, "crashed", "crash", "crash", overrides=True),
+    StopReason.CANCELLED: StopRule("cancel", "cancelled", overrides=True),
+    StopReason.RELEASED: StopRule("release", "handed_off", "shutdown", "hand_off", handoff=True, overrides=True),
+    StopReason.FAILED: StopRule("fail", "attempt_failed", "failure", "failure", attempt=True, new_message=True),
+    StopReason.TIMED_OUT: StopRule(
+        "fail", "attempt_failed", "budget", "failure", handoff=True, attempt=True, new_message=True
+    ),
+    StopReason.IDLE: StopRule(
+        "fail", "attempt_failed", "budget", "failure", handoff=True, attempt=True, new_message=True
+    ),
+    StopReason.INCOHERENT: StopRule("fail", "buried", "burial", attempt=True, overrides=True),
+    StopReason.CONTINUED: StopRule("succeed", "succeeded", "hand_off", attempt=True, overrides=True),
+    StopReason.PARKED: StopRule("park", "waiting", "waiting", "wait", handoff=True, overrides=True, new_message=True),
+    StopReason.COMPLETED: StopRule("succeed", "succeeded", attempt=True),
+    StopReason.SNOOZED: StopRule("retry", "snoozed", "waiting", "wait", handoff=True, new_message=True),
+    StopReason.BURIED: StopRule("bury", "buried", "burial", handoff=True),
+    StopReason.CRASHED: StopRule("retry", "crash_backoff", "crash", "crash"),
+    StopReason.QUARANTINED: StopRule("quarantine"),
+    StopReason.RETURNED: StopRule("retry", "returned"),
+    StopReason.REPLAYED: StopRule(None, "replayed", "burial", "replay", new_message=True),
+    StopReason.FORKED: StopRule(None, "forked", "asked", "fork", new_message=True),
+}
+
+_BY_EVENT: Final[Mapping[str, StopReason]] = {
+    rule.event: reason for reason, rule in reversed(list(STOP_RULES.items())) if rule.event is not None and rule.after
+}
+"""The first row of an event type wins: the log does not tell a time-out from another failure."""
+
+
+def stop_of_event(event: str) -> StopReason | None:
+    """Return why the previous run stopped, if an event of this type says so."""
+    return _BY_EVENT.get(event)
+
+
+def counters_after(reason: StopReason, counters: Counters) -> Counters:
+    """Return the counters after a run that stopped for this reason."""
+    return counters.attempted() if STOP_RULES[reason].attempt else counters

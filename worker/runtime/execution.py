@@ -1,0 +1,56 @@
+"""The execution of one delivery, as the executor's stages see it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ...deadletter import Reason, backoff
+from ...queues import PerdureError
+from ..durable import Context, Run, StopReason
+from ..registry import Task
+from .outcome import Burial, Outcome, Rerun
+
+__all__ = ["Execution", "Stage", "hand_back"]
+
+
+class Execution:
+    """One delivery on its way through the stages. task, arguments: set by the stages that find them."""
+
+    __slots__ = ("_ctx", "arguments", "resources", "run", "task")
+
+    def __init__(self, run: Run, resources: Callable[[], Any]) -> None:
+        self.run = run
+        self.resources = resources
+        self.task: Task[Any, Any] | None = None
+        self.arguments: dict[str, Any] = {}
+        self._ctx: Context | None = None
+
+    @property
+    def known_task(self) -> Task[Any, Any]:
+        """The task, for stages that come after the one that finds it."""
+        if self.task is None:
+            raise AssertionError(f"no task was looked up for {self.run!r}")
+        return self.task
+
+    @property
+    def ctx(self) -> Context:
+        """The context of the handler and of middleware, created at its first use."""
+        if self._ctx is None:
+            durability = "sync" if self.task is None else self.task.durability
+            self._ctx = Context(self.run, durability=durability, resources=self.resources)
+        return self._ctx
+
+
+Stage = Callable[[Execution], Awaitable[Outcome | None]]
+"""Returns the outcome of the delivery, or None to continue with the next stage."""
+
+
+def hand_back(execution: Execution, policy: Any, error: PerdureError, reason: Reason) -> Outcome:
+    """Return a task to the queue for workers that can run it, a bounded number of times; then bury it."""
+    history = execution.run.history
+    counters = history.counters._replace(requeues=history.counters.requeues + 1)
+    if counters.requeues >= policy.max_attempts:
+        return Burial(reason, counters, error)
+    delay = backoff(policy, counters.requeues)
+    return Rerun(delay, StopReason.RETURNED, counters, error, suspect=history.quarantined)

@@ -1,0 +1,137 @@
+"""The handler call: the stage that runs a task's handler and decides the outcome from how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from ...queues import Gateway, LeaseLost, PayloadTooLarge, check_size
+from ..durable import (
+    CURRENT_RUN,
+    STOP_RULES,
+    Context,
+    Middleware,
+    ParkReason,
+    Run,
+    StepCall,
+    StopReason,
+    build_chain,
+    counters_after,
+    successor_of,
+)
+from ..errors import TaskError, TaskIdle, TaskTimeout, UnserialisableResult
+from ..registry import Task
+from ..settings import Settings
+from .execution import Execution
+from .outcome import Cancelled, Outcome, Park, Release, Success, after_error
+from .successor import transfer
+
+__all__ = ["HandlerCall", "outcome_of_stop", "time_limit_of"]
+
+
+class HandlerCall:
+    """Stage: run the handler in this asyncio task, so that stopping the run is cancelling the task."""
+
+    def __init__(self, gateway: Gateway, settings: Settings, middleware: Sequence[Middleware]) -> None:
+        self._gateway = gateway
+        self._settings = settings
+        self._around_run = build_chain(middleware, "run", _call_handler, shown=1)
+        self._around_step = build_chain(middleware, "step", _call_step, shown=2)
+
+    async def __call__(self, execution: Execution) -> Outcome:
+        run, task, ctx = execution.run, execution.known_task, execution.ctx
+        if self._around_step is not None:
+            run.around_step = partial(self._around_step, ctx)
+        timeout = time_limit_of(run, task)
+        limit = None if timeout is None else run.limit(timeout)
+        token = CURRENT_RUN.set(run)
+        error: BaseException | None = None
+        result: bytes | None = None
+        try:
+            with run:
+                if self._around_run is None:
+                    value = await task.handler(ctx, **execution.arguments)
+                else:
+                    value = await self._around_run(ctx, execution)
+                result = self._encode(task, value)
+        except asyncio.CancelledError as cancelled:
+            error = cancelled
+        except LeaseLost as lost:
+            if lost.task_id == run.id:
+                raise
+            error = lost
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - a handler may raise anything
+            error = raised
+        finally:
+            CURRENT_RUN.reset(token)
+            if limit is not None:
+                limit.cancel()
+        if run.stop_reason is not None or isinstance(error, asyncio.CancelledError):
+            await run.drain_cancellation()
+        return await self._classify(execution, result, error)
+
+    async def _classify(self, execution: Execution, result: bytes | None, error: BaseException | None) -> Outcome:
+        """Decide the outcome. Raises `LeaseLost`."""
+        run, task = execution.run, execution.known_task
+        stop = run.stop_reason
+        if stop is StopReason.LOST:
+            raise LeaseLost(run.id, "outcome")
+        if result is not None or stop is not StopReason.CANCELLED:
+            await run.flush()  # steps of a cancelled task are not needed, and storing them may wait for Redis
+            if (stop := run.stop_reason) is StopReason.LOST:
+                raise LeaseLost(run.id, "outcome")
+        if stop is StopReason.CONTINUED and (successor := successor_of(run)) is not None:
+            return await transfer(self._gateway, run, successor)
+        if result is not None:
+            return Success(result, counters_after(StopReason.COMPLETED, run.history.counters))
+        obeyed = error is None or isinstance(error, asyncio.CancelledError)
+        if stop is not None and (obeyed or STOP_RULES[stop].overrides):
+            return outcome_of_stop(run, task, stop, self._settings)
+        if error is None or obeyed:
+            cause = error
+            error = TaskError(f"task {task.name!r} was cancelled from within its own handler")
+            error.__cause__ = cause
+        return after_error(error, task.retry, run.history.counters, run.envelope.options.max_attempts)
+
+    def _encode(self, task: Task[Any, Any], value: Any) -> bytes:
+        data, _ = task.result.encode(f"task {task.name!r}", value)
+        try:
+            check_size("the result", len(data), self._settings.payload_limit)
+        except PayloadTooLarge as error:
+            raise UnserialisableResult(f"task {task.name!r}", str(error)) from None
+        return data
+
+
+async def _call_handler(ctx: Context, execution: Execution) -> Any:
+    return await execution.known_task.handler(ctx, **execution.arguments)
+
+
+async def _call_step(_ctx: Context, _call: StepCall, perform: Any) -> Any:
+    return await perform()
+
+
+def outcome_of_stop(run: Run, task: Task[Any, Any], stop: StopReason, settings: Settings) -> Outcome:
+    """Return the outcome of a run that was stopped, and whose handler obeyed or has no say in it."""
+    counters = run.history.counters
+    match STOP_RULES[stop].act:
+        case "cancel":
+            return Cancelled(counters)
+        case "release":
+            return Release(counters)
+        case "park" if isinstance(run.stop_detail, ParkReason):
+            return Park(run.stop_detail, counters)
+    error: Exception
+    if isinstance(run.stop_detail, Exception):
+        error = run.stop_detail
+    elif stop is StopReason.IDLE:
+        error = TaskIdle(task.name, task.idle_timeout or settings.idle_limit, run.ended_in)
+    else:
+        error = TaskTimeout(task.name, time_limit_of(run, task) or settings.time_limit)
+    return after_error(error, task.retry, counters, run.envelope.options.max_attempts, stop)
+
+
+def time_limit_of(run: Run, task: Task[Any, Any]) -> float | None:
+    """Return the seconds that the producer or the task allows a run; None where only the worker's limit holds."""
+    return run.envelope.options.timeout or task.timeout

@@ -1,0 +1,72 @@
+"""The successor of a task (`ctx.continue_as`): stored before the task's own outcome is."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ...deadletter import Reason
+from ...queues import (
+    Entry,
+    Gateway,
+    HandOffRefused,
+    Kind,
+    Namespace,
+    Partition,
+    Successor,
+    enqueue_successor,
+    forward_messages,
+    retry_while_unavailable,
+)
+from ..durable import Run, StopReason, counters_after, successor_of
+from ..log import log_wait, logger
+from .execution import Execution
+from .outcome import Burial, Outcome, Success
+
+__all__ = ["Continue", "transfer"]
+
+
+class Continue:
+    """Stage: finish a continuation that a previous run decided on and did not complete."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def __call__(self, execution: Execution) -> Outcome | None:
+        successor = successor_of(execution.run)
+        return None if successor is None else await transfer(self._gateway, execution.run, successor)
+
+
+async def transfer(gateway: Gateway, run: Run, successor: Successor) -> Outcome:
+    """Store the successor and give it the unread messages.
+
+    If this worker dies before the outcome is stored, the next one repeats this, which changes nothing, and continues
+    from here.
+    """
+    counters = counters_after(StopReason.CONTINUED, run.history.counters)
+    namespace = Namespace(run.delivery.partition.namespace)
+    try:
+        to = await retry_while_unavailable(
+            partial(enqueue_successor, gateway, namespace, successor), on_wait=log_wait(f"task {run.id}", run.touch)
+        )
+    except HandOffRefused as refused:
+        return Burial(Reason.NOT_RETRYABLE, counters, refused)
+    handed_to = successor.envelope.id
+    await _forward(gateway, run, to, handed_to)
+    logger.bind(task=run.envelope.task, id=run.id).info(
+        "continued as task {} ({}, queue {})", handed_to, successor.envelope.task, successor.queue
+    )
+    return Success(b"null", counters, handed_to)
+
+
+async def _forward(gateway: Gateway, run: Run, to: Partition, handed_to: str) -> None:
+    """Route messages to the successor: first those that arrive from now on, then those that were not read."""
+    await run.recorder.put(Entry(Kind.TRANSFERRED, handed_to, handed_to.encode()), wait=True)
+    forward = partial(forward_messages, gateway, run.delivery.partition, run.id, to, handed_to)
+    left = await retry_while_unavailable(forward, on_wait=log_wait(f"task {run.id}", run.touch))
+    if left:
+        logger.bind(task=run.envelope.task, id=run.id).warning(
+            "{} messages could not be forwarded to task {} and stay unread: perdure task inbox {}",
+            len(left),
+            handed_to,
+            run.id,
+        )

@@ -1,0 +1,76 @@
+"""Task lookup: the stages that find the registered task of a delivery and decode its arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...deadletter import Reason
+from ...queues import MARK, DecryptionError, KeyMissing, Redaction, arguments_field, secret_values
+from ..durable import Run
+from ..errors import InvalidArguments, UnknownTask
+from ..registry import Registry, Task
+from ..settings import Settings
+from .execution import Execution, hand_back
+from .outcome import Burial, Outcome
+
+__all__ = ["DecodeArguments", "FindTask", "decode_arguments"]
+
+
+class FindTask:
+    """Stage: find the registered task. An unknown one goes back for other workers."""
+
+    def __init__(self, registry: Registry, settings: Settings) -> None:
+        self._registry = registry
+        self._settings = settings
+
+    async def __call__(self, execution: Execution) -> Outcome | None:
+        name = execution.run.envelope.task
+        execution.task = self._registry.get(name)
+        if execution.task is not None:
+            return None
+        error = UnknownTask(name, sorted(self._registry))
+        return hand_back(execution, self._settings.unknown_task, error, Reason.UNKNOWN_TASK)
+
+
+class DecodeArguments:
+    """Stage: decrypt the checkpoint and the arguments, and validate the arguments.
+
+    While encryption keys are being rotated, another worker may have the key that is missing here.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    async def __call__(self, execution: Execution) -> Outcome | None:
+        run = execution.run
+        try:
+            if run.delivery.has_history:
+                run.history.decrypt(run.gateway.encryptor.of(run.delivery.partition, run.id))
+            execution.arguments = decode_arguments(run, execution.known_task)
+        except KeyMissing as missing:
+            return hand_back(execution, self._settings.unknown_task, missing, Reason.UNDECRYPTABLE)
+        except DecryptionError as broken:
+            return Burial(Reason.UNDECRYPTABLE, run.history.counters, broken)
+        except InvalidArguments as invalid:
+            return Burial(Reason.INVALID_ARGUMENTS, run.history.counters, invalid)
+        return None
+
+
+def decode_arguments(run: Run, task: Task[Any, Any]) -> dict[str, Any]:
+    """Return the arguments by name; from now on the run keeps their secrets out of logs and events.
+
+    Raises:
+        DecryptionError: they are encrypted, and cannot be decrypted.
+        InvalidArguments: they do not fit the handler.
+    """
+    data = run.delivery.fields.get(b"args", b"{}")
+    encryptor = run.gateway.encryptor
+    if data[:1] == MARK or encryptor.required:
+        data = encryptor.of(run.delivery.partition, run.id).decrypt(arguments_field(task.name), data)
+    paths, known = run.envelope.secrets, task.arguments
+    if paths:
+        run.keep_secret(Redaction(secret_values(data, paths)))
+    arguments = known.decode(data)
+    if known.has_secrets and not paths:  # a producer of an older version, or one without the task's types
+        run.keep_secret(Redaction(known.secret_values(arguments)))
+    return arguments
