@@ -15,6 +15,7 @@ import orjson
 import typer
 
 from ...queues import LogTail, Producer, Record, State, TaskHandle, read_log_tail
+from ..durable import STOP_RULES, StopReason, stop_of_event
 from ..errors import BadHandoff
 from ..journal import (
     HANDOFF,
@@ -322,7 +323,9 @@ def _why(trail: LogTail, record: Record) -> Why:
         return "burial"
     last = trail.events[-1].type if trail.events else ""
     stop = stop_of_event(last)
-    return (None if stop is None else STOP_RULES[stop].why) or "asked"
+    if stop in (StopReason.LOST, StopReason.FAILED, StopReason.RELEASED):
+        return STOP_RULES[stop].why or "asked"
+    return "asked"
 
 
 def _stored(trail: LogTail, task_id: str, key: str) -> Handoff | None:

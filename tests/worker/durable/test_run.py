@@ -1,4 +1,4 @@
-"""Ending a run: the handler is cancelled, and whatever comes after it in the same task is not."""
+"""Stopping a run cancels its handler, and nothing that follows in the same task; observers are notified."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from perdure.queues import Address, Delivery, Envelope, Gateway, History, Namespace
-from perdure.worker.durable import Run, StopReason, Threads
+from perdure.worker.durable import STOP_RULES, Run, RunObserver, StopReason, Threads, stop_of_event
 from perdure.worker.durable import run as runs
 from perdure.worker.settings import Settings
 
@@ -144,3 +144,100 @@ async def test_a_run_is_gone_when_it_is_over_without_a_collector() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+class Seen(RunObserver):
+    """Keeps what it was notified of."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def on_step(self, key: str) -> None:
+        self.calls.append(("step", key))
+
+    def on_recorded(self) -> None:
+        self.calls.append("recorded")
+
+    def on_stop(self, reason: StopReason) -> None:
+        self.calls.append(reason)
+
+
+async def test_every_observer_is_notified_in_the_order_of_registration() -> None:
+    run = make_run()
+    first, second = Seen(), Seen()
+    second.calls = first.calls
+    run.observe(first)
+    run.observe(second)
+    run.step_began("a")
+    run.step_recorded()
+    run.step_recorded(stored=False)
+    assert first.calls == [("step", "a"), ("step", "a"), "recorded", "recorded"]
+    assert run.steps_recorded == 2
+
+
+async def test_an_observer_may_end_its_registration_while_it_is_notified() -> None:
+    run = make_run()
+    last = Seen()
+
+    class Once(Seen):
+        def on_recorded(self) -> None:
+            super().on_recorded()
+            run.unobserve(self)
+
+    once = Once()
+    run.observe(once)
+    run.observe(last)
+    run.step_recorded()
+    run.step_recorded()
+    assert (once.calls, last.calls) == (["recorded"], ["recorded", "recorded"])
+
+
+async def test_observers_learn_the_first_reason_of_a_stop_once() -> None:
+    run = make_run()
+    seen = Seen()
+    run.observe(seen)
+    run.cancel(StopReason.TIMED_OUT)
+    run.cancel(StopReason.LOST)
+    assert seen.calls == [StopReason.TIMED_OUT]
+
+
+async def test_a_run_finds_its_observer_by_type() -> None:
+    run = make_run()
+    assert run.observer(Seen) is None
+    seen = Seen()
+    run.observe(RunObserver())
+    run.observe(seen)
+    assert run.observer(Seen) is seen
+
+
+def test_every_stop_reason_has_a_rule() -> None:
+    assert set(STOP_RULES) == set(StopReason)
+
+
+def test_only_runs_that_ended_by_themselves_cost_an_attempt() -> None:
+    free = {reason for reason, rule in STOP_RULES.items() if rule.act in ("park", "release", "cancel", None)}
+    assert not [reason for reason in free if STOP_RULES[reason].attempt]
+
+
+@pytest.mark.parametrize(
+    ("event", "after", "why"),
+    [
+        ("handed_off", "hand_off", "shutdown"),
+        ("attempt_failed", "failure", "failure"),
+        ("snoozed", "wait", "waiting"),
+        ("waiting", "wait", "waiting"),
+        ("crashed", "crash", "crash"),
+        ("crash_backoff", "crash", "crash"),
+        ("replayed", "replay", "burial"),
+        ("forked", "fork", "asked"),
+    ],
+)
+def test_the_stored_words_of_a_stop_stay_as_they_are(event: str, after: str, why: str) -> None:
+    stop = stop_of_event(event)
+    assert stop is not None
+    assert (STOP_RULES[stop].after, STOP_RULES[stop].why) == (after, why)
+
+
+@pytest.mark.parametrize("event", ["step_completed", "buried", "succeeded", "returned", "cancelled"])
+def test_other_events_do_not_say_why_a_run_stopped(event: str) -> None:
+    assert stop_of_event(event) is None

@@ -150,7 +150,7 @@ async def test_a_run_that_goes_on_after_a_crash_tells_what_was_restored(settings
             await soon(handle.result())
         assert (about["event"], about["task"], about["id"], about["queue"]) == ("resumed", "job", handle.id, "default")
         assert (about["after"], about["restored"]) == ("crash", {"steps": 1})
-        assert "restored: 1 step, the last step one" in about["summary"]
+        assert "restored: 1 step; last step: one" in about["summary"]
         notified = [event.data for event in await history(handle) if event.type == "notified"]
         assert notified == [{"what": "resumed", "how": "webhook"}]
 
