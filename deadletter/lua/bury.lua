@@ -1,12 +1,12 @@
 -- include: fence
--- Settles a delivery by giving the task up: it becomes a dead letter.
+-- Settle a delivery by turning the task into a dead letter.
 -- KEYS  ready stream, record, steps, log, dead-letter stream
 -- ARGV  fence (4), task id, task name, reason, evidence (JSON), attempts, crashes, retention in milliseconds,
---       '1' where the message is not an envelope and its raw fields are to be kept (the first 500 of them: Lua
---       cannot pass more than some thousand values to one command)
+--       '1' if the message is not an envelope and its raw fields are kept (the first 500: Lua cannot pass more than
+--       some thousand values to one command)
 -- returns  0 refused, the lease has passed; 1 buried
--- Atomic: the message leaves the ready stream in the act that puts the payload and the evidence on the dead-letter
--- stream. The checkpoint stays, for a replay, until the retention passes. Older dead letters past it are trimmed.
+-- Atomic: the message leaves the ready stream in the script that adds payload and evidence to the dead-letter stream.
+-- The checkpoint is kept for a replay until the retention has passed. Dead letters past it are trimmed.
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
 end

@@ -1,8 +1,8 @@
--- Purges a dead letter: the entry, the record, the checkpoint and the log.
+-- Purge a dead letter: the entry, the record, the checkpoint and the log.
 -- KEYS  dead-letter stream, record, steps, log
--- ARGV  dead letter's entry id
+-- ARGV  entry id of the dead letter
 -- returns  0 no such dead letter; 1 purged
--- Atomic: a dead letter that was replayed meanwhile, or whose id was enqueued anew, keeps its record.
+-- Atomic: a task that was replayed meanwhile, or enqueued again under this id, keeps its record.
 if redis.call('XDEL', KEYS[1], ARGV[1]) == 0 then
   return 0
 end

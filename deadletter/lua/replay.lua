@@ -1,10 +1,10 @@
--- Puts a dead letter back on its queue, counters at zero.
+-- Replay a dead letter: put it back on its queue with its counters at zero.
 -- KEYS  dead-letter stream, record, steps, log, ready stream
--- ARGV  dead letter's entry id, '1' for a fresh start without the checkpoint, new arguments (JSON, '' keeps them)
--- returns  0 no such dead letter (replayed or purged by another), or its id was enqueued anew after the record had
+-- ARGV  entry id of the dead letter, '1' for a fresh start without the checkpoint, new arguments (JSON, '' keeps them)
+-- returns  0 no such dead letter (it was replayed or purged), or its id was enqueued again after the record had
 --          expired; 1 replayed
--- A message that names no task was buried under a made-up id (unreadable-...), whose record has done its duty.
--- Atomic: the task leaves the dead-letter stream in the act that puts it on the ready stream.
+-- Atomic: the task leaves the dead-letter stream in the script that adds it to the ready stream. A message that is not
+-- a task was buried under a made-up id (unreadable-...): its record is deleted.
 local found = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
 if not found then
   return 0
@@ -37,7 +37,8 @@ if nameless then
 end
 redis.call('HSET', KEYS[2], 'state', 'queued', 'entry', entry, 'attempts', 0, 'crashes', 0, 'returns', 0)
 redis.call('HINCRBY', KEYS[2], 'replays', 1)
-redis.call('HDEL', KEYS[2], 'dead', 'reason', 'error', 'finished', 'result', 'settled', 'cancel', 'guilty', 'excused', 'crash')
+redis.call('HDEL', KEYS[2], 'dead', 'reason', 'error', 'finished', 'result', 'settled', 'cancel',
+  'guilty', 'excused', 'crash')
 redis.call('XADD', KEYS[4], '*', 'type', 'replayed', 'data', ARGV[2] == '1' and '{"fresh":true}' or '{"fresh":false}')
 if ARGV[2] == '1' then
   redis.call('DEL', KEYS[3])

@@ -1,10 +1,10 @@
--- Cancels a task from outside: at once where nobody runs it, by request where somebody does.
+-- Cancel a task from outside: at once if no worker runs it, else by a request that its worker sees.
 -- KEYS  ready stream, record, steps, log, due set
--- ARGV  group, first character of consumers that are no workers, task id, retention in milliseconds
--- returns  'missing', 'requested', 'cancelled', or the terminal state the task already has
--- Atomic: looks and acts in one, so a worker cannot take the task in between. Where no worker ever came there is no
--- group yet, and XPENDING answers with an error: nobody holds the message. The first write frees memory, so that a full
--- server lets the rest through (see fence.lua).
+-- ARGV  group, first character of the consumers that are not workers, task id, retention in milliseconds
+-- returns  'missing', 'requested', 'cancelled', or the terminal state that the task has already
+-- Atomic: reads and acts in one script, so that no worker can take the task in between. Before the first worker comes,
+-- there is no group: XPENDING answers with an error, and no worker has the message. The first write frees memory, so
+-- that a full server accepts the rest (see fence.lua).
 local state = redis.call('HGET', KEYS[2], 'state')
 if not state then
   return 'missing'

@@ -1,10 +1,11 @@
 -- include: fence
--- Clears a suspect that has got further than any run before: what it crashed in company or unseen counts no more.
+-- Clear a quarantined task that has progressed further than any run before: crashes that may be another task's fault
+-- are forgiven.
 -- KEYS  ready stream, record, log
--- ARGV  fence (4), its crashes so far
+-- ARGV  fence (4), number of its crashes so far
 -- returns  0 refused, the lease has passed; 1 cleared
--- Atomic: no longer a suspect in the act that excuses its crashes. Crashes that are known to be its own (guilty) stay
--- counted. Asked twice, it says the same once.
+-- Atomic: the task leaves quarantine in the script that forgives its crashes. Crashes that are known to be its own
+-- stay counted (field guilty). Idempotent: a second call logs nothing.
 if not owned(KEYS[1]) then
   return 0
 end

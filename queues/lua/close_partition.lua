@@ -1,9 +1,9 @@
--- Closes a partition: from now on producers are refused and go to the next generation of the route.
+-- Close a partition: from now on it refuses producers, which go to the next generation of the route.
 -- KEYS  ready stream, nudge stream, mark of a closed partition
--- ARGV  the route that the queue has now
+-- ARGV  the queue's route
 -- returns  the route with which the partition was closed first
--- Atomic: the mark holds the last id of the stream, beyond which no first delivery can come. (No stream, no id: pcall.)
--- A worker is woken, so that it looks at the route.
+-- Atomic: the mark holds the last id of the stream, after which no new task can come. XINFO runs through pcall:
+-- without a stream there is no id. The nudge makes a worker read the route.
 local known = redis.call('HGET', KEYS[3], 'route')
 if known then
   return known

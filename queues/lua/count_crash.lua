@@ -1,9 +1,9 @@
--- Counts a crash of a supervisor's worker, and pauses the supervisor where there were too many within the window.
+-- Count a crash of a supervisor's worker, and pause the supervisor after too many crashes within the window.
 -- KEYS  crashes, paused supervisors, pause
--- ARGV  supervisor, worker that crashed, how many crashes are not too many yet, window and time that a pause is
---       remembered without its supervisor in milliseconds, why (the crash in words)
--- returns  {crashes within the window, since when it is paused (0: it is not), why it is}
--- Atomic: two supervisors of one name share the counter. Repeatable: a worker crashes once, so it is counted once.
+-- ARGV  supervisor, crashed worker, largest number of crashes that does not pause, window in milliseconds,
+--       milliseconds for which a pause is kept without its supervisor, cause (the crash in words)
+-- returns  {crashes within the window, time since which it is paused (0: it is not), cause of the pause}
+-- Atomic: two supervisors of one name share the counter. Idempotent: a worker crashes once, and is counted once.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZADD', KEYS[1], 'NX', now, ARGV[2])

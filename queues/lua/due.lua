@@ -1,7 +1,7 @@
--- What is due now, by Redis' own clock. Reads only.
+-- Return the tasks that are due now, by the clock of Redis. Read-only.
 -- KEYS  due set
--- ARGV  most ids wanted
--- returns  {ids that are due, milliseconds until the next due time, or -1 where nothing is scheduled}
+-- ARGV  largest number of ids
+-- returns  {ids of due tasks, milliseconds until the next due time, or -1 if nothing is scheduled}
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local ids = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[1])

@@ -1,9 +1,9 @@
--- Puts tasks on the ready stream, each once: an id that has a record is left alone.
+-- Put tasks on the ready stream. A task whose id has a record already is left alone.
 -- KEYS  ready stream, mark of a closed partition, then one record per task
 -- ARGV  envelope and arguments of each task, in the order of the records
--- returns  per task 1 where it was stored now, 0 where the id was already known, -1 where the partition is closed
--- Atomic: record and message appear together, so a task that has one has the other; and nothing is stored once the
--- mark is there. A task that is known is known though the partition was closed since: the reply that said so was lost.
+-- returns  per task 1 stored now, 0 the id is known already, -1 the partition is closed
+-- Atomic: record and message appear together, and nothing is stored once the partition is closed. A task that is known
+-- stays known after the partition was closed: the reply that said so was lost.
 local closed = redis.call('EXISTS', KEYS[2]) == 1
 local stored = {}
 for i = 3, #KEYS do

@@ -1,10 +1,9 @@
--- Stores a task that begins as another one stood: its checkpoint, the first event of its log, its record, its message.
+-- Store the fork of a task: its checkpoint, the first event of its log, its record and its message.
 -- KEYS  ready stream, mark of a closed partition, record, steps, log
--- ARGV  envelope, arguments, what it is a copy of, data of its first event, then fields and values of its checkpoint
--- returns  1 where it is stored, now or by the same call before; 0 where the id is another task's; -1 where the
---          partition is closed
--- Atomic: no worker sees the message without the checkpoint that it is to go on from. Repeatable: the record says what it
--- is a copy of. Known though the partition was closed since: the reply that said so was lost.
+-- ARGV  envelope, arguments, what it is a fork of, data of its first event, then fields and values of its checkpoint
+-- returns  1 stored, now or by the same call before; 0 the id belongs to another task; -1 the partition is closed
+-- Atomic: no worker sees the message without the checkpoint. Idempotent: the record says what the task is a fork of. A
+-- fork that is known stays known after the partition was closed: the reply that said so was lost.
 if redis.call('EXISTS', KEYS[3]) == 1 then
   return redis.call('HGET', KEYS[3], 'forked') == ARGV[3] and 1 or 0
 end

@@ -1,9 +1,10 @@
--- Puts the task on its queue that goes on where another has handed on, once, with the handoff in its checkpoint.
+-- Enqueue the successor of a task once, with the handoff document in its checkpoint.
 -- KEYS  ready stream, mark of a closed partition, record, steps
--- ARGV  envelope, arguments, who hands on (task id and token), name and value of the handoff in the checkpoint
--- returns  1 stored now; 0 it was before, by the same; -1 the partition is closed; -2 the id is another task's
--- Atomic: message, record and handoff appear together. Asked twice (a lost reply, or the one that hands on was run
--- again), it is known by who handed on that it is stored.
+-- ARGV  envelope, arguments, source (id of the continued task, and a token), field of the handoff in the checkpoint,
+--       value
+-- returns  1 stored now; 0 stored before by the same source; -1 the partition is closed; -2 the id is another task's
+-- Atomic: message, record and handoff appear together. Idempotent: after a lost reply, or a second run of the
+-- continued task, the source in the record shows that the successor is stored.
 local known = redis.call('HMGET', KEYS[3], 'state', 'handed_from')
 if known[1] then
   return known[2] == ARGV[3] and 0 or -2

@@ -1,11 +1,11 @@
 -- include: fence
--- Settles a delivery for good: the task succeeded, or was cancelled.
--- KEYS  ready stream, record, then steps and log where there may be any
--- ARGV  fence (4), state, result (JSON), attempts, crashes, milliseconds the last run took,
---       retention of the record and the checkpoint in milliseconds,
---       then what the record keeps of the message, names and values in turn; nothing: it is read from the message here
+-- Settle a delivery for good: the task has succeeded, or was cancelled.
+-- KEYS  ready stream, record, then steps and log if there may be any
+-- ARGV  fence (4), state, result (JSON), attempts, crashes, milliseconds of the last run, retention of the record and
+--       the checkpoint in milliseconds, then names and values of what the record keeps of the message; without them,
+--       the script reads the message
 -- returns  0 refused, the lease has passed; 1 settled
--- Atomic: outcome stored, message acknowledged and deleted, retention set. No one sees one without the others.
+-- Atomic: stores the outcome, acknowledges and deletes the message, and sets the retention.
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
 end

@@ -1,15 +1,15 @@
 -- include: fence
 -- Settle a delivery by putting the task into the due set until what it waits for has come, or its time.
 -- KEYS  ready stream, record, due set, nudge stream
--- ARGV  fence (4), task id, attempts, crashes, returns, milliseconds after which it runs in any case, what it waits for,
---       what wakes it (message: any message to its inbox; time: nothing before its time), number of the last message
---       that the run knows of
+-- ARGV  fence (4), task id, attempts, crashes, returns, milliseconds after which it runs in any case, what it waits
+--       for, what wakes it (message: any message to its inbox; time: nothing before its time), number of the last
+--       message that the run knows of
 -- returns  0 refused, the lease has passed; 1 settled
 -- Atomic: the payload moves from the message to the record, and the task is due or pending, never both, never neither.
 -- If a message wakes the task, and one came after the run has looked, the task is due at once: no message can come
 -- between the run's look and this act unseen. So is a task whose cancellation was requested. Field `wakes` tells the
--- scripts that may wake a task whether they do; a record without it was parked by an earlier version: a message wakes it.
--- The run has logged already that it waits.
+-- scripts that may wake a task whether they do. A record without it was parked by an earlier version: a message wakes
+-- it. The run has logged already that it waits.
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
 end

@@ -1,11 +1,10 @@
--- Whether everything that producers ever put into a partition has been delivered once. Reads only.
+-- Return how far a partition has been drained after it was closed. Read-only.
 -- KEYS  ready stream, due set, mark of a closed partition
 -- ARGV  group
--- returns  -1 the partition is open, 0 it is closed and not read to its end, 1 it is read to its end,
---          2 and nothing waits, runs or is due in it
--- What comes later (retries, delayed tasks, replays) has ids beyond the mark's and is not asked about: once 1, never 0
--- again. After 2, only a replay brings something.
--- Messages may be deleted before they are read (cancelled), so it is not enough to compare ids.
+-- returns  -1 open; 0 closed, and not read to its end; 1 read to its end; 2 and no task waits, runs or is due in it
+-- The end is the last id of the mark. Later messages (retries, delayed tasks, replays) do not count: 1 never turns
+-- into 0 again. After 2, only a replay adds a message. Messages may be deleted before they are read (cancelled), so
+-- comparing ids is not enough.
 local last = redis.call('HGET', KEYS[3], 'last')
 if not last then
   return -1

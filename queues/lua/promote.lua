@@ -1,10 +1,10 @@
--- Moves due tasks onto the ready stream.
+-- Move due tasks to the ready stream.
 -- KEYS  due set, ready stream, then one record per id
 -- ARGV  ids, in the order of the records
--- returns  how many were moved now
--- Atomic per task: in the due set or on the stream, never both, never neither. An id that is no longer due
--- (another worker promoted it, or it was cancelled) is left alone. It is taken out first: a full server then lets the
--- rest through (see fence.lua), which needs no more memory than before.
+-- returns  the number of tasks that were moved now
+-- Atomic per task: it is in the due set or on the stream, never both, never neither. An id that is no longer due,
+-- because another worker promoted it or it was cancelled, is left alone. The task leaves the due set first: a full
+-- server then accepts the rest (see fence.lua), which needs no more memory than before.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local moved = 0

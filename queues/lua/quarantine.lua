@@ -1,11 +1,11 @@
 -- include: fence
--- Sets a suspect aside, for a worker that runs it alone: it costs neither attempt nor crash.
+-- Put a suspect into quarantine, for a worker that runs it alone. Costs neither an attempt nor a crash.
 -- KEYS  ready stream, nudge stream
--- ARGV  fence (4), consumer that holds suspects
--- returns  0 refused, the lease has passed; 1 set aside
--- Atomic: it stays pending, never in no place. Its idle time begins anew: where nobody runs suspects, any worker claims
--- it once a lease has passed. The delivery count goes back by the one that the next claim adds; see release.lua on why
--- no fence comes twice by that.
+-- ARGV  fence (4), consumer of quarantined messages
+-- returns  0 refused, the lease has passed; 1 quarantined
+-- Atomic: the message stays pending, so it is never in no place. Its idle time starts again: if no worker runs
+-- suspects alone, any worker claims it after a lease. The delivery count is lowered by the one that the next claim
+-- adds; release.lua says why no fence can occur twice.
 if not owned(KEYS[1]) then
   local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)[1]
   return pending and pending[2] == ARGV[5] and 1 or 0

@@ -1,8 +1,8 @@
--- What workers have announced. Reads only.
--- KEYS  announcement of one worker, then those of others
+-- Read what workers have registered. Read-only.
+-- KEYS  the key of one worker, then those of others
 -- ARGV  none
 -- returns  {milliseconds of Redis' clock, for each key: fields and values of a hash, the text of a string, or nil}
--- A string is what workers of versions before the hash announce; asked for a hash, Redis answers with an error.
+-- A string was written by a worker of a version before the hash: Redis answers HGETALL with an error.
 local function announced(key)
   local found = redis.pcall('HGETALL', key)
   if found.err then

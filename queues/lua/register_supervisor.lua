@@ -1,9 +1,9 @@
--- Says that a supervisor is there, and tells it where it stands.
+-- Register a supervisor, and return its crash count and pause.
 -- KEYS  supervisors, the supervisor, its crashes, paused supervisors, its pause
--- ARGV  id, name, what it tells about itself (JSON), then in milliseconds: after which time of silence it counts as
---       gone, the window in which crashes count, how long a pause is remembered without its supervisor
--- returns  {crashes within the window, since when it is paused (0: it is not), why it is}
--- Atomic only as a matter of course: said twice, it says the same.
+-- ARGV  id, name, its description (JSON), then in milliseconds: silence after which it is removed, window of crashes,
+--       retention of a pause without its supervisor
+-- returns  {crashes within the window, time since which it is paused (0: it is not), cause of the pause}
+-- Idempotent. Atomicity is not needed.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('HSET', KEYS[2], 'told', ARGV[3], 'seen', now)

@@ -1,10 +1,10 @@
--- Says that a worker is there.
+-- Register a worker.
 -- KEYS  its hash, index of workers
--- ARGV  worker, milliseconds after which it is forgotten without another word, when it started or 0 for now,
---       milliseconds since it got anything done or -1, then field and value of all else
--- returns  when it started
--- Atomic: no hash is ever without TTL, and none holds fields of two announcements. Said twice, it says the same. The first
--- write frees memory, so that a full server lets the rest through.
+-- ARGV  worker, milliseconds of silence after which it is removed, its start time or 0 for now, milliseconds since its
+--       last progress or -1, then field and value of all else
+-- returns  its start time
+-- Atomic: no hash is without a TTL, and none has fields of two registrations. Idempotent. The first write frees
+-- memory, so that a full server accepts the rest (see fence.lua).
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local started = tonumber(ARGV[3])

@@ -1,13 +1,13 @@
 -- include: fence
--- Gives a delivery back, so that another worker takes it at once and it costs neither attempt nor crash.
+-- Release a delivery, so that another worker takes it at once. Costs neither an attempt nor a crash.
 -- KEYS  ready stream, record, log, nudge stream
--- ARGV  fence (4), name of the consumer that holds what was given back, idle time it then shows in milliseconds,
---       event type ('' for a delivery that never started: neither record nor log is touched), event data (JSON)
--- returns  0 refused, the lease has passed; 1 given back
--- The message stays in the pending list, so it is never in no place. Its delivery count goes back by the one that
--- the next claim adds. A fence cannot come twice by that: only the run that held it lowers the count, and that
--- run has ended; what a lost lease had raised stays raised. Only the same worker may meet the same fence again, so
--- what it is remembered by is a field of its own: the other acts of that later delivery must not take it for theirs.
+-- ARGV  fence (4), consumer of released messages, the idle time that the message shows then, in milliseconds, event
+--       type ('' for a delivery that never started: neither record nor log is touched), event data (JSON)
+-- returns  0 refused, the lease has passed; 1 released
+-- Atomic: the message stays in the pending list, so it is never in no place. The delivery count is lowered by the one
+-- that the next claim adds. No fence can occur twice by that: only the run that held it lowers the count, and that run
+-- has ended; what a lost lease has raised stays raised. Only the same worker may get the same fence again, so the
+-- release is stored in a field of its own: other scripts of that later delivery must not take it for theirs.
 local function given_back()
   if ARGV[7] ~= '' then
     return redis.call('HGET', KEYS[2], 'released') == ARGV[2] .. ' ' .. fence_text()

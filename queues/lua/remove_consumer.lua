@@ -1,8 +1,8 @@
--- Removes the name of a worker that is gone, where it holds nothing.
+-- Remove the consumer names of a dead worker if nothing is pending on it.
 -- KEYS  ready stream, nudge stream
 -- ARGV  group, worker
--- returns  1 removed, 0 something is pending on it
--- Atomic: deleting a consumer drops its pending list, so looking and deleting must be one act.
+-- returns  1 removed, 0 a message is pending on it
+-- Atomic: deleting a consumer drops its pending list, so check and deletion must be one act.
 if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) > 0 then
   return 0
 end

@@ -1,9 +1,9 @@
--- Renews the leases of one worker on one partition.
+-- Renew the leases of one worker on one partition.
 -- KEYS  ready stream, then the record of each delivery
 -- ARGV  group, worker, then entry and delivery count of each delivery
--- returns  {positions (from 0) that are lost, positions whose cancellation was requested}
--- Where the server was emptied there is no group (hence pcall), and every delivery is lost.
--- A delivery is renewed only while it is this worker's in this very count; JUSTID leaves the count as it is.
+-- returns  {positions (from 0) of lost deliveries, positions of deliveries whose cancellation was requested}
+-- A delivery is renewed only if it is this worker's, with this count; JUSTID leaves the count as it is. An emptied
+-- server has no group (hence pcall): then every delivery is lost.
 local lost, cancelled = {}, {}
 for i = 2, #KEYS do
   local entry, count = ARGV[(i - 2) * 2 + 3], ARGV[(i - 2) * 2 + 4]

@@ -1,11 +1,12 @@
--- Reports that a worker died with a delivery: it is set aside for a worker that runs it alone, and can be taken at once.
+-- Report that a worker died with a delivery: the task goes to quarantine, and can be taken at once.
 -- KEYS  ready stream, record, log, nudge stream
--- ARGV  group, dead worker, entry, delivery count, consumer that holds suspects, '1' where it held nothing else,
---       what is known of the crash (JSON; '' for a message that cannot be read: it has neither record nor log)
--- returns  1 set aside now, 0 it is not, or no longer, the dead worker's
--- Atomic: who sees it set aside sees why. A single delivery is to blame: its count stays, so that the next claim
--- counts a crash, for good (guilty). Of several, any one may have been the cause: the count goes back by one, as if this
--- delivery had never been. The dead worker's name is never used again, so no fence can come twice by that.
+-- ARGV  group, dead worker, entry, delivery count, consumer of quarantined messages, '1' if the worker held nothing
+--       else, evidence of the crash (JSON; '' for a message that cannot be read: it has neither record nor log)
+-- returns  1 quarantined now, 0 the delivery is not the dead worker's, or no longer
+-- Atomic: a worker that sees the task quarantined sees the evidence, too. A single delivery is to blame: its count
+-- stays, so that the next claim counts a crash, which is its own (field guilty). Of several deliveries, each may be
+-- the cause: the counts are lowered by one, as if these deliveries had never happened. The dead worker's name is never
+-- used again, so no fence can occur twice by that.
 local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)[1]
 if not (pending and pending[2] == ARGV[2] and tostring(pending[4]) == ARGV[4]) then
   return 0

@@ -1,10 +1,10 @@
--- Begins a task of a caller's own id afresh, where it has ended or is not there.
+-- Store a task in the place of an ended one with the same id.
 -- KEYS  ready stream, mark of a closed partition, record, steps, log, dead-letter stream
 -- ARGV  envelope, arguments, token of this call
--- returns  the state of one that has not ended; 'stored'; 'closed' where the partition takes nothing new: what had
---          ended here is gone, and the task is to be stored elsewhere
--- Atomic: what the former run left, a dead letter too, goes in the act that puts the new message on the stream. Asked
--- twice (a lost reply), it is known by the token that it was stored.
+-- returns  the state of a task that has not ended; 'stored'; or 'closed' if the partition is closed: what an ended
+--          task left here was deleted, and the caller stores the task in another partition
+-- Atomic: what the earlier task left, a dead letter included, is deleted in the script that adds the new message.
+-- Idempotent: after a lost reply, the token in the record shows that the task is stored.
 local held = redis.call('HMGET', KEYS[3], 'state', 'dead', 'token')
 if held[3] == ARGV[3] then
   return 'stored'

@@ -1,9 +1,9 @@
--- Whether a closed partition has held nothing for so long that it can be given up; then its keys get a TTL.
+-- Check whether a closed partition has been empty long enough to be retired; then give its keys a TTL.
 -- KEYS  ready stream, nudge stream, dead-letter stream, due set, mark of a closed partition
--- ARGV  the longest time that anything is kept, in milliseconds
--- returns  1 it can be given up, 0 not yet
--- Atomic: looks and marks in one. Nothing can come into a closed partition that holds nothing, except by a replay,
--- and there is no dead letter. The mark outlives the partition, for producers that were away since.
+-- ARGV  longest retention of anything in it, in milliseconds
+-- returns  1 it can be retired, 0 not yet
+-- Atomic: check and mark in one act. Only a replay can add to a closed, empty partition, and there is no dead letter.
+-- The mark outlives the partition, for producers that were away meanwhile.
 if redis.call('HEXISTS', KEYS[5], 'last') == 0 then
   return 0
 end

@@ -1,9 +1,9 @@
--- Puts tasks into the due set, each once; the payload waits in the record.
+-- Put tasks into the due set; their payload is in the record meanwhile. An id that has a record already is left alone.
 -- KEYS  due set, nudge stream, mark of a closed partition, then one record per task
 -- ARGV  delay in milliseconds, then id, envelope and arguments of each task
--- returns  per task 1 where it was stored now, 0 where the id was already known, -1 where the partition is closed
--- Atomic: record and due time appear together, and nothing is stored once the mark is there. Wakes a worker when the
--- earliest due time has changed.
+-- returns  per task 1 stored now, 0 the id is known already, -1 the partition is closed
+-- Atomic: record and due time appear together, and nothing is stored once the partition is closed. Nudges a worker if
+-- the earliest due time has changed.
 local closed = redis.call('EXISTS', KEYS[3]) == 1
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

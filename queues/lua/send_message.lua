@@ -1,13 +1,13 @@
--- Puts a message into the inbox of a task, once, and wakes the task where it waits for one.
+-- Add a message to the inbox of a task once, and wake the task if a message wakes it.
 -- KEYS  record, due set, nudge stream
--- ARGV  task id, digest of the message's id, the message, most messages that an inbox holds
--- returns  {'sent', its number, state of the task}; {'missing'}; {'moved', the task that goes on in its place};
---          {'ended', state}; {'full', messages in it}
--- Atomic: the message is there, its id is known, and the task is due, all or none. Asked twice (a lost reply, a sender
--- that is run again), it answers with the first number: ids are known until as many further messages were sent as an
--- inbox holds. The first write needs memory, so that a full server refuses it whole. A dead letter keeps what it is
--- sent, for its replay. What was taken out of a full inbox by hand makes room where nothing older is left. The inbox has
--- the life of its record: no other key, no time to live of its own.
+-- ARGV  task id, digest of the message id, the message, largest number of messages in an inbox
+-- returns  {'sent', its number, state of the task}; {'missing'}; {'moved', id of the successor}; {'ended', state};
+--          {'full', messages in the inbox}
+-- Atomic: the message is stored, its id is known, and the task is due, all or none. Idempotent: after a lost reply, or
+-- a second run of the sender, it answers with the first number, as long as no more messages followed than an inbox
+-- holds. The first write needs memory, so that a full server refuses the whole script. A dead letter keeps its
+-- messages for its replay. Messages that were dropped from a full inbox make room once they are the oldest. The inbox
+-- is part of the record: it has no key and no TTL of its own. What wakes a parked task: see park.lua.
 local known = redis.call('HMGET', KEYS[1], 'state', 'mi:' .. ARGV[2], 'handed_to', 'mail', 'used', 'waits', 'wakes')
 local state = known[1]
 if not state then

@@ -1,8 +1,8 @@
--- Changes a queue's route, if it is still what the caller has read.
+-- Set a queue's route if it is still the one that the caller has read.
 -- KEYS  hash of queues
--- ARGV  queue, the route as it was read ('' for none), the route that takes its place
--- returns  1 where the new route stands there now, 0 where another one does
--- Atomic: looks and writes in one, so no two changes can take the same indexes.
+-- ARGV  queue, the route as it was read ('' for none), the new route
+-- returns  1 the new route is set, 0 another one is
+-- Atomic: compare and set, so that no two changes use the same indexes.
 local found = redis.call('HGET', KEYS[1], ARGV[1]) or ''
 if found == ARGV[3] then
   return 1

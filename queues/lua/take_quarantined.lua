@@ -1,10 +1,10 @@
--- Takes the suspect that has waited longest, to run it alone.
+-- Take the quarantined message that has waited longest, to run its task alone.
 -- KEYS  ready stream
--- ARGV  group, worker, consumer that holds suspects
--- returns  nothing where there is none; else {entry (nil where its message was deleted by hand), delivery count, fields,
---          1 where more are waiting}
--- Atomic: looks and takes in one, so no two workers take the same. Not to be asked again when the reply was lost: the
--- suspect is this worker's by then, and found there by whoever looks what is (Consumer.adopt).
+-- ARGV  group, worker, consumer of quarantined messages
+-- returns  nothing if there is no such message; else {entry (nil if it was deleted by hand), delivery count, fields,
+--          1 if more are waiting}
+-- Atomic: reads and takes in one act, so that no two workers take the same. Not to be repeated after a lost reply: the
+-- message is this worker's then, and the worker recovers it (Consumer.recover_own).
 local waiting = redis.pcall('XPENDING', KEYS[1], ARGV[1], '-', '+', 2, ARGV[3])
 if waiting.err or not waiting[1] then
   return {}

@@ -1,5 +1,5 @@
 -- include: fence
--- Notes which step is running and that it lives.
+-- Store which step is running, and that it is alive.
 -- KEYS  ready stream, record
 -- ARGV  fence (4), step key
 -- returns  0 refused, the lease has passed; 1 stored

@@ -1,16 +1,16 @@
 -- include: fence
--- Writes into the checkpoint of a running task, and into its event log, in one act.
+-- Write entries into the checkpoint and the event log of a running task.
 -- KEYS  ready stream, record, steps, log
 -- ARGV  fence (4), then quadruples: kind, step key, value, log data
---       done: the step's result, logged as step_completed; mark: the same, for a step that an event of its own tells of;
---       intent: it is about to act; saved: its own progress; drop: the step's result, intent and progress go;
---       event: its type stands for the step key, its number for the value; taken: the message of that number in the
---       inbox was used (field used: the number up to which all were); moved: the value is the task that goes on in the
---       place of this one, which is to have the messages that come from now on
+--       done: the step's result, logged as step_completed; mark: the same for a step that has an event of its own;
+--       intent: the step is about to act; saved: its own progress; drop: delete its result, intent and progress;
+--       event: the event type in place of the step key, its number in place of the value; taken: the run used the
+--       inbox message of that number (field used: the number up to which all were used); moved: the value is the id of
+--       the successor, which gets the messages that come from now on
 -- returns  0 refused, the lease has passed; 1 stored; 2 stored, and cancellation was requested
--- Atomic: all of the writes or none. Asked twice (a lost reply), it stores the same and logs once: a result is compared,
--- and events are numbered by their one writer, the run, so that a number which is there already is not logged again.
--- Nor is a result that such an event follows: it was stored before, and may have been dropped in the same act.
+-- Atomic: all entries or none. Idempotent: a result is compared; events are numbered by the run, their only writer,
+-- and a number that is there already is not logged again. Nor is a result that precedes such an event: it was stored
+-- before, and may have been dropped in the same script.
 if not owned(KEYS[1]) then
   return 0
 end
