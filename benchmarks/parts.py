@@ -95,7 +95,7 @@ async def _parts() -> list[tuple[str, float]]:
     data = Envelope(id=new_task_id(), task="noop").encode()
     fields = [b"env", data, b"args", b'{"number":12345}']
     gateway = Gateway(Address("redis://unused"))
-    gateway._open_wire = _InstantConnection()
+    gateway._connection = _InstantConnection()
     leases: Leases[Run] = Leases()
     executor = Executor(
         gateway, app.tasks, app.settings, leases, Slots(1), QuarantineGate(None, window=30.0), threads=1

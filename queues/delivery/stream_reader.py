@@ -251,7 +251,7 @@ class PerNodeReader:
     def _reader(self, partition: Partition) -> BlockingConnection:
         found = self._readers.get(partition)
         if found is None:
-            found = self._readers[partition] = self._gateway.reader(partition.ready)
+            found = self._readers[partition] = self._gateway.blocking_connection(partition.ready)
         return found
 
     def keep(self, partitions: Sequence[Partition]) -> None:
@@ -280,4 +280,8 @@ async def _cancel(futures: Collection[asyncio.Future[Any]]) -> None:
 
 def read_partitions(gateway: Gateway, worker: str) -> StreamReader:
     """The way to read that the server asks for."""
-    return PerNodeReader(gateway, worker) if gateway.clustered else SingleNodeReader(gateway, gateway.reader(), worker)
+    return (
+        PerNodeReader(gateway, worker)
+        if gateway.clustered
+        else SingleNodeReader(gateway, gateway.blocking_connection(), worker)
+    )

@@ -1,4 +1,21 @@
-"""Connections to Redis: addresses, clients, pipelining, scripts, Sentinel and Cluster."""
+"""Connections to Redis: one server, Sentinel or Cluster, with TLS or without.
+
+    module        contents
+    gateway       `Gateway`: every command and script is submitted here; retries after a lost reply
+    address       server addresses parsed from URLs
+    clients       redis-py clients for an address; translation of errors; check of the server's version
+    pipelining    connection that pipelines the commands of one event-loop tick
+    blocking      dedicated connection for blocking reads, which can be interrupted
+    replication   writes that replicas confirm (WAIT)
+    sentinel      connections that follow the primary; reaction to a failover
+    cluster       the same gateway over the nodes of a Redis Cluster
+    scripts       Lua scripts, called by digest
+    backoff       delays between attempts; the loop that waits while Redis is unavailable
+
+The gateway repeats a command whose reply was lost only if it is repeatable: every script must have the same effect when
+it runs twice with the same arguments. Errors of redis-py do not leave this package: `translated` turns them into
+`Unavailable` (transient) and `Refused`. Commands sent to a cluster must be in the table of `cluster/hash_slots.py`.
+"""
 
 from __future__ import annotations
 

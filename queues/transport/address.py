@@ -1,11 +1,11 @@
-"""Where the server is: URLs, and what they may say.
+"""Addresses of servers, parsed from URLs.
 
     redis://[user:password@]host[:port][/db]                            one server
-    redis+cluster://[user:password@]host:port[,host:port...]            a Redis Cluster, known by any of its nodes
+    redis+cluster://[user:password@]host:port[,host:port...]            a Redis Cluster, by any of its nodes
     redis+sentinel://[user:password@]host:port[,...]/service[/db]       the primary that these sentinels name
-    rediss://, rediss+cluster://, rediss+sentinel://                    the same, encrypted
-    unix:///path/to.sock                                                one server, on a socket
-    embedded:[/data/dir]                                                the server that Perdure starts itself
+    rediss://, rediss+cluster://, rediss+sentinel://                    the same with TLS
+    unix:///path/to.sock                                                one server on a unix socket
+    embedded:[/data/dir]                                                the embedded server, which Perdure starts
 
 Queries: with TLS `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`, `ssl_cert_reqs`, `ssl_check_hostname`;
 with Sentinel `sentinel_username`, `sentinel_password`. User and password are those of the servers that hold the data.
@@ -37,7 +37,7 @@ _FOR_SENTINELS: Final = ("sentinel_username", "sentinel_password")
 
 
 class Node(NamedTuple):
-    """One server of several, as it is reached."""
+    """Host and port of one server of a cluster or of one sentinel."""
 
     host: str
     port: int
@@ -55,14 +55,15 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, *, data_dir: Callable[[], Path]) -> Address:
-        """Read a URL; `BadAddress` says what is wrong with it.
+        """Parse a URL. Raises `BadAddress`.
 
-        `embedded:` without a path means the server in `data_dir()`, which is asked for in that case only.
+        Args:
+            data_dir: returns the directory for `embedded:` without a path; called in that case only.
         """
         text = text.strip()
         scheme, colon, rest = text.partition(":")
         if not colon:
-            raise BadAddress(f"{text!r} is not a URL; known are {_KNOWN}")
+            raise BadAddress(f"address must be a URL, got {text!r}; known are {_KNOWN}")
         if scheme == "embedded":
             path = rest.removeprefix("//")
             return cls(directory=(Path(unquote(path)).expanduser() if path else data_dir()).absolute())
@@ -88,20 +89,20 @@ class Address:
 
     @property
     def clustered(self) -> bool:
-        """Whether it is a Redis Cluster's."""
+        """Whether the address is that of a Redis Cluster."""
         return self.scheme in _CLUSTER
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes of the cluster, or the sentinels, that it names; none for any other server."""
+        """The cluster nodes or sentinels of the address; empty for any other server."""
         if self.scheme not in (*_CLUSTER, *_SENTINEL):
             return ()
         port = 6379 if self.clustered else 26379
-        return tuple(_node(one, port) for one in _Parts.of(self.url).hosts.split(","))
+        return tuple(_node(text, port) for text in _Parts.of(self.url).hosts.split(","))
 
     @property
     def service(self) -> str | None:
-        """The name by which sentinels know the primary; None where there are no sentinels."""
+        """The name by which sentinels know the primary; None if the address has no sentinels."""
         if self.scheme not in _SENTINEL:
             return None
         return unquote(_Parts.of(self.url).path.strip("/").partition("/")[0])
@@ -112,18 +113,18 @@ class Address:
 
     @property
     def query(self) -> dict[str, str]:
-        """What the URL says behind its question mark."""
+        """The query parameters of the URL."""
         return {} if self.embedded else dict(parse_qsl(_Parts.of(self.url).query))
 
     def url_of(self, node: Node) -> str:
-        """The plain URL of one server: a node of the cluster, or the primary that a sentinel named."""
+        """Return the plain URL of one server: a node of the cluster, or the primary that a sentinel named."""
         parts = _Parts.of(self.url)
         database = parts.path.strip("/").partition("/")[2] if self.service is not None else ""
         query = urlencode({name: value for name, value in self.query.items() if name not in _FOR_SENTINELS})
         return f"{self._plain_scheme}://{parts.credentials}{node}/{database}" + (f"?{query}" if query else "")
 
     def url_of_sentinel(self, node: Node) -> str:
-        """The plain URL of one sentinel; its user and password are its own."""
+        """Return the plain URL of one sentinel, with the user and password of sentinels."""
         about_tls = {name: value for name, value in self.query.items() if name.startswith("ssl_")}
         own = {name.removeprefix("sentinel_"): self.query[name] for name in _FOR_SENTINELS if name in self.query}
         query = urlencode(about_tls | own)
@@ -135,7 +136,7 @@ class Address:
 
     @property
     def shown(self) -> str:
-        """The address as it may be printed: without its passwords."""
+        """The address without its passwords, for messages."""
         if self.directory is not None:
             return f"embedded:{self.directory}"
         url = _SECRET.sub(r"\1=***", self.url)
@@ -148,7 +149,7 @@ class Address:
 
 
 class _Parts(NamedTuple):
-    """A URL in pieces; `credentials` end with their @. A list of hosts is more than the standard library reads."""
+    """The parts of a URL with a list of hosts, which urllib cannot parse; `credentials` include the @."""
 
     credentials: str
     hosts: str
@@ -165,12 +166,12 @@ class _Parts(NamedTuple):
 
 
 def _node(text: str, default_port: int) -> Node:
-    """Read host:port; `ValueError` says what is wrong with it."""
+    """Parse host:port. Raises `ValueError`."""
     found = _NODE.fullmatch(text)
     if found is None:
         if not text.strip():
             raise ValueError("one of the hosts is empty: write host:port,host:port")
-        raise ValueError("one of the hosts is not host:port (an IPv6 address stands in brackets)")
+        raise ValueError("one of the hosts is not host:port (write an IPv6 address in brackets)")
     port = int(found["port"] or default_port)
     if not 0 < port < 65536:
         raise ValueError(f"Port out of range 1-65535: {port}")
@@ -209,7 +210,7 @@ def _check_several(address: Address) -> None:
     if address.clustered:
         database = address.query.get("db", parts.path.strip("/"))
         if database not in ("", "0"):
-            raise BadAddress(f"{address.shown!r}: a Redis Cluster has database 0 only, so leave out {database!r}")
+            raise BadAddress(f"{address.shown!r}: a Redis Cluster has database 0 only; leave out {database!r}")
         return
     service, _, database = parts.path.strip("/").partition("/")
     if not service:
@@ -223,7 +224,7 @@ def _check_several(address: Address) -> None:
 def _check_number(address: Address, database: str) -> None:
     database = address.query.get("db", database)
     if database and not database.isdigit():
-        raise BadAddress(f"{address.shown!r}: the database must be a number, not {database!r}")
+        raise BadAddress(f"{address.shown!r}: the database must be a number, got {database!r}")
 
 
 def _check_query(address: Address) -> None:
@@ -237,4 +238,4 @@ def _check_query(address: Address) -> None:
             raise BadAddress(f"{address.shown!r}: {name} is for redis+sentinel:// and rediss+sentinel:// only")
     required = query.get("ssl_cert_reqs", "required")
     if required not in ("none", "optional", "required"):
-        raise BadAddress(f"{address.shown!r}: ssl_cert_reqs is none, optional or required, not {required!r}")
+        raise BadAddress(f"{address.shown!r}: ssl_cert_reqs must be none, optional or required, got {required!r}")

@@ -1,11 +1,11 @@
-"""Reads that block: on a connection of their own, which can be told from outside to wait no longer."""
+"""Blocking reads on a dedicated connection, which another task can interrupt."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 import anyio
 import redis.asyncio
@@ -19,15 +19,12 @@ from .pipelining import Argument
 
 __all__ = ["BlockingConnection"]
 
-_PATIENCE: Final = 1.0
-"""Seconds that a server has to end a read; then the connection is broken off, so that it holds up no other read."""
-
 Dial = Callable[[Node | None], redis.asyncio.Redis]
 Unblock = Callable[[int, Node | None], Awaitable[Any]]
 
 
 class BlockingConnection:
-    """One connection for reads that block, and the way to end such a read from outside. One read at a time."""
+    """A connection for blocking reads, one at a time, with a method that interrupts the current one."""
 
     def __init__(
         self,
@@ -38,10 +35,14 @@ class BlockingConnection:
         cluster: ClusterConnection | None = None,
         key: str | None = None,
         borrowed: bool = False,
+        unblock_timeout: float = 1.0,
     ) -> None:
-        """dial: makes a client of one connection, in a cluster to a node. unblock: ends a wait, by the client's id.
-
-        cluster, key: follow the node that serves the key. borrowed: the client is somebody else's to close.
+        """Args:
+        dial: returns a client with one connection, in a cluster to a node.
+        unblock: ends the blocked command of a client, given by its id.
+        cluster, key: follow the node that serves the key.
+        borrowed: whether another component closes the client.
+        unblock_timeout: seconds that the server may take to end a read; then the connection is closed.
         """
         self._shown = shown
         self._dial = dial
@@ -49,6 +50,7 @@ class BlockingConnection:
         self._cluster = cluster
         self._key = key
         self._borrowed = borrowed
+        self._unblock_timeout = unblock_timeout
         self._client: redis.asyncio.Redis | None = None
         self._node: Node | None = None
         self._client_id: int | None = None
@@ -57,9 +59,9 @@ class BlockingConnection:
         self._over.set()
 
     async def read(self, *command: Argument) -> Any:
-        """Carry out one blocking read. Not repeatable: `Unavailable` means that the reply may be lost.
+        """Execute one blocking read, and return its reply, or None if it was interrupted.
 
-        None where it was interrupted before anything came.
+        The read is not repeatable: after `Unavailable`, its reply may be lost.
         """
         self._interrupted.clear()
         self._over.clear()
@@ -67,7 +69,7 @@ class BlockingConnection:
             with translated(self._shown):
                 return await self._follow(command)
         except Unavailable:
-            await self._disconnect()  # else a server that was demoted would be asked again
+            await self._disconnect()  # else the next read would go to a server that was demoted
             raise
         except BaseException:
             self._client_id = None
@@ -76,12 +78,12 @@ class BlockingConnection:
             self._over.set()
 
     async def _follow(self, command: tuple[Argument, ...]) -> Any:
-        """Read where the key is; in a cluster, follow it. A redirection says that nothing was read."""
+        """Read from the node that serves the key, and follow redirections, after which nothing was read."""
         cluster, key = self._cluster, self._key
         if cluster is None or key is None:
             return await self._read_from(None, command, asking=False)
         slot = slot_of((), key)
-        pursuit, node, asking = RedirectPolicy(slot), cluster.serving(key), False
+        policy, node, asking = RedirectPolicy(slot), cluster.serving(key), False
         while not self._interrupted.is_set():
             error: Exception = ClusterDownError(f"no node serves {key}")
             if node is not None:
@@ -92,7 +94,7 @@ class BlockingConnection:
                 except (redis.ConnectionError, redis.TimeoutError, OSError):
                     cluster.mark_failed(node)
                     raise
-            pause = pursuit.pause(error)  # raises where it will not pass
+            pause = policy.pause(error)  # raises an error that is not transient
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._interrupted.wait(), pause)
             node, asking = await cluster.next_node(slot, node, error)
@@ -106,23 +108,23 @@ class BlockingConnection:
             self._client_id = int(await self._client.execute_command("CLIENT", "ID"))
         if self._interrupted.is_set():
             return None
-        if asking:  # nobody else uses the connection, so nothing comes between the two
+        if asking:  # no other command uses this connection, so the two stay adjacent
             await self._client.execute_command("ASKING")
         try:
             return await self._client.execute_command(*command)
         except ResponseError as refused:
             if str(refused).startswith("UNBLOCKED"):
-                return None  # the stream has gone, perhaps to another node: nothing was read, and the next read tells
+                return None  # the stream was deleted or moved to another node; the next read follows it
             raise
 
     async def interrupt(self) -> None:
-        """End the read under way, as if nothing had come; what has come is returned to its caller.
+        """End the current read. Its caller gets None, or the entries that have already arrived.
 
-        A read that is still being sent is told again until it has ended or waits, so that none is missed. Where the
-        server does not answer, the read ends with `Unavailable`.
+        The request is repeated until the read has ended, since a read that is still being sent cannot be unblocked yet.
+        If the server does not answer, the read raises `Unavailable`.
         """
         self._interrupted.set()
-        with anyio.move_on_after(_PATIENCE):
+        with anyio.move_on_after(self._unblock_timeout):
             pause = 0.001
             while not self._over.is_set():
                 if self._client_id is not None and await self._unblock(self._client_id, self._node):
@@ -131,7 +133,7 @@ class BlockingConnection:
                     await asyncio.wait_for(self._over.wait(), pause)
                 pause *= 2
         if not self._over.is_set() and self._client is not None:
-            # The server does not answer. What it may have sent is found again among what is pending.
+            # The server does not answer. Entries that it may have delivered are in the pending entries list.
             await self._client.connection_pool.disconnect()
 
     async def close(self) -> None:

@@ -1,7 +1,4 @@
-"""Clients for an address, and what their errors mean here.
-
-What kind of server has been reached, and whether Perdure can work with it as the address says.
-"""
+"""Clients of the redis-py library for an address, translation of their errors, and the check of the server."""
 
 from __future__ import annotations
 
@@ -54,40 +51,40 @@ CONNECT_TIMEOUT: Final = 5.0
 COMMAND_TIMEOUT: Final = 10.0
 """Seconds to wait for the reply to a command that does not block."""
 
-_NOTHING_BEHIND_OUR_BACK: Final = AsyncRetry(NoBackoff(), 0, supported_errors=())
-"""No retry, and no reconnection as its preparation: a subscription would share it with whoever reads."""
+_NO_RETRY: Final = AsyncRetry(NoBackoff(), 0, supported_errors=())
+"""Disables retries, and reconnections, which would race with the reader of a subscription."""
 
 _FILES: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 
 def _url(address: Address, socket: Path | None, node: Node | None) -> str:
-    """The plain URL to connect to. node: of a cluster, the one that is meant."""
+    """Return the plain URL to connect to. node: the node of a cluster."""
     if socket is not None:
         return f"unix://{socket}"
     for name in _FILES:
         file = address.query.get(name)
         if file is not None and not Path(file).is_file():
-            raise BadAddress(f"{address.shown}: {name} names {file}, and there is no such file")
+            raise BadAddress(f"{address.shown}: the file of {name} does not exist: {file}")
     if node is None and not address.nodes:
         return address.url
     return address.url_of(node or address.nodes[0])
 
 
 def _options(parsed: dict[str, Any], timeout: float | None, retry: Retry | AsyncRetry) -> dict[str, Any]:
-    """What the URL asks for and what it cannot ask for: a timeout of its own would cut blocking reads."""
+    """Return the options of the URL, overridden where it must not decide: its timeout would cut blocking reads."""
     ours = {"socket_timeout": timeout, "decode_responses": False, "protocol": 2, "retry": retry}
     return {"socket_connect_timeout": CONNECT_TIMEOUT} | parsed | ours
 
 
 def _sentinels(address: Address) -> Sentinels:
-    """The sentinels of an address, each asked on a connection that is closed afterwards."""
+    """Return the sentinels of an address."""
     urls = [address.url_of_sentinel(node) for node in address.nodes]
     return Sentinels(address.service or "", list(zip(address.nodes, urls, strict=True)))
 
 
 def _pool_options(address: Address, socket: Path | None, timeout: float | None, node: Node | None) -> dict[str, Any]:
     url = _url(address, socket, node)
-    options = _options(dict(redis.asyncio.connection.parse_url(url)), timeout, _NOTHING_BEHIND_OUR_BACK)
+    options = _options(dict(redis.asyncio.connection.parse_url(url)), timeout, _NO_RETRY)
     if address.service is not None:
         options |= followed_async(_sentinels(address), encrypted=address.encrypted)
     return options
@@ -101,7 +98,7 @@ def async_client(
     connections: int = 16,
     node: Node | None = None,
 ) -> redis.asyncio.Redis:
-    """A client on a pool of its own. Replies come as the server sends them: no reply is reshaped on the way."""
+    """Return a client with its own pool, which returns replies as the server sends them."""
     with _bad_address(address):
         options = _pool_options(address, socket, timeout, node) | {"max_connections": connections}
         pool = redis.asyncio.BlockingConnectionPool(**options | {"timeout": None})
@@ -111,7 +108,7 @@ def async_client(
 
 
 def pipelined_connection(address: Address, socket: Path | None, node: Node | None = None) -> AbstractConnection:
-    """One connection, not yet connected, that leaves all timing to its user."""
+    """Return one connection, not yet connected, without timeouts."""
     with _bad_address(address):
         pool = redis.asyncio.ConnectionPool(**_pool_options(address, socket, None, node))
         connection: AbstractConnection = pool.make_connection()
@@ -121,7 +118,7 @@ def pipelined_connection(address: Address, socket: Path | None, node: Node | Non
 def sync_client(
     address: Address, socket: Path | None, *, timeout: float | None = COMMAND_TIMEOUT, node: Node | None = None
 ) -> redis.Redis:
-    """The same for a thread that has no event loop."""
+    """Return a synchronous client, which returns replies as the server sends them."""
     with _bad_address(address):
         url = _url(address, socket, node)
         options = _options(dict(redis.connection.parse_url(url)), timeout, Retry(NoBackoff(), 0))
@@ -149,43 +146,43 @@ _CREDENTIALS = (AuthenticationError, AuthorizationError, NoPermissionError)
 
 @contextmanager
 def translated(shown: str) -> Iterator[None]:
-    """Turn the client library's errors into Perdure's: `Unavailable` may pass by itself, `Refused` will not."""
+    """Translate errors of the client library: `Unavailable` is transient, `Refused` is not."""
     try:
         yield
     except _CREDENTIALS as error:
         raise Refused(f"{shown} refused the credentials: {error}") from error
     except (redis.ConnectionError, redis.TimeoutError, ReadOnlyError, OSError) as error:
-        if isinstance(error.__cause__, _CREDENTIALS):  # how a connection reports what its handshake met
+        if isinstance(error.__cause__, _CREDENTIALS):  # an error of the handshake
             raise Refused(f"{shown} refused the credentials: {error.__cause__}") from error
         if isinstance(error.__cause__, Refused):
             raise Refused(str(error.__cause__)) from error
         raise Unavailable(f"cannot reach Redis at {shown}: {_reason(error)}") from error
-    except AskError as error:  # MOVED too; the wire of a cluster follows these by itself
+    except AskError as error:  # also MOVED; a cluster connection follows both
         raise Refused(f"{shown} is a node of a Redis Cluster: write redis+cluster:// or rediss+cluster://") from error
     except RedisError as error:
         if isinstance(error, OutOfMemoryError) or "OOM " in str(error):
             raise ServerFull(shown, _MAXMEMORY if "maxmemory" in str(error) else str(error)) from error
-        passing = isinstance(error, (TryAgainError, ClusterDownError))
-        if passing or any(mark in str(error) for mark in _PASSING):
+        transient = isinstance(error, (TryAgainError, ClusterDownError))
+        if transient or any(prefix in str(error) for prefix in _TRANSIENT):
             raise Unavailable(f"Redis at {shown} cannot serve now: {error}") from error
         raise Refused(f"{shown} refused a command: {error}") from error
 
 
-_MAXMEMORY: Final = "it uses more than its maxmemory, and its maxmemory-policy lets it throw nothing away"
+_MAXMEMORY: Final = "it uses more than its maxmemory, and its maxmemory-policy forbids evictions"
 
-_PASSING = ("MISCONF ", "NOREPLICAS ", "MASTERDOWN ", "BUSY Redis", "READONLY ", "UNBLOCKED ")
-"""Marks of refusals that end when somebody mends the server: memory or disk is full, a replica is missing, a script
-that nobody of Perdure sent is running; or when the client finds the server that has become the primary.
+_TRANSIENT = ("MISCONF ", "NOREPLICAS ", "MASTERDOWN ", "BUSY Redis", "READONLY ", "UNBLOCKED ")
+"""Prefixes of transient refusals: memory or disk is full, a replica is missing, a foreign script is running, or another
+server has become the primary.
 """
 
 
 def is_read_only(error: BaseException | None) -> bool:
-    """Whether a command met a replica, be it by itself or within a script (which Redis 6.2 reports in other words)."""
+    """Whether a replica refused a write, of a command or of a script (which Redis 6.2 reports differently)."""
     return isinstance(error, ReadOnlyError) or "READONLY " in str(error)
 
 
 def was_not_executed(error: BaseException | None) -> bool:
-    """Whether the reply says that nothing was done, so that even what is not repeatable may be asked again."""
+    """Whether the reply means that the command was not executed, so that any command may be sent again."""
     return is_read_only(error) or isinstance(error, (BusyLoadingError, TryAgainError, ClusterDownError))
 
 
@@ -198,9 +195,10 @@ OLDEST_SERVER: Final = (6, 2)
 
 
 def check_server(address: Address, info: bytes) -> None:
-    """Raise `Refused` where the server is too old, or of another kind than the address says.
+    """Raise `Refused` if the server is too old, or of another kind than the address says.
 
-    info: what `INFO server` answered.
+    Args:
+        info: the reply to `INFO server`.
     """
     found = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
     mode = found.get("redis_mode") or found.get("server_mode", "")  # Valkey's name for it

@@ -1,13 +1,13 @@
-"""The one way by which commands reach Redis.
+"""Gateway to Redis: every command, script and pipeline of Perdure is submitted here.
 
-Everything else in Perdure submits commands here and awaits their replies; what goes out together, on which
-connection, and what is asked again after a lost reply, is decided in this file alone.
+This module alone decides which commands share a write, which connection they use, and which are sent again after a
+lost reply.
 
-Repeatable means: asked twice, it does no more than asked once. Reads are, and so is every script of Perdure, by
-design (enqueue by id, settle by fence, record by value). A repeatable command whose reply was lost is asked again
-for `patience` seconds; any other raises `Unavailable` at once, and its caller finds out what became of it. So does
-`ServerFull`, where waiting helps only after somebody has made room. What replicas must have goes out on a connection of
-its own (replication.py).
+A command is repeatable if sending it twice has the effect of sending it once. Reads are repeatable, and so is every
+script of Perdure by design (enqueue by id, settle by fence, record by value). A repeatable command whose reply was lost
+is sent again for `patience` seconds. Any other raises `Unavailable` at once, and its caller finds out whether it was
+executed. `ServerFull` is also raised at once, since the server stays full until an operator frees memory. Writes that
+replicas must confirm have a separate connection (replication.py).
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from .scripts import Script, loaded_scripts
 __all__ = ["BLOCK", "Argument", "BlockingConnection", "Command", "Gateway"]
 
 BLOCK: Final = 5.0
-"""Seconds for which a blocking read waits on the server before it asks again."""
+"""Seconds that one blocking read waits on the server."""
 
-_REPEAT: Final = Backoff(first=0.02, longest=1.0)
+_BACKOFF: Final = Backoff(first=0.02, longest=1.0)
 """Delays before a command is sent again."""
 
 _READ_MARGIN: Final = 10.0
-"""Seconds a blocking read may take beyond BLOCK before its connection is taken for dead."""
+"""Seconds after BLOCK at which the connection of a blocking read counts as lost."""
 
-_TROUBLE: Final = (RedisError, OSError, Unavailable)
-"""What the client library raises, and what it is once translated."""
+_ERRORS: Final = (RedisError, OSError, Unavailable)
+"""Errors of the client library, and `Unavailable` for those that are already translated."""
 
 
 class Gateway:
@@ -71,10 +71,10 @@ class Gateway:
         replication: Replication | None = None,
         encryptor: Encryptor = NO_KEYS,
     ) -> None:
-        """`patience`: seconds for which a repeatable command is asked again before `Unavailable` is raised.
-
-        replication: how many replicas must have what `run_replicated` writes, and how long they are waited for. sealer:
-        what this room seals and opens data of tasks with; the gateway itself carries bytes, and looks into none.
+        """Args:
+        patience: seconds for which a repeatable command is sent again before `Unavailable` is raised.
+        replication: number of replicas that must confirm a write of `run_replicated`, and the timeout.
+        encryptor: kept here for the modules that read and write data of tasks; the gateway itself does not use it.
         """
         self.address = address
         self.replication = replication or Replication()
@@ -82,7 +82,7 @@ class Gateway:
         self.patience = patience
         self._embedded = EmbeddedServer(address.directory) if address.directory is not None else None
         self._client: redis.asyncio.Redis | None = None
-        self._open_wire: CommandConnection | None = None
+        self._connection: CommandConnection | None = None
         self._cluster: ClusterConnection | None = None
         self._replicator: Replicator | None = None
         self._borrowed = False
@@ -94,45 +94,45 @@ class Gateway:
 
     @classmethod
     def over(cls, client: redis.asyncio.Redis) -> Gateway:
-        """A gateway over a client that is there already, such as a fake one; it is not checked and not closed."""
+        """Return a gateway over an existing client, such as a fake one. The client is neither checked nor closed."""
         gateway = cls(Address("redis://borrowed"))
         client.response_callbacks.clear()
         gateway._client = client
-        gateway._open_wire = ClientAdapter(client)
+        gateway._connection = ClientAdapter(client)
         gateway._borrowed = True
         return gateway
 
     async def open(self) -> None:
-        """Connect and check the server; `Unavailable` or `Refused` says what is wrong."""
+        """Connect and check the server. Raises `Unavailable` or `Refused`."""
         if self.clustered:
-            cluster = self._open_wire = self._cluster = ClusterConnection(self.address, self._dial)
+            cluster = self._connection = self._cluster = ClusterConnection(self.address, self._dial)
             check: Callable[[], Awaitable[Any]] = cluster.open
         else:
-            await self._join()
+            await self._ensure_embedded()
             self._client = async_client(self.address, self.socket)
-            self._open_wire = self._dial(None)
+            self._connection = self._dial(None)
             check = self._check_server
         try:
             try:
                 await check()
-            except _TROUBLE as error:
+            except _ERRORS as error:
                 if self._cluster is None:
-                    raise  # the command that asked was patient
-                await self._again(error, check, True)
+                    raise  # the check was a command, which has been repeated already
+                await self._retry(error, check, True)
         except BaseException:
             await self.close()
             raise
 
     async def close(self) -> None:
         client, self._client = self._client, None
-        wire, self._open_wire = self._open_wire, None
+        connection, self._connection = self._connection, None
         replicator, self._replicator = self._replicator, None
         self._cluster = None
         with anyio.CancelScope(shield=True):
             if replicator is not None:
                 await replicator.close()
-            if wire is not None:
-                await wire.close()
+            if connection is not None:
+                await connection.close()
             if client is not None and not self._borrowed:
                 await client.aclose()
             if self._embedded is not None:
@@ -141,7 +141,7 @@ class Gateway:
     def _dial(self, node: Node | None) -> CommandConnection:
         return PipelinedConnection(pipelined_connection(self.address, self.socket, node), COMMAND_TIMEOUT)
 
-    async def _join(self) -> Path | None:
+    async def _ensure_embedded(self) -> Path | None:
         if self._embedded is None:
             return None
         return await anyio.to_thread.run_sync(self._embedded.ensure)
@@ -156,40 +156,42 @@ class Gateway:
             info: bytes = await self.command("INFO", "server")
         except Refused as error:
             if "permission" in str(error).lower():
-                return  # a managed server may hide INFO; what is too old will refuse its first command
+                return  # managed servers may forbid INFO; one that is too old refuses the first script
             raise
         check_server(self.address, info)
 
     # commands
 
     async def command(self, *command: Argument, repeatable: bool = True, node_of: str | None = None) -> Any:
-        """Carry out one command; returns the raw reply.
+        """Execute one command and return the raw reply.
 
-        node_of: in a cluster, a key; the command goes to the node that serves it. For commands that name no key.
+        Args:
+            repeatable: whether the command may be sent again after a lost reply.
+            node_of: in a cluster, a key whose node executes the command; for commands that name no key.
         """
         try:
             return await self._submit(command, node_of)
-        except _TROUBLE as error:
-            return await self._again(error, lambda: self._submit(command, node_of), repeatable)
+        except _ERRORS as error:
+            return await self._retry(error, lambda: self._submit(command, node_of), repeatable)
 
     async def command_now(self, *command: Argument) -> Any:
-        """The same for one command that is not repeatable, which goes out now and does not wait for the tick's end.
+        """Write one command that is not repeatable at once, instead of at the end of the event loop's tick.
 
-        For what the server is to work on while this process works on something else.
+        The server then executes it while this process does something else.
         """
         try:
             reply = self._submit(command)
-            self._wire.flush()
+            self._open_connection.flush()
             return await reply
-        except _TROUBLE as error:
-            return await self._again(error, lambda: self._submit(command), False)
+        except _ERRORS as error:
+            return await self._retry(error, lambda: self._submit(command), False)
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        """Carry out one script atomically; all of Perdure's are repeatable."""
+        """Execute one script; all of Perdure's are repeatable."""
         try:
             return await self._submit(("EVALSHA", script.sha, len(keys), *keys, *args))
-        except _TROUBLE as error:
-            return await self._again(error, lambda: self._evaluate(script, keys, args), True)
+        except _ERRORS as error:
+            return await self._retry(error, lambda: self._evaluate(script, keys, args), True)
 
     async def _evaluate(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         try:
@@ -198,30 +200,33 @@ class Gateway:
             return await self._submit(("EVAL", script.source, len(keys), *keys, *args))
 
     async def run_replicated(self, script: Script, keys: Sequence[str], args: Sequence[Argument], mark: str) -> Any:
-        """Carry out one script, and wait until so many replicas have what it wrote as `replication` asks for.
+        """Execute one script, and wait until the replicas that `replication` asks for have confirmed its writes.
 
-        mark: a key beside those of the script, for the writing (see replication.py). Raises `NotReplicated` where too
-        few are known to have it in time: then it is stored, and asked again it only asks the replicas again.
+        Raises `NotReplicated` if too few confirm in time. The writes are stored then, and a repeated call only asks the
+        replicas again.
+
+        Args:
+            mark: a key in the script's hash slot for the marker write (see replication.py).
         """
         by_digest = ("EVALSHA", script.sha, len(keys), *keys, *args)
         by_text = ("EVAL", script.source, len(keys), *keys, *args)
 
         async def evaluate() -> Any:
             try:
-                return await self._replicated().carry_out(by_digest, mark)
+                return await self._open_replicator().execute(by_digest, mark)
             except NoScriptError:
-                return await self._replicated().carry_out(by_text, mark)
+                return await self._open_replicator().execute(by_text, mark)
 
         try:
             return await evaluate()
-        except _TROUBLE as error:
-            return await self._again(error, evaluate, True)
+        except _ERRORS as error:
+            return await self._retry(error, evaluate, True)
 
-    def _replicated(self) -> Replicator:
-        """Where replicated writes go. Raises `Unavailable` where the connection is not open."""
-        wire = self._wire
-        if isinstance(wire, ClientAdapter):
-            raise Refused("on a client that is somebody else's, replicas cannot be waited for")
+    def _open_replicator(self) -> Replicator:
+        """Return the replicator. Raises `Unavailable` if the connection is not open."""
+        connection = self._open_connection
+        if isinstance(connection, ClientAdapter):
+            raise Refused("replicas cannot be waited for on a client that was passed in")
         if self._replicator is None:
 
             def dial(node: Node | None) -> AbstractConnection:
@@ -231,29 +236,28 @@ class Gateway:
         return self._replicator
 
     async def load_scripts(self) -> None:
-        """Make the server, or every primary of a cluster, know every script of this process, in one round trip."""
+        """Load every script of this process into the server, or every primary of a cluster, in one round trip."""
         commands = [("SCRIPT", "LOAD", script.source) for script in loaded_scripts()]
         if self._cluster is None:
             await self.pipeline(commands)
             return
-        # A primary that cannot be reached now, or comes later, is sent the text when it asks for it (NOSCRIPT).
+        # A primary that is unreachable now, or joins later, is sent the source after a NOSCRIPT reply.
         loading = [future for command in commands for future in self._cluster.submit_everywhere(command)]
         await asyncio.gather(*loading, return_exceptions=True)
 
     async def pipeline(self, commands: Sequence[Command], *, node_of: str | None = None) -> list[Any]:
-        """Carry out commands in order and in one round trip, not atomically. All must be repeatable.
+        """Execute repeatable commands in order and in one round trip, not atomically.
 
-        In a cluster each goes to the node that serves its key, or to that of `node_of`, and the order holds per node.
-        A command that the server refused raises `Refused`, after all were carried out.
+        In a cluster each command goes to the node that serves its key, or that of `node_of`; the order holds per node.
+        If the server refuses a command, the others are executed, and `Refused` is raised.
         """
-
         try:
-            return await self._together(commands, node_of)
-        except _TROUBLE as error:
-            replies: list[Any] = await self._again(error, lambda: self._together(commands, node_of), True)
+            return await self._gather(commands, node_of)
+        except _ERRORS as error:
+            replies: list[Any] = await self._retry(error, lambda: self._gather(commands, node_of), True)
             return replies
 
-    async def _together(self, commands: Sequence[Command], node_of: str | None) -> list[Any]:
+    async def _gather(self, commands: Sequence[Command], node_of: str | None) -> list[Any]:
         sent = [self._submit(command, node_of) for command in commands]
         replies = await asyncio.gather(*sent, return_exceptions=True)
         for reply in replies:
@@ -264,78 +268,76 @@ class Gateway:
     def _submit(self, command: Command, node_of: str | None = None) -> asyncio.Future[Any]:
         if self._cluster is not None:
             return self._cluster.submit(command, node_of)
-        return self._wire.submit(command)
+        return self._open_connection.submit(command)
 
     @property
-    def _wire(self) -> CommandConnection:
-        if self._open_wire is None:
-            raise Unavailable(
-                f"the connection to {self.address.shown} is not open: use 'async with' around what needs it"
-            )
-        return self._open_wire
+    def _open_connection(self) -> CommandConnection:
+        if self._connection is None:
+            raise Unavailable(f"the connection to {self.address.shown} is not open: use it within 'async with'")
+        return self._connection
 
-    async def _again(self, error: BaseException, call: Callable[[], Awaitable[Any]], repeatable: bool) -> Any:
-        """After a call failed: when it may be repeated and repeating may help, again, until patience ends.
+    async def _retry(self, error: BaseException, call: Callable[[], Awaitable[Any]], repeatable: bool) -> Any:
+        """Repeat a failed call while that is allowed and may help, for `patience` seconds.
 
-        What a server refused without doing anything may always be repeated.
+        A call that the server refused without executing it may always be repeated.
         """
-        deadline, delays = time.monotonic() + self.patience, _REPEAT.delays()
+        deadline, delays = time.monotonic() + self.patience, _BACKOFF.delays()
         while True:
             if not isinstance(error, NoScriptError):
-                await self._be_patient(error, repeatable or was_not_executed(error), deadline, next(delays))
+                await self._wait_to_retry(error, repeatable or was_not_executed(error), deadline, next(delays))
             try:
                 return await call()
-            except _TROUBLE as another:
-                error = another
+            except _ERRORS as next_error:
+                error = next_error
 
-    async def _be_patient(self, error: BaseException, again: bool, deadline: float, delay: float) -> None:
-        """Wait before a call is made again; raise what its error means where it is not to be made again."""
+    async def _wait_to_retry(self, error: BaseException, repeatable: bool, deadline: float, delay: float) -> None:
+        """Wait before the next attempt, or raise the translated error if there is to be none."""
         try:
             with translated(self.address.shown):
                 raise error
         except (ServerFull, NotReplicated):
-            raise  # somebody must make room, or mend a replica, which takes longer
+            raise  # an operator must free memory or repair a replica, which takes longer
         except Unavailable:
-            if is_read_only(error) and self._open_wire is not None:
-                self._open_wire.reconnect()
-            if not again or time.monotonic() + delay > deadline or self._open_wire is None:
+            if is_read_only(error) and self._connection is not None:
+                self._connection.reconnect()
+            if not repeatable or time.monotonic() + delay > deadline or self._connection is None:
                 raise
         await anyio.sleep(delay)
-        await self._join()
+        await self._ensure_embedded()
 
-    # connections of their own
+    # dedicated connections
 
-    def reader(self, key: str | None = None) -> BlockingConnection:
-        """A connection for blocking reads. key: in a cluster, what is read; the connection follows it."""
+    def blocking_connection(self, key: str | None = None) -> BlockingConnection:
+        """Return a connection for blocking reads. key: in a cluster, the key to read; the connection follows it."""
         if self._cluster is not None and key is None:
-            raise ValueError("in a cluster, a reader needs the key of what it will read")
+            raise ValueError("key must be given in a cluster: a blocking connection leads to the node that serves it")
         return BlockingConnection(
             self.address.shown,
-            self._dial_reader,
+            self._dial_blocking,
             self._unblock,
             cluster=self._cluster,
             key=key,
             borrowed=self._borrowed,
         )
 
-    def _dial_reader(self, node: Node | None) -> redis.asyncio.Redis:
+    def _dial_blocking(self, node: Node | None) -> redis.asyncio.Redis:
         if self._borrowed:
             return self._client_or_fail()
         return async_client(self.address, self.socket, timeout=BLOCK + _READ_MARGIN, connections=1, node=node)
 
     async def _unblock(self, client_id: int, node: Node | None) -> Any:
-        """Ids of clients are a node's own, so it is that node which must hear it."""
+        """End a blocked command of another client; client ids are local to a node."""
         command = ("CLIENT", "UNBLOCK", client_id)
         if self._cluster is None or node is None:
             return await self.command(*command)
         cluster = self._cluster
         try:
             return await cluster.submit_to(node, command)
-        except _TROUBLE as error:
-            return await self._again(error, lambda: cluster.submit_to(node, command), True)
+        except _ERRORS as error:
+            return await self._retry(error, lambda: cluster.submit_to(node, command), True)
 
     async def subscription(self) -> PubSub:
-        """A connection for subscriptions, connected; in a cluster to any node, since news goes to all of them."""
+        """Return a connected pub/sub connection; in a cluster to any node, since PUBLISH reaches all of them."""
         if self._cluster is None:
             with translated(self.address.shown):
                 return await _connected(self._client_or_fail().pubsub())
@@ -365,6 +367,6 @@ async def _connected(pubsub: PubSub) -> PubSub:
 
 
 def is_missing_group(error: Refused) -> bool:
-    """Whether a stream's consumer group is not there (a new queue, or a server that was emptied)."""
+    """Whether a stream's consumer group does not exist: the queue is new, or the server was emptied."""
     cause = error.__cause__
     return isinstance(cause, ResponseError) and "NOGROUP" in str(cause)

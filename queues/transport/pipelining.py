@@ -1,11 +1,11 @@
-"""One connection, shared by everybody in this process: what is submitted in one tick goes out in few writes.
+"""Automatic pipelining: the commands that a process submits in one tick of the event loop share few writes.
 
-Submitting puts a command into the outbox; it is written as a whole at the end of the event loop's tick, or as soon as
-it holds enough to keep the server busy meanwhile, without waiting for replies that are still to come. Replies come in
-the order of the commands, so each is handed to the future at the head of the line. An error reply reaches the caller
-whose command it answers and nobody else; a caller that was cancelled before its command went out takes it back, and one
-cancelled later leaves the others alone. When the connection is lost, every command that had gone out fails, since
-nobody can tell which were carried out; those that had not gone out yet go out on the next connection.
+A submitted command enters the outbox. The outbox is written at the end of the tick, or as soon as it holds enough
+commands to keep the server busy; outstanding replies do not delay it. Replies come in the order of the commands, so
+each belongs to the oldest unanswered future. An error reply is raised to the caller of its command only. A caller that
+is cancelled before the write withdraws its command; a later cancellation does not affect other commands. When the
+connection is lost, every written command fails, because the client cannot know which ones were executed; the commands
+in the outbox are written to the next connection.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import hiredis
@@ -22,45 +23,55 @@ from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import InvalidResponse, RedisError
 from redis.exceptions import TimeoutError as ReplyTimeout
 
-__all__ = ["Argument", "ClientAdapter", "Command", "CommandConnection", "PipelinedConnection"]
+__all__ = ["Argument", "ClientAdapter", "Command", "CommandConnection", "PipelineLimits", "PipelinedConnection"]
 
 Argument = str | bytes | int | float
 Command = Sequence[Argument]
 
-_ENOUGH: Final = 8
-"""Commands that go out before the tick has ended: the server works on them while this process makes the next ones."""
 
-_MOST_UNANSWERED: Final = 4096
-"""Commands that may wait for their replies at once: what is beyond stays in the outbox, where it can be taken back."""
+@dataclass(frozen=True, slots=True)
+class PipelineLimits:
+    """Numbers of commands of one pipelined connection.
+
+    Args:
+        early_write: commands that are written before the tick ends, so that the server executes them meanwhile.
+        unanswered: written commands that may wait for replies; further ones stay in the outbox.
+    """
+
+    early_write: int = 8
+    unanswered: int = 4096
 
 
 class CommandConnection(Protocol):
-    """Where commands are submitted. The future gives the raw reply or raises the client library's error."""
+    """A connection that accepts commands. The future returns the raw reply or raises the client library's error."""
 
     def submit(self, command: Command) -> asyncio.Future[Any]: ...
 
     def flush(self) -> None:
-        """Let what was submitted go out now, and not at the end of the tick."""
+        """Write the submitted commands now instead of at the end of the tick."""
 
     def reconnect(self) -> None:
-        """Let what is submitted from now on go out on a new connection: the server is not the one that is wanted."""
+        """Use a new connection from now on, because this server is not the primary any more."""
 
     async def close(self) -> None: ...
 
 
 class PipelinedConnection:
-    """Commands of many callers on one connection."""
+    """One connection that pipelines the commands of many callers."""
 
-    def __init__(self, connection: AbstractConnection, timeout: float) -> None:
-        """timeout: seconds that the server may be silent while a reply is awaited, and that a new connection may take.
-
-        The connection has no timeout of its own. It is connected when the first command is submitted.
+    def __init__(
+        self, connection: AbstractConnection, timeout: float, limits: PipelineLimits = PipelineLimits()
+    ) -> None:
+        """Args:
+        connection: without a timeout; it is connected when the first command is submitted.
+        timeout: seconds that the server may be silent while a reply is outstanding, and that connecting may take.
         """
+        self._limits = limits
         self._connection = connection
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._outbox: list[tuple[bytes, asyncio.Future[Any]]] = []
-        self._line: _Transport | None = None
+        self._transport: _Transport | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._flushing = False
         self._closed = False
@@ -72,7 +83,7 @@ class PipelinedConnection:
             future.set_exception(ConnectionLost("the connection was closed"))
             return future
         self._outbox.append((packed, future))
-        if len(self._outbox) >= _ENOUGH:
+        if len(self._outbox) >= self._limits.early_write:
             self._send()
         elif not self._flushing:
             self._flushing = True
@@ -83,8 +94,8 @@ class PipelinedConnection:
         self._send()
 
     def reconnect(self) -> None:
-        if self._line is not None:
-            self._line.drop(ConnectionLost("the server is not the one that is wanted any more"))
+        if self._transport is not None:
+            self._transport.drop(ConnectionLost("the server is not the primary any more"))
 
     async def close(self) -> None:
         self._closed = True
@@ -93,8 +104,8 @@ class PipelinedConnection:
             await asyncio.gather(self._connecting, return_exceptions=True)
         error = ConnectionLost("the connection was closed")
         self._fail_outbox(error)
-        if self._line is not None:
-            self._line.drop(error)
+        if self._transport is not None:
+            self._transport.drop(error)
         await self._connection.disconnect(nowait=True)
 
     def _flush(self) -> None:
@@ -102,25 +113,27 @@ class PipelinedConnection:
         self._send()
 
     def _send(self) -> None:
-        """Write the outbox, as far as the line takes it; without a line, get one first."""
-        line = self._line
-        if line is None:
+        """Write as much of the outbox as the transport accepts; connect first if it is closed."""
+        transport = self._transport
+        if transport is None:
             if self._outbox and self._connecting is None and not self._closed:
-                self._connecting = self._loop.create_task(self._connect(), name="perdure wire")
+                self._connecting = self._loop.create_task(self._connect(), name="perdure connect")
             return
-        room = line.room
+        room = transport.room
         if room >= len(self._outbox):
             batch, self._outbox = self._outbox, []
         else:
             batch, self._outbox = self._outbox[:room], self._outbox[room:]
         if batch:
-            line.send(batch)
+            transport.send(batch)
 
     async def _connect(self) -> None:
         try:
             async with asyncio.timeout(self._timeout):
                 await self._connection.connect()
-            self._line = _Transport(self._connection, self._timeout, self._flush, self._lost)
+            self._transport = _Transport(
+                self._connection, self._timeout, self._limits.unanswered, self._flush, self._on_lost
+            )
         except (RedisError, OSError) as error:
             await self._connection.disconnect(nowait=True)
             self._fail_outbox(
@@ -133,10 +146,10 @@ class PipelinedConnection:
             self._connecting = None
         self._flush()
 
-    def _lost(self, line: _Transport) -> None:
-        """The line has failed what it had sent; what waits in the outbox goes out on another."""
-        if self._line is line:
-            self._line = None
+    def _on_lost(self, transport: _Transport) -> None:
+        """Write the outbox to a new connection; the transport has failed the commands that it had written."""
+        if self._transport is transport:
+            self._transport = None
         if not self._closed:
             self._flush()
 
@@ -146,32 +159,37 @@ class PipelinedConnection:
 
 
 class _Transport(asyncio.Protocol):
-    """A connection from the end of its handshake on, which is the client library's: its transport, taken over."""
+    """The transport of a connection after the client library's handshake, taken over from the library."""
 
     def __init__(
         self,
         connection: AbstractConnection,
         timeout: float,
+        most_unanswered: int,
         on_room: Callable[[], None],
         on_lost: Callable[[_Transport], None],
     ) -> None:
-        """on_room: called when commands may be sent again. on_lost: called once, with the line, when it has ended."""
+        """Args:
+        on_room: called when commands may be written again.
+        on_lost: called once, when the transport has ended.
+        """
         self._connection = connection
         self._timeout = timeout
+        self._most_unanswered = most_unanswered
         self._on_room = on_room
         self._on_lost = on_lost
         self._unanswered: deque[asyncio.Future[Any]] = deque()
         self._loop = asyncio.get_running_loop()
-        self._heard = self._loop.time()
-        self._watch: asyncio.TimerHandle | None = None
+        self._last_reply = self._loop.time()
+        self._timer: asyncio.TimerHandle | None = None
         self._paused = False
         self._ended = False
         self._replies = hiredis.Reader(
             protocolError=InvalidResponse,
             replyError=connection._parser.parse_error,  # the one mapping of error replies to the library's classes
-            notEnoughData=_NOT_YET,
+            notEnoughData=_INCOMPLETE,
         )
-        writer = connection._writer  # the library offers no other way to its transport
+        writer = connection._writer  # the library has no public access to its transport
         if writer is None:
             raise ConnectionLost("the connection was closed")
         self._transport = writer.transport
@@ -179,12 +197,12 @@ class _Transport(asyncio.Protocol):
 
     @property
     def room(self) -> int:
-        """How many commands may be sent now."""
-        return 0 if self._paused else _MOST_UNANSWERED - len(self._unanswered)
+        """Number of commands that may be written now."""
+        return 0 if self._paused else self._most_unanswered - len(self._unanswered)
 
     def send(self, batch: Iterable[tuple[bytes, asyncio.Future[Any]]]) -> None:
         if not self._unanswered:
-            self._heard = self._loop.time()
+            self._last_reply = self._loop.time()
         packed = []
         for command, future in batch:
             if not future.done():
@@ -192,16 +210,16 @@ class _Transport(asyncio.Protocol):
                 self._unanswered.append(future)
         if packed:
             self._transport.write(packed[0] if len(packed) == 1 else b"".join(packed))
-            if self._watch is None:
-                self._watch = self._loop.call_later(self._timeout, self._look)
+            if self._timer is None:
+                self._timer = self._loop.call_later(self._timeout, self._check_silence)
 
     def data_received(self, data: bytes) -> None:
-        self._heard = self._loop.time()
+        self._last_reply = self._loop.time()
         self._replies.feed(data)
         unanswered, next_reply = self._unanswered, self._replies.gets
-        was_full = len(unanswered) >= _MOST_UNANSWERED
+        was_full = len(unanswered) >= self._most_unanswered
         try:
-            while (reply := next_reply()) is not _NOT_YET:
+            while (reply := next_reply()) is not _INCOMPLETE:
                 future = unanswered.popleft()
                 if future.done():
                     continue
@@ -210,7 +228,7 @@ class _Transport(asyncio.Protocol):
                 else:
                     future.set_result(reply)
         except (InvalidResponse, IndexError) as error:
-            self.drop(ConnectionLost(f"the server's answer is not of its protocol: {error}"))
+            self.drop(ConnectionLost(f"could not parse the server's reply: {error}"))
         else:
             if was_full:
                 self._on_room()
@@ -226,59 +244,59 @@ class _Transport(asyncio.Protocol):
         self.drop(ConnectionLost(f"connection lost: {error}" if error else "the server closed the connection"))
 
     def drop(self, error: BaseException) -> None:
-        """Give the connection up: what was sent and not answered can no longer be told to have happened or not."""
+        """Abort the connection and fail the unanswered commands, which the server may or may not have executed."""
         if self._ended:
             return
         self._ended = True
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._transport.abort()
         self._connection._close()
         _fail(self._unanswered, error)
         self._on_lost(self)
 
-    def _look(self) -> None:
-        """Is the server silent while a reply is awaited?"""
-        self._watch = None
+    def _check_silence(self) -> None:
+        """Drop the connection if the server was silent for the timeout while a reply is outstanding."""
+        self._timer = None
         if not self._unanswered:
             return
-        silent = self._loop.time() - self._heard
+        silent = self._loop.time() - self._last_reply
         if silent >= self._timeout:
             self.drop(ReplyTimeout(f"no reply within {self._timeout:g} s"))
         else:
-            self._watch = self._loop.call_later(self._timeout - silent, self._look)
+            self._timer = self._loop.call_later(self._timeout - silent, self._check_silence)
 
 
-_NOT_YET: Final = object()
+_INCOMPLETE: Final = object()
 
 
 def _fail(futures: Iterable[asyncio.Future[Any]], error: BaseException) -> None:
     for future in futures:
         if not future.done():
-            own = type(error)(*error.args)  # one exception cannot be raised to many: each raise adds to its traceback
+            own = type(error)(*error.args)  # one exception per caller: each raise extends the traceback
             own.__cause__ = error.__cause__
             future.set_exception(own)
 
 
 class ClientAdapter:
-    """Commands on a client that is there already, such as a fake one: one after another, in the order submitted."""
+    """Commands on an existing client, such as a fake one, executed one after another in the order of submission."""
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     def submit(self, command: Command) -> asyncio.Future[Any]:
-        return asyncio.ensure_future(self._carry_out(command))
+        return asyncio.ensure_future(self._execute(command))
 
-    async def _carry_out(self, command: Command) -> Any:
-        async with self._turn:
+    async def _execute(self, command: Command) -> Any:
+        async with self._lock:
             return await self._client.execute_command(*command)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: commands are executed at once."""
 
     def reconnect(self) -> None:
-        """The client is its owner's to connect anew."""
+        """Do nothing: the owner of the client reconnects it."""
 
     async def close(self) -> None:
-        """The client is its owner's to close."""
+        """Do nothing: the owner of the client closes it."""

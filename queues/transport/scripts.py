@@ -1,7 +1,7 @@
-"""Loading of Lua scripts: one file per atomic act, named by its content.
+"""Lua scripts: one file per atomic act.
 
-A worker calls a script by the SHA-1 of its text (EVALSHA), so two versions of Perdure share a server without
-sharing scripts. A line `-- include: NAME` at the top of a file puts NAME.lua in front of it.
+A script is called by the SHA-1 of its source (EVALSHA), so two versions of Perdure can share a server. A first line
+`-- include: NAME` puts the source of NAME.lua in front.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _loaded: dict[Path, Script] = {}
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One atomic act: its name, its text and the digest Redis knows it by."""
+    """A Lua script: its name, its source and the digest by which Redis knows it."""
 
     name: str
     source: str
@@ -28,7 +28,7 @@ class Script:
 
 
 def load_script(path: Path) -> Script:
-    """Read a script file with the prelude it asks for."""
+    """Read a script file and the prelude that it includes."""
     body = path.read_text("utf-8")
     first = body.split("\n", 1)[0]
     if first.startswith(_INCLUDE):
@@ -40,15 +40,15 @@ def load_script(path: Path) -> Script:
 
 
 def loaded_scripts() -> list[Script]:
-    """Every script that was read so far."""
+    """Return every script that this process has read."""
     return list(_loaded.values())
 
 
 def queue_script(name: str) -> Script:
-    """A script of this room."""
+    """Read a script of the queues package."""
     return load_script(_PRELUDES / f"{name}.lua")
 
 
 def pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:
-    """A flat field-value reply as a mapping."""
+    """Return a flat field-value reply as a mapping."""
     return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -49,7 +49,7 @@ BOUND = 10.0
 
 def blocking(gateway: Gateway, *partitions: Partition) -> Consumer:
     """A worker with a connection of its own, as the runtime has it. Its reader is to be closed."""
-    reading = SingleNodeReader(gateway, gateway.reader(partitions[0].ready), "a")
+    reading = SingleNodeReader(gateway, gateway.blocking_connection(partitions[0].ready), "a")
     return Consumer(gateway, reading, partitions, "a", 60.0, Leases())
 
 

@@ -91,7 +91,7 @@ async def test_what_has_no_key_goes_where_it_is_sent(
     with pytest.raises(UnknownCommandError, match="node_of"):
         await gateway.command("SCAN", "0")
     with pytest.raises(ValueError, match="key of what it will read"):
-        gateway.reader()
+        gateway.blocking_connection()
 
 
 async def test_tasks_are_listed_and_waited_for(gateway: Gateway, namespace: Namespace) -> None:
@@ -161,7 +161,7 @@ def reading(partition: Partition, block: int = 5000) -> tuple[str | int, ...]:
 
 @pytest.mark.usefixtures("group")
 async def test_a_read_that_waits_follows_its_slot(gateway: Gateway, partition: Partition, move: Migration) -> None:
-    reader = gateway.reader(partition.ready)
+    reader = gateway.blocking_connection(partition.ready)
     waits = asyncio.create_task(reader.read(*reading(partition)))
     await blocked(move.source)
     move.begin()
@@ -181,7 +181,7 @@ async def blocked(node: Node) -> None:
 
 @pytest.mark.usefixtures("group")
 async def test_a_read_is_interrupted_whether_it_waits_yet_or_not(gateway: Gateway, partition: Partition) -> None:
-    reader = gateway.reader(partition.ready)
+    reader = gateway.blocking_connection(partition.ready)
     for _ in range(20):
         read = asyncio.create_task(reader.read(*reading(partition, block=0)))
         await asyncio.sleep(0)

@@ -87,7 +87,7 @@ async def test_what_may_not_be_repeated_is_asked_again_since_nothing_was_done(ga
 async def test_a_reader_takes_another_connection(gateway: Gateway, server: RedisServer) -> None:
     await gateway.command("XGROUP", "CREATE", "stream", GROUP, "0", "MKSTREAM")
     read = ("XREADGROUP", "GROUP", GROUP, "w", "COUNT", 1, "STREAMS", "stream", ">")
-    reader = gateway.reader()
+    reader = gateway.blocking_connection()
     assert await reader.read(*read) is None
     await demote(gateway)
     with pytest.raises(Unavailable):
@@ -105,7 +105,7 @@ async def test_a_reader_takes_another_connection(gateway: Gateway, server: Redis
 
 async def test_a_read_on_a_frozen_server_can_be_ended_too(server: RedisServer, gateway: Gateway) -> None:
     await gateway.command("XGROUP", "CREATE", "stream", GROUP, "0", "MKSTREAM")
-    reader = gateway.reader()
+    reader = gateway.blocking_connection()
     read = asyncio.create_task(reader.read("XREADGROUP", "GROUP", GROUP, "w", "BLOCK", 0, "STREAMS", "stream", ">"))
 
     async def waits() -> bool:

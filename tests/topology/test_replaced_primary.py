@@ -47,7 +47,7 @@ def test_connections_to_the_former_primary_are_cut_and_no_others(replaced: Failo
     connections = [Connection(*FORMER), Connection(*NEW), Connection(*FORMER)]
     for number, connection in enumerate(connections):
         replaced.follow(connection, lambda number=number: cut.append(str(number)))  # type: ignore[misc]
-    replaced._take(said())
+    replaced._on_failover(said())
     assert cut == ["0", "2"]
 
 
@@ -57,9 +57,9 @@ def test_a_connection_that_was_made_anew_is_where_it_is_now(replaced: FailoverLi
     replaced.follow(connection, lambda: cut.append("first"))
     connection.host, connection.port = NEW
     replaced.follow(connection, lambda: cut.append("second"))
-    replaced._take(said())
+    replaced._on_failover(said())
     assert cut == []
-    replaced._take(said(former=NEW, new=FORMER))
+    replaced._on_failover(said(former=NEW, new=FORMER))
     assert cut == ["second"]
 
 
@@ -72,17 +72,17 @@ def test_one_that_cannot_be_cut_keeps_no_other_from_it(replaced: FailoverListene
 
     replaced.follow(connections[0], closed)
     replaced.follow(connections[1], lambda: cut.append("second"))
-    replaced._take(said())
+    replaced._on_failover(said())
     assert cut == ["second"]
 
 
 def test_the_former_primary_is_not_believed_to_be_the_primary(replaced: FailoverListener) -> None:
-    replaced._take(said())
-    assert replaced.was(FORMER)
-    assert not replaced.was(NEW)
-    replaced._take(said(former=NEW, new=FORMER))  # and back again
-    assert replaced.was(NEW)
-    assert not replaced.was(FORMER)
+    replaced._on_failover(said())
+    assert replaced.was_replaced(FORMER)
+    assert not replaced.was_replaced(NEW)
+    replaced._on_failover(said(former=NEW, new=FORMER))  # and back again
+    assert replaced.was_replaced(NEW)
+    assert not replaced.was_replaced(FORMER)
 
 
 @pytest.mark.parametrize("text", [said("others"), "jobs 10.0.0.1", ""])
@@ -90,9 +90,9 @@ def test_what_concerns_others_is_not_heard(replaced: FailoverListener, text: str
     cut: list[str] = []
     connection = Connection(*FORMER)
     replaced.follow(connection, lambda: cut.append("cut"))
-    replaced._take(text)
+    replaced._on_failover(text)
     assert cut == []
-    assert not replaced.was(FORMER)
+    assert not replaced.was_replaced(FORMER)
 
 
 @pytest.fixture

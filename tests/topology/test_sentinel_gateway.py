@@ -91,7 +91,7 @@ async def test_everything_finds_the_new_primary(
     """Commands, a read that waits, a waiter's subscription and the beat."""
     await gateway.command("XGROUP", "CREATE", partition.ready, GROUP, "0", "MKSTREAM")
     entry = await gateway.command("XADD", partition.ready, "*", "field", "value")
-    reader = gateway.reader(partition.ready)
+    reader = gateway.blocking_connection(partition.ready)
     read = ("XREADGROUP", "GROUP", GROUP, "w", "COUNT", 1, "BLOCK", 5000, "STREAMS", partition.ready, ">")
     ((_, ((taken, _),)),) = await reader.read(*read)
     assert taken == entry

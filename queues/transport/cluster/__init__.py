@@ -1,4 +1,15 @@
-"""Redis Cluster: which node serves which key, and a wire that follows keys when they move."""
+"""Redis Cluster: the topology, and connections that follow keys from node to node.
+
+    module          contents
+    client          asynchronous connection: one pipeline per primary, redirections followed
+    sync_client     the same for a thread without an event loop (heartbeat)
+    redirects       how often, and after which delay, a refused command is sent again
+    hash_slots      hash slot of a command, by a table of the commands that Perdure sends
+    topology        node of each slot, discovered from any node
+
+A redirection (MOVED, ASK) or transient refusal means that the command was not executed, so it may be sent again even
+if it is not repeatable. A lost connection does not mean that, and its error goes to the caller at once.
+"""
 
 from .client import ClusterConnection
 from .hash_slots import UnknownCommandError, slot_of

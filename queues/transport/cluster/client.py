@@ -1,11 +1,11 @@
-"""The wire of a cluster: each command goes to the node that serves its key, and follows the key when it moves.
+"""Cluster client: one pipelined connection per primary; commands follow their keys when slots move.
 
-One wire per primary, opened when it is first needed and closed when the node has left. A redirection (MOVED, ASK) and
-a refusal that will pass (TRYAGAIN, CLUSTERDOWN, LOADING, READONLY) say that the command was not carried out, so it is
-sent again even where it is not repeatable; after a few seconds its caller gets the last word. A lost connection is the
-caller's at once, since nobody can tell what was carried out; it makes the wire look who serves what now.
+A connection is opened when it is first needed, and closed when its node has left the cluster. A redirection (MOVED,
+ASK) or transient refusal (TRYAGAIN, CLUSTERDOWN, LOADING, READONLY) means that the command was not executed, so it is
+sent again even if it is not repeatable; after a few seconds the caller gets the last error. A lost connection fails its
+commands at once, because the client cannot know which were executed, and the topology is discovered again.
 
-Commands that one caller awaits one after another stay in order. Of those submitted together, the ones for one node
+Commands that a caller awaits one after another stay in order. Of the commands submitted together, those for one node
 stay in order unless one of them is redirected.
 """
 
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import anyio.to_thread
 from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError, TryAgainError
@@ -27,127 +27,140 @@ from ...errors import QueueError
 from ..address import Address, Node
 from ..pipelining import Command, CommandConnection
 from .hash_slots import slot_of
-from .redirects import RedirectPolicy, will_pass
+from .redirects import RedirectPolicy, is_transient
 from .topology import Topology, discover_topology, in_random_order, target
 
 __all__ = ["ClusterConnection"]
 
-_BETWEEN_LOOKS: Final = 0.1
-"""Seconds between two looks at the topology, so that a storm of redirections does not become one of questions."""
-
-_ANSWERING: Final = 1.0
-"""Seconds that a node has to say what it knows of the topology."""
-
-_FAREWELL: Final = 1.0
-"""Seconds for which commands under way on a node that has left may still be answered."""
-
-_SILENCE: Final = 2.0
-"""Seconds without an answer after which a node with commands under way is looked after: it may have been replaced."""
-
-_DOUBT: Final = 10.0
-"""Seconds for which a node that was lost is asked after the others."""
-
 _LOST = (ConnectionLost, ReplyTimeout, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTimings:
+    """Durations in seconds.
+
+    Args:
+        between_discoveries: pause after a discovery of the topology, so that redirections do not cause a storm of them.
+        discovery: time that a node may take to report the topology.
+        drain: time in which the outstanding commands of a node that has left may still be answered.
+        silence: time without a reply after which a node with outstanding commands may have been replaced.
+        suspicion: time for which a failed node is asked after the others.
+    """
+
+    between_discoveries: float = 0.1
+    discovery: float = 1.0
+    drain: float = 1.0
+    silence: float = 2.0
+    suspicion: float = 10.0
 
 
 @dataclass(slots=True, eq=False)
 class _NodeConnection:
-    """The wire to one node, and how many of its commands are not answered yet."""
+    """The connection to one node, with the number of its outstanding commands."""
 
-    wire: CommandConnection
-    under_way: int = 0
-    heard: float = 0.0
-    """When it answered last, or was first asked after a rest (seconds of the monotonic clock)."""
+    connection: CommandConnection
+    outstanding: int = 0
+    last_reply: float = 0.0
+    """Time of the last reply, or of the first command after an idle period (monotonic clock, seconds)."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def submit(self, command: Command) -> asyncio.Future[Any]:
-        if not self.under_way:
-            self.heard = time.monotonic()
-        self.under_way += 1
+        if not self.outstanding:
+            self.last_reply = time.monotonic()
+        self.outstanding += 1
         self.idle.clear()
-        future = self.wire.submit(command)
+        future = self.connection.submit(command)
         future.add_done_callback(self._answered)
         return future
 
     def _answered(self, _: asyncio.Future[Any]) -> None:
-        self.under_way -= 1
-        self.heard = time.monotonic()
-        if not self.under_way:
+        self.outstanding -= 1
+        self.last_reply = time.monotonic()
+        if not self.outstanding:
             self.idle.set()
 
 
 class ClusterConnection:
-    """Commands of many callers on one connection per primary."""
+    """Commands of many callers to a cluster, on one connection per primary."""
 
     def __init__(
         self,
         address: Address,
         dial: Callable[[Node], CommandConnection],
         *,
-        learn: Callable[..., Topology] = discover_topology,
+        discover: Callable[..., Topology] = discover_topology,
+        timings: ClusterTimings = ClusterTimings(),
     ) -> None:
-        """dial: makes the wire to one node. learn: asks some nodes, in a thread, who serves what."""
+        """Args:
+        dial: returns the connection to one node.
+        discover: asks nodes for the topology, in a thread.
+        """
+        self._timings = timings
         self._address = address
         self._dial = dial
-        self._ask = learn
+        self._discover_from = discover
         self._topology = Topology.unknown()
-        self._lines: dict[Node, _NodeConnection] = {}
+        self._connections: dict[Node, _NodeConnection] = {}
         self._leaving: set[_NodeConnection] = set()
-        self._losses: dict[Node, float] = {}
-        self._looking: asyncio.Task[None] | None = None
+        self._failures: dict[Node, float] = {}
+        self._discovery: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._closed = False
 
     async def open(self) -> None:
-        """Learn who serves what, from any node that the address names; checks that it can be used at all."""
-        self._take(await self._learn(in_random_order(self._address.nodes), check=True))
-        _ = self._spawn(self._watch())
+        """Discover the topology from any node of the address, and check the server."""
+        self._adopt(await self._discover(in_random_order(self._address.nodes), check=True))
+        _ = self._spawn(self._watch_silence())
 
     def flush(self) -> None:
-        for line in self._lines.values():
-            line.wire.flush()
+        for node_connection in self._connections.values():
+            node_connection.connection.flush()
 
     def reconnect(self) -> None:
-        """Look who serves what: a server that refused to write is somebody's replica now."""
-        _ = self._look_soon()
+        """Discover the topology: a server that refused a write has become a replica."""
+        _ = self._start_discovery()
 
     async def close(self) -> None:
         self._closed = True
         for task in list(self._tasks):
             task.cancel()
-        lines, self._lines = [*self._lines.values(), *self._leaving], {}
-        await asyncio.gather(*(line.wire.close() for line in lines), *self._tasks, return_exceptions=True)
+        connections, self._connections = [*self._connections.values(), *self._leaving], {}
+        await asyncio.gather(
+            *(node_connection.connection.close() for node_connection in connections),
+            *self._tasks,
+            return_exceptions=True,
+        )
 
     # commands
 
     def submit(self, command: Command, node_of: str | None = None) -> asyncio.Future[Any]:
-        """Send a command to the node that serves its first key, or `node_of` where that is given."""
+        """Send a command to the node that serves its first key, or the key `node_of` if that is given."""
         slot = slot_of(command, node_of)
         outer: asyncio.Future[Any] = self._loop.create_future()
         node = self._topology.serving(slot)
         if self._closed:
             outer.set_exception(ConnectionLost("the connection was closed"))
         elif node is None:
-            self._begin_pursuit(command, slot, outer, None, ClusterDownError(f"no node serves slot {slot}"))
+            self._start_retry(command, slot, outer, None, ClusterDownError(f"no node serves slot {slot}"))
         else:
             self._send(command, slot, outer, node)
         return outer
 
     def submit_to(self, node: Node, command: Command) -> asyncio.Future[Any]:
-        """Send a command to one node, whatever its keys are."""
+        """Send a command to this node, regardless of its keys."""
         if self._closed:
             future: asyncio.Future[Any] = self._loop.create_future()
             future.set_exception(ConnectionLost("the connection was closed"))
             return future
-        return self._line(node).submit(command)
+        return self._connection_to(node).submit(command)
 
     def submit_everywhere(self, command: Command) -> list[asyncio.Future[Any]]:
         """Send a command to every primary."""
         return [self.submit_to(node, command) for node in self._topology.primaries]
 
     def _send(self, command: Command, slot: int | None, outer: asyncio.Future[Any], node: Node) -> None:
-        inner = self._line(node).submit(command)
+        inner = self._connection_to(node).submit(command)
 
         def answered(inner: asyncio.Future[Any]) -> None:
             if inner.cancelled():
@@ -158,34 +171,34 @@ class ClusterConnection:
                 return
             if error is None:
                 outer.set_result(inner.result())
-            elif will_pass(error) and not self._closed:
-                self._begin_pursuit(command, slot, outer, node, error)
+            elif is_transient(error) and not self._closed:
+                self._start_retry(command, slot, outer, node, error)
             else:
-                self._note(node, error)
+                self._check_lost(node, error)
                 outer.set_exception(error)
 
-        def given_up(outer: asyncio.Future[Any]) -> None:
+        def on_cancelled(outer: asyncio.Future[Any]) -> None:
             if outer.cancelled():
                 inner.cancel()
 
         inner.add_done_callback(answered)
-        outer.add_done_callback(given_up)
+        outer.add_done_callback(on_cancelled)
 
-    def _begin_pursuit(
+    def _start_retry(
         self, command: Command, slot: int | None, outer: asyncio.Future[Any], node: Node | None, error: BaseException
     ) -> None:
-        task = self._spawn(self._pursue(command, slot, outer, node, error))
-        # Not within the task: one that is cancelled before it began does nothing at all.
+        task = self._spawn(self._retry(command, slot, outer, node, error))
+        # In a callback, because a task that is cancelled before its start executes no code.
         task.add_done_callback(lambda _: _fail(outer, ConnectionLost("the connection was closed")))
 
-    async def _pursue(
+    async def _retry(
         self, command: Command, slot: int | None, outer: asyncio.Future[Any], node: Node | None, error: BaseException
     ) -> None:
-        """Follow redirections and sit refusals out, until there is a reply. error: what `node` answered."""
-        pursuit = RedirectPolicy(slot)
+        """Follow redirections and wait out refusals until there is a reply. error: the reply of `node`."""
+        policy = RedirectPolicy(slot)
         try:
             while not outer.done():
-                await asyncio.sleep(pursuit.pause(error))
+                await asyncio.sleep(policy.pause(error))
                 node, asking = await self.next_node(slot, node, error)
                 if outer.done():
                     return
@@ -194,122 +207,123 @@ class ClusterConnection:
                 try:
                     reply = await self._submit(command, node, asking)
                 except (ResponseError, *_LOST) as failed:
-                    self._note(node, failed)
+                    self._check_lost(node, failed)
                     error = failed
                 else:
-                    _give(outer, reply)
-        except Exception as last:  # noqa: BLE001 - whatever it is, it is the caller's
+                    _resolve(outer, reply)
+        except Exception as last:  # noqa: BLE001 - every error belongs to the caller
             _fail(outer, last)
 
     def _submit(self, command: Command, node: Node, asking: bool) -> asyncio.Future[Any]:
-        line = self._line(node)
+        node_connection = self._connection_to(node)
         if asking:
-            # Submitted in one go, so next to each other on the connection: ASKING counts for the next command alone.
-            # Should the connection break between them, the second is redirected once more.
-            line.submit(("ASKING",)).add_done_callback(_heard)
-        return line.submit(command)
+            # Both are submitted in one tick, so they are adjacent on the connection: ASKING applies to the next command
+            # only. If the connection breaks between them, the second is redirected once more.
+            node_connection.submit(("ASKING",)).add_done_callback(_consume_error)
+        return node_connection.submit(command)
 
-    # who serves what
+    # topology
 
     def serving(self, key: str) -> Node | None:
-        """The node that serves a key, as far as is known."""
+        """Return the node that serves a key, as far as is known."""
         return self._topology.serving(slot_of((), key))
 
     def reachable(self) -> list[Node]:
-        """All primaries in random order, the ones that were lost lately at the end."""
-        return in_random_order(self._topology.primaries, self._doubtful)
+        """Return all primaries in random order, with those that failed recently at the end."""
+        return in_random_order(self._topology.primaries, self._suspects)
 
     def redirected(self, error: AskError, asked: Node) -> Node:
-        """Where a redirection points to; a slot that has moved for good is noted."""
+        """Return the node that a redirection names; MOVED also updates the topology."""
         if not isinstance(error, MovedError):
             return target(error, asked)
-        _ = self._look_soon()  # where one slot went, others may have gone
+        _ = self._start_discovery()  # other slots may have moved as well
         return self._topology.moved(error, asked)
 
     async def next_node(self, slot: int | None, node: Node | None, error: BaseException) -> tuple[Node | None, bool]:
-        """Where a command goes after `node` refused it with `error`, and whether it must be announced by ASKING.
+        """Return the node for a command that `node` refused with `error`, and whether ASKING must precede it.
 
-        None where no node is known to serve the slot.
+        The node is None if none is known to serve the slot.
         """
         if isinstance(error, AskError) and node is not None:
             return self.redirected(error, node), not isinstance(error, MovedError)
         if not isinstance(error, TryAgainError):
-            await self.look()
+            await self.refresh()
         return self._topology.serving(slot), False
 
     def mark_failed(self, node: Node) -> None:
-        """A connection to the node broke: somebody else may have taken its place."""
-        self._losses[node] = time.monotonic()
-        _ = self._look_soon()
+        """Report a broken connection to the node, which may have been replaced."""
+        self._failures[node] = time.monotonic()
+        _ = self._start_discovery()
 
     @property
-    def _doubtful(self) -> set[Node]:
-        """Nodes that were lost lately: others are asked before them."""
-        since = time.monotonic() - _DOUBT
-        self._losses = {node: when for node, when in self._losses.items() if when > since}
-        return set(self._losses)
+    def _suspects(self) -> set[Node]:
+        """Nodes that failed recently; they are asked last."""
+        since = time.monotonic() - self._timings.suspicion
+        self._failures = {node: when for node, when in self._failures.items() if when > since}
+        return set(self._failures)
 
-    async def look(self) -> None:
-        """Learn anew who serves what; keeps what is known where no node answers."""
-        await asyncio.wait([self._look_soon()])
+    async def refresh(self) -> None:
+        """Discover the topology again; keep the known one if no node answers."""
+        await asyncio.wait([self._start_discovery()])
 
-    def _look_soon(self) -> asyncio.Task[None]:
-        if self._looking is None or self._looking.done():
-            self._looking = self._spawn(self._look())
-        return self._looking
+    def _start_discovery(self) -> asyncio.Task[None]:
+        if self._discovery is None or self._discovery.done():
+            self._discovery = self._spawn(self._refresh())
+        return self._discovery
 
-    async def _look(self) -> None:
-        known = in_random_order(self._topology.nodes, self._doubtful)
+    async def _refresh(self) -> None:
+        known = in_random_order(self._topology.nodes, self._suspects)
         seeds = [node for node in self._address.nodes if node not in known]
         try:
-            topology = await self._learn([*known, *seeds])
+            topology = await self._discover([*known, *seeds])
         except QueueError:
             pass
         else:
-            self._take(topology)
-        await asyncio.sleep(_BETWEEN_LOOKS)
+            self._adopt(topology)
+        await asyncio.sleep(self._timings.between_discoveries)
 
-    async def _watch(self) -> None:
-        """Notice nodes that fall silent without closing their connections, long before their commands time out."""
+    async def _watch_silence(self) -> None:
+        """Detect nodes that stop answering and keep their connections open, long before commands time out."""
         while True:
-            await asyncio.sleep(_SILENCE)
-            late = time.monotonic() - _SILENCE
-            for node, line in self._lines.items():
-                if line.under_way and line.heard <= late:
+            await asyncio.sleep(self._timings.silence)
+            silent_since = time.monotonic() - self._timings.silence
+            for node, node_connection in self._connections.items():
+                if node_connection.outstanding and node_connection.last_reply <= silent_since:
                     self.mark_failed(node)
 
-    async def _learn(self, nodes: Iterable[Node], *, check: bool = False) -> Topology:
+    async def _discover(self, nodes: Iterable[Node], *, check: bool = False) -> Topology:
         return await anyio.to_thread.run_sync(
-            lambda: self._ask(self._address, nodes, timeout=_ANSWERING, check=check), abandon_on_cancel=True
+            lambda: self._discover_from(self._address, nodes, timeout=self._timings.discovery, check=check),
+            abandon_on_cancel=True,
         )
 
-    def _take(self, topology: Topology) -> None:
+    def _adopt(self, topology: Topology) -> None:
         self._topology = topology
-        for node in self._lines.keys() - topology.primaries:
-            line = self._lines.pop(node)
-            self._leaving.add(line)
-            _ = self._spawn(self._retire(line))
+        for node in self._connections.keys() - topology.primaries:
+            node_connection = self._connections.pop(node)
+            self._leaving.add(node_connection)
+            _ = self._spawn(self._retire(node_connection))
 
-    def _note(self, node: Node, error: BaseException) -> None:
+    def _check_lost(self, node: Node, error: BaseException) -> None:
         if isinstance(error, _LOST):
             self.mark_failed(node)
 
-    # lines
+    # connections
 
-    def _line(self, node: Node) -> _NodeConnection:
-        line = self._lines.get(node)
-        if line is None:
-            line = self._lines[node] = _NodeConnection(self._dial(node))
-        return line
+    def _connection_to(self, node: Node) -> _NodeConnection:
+        node_connection = self._connections.get(node)
+        if node_connection is None:
+            node_connection = self._connections[node] = _NodeConnection(self._dial(node))
+        return node_connection
 
-    async def _retire(self, line: _NodeConnection) -> None:
-        """Close the wire to a node that has left, once what is under way there is answered."""
-        if line.under_way:
+    async def _retire(self, node_connection: _NodeConnection) -> None:
+        """Close the connection to a node that has left, after its outstanding commands are answered."""
+        if node_connection.outstanding:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_FAREWELL):
-                    await line.idle.wait()
-        await line.wire.close()
-        self._leaving.discard(line)
+                async with asyncio.timeout(self._timings.drain):
+                    await node_connection.idle.wait()
+        await node_connection.connection.close()
+        self._leaving.discard(node_connection)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work, name="perdure cluster")
@@ -318,7 +332,7 @@ class ClusterConnection:
         return task
 
 
-def _give(future: asyncio.Future[Any], reply: Any) -> None:
+def _resolve(future: asyncio.Future[Any], reply: Any) -> None:
     if not future.done():
         future.set_result(reply)
 
@@ -328,6 +342,6 @@ def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
         future.set_exception(error)
 
 
-def _heard(future: asyncio.Future[Any]) -> None:
+def _consume_error(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
         future.exception()

@@ -1,7 +1,6 @@
-"""Which hash slot a command belongs to.
+"""Hash slots of commands, by a table of the commands that Perdure sends.
 
-The table holds the commands that Perdure sends. One that is not in it is refused rather than guessed at: a command
-sent to the wrong node would do its work on the wrong data, or on none.
+A command that is not in the table is refused, because on the wrong node it would be redirected or change other data.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ _KEY_AT: Final = {
     **dict.fromkeys(("XPENDING", "ZRANGEBYSCORE", "ZREVRANGE", "EXPIRE", "TTL", "STRLEN"), 1),
     **dict.fromkeys(("XGROUP", "XINFO", "MEMORY", "OBJECT"), 2),
 }
-"""Where the first key of a command stands."""
+"""Position of a command's first key."""
 
 _NO_KEY: Final = frozenset(("TIME", "INFO", "PING", "PUBLISH", "SCRIPT", "WAIT"))
 _OF_ONE_NODE: Final = frozenset(("SCAN", "DBSIZE", "CLIENT", "CONFIG"))
 
 
 class UnknownCommandError(ValueError):
-    """A command of which it is not known where in a cluster it must go: a mistake in the program."""
+    """A command whose node is not known: an error in the program."""
 
 
 def key_of(command: Command) -> Argument | None:
-    """The first key of a command; None where it has none and any node can carry it out."""
+    """Return the first key of a command, or None if it has no key and any node can execute it."""
     name = _name(command)
     if name in _KEY_AT:
         return command[_KEY_AT[name]]
@@ -46,14 +45,14 @@ def key_of(command: Command) -> Argument | None:
     if name in _NO_KEY:
         return None
     raise UnknownCommandError(
-        f"{name} concerns one node of the cluster: say which with node_of=key"
+        f"{name} is executed by one node of the cluster: name it with node_of=key"
         if name in _OF_ONE_NODE
-        else f"it is not known which keys {name} has: add it to queues/transport/cluster/hash_slots.py"
+        else f"the keys of {name} are not known: add it to queues/transport/cluster/hash_slots.py"
     )
 
 
 def slot_of(command: Command, node_of: str | None = None) -> int | None:
-    """The hash slot of a command; None where any node will do. node_of: a key whose node is meant."""
+    """Return the hash slot of a command or of the key `node_of`, or None if any node can execute it."""
     key = node_of if node_of is not None else key_of(command)
     if key is None:
         return None
@@ -62,7 +61,7 @@ def slot_of(command: Command, node_of: str | None = None) -> int | None:
 
 
 def _position_of_streams(command: Command) -> int:
-    """Where the word STREAMS stands; a group or consumer of that name stands before it, in a place of its own."""
+    """Return the position of the keyword STREAMS, which is not a group or consumer of that name."""
     start = 4 if _name(command) == "XREADGROUP" else 1
     return next(at for at in range(start, len(command)) if _text(command[at]).upper() == "STREAMS")
 

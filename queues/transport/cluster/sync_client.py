@@ -1,4 +1,4 @@
-"""A synchronous way into a cluster, for a thread that has no event loop."""
+"""Synchronous cluster client for a thread without an event loop."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ __all__ = ["SyncClusterConnection"]
 
 
 class SyncClusterConnection:
-    """One connection per primary. Not for several threads at once."""
+    """Synchronous connections to the primaries of a cluster, for one thread at a time."""
 
     def __init__(self, address: Address, timeout: float) -> None:
-        """timeout: seconds that one call may take in all, redirections included."""
+        """timeout: seconds that one call may take, redirections included."""
         self._address = address
         self._timeout = timeout
         self._topology = Topology.unknown()
         self._clients: dict[Node, redis.Redis] = {}
-        self._doubtful: set[Node] = set()
+        self._suspects: set[Node] = set()
         self._stale = True
 
     def execute(self, key: str, *command: Argument) -> Any:
-        """Carry out a command on the node that serves `key`; raises the client library's errors."""
+        """Execute a command on the node that serves `key`. Raises the client library's errors."""
         slot = slot_of(command, key)
-        pursuit = RedirectPolicy(slot)
+        policy = RedirectPolicy(slot)
         deadline = time.monotonic() + self._timeout
         node, asking = self._find(slot), False
         while True:
             try:
                 return self._ask(node, command, asking)
             except (redis.ConnectionError, redis.TimeoutError, OSError):
-                self._doubtful.add(node)
+                self._suspects.add(node)
                 self._stale = True
                 raise
             except ResponseError as error:
-                pause = pursuit.pause(error)
+                pause = policy.pause(error)
                 if time.monotonic() + pause > deadline:
                     raise
                 time.sleep(pause)
@@ -61,14 +61,14 @@ class SyncClusterConnection:
         return self._find(slot), False
 
     def is_suspect(self, key: str) -> bool:
-        """Whether the node that serves `key` did not answer when it was asked last."""
-        return self._topology.serving(slot_of((), key)) in self._doubtful
+        """Whether the node that serves `key` did not answer the last command."""
+        return self._topology.serving(slot_of((), key)) in self._suspects
 
     def refresh(self) -> None:
-        """Learn anew who serves what, where there is a reason to; keep what is known where nobody answers."""
+        """Discover the topology again if it may have changed; keep the known one if no node answers."""
         if not self._stale:
             return
-        known = in_random_order(self._topology.nodes, self._doubtful)
+        known = in_random_order(self._topology.nodes, self._suspects)
         try:
             self._topology = discover_topology(
                 self._address, [*known, *self._address.nodes], timeout=min(1.0, self._timeout / 2)
@@ -76,7 +76,7 @@ class SyncClusterConnection:
         except QueueError:
             return
         self._stale = False
-        self._doubtful &= self._topology.primaries
+        self._suspects &= self._topology.primaries
         for node in self._clients.keys() - self._topology.primaries:
             self._clients.pop(node).close()
 
@@ -98,8 +98,8 @@ class SyncClusterConnection:
         if node not in self._clients:
             self._clients[node] = sync_client(self._address, None, timeout=self._timeout, node=node)
         client = self._clients[node]
-        if asking:  # this thread alone uses the connection, so nothing comes between the two
+        if asking:  # only this thread uses the connection, so the two stay adjacent
             client.execute_command("ASKING")
         reply = client.execute_command(*command)
-        self._doubtful.discard(node)
+        self._suspects.discard(node)
         return reply

@@ -1,4 +1,4 @@
-"""Which node serves which hash slot, as the cluster tells it."""
+"""Topology of a cluster: the node of each hash slot, by CLUSTER SLOTS."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SLOTS: Final = 16384
 
 
 class Topology:
-    """The primaries of a cluster. Changes in one way only: by a redirection that says where a slot is now."""
+    """The node of each hash slot. Only a redirection changes it in place; a new discovery replaces it."""
 
     def __init__(self, slots: Sequence[Node | None], nodes: Iterable[Node] = ()) -> None:
-        """slots: who serves each. nodes: all that are known, replicas among them."""
+        """slots: the primary of each slot. nodes: all known nodes, including replicas."""
         self._slots = list(slots)
         self.nodes = frozenset(nodes)
 
@@ -31,7 +31,7 @@ class Topology:
 
     @classmethod
     def read(cls, reply: Sequence[Any], asked: Node) -> Topology:
-        """Read the reply to CLUSTER SLOTS. A node without a name is reached by the name of the one that was asked."""
+        """Parse the reply to CLUSTER SLOTS. A node without a host name is reached at that of the asked node."""
         slots: list[Node | None] = [None] * SLOTS
         nodes: set[Node] = set()
         for first, last, *servers in reply:
@@ -45,20 +45,20 @@ class Topology:
         return frozenset(node for node in self._slots if node is not None)
 
     def serving(self, slot: int | None) -> Node | None:
-        """Who serves the slot; with None, whoever serves the first slot that is served at all."""
+        """Return the node of the slot; for None, that of the first slot that has one."""
         if slot is None:
             return next((node for node in self._slots if node is not None), None)
         return self._slots[slot]
 
     def moved(self, error: MovedError, asked: Node) -> Node:
-        """Note where a slot is now, by the redirection with which `asked` answered."""
+        """Record and return the new node of a slot, from the redirection that `asked` replied."""
         node = target(error, asked)
         self._slots[error.slot_id] = node
         return node
 
 
 def target(error: Any, asked: Node) -> Node:
-    """Where a MOVED or ASK points to. An empty host means the one that was asked."""
+    """Return the node that a MOVED or ASK names; an empty host means that of the asked node."""
     return Node(error.host or asked.host, error.port)
 
 
@@ -68,9 +68,11 @@ def _node(server: Sequence[Any], asked: Node) -> Node | None:
 
 
 def discover_topology(address: Address, candidates: Iterable[Node], *, timeout: float, check: bool = False) -> Topology:
-    """Ask the first of these nodes that answers; blocks for up to `timeout` seconds per node that does not.
+    """Return the topology as the first node that answers reports it. Raises `Unavailable` or `Refused`.
 
-    check: also whether the server is one that Perdure can use. Raises `Unavailable` or `Refused`.
+    Args:
+        timeout: seconds that the call blocks for each node that does not answer.
+        check: whether to check version and kind of the server as well.
     """
     silent: list[str] = []
     for node in candidates:
@@ -81,14 +83,14 @@ def discover_topology(address: Address, candidates: Iterable[Node], *, timeout: 
         else:
             if found.primaries or check:
                 return found
-            silent.append(f"{node}: it knows no primary")
+            silent.append(f"{node}: it does not know any primary")
     raise Unavailable(f"cannot reach any node of {address.shown}: {'; '.join(silent)}")
 
 
 def in_random_order(nodes: Iterable[Node], last: Iterable[Node] = ()) -> list[Node]:
-    """Nodes to ask, so that not every client asks the same one; `last` those that are perhaps gone."""
-    doubtful = set(last)
-    return sorted(nodes, key=lambda node: (node in doubtful, random.random()))  # noqa: S311 - load, not a secret
+    """Return the nodes in random order, so that clients ask different ones, with the suspects `last` at the end."""
+    suspects = set(last)
+    return sorted(nodes, key=lambda node: (node in suspects, random.random()))  # noqa: S311 - load, not a secret
 
 
 def _ask(address: Address, node: Node, timeout: float, check: bool) -> Topology:
@@ -112,7 +114,7 @@ def _check(client: Any, address: Address) -> None:
     try:
         info = client.execute_command("INFO", "server")
     except NoPermissionError:
-        return  # a managed server may hide INFO; what is too old will refuse its first command
+        return  # managed servers may forbid INFO; one that is too old refuses the first script
     except ResponseError as error:
         if "permission" not in str(error).lower():
             raise

@@ -1,4 +1,4 @@
-"""A blocking read that is told to wait no longer, at each moment of its life."""
+"""Interruption of a blocking read, at each of its stages."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 import redis
 from perdure.queues import BlockingConnection, Unavailable
-from perdure.queues.transport import blocking as reader_module
 from perdure.queues.transport.address import Node
 
 from tests.support.workers import soon
 
 
 class Client:
-    """A client whose blocking read lasts until it is released; it may be slow to reach the server."""
+    """A client whose blocking read lasts until it is released, and whose handshake can be delayed."""
 
     def __init__(self) -> None:
         self.greeted = asyncio.Event()
@@ -34,7 +33,7 @@ class Client:
 
 
 class SilentClient(Client):
-    """A client whose server answers nothing more once a read is sent: only a closed connection ends the read."""
+    """A client whose server stops answering after a read is sent; only closing the connection ends the read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,58 +53,57 @@ class SilentClient(Client):
 
 
 class Scene:
-    """A reader, and a server on which the read waits only from the third time on that it is told to end."""
+    """A blocking connection to a server that ends the read at the third request only."""
 
     def __init__(self) -> None:
         self.client = Client()
-        self.told: list[int] = []
-        self.reader = BlockingConnection("redis://fake", lambda _: self.client, self.unblock)  # type: ignore[arg-type, return-value]
+        self.unblocked: list[int] = []
+        self.connection = BlockingConnection("redis://fake", lambda _: self.client, self.unblock)  # type: ignore[arg-type, return-value]
 
     async def unblock(self, client_id: int, node: Node | None) -> int:
-        self.told.append(client_id)
-        if len(self.told) < 3:
+        self.unblocked.append(client_id)
+        if len(self.unblocked) < 3:
             return 0
         self.client.released.set()
         return 1
 
 
-async def test_a_read_on_its_way_is_told_until_it_hears() -> None:
+async def test_the_request_is_repeated_until_the_read_ends() -> None:
     scene = Scene()
     scene.client.greeted.set()
-    read = asyncio.create_task(scene.reader.read("XREADGROUP"))
+    read = asyncio.create_task(scene.connection.read("XREADGROUP"))
     await asyncio.sleep(0)
-    await soon(scene.reader.interrupt())
+    await soon(scene.connection.interrupt())
     assert await soon(read) is None
-    assert scene.told == [7, 7, 7]
+    assert scene.unblocked == [7, 7, 7]
 
 
-async def test_a_read_whose_connection_is_being_made_does_not_begin() -> None:
+async def test_a_read_is_not_sent_if_it_is_interrupted_while_connecting() -> None:
     scene = Scene()
-    read = asyncio.create_task(scene.reader.read("XREADGROUP"))
+    read = asyncio.create_task(scene.connection.read("XREADGROUP"))
     await asyncio.sleep(0)
-    interrupting = asyncio.create_task(scene.reader.interrupt())
+    interrupting = asyncio.create_task(scene.connection.interrupt())
     await asyncio.sleep(0)
     scene.client.greeted.set()
     assert await soon(read) is None
     await soon(interrupting)
-    assert (scene.client.reads, scene.told) == (0, [])
+    assert (scene.client.reads, scene.unblocked) == (0, [])
 
 
-async def test_nobody_is_told_where_nothing_is_read() -> None:
+async def test_without_a_read_no_client_is_unblocked() -> None:
     scene = Scene()
-    await soon(scene.reader.interrupt())
-    assert scene.told == []
+    await soon(scene.connection.interrupt())
+    assert scene.unblocked == []
     scene.client.greeted.set()
     scene.client.released.set()
-    await scene.reader.read("XREADGROUP")
+    await scene.connection.read("XREADGROUP")
     assert scene.client.reads == 1
 
 
 @pytest.mark.parametrize("unblocks", [False, True], ids=["the command hangs", "the command changes nothing"])
 async def test_a_read_of_a_silent_server_is_ended_by_closing_its_connection(
-    monkeypatch: pytest.MonkeyPatch, unblocks: bool
+    unblocks: bool,
 ) -> None:
-    monkeypatch.setattr(reader_module, "_PATIENCE", 0.05)
     client = SilentClient()
 
     async def unblock(client_id: int, node: Node | None) -> int:
@@ -113,9 +111,14 @@ async def test_a_read_of_a_silent_server_is_ended_by_closing_its_connection(
             await asyncio.Event().wait()
         return 0
 
-    reader = BlockingConnection("redis://fake", lambda _: client, unblock)  # type: ignore[arg-type, return-value]
-    read = asyncio.create_task(reader.read("XREADGROUP"))
+    connection = BlockingConnection(
+        "redis://fake",
+        lambda _: client,  # type: ignore[arg-type, return-value]
+        unblock,
+        unblock_timeout=0.05,
+    )
+    read = asyncio.create_task(connection.read("XREADGROUP"))
     await soon(client.reading.wait())
-    await soon(reader.interrupt())
+    await soon(connection.interrupt())
     with pytest.raises(Unavailable):
         await soon(read)

@@ -1,6 +1,6 @@
-"""The wire: what is submitted in a tick goes out together, every reply finds its caller, and what breaks says so.
+"""The pipelined connection: commands of one tick share a write, replies reach their callers, losses fail commands.
 
-The server here says byte by byte what a test has it say; that the wire understands a real one, all others show.
+The server of these tests sends the bytes that a test tells it to; other tests run against real servers.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any
 import hiredis
 import pytest
 from perdure.queues import Address
-from perdure.queues.transport import pipelining as wires
 from perdure.queues.transport.clients import pipelined_connection
-from perdure.queues.transport.pipelining import PipelinedConnection
+from perdure.queues.transport.pipelining import PipelinedConnection, PipelineLimits
 from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as ReplyTimeout
 
 BOUND = 10.0
+LIMITS = PipelineLimits()
 
 
 class Server:
-    """Takes connections; a test reads what came and says what is answered."""
+    """A scripted server: the test reads the commands and sends the replies."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,8 +54,8 @@ class Server:
                     self.chunks.put_nowait(commands)
         writer.close()
 
-    async def heard(self) -> list[list[bytes]]:
-        """The commands that came together."""
+    async def received(self) -> list[list[bytes]]:
+        """Return the commands of one read."""
         return await asyncio.wait_for(self.chunks.get(), BOUND)
 
     def say(self, data: bytes) -> None:
@@ -81,67 +81,71 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
     await server.stop()
 
 
-def connect(server: Server, timeout: float = BOUND) -> PipelinedConnection:
-    return PipelinedConnection(pipelined_connection(Address(f"unix://{server.path}"), None), timeout)
+def connect(server: Server, timeout: float = BOUND, limits: PipelineLimits = LIMITS) -> PipelinedConnection:
+    return PipelinedConnection(pipelined_connection(Address(f"unix://{server.path}"), None), timeout, limits)
 
 
 @pytest.fixture
-async def wire(server: Server) -> AsyncIterator[PipelinedConnection]:
-    wire = connect(server)
-    yield wire
-    await wire.close()
+async def connection(server: Server) -> AsyncIterator[PipelinedConnection]:
+    connection = connect(server)
+    yield connection
+    await connection.close()
 
 
-async def standing(server: Server, wire: PipelinedConnection) -> None:
-    """The connection stands, and nothing is under way."""
-    ping = wire.submit(("PING",))
-    assert await server.heard() == [[b"PING"]]
+async def connected(server: Server, connection: PipelinedConnection) -> None:
+    """Connect, and wait until no command is outstanding."""
+    ping = connection.submit(("PING",))
+    assert await server.received() == [[b"PING"]]
     server.say(b"+PONG\r\n")
     assert await asyncio.wait_for(ping, BOUND) == b"PONG"
 
 
-async def test_what_is_submitted_in_one_tick_comes_together_and_in_order(
-    server: Server, wire: PipelinedConnection
+async def test_commands_of_one_tick_are_written_together_and_in_order(
+    server: Server, connection: PipelinedConnection
 ) -> None:
-    await standing(server, wire)
-    futures = [wire.submit(("ECHO", str(number))) for number in range(5)]
-    assert await server.heard() == [[b"ECHO", str(number).encode()] for number in range(5)]
+    await connected(server, connection)
+    futures = [connection.submit(("ECHO", str(number))) for number in range(5)]
+    assert await server.received() == [[b"ECHO", str(number).encode()] for number in range(5)]
     server.say(b"".join(b":%d\r\n" % number for number in range(5)))
     assert [await future for future in futures] == list(range(5))
 
 
-async def test_many_go_out_before_the_tick_has_ended(server: Server, wire: PipelinedConnection) -> None:
-    await standing(server, wire)
-    futures = [wire.submit(("ECHO", str(number))) for number in range(wires._ENOUGH)]
-    assert not wire._outbox
-    await server.heard()
-    server.say(b"".join(b":%d\r\n" % number for number in range(wires._ENOUGH)))
-    assert [await future for future in futures] == list(range(wires._ENOUGH))
+async def test_a_full_outbox_is_written_before_the_tick_ends(server: Server, connection: PipelinedConnection) -> None:
+    await connected(server, connection)
+    futures = [connection.submit(("ECHO", str(number))) for number in range(LIMITS.early_write)]
+    assert not connection._outbox
+    await server.received()
+    server.say(b"".join(b":%d\r\n" % number for number in range(LIMITS.early_write)))
+    assert [await future for future in futures] == list(range(LIMITS.early_write))
 
 
-async def test_flushed_it_waits_for_no_more(server: Server, wire: PipelinedConnection) -> None:
-    await standing(server, wire)
-    future = wire.submit(("A",))
-    wire.flush()
-    assert not wire._outbox
-    await server.heard()
+async def test_flush_writes_the_outbox_at_once(server: Server, connection: PipelinedConnection) -> None:
+    await connected(server, connection)
+    future = connection.submit(("A",))
+    connection.flush()
+    assert not connection._outbox
+    await server.received()
     server.say(b"+a\r\n")
     assert await future == b"a"
 
 
-async def test_nobody_waits_for_the_replies_of_others(server: Server, wire: PipelinedConnection) -> None:
-    await standing(server, wire)
-    slow = wire.submit(("SLOW",))
-    assert await server.heard() == [[b"SLOW"]]
-    other = wire.submit(("OTHER",))
-    assert await server.heard() == [[b"OTHER"]]  # though SLOW is not answered
+async def test_a_command_is_written_while_replies_are_outstanding(
+    server: Server, connection: PipelinedConnection
+) -> None:
+    await connected(server, connection)
+    slow = connection.submit(("SLOW",))
+    assert await server.received() == [[b"SLOW"]]
+    other = connection.submit(("OTHER",))
+    assert await server.received() == [[b"OTHER"]]  # though SLOW is not answered
     server.say(b"+slow\r\n+other\r\n")
     assert [await slow, await other] == [b"slow", b"other"]
 
 
-async def test_an_error_reaches_the_caller_whose_command_failed(server: Server, wire: PipelinedConnection) -> None:
-    first, second, third = (wire.submit((name,)) for name in "ABC")
-    await server.heard()
+async def test_an_error_reaches_the_caller_whose_command_failed(
+    server: Server, connection: PipelinedConnection
+) -> None:
+    first, second, third = (connection.submit((name,)) for name in "ABC")
+    await server.received()
     server.say(b"+a\r\n-WRONGTYPE no\r\n+c\r\n")
     assert await first == b"a"
     with pytest.raises(ResponseError, match="no"):
@@ -149,28 +153,30 @@ async def test_an_error_reaches_the_caller_whose_command_failed(server: Server, 
     assert await third == b"c"
 
 
-async def test_a_caller_who_gave_up_takes_back_what_has_not_gone_out(server: Server, wire: PipelinedConnection) -> None:
-    await standing(server, wire)
-    first, second = wire.submit(("A",)), wire.submit(("B",))
+async def test_a_cancelled_caller_withdraws_an_unwritten_command(
+    server: Server, connection: PipelinedConnection
+) -> None:
+    await connected(server, connection)
+    first, second = connection.submit(("A",)), connection.submit(("B",))
     first.cancel()
-    assert await server.heard() == [[b"B"]]
+    assert await server.received() == [[b"B"]]
     server.say(b"+b\r\n")
     assert await second == b"b"
 
 
 async def test_the_reply_to_a_caller_who_gave_up_later_goes_to_nobody_else(
-    server: Server, wire: PipelinedConnection
+    server: Server, connection: PipelinedConnection
 ) -> None:
-    first, second = wire.submit(("A",)), wire.submit(("B",))
-    await server.heard()
+    first, second = connection.submit(("A",)), connection.submit(("B",))
+    await server.received()
     first.cancel()
     server.say(b"+a\r\n+b\r\n")
     assert await second == b"b"
 
 
-async def test_a_reply_in_pieces_is_put_together(server: Server, wire: PipelinedConnection) -> None:
-    future = wire.submit(("A",))
-    await server.heard()
+async def test_a_reply_in_pieces_is_put_together(server: Server, connection: PipelinedConnection) -> None:
+    future = connection.submit(("A",))
+    await server.received()
     for piece in (b"*2\r\n$5\r\nhe", b"llo\r", b"\n:1", b"7\r\n"):
         server.say(piece)
         await asyncio.sleep(0)
@@ -178,21 +184,21 @@ async def test_a_reply_in_pieces_is_put_together(server: Server, wire: Pipelined
 
 
 async def test_a_lost_connection_fails_what_went_out_and_what_comes_later_has_another(
-    server: Server, wire: PipelinedConnection
+    server: Server, connection: PipelinedConnection
 ) -> None:
-    futures = [wire.submit(("A",)), wire.submit(("B",))]
-    await server.heard()
+    futures = [connection.submit(("A",)), connection.submit(("B",))]
+    await server.received()
     server.hang_up()
     for future in futures:
         with pytest.raises(ConnectionLost):
             await asyncio.wait_for(future, BOUND)
-    await standing(server, wire)
+    await connected(server, connection)
     assert server.connections == 2
 
 
-async def test_each_caller_has_an_error_of_its_own(server: Server, wire: PipelinedConnection) -> None:
-    futures = [wire.submit(("A",)), wire.submit(("B",))]
-    await server.heard()
+async def test_each_caller_gets_a_separate_exception(server: Server, connection: PipelinedConnection) -> None:
+    futures = [connection.submit(("A",)), connection.submit(("B",))]
+    await server.received()
     server.hang_up()
     await asyncio.wait(futures, timeout=BOUND)
     first, second = (future.exception() for future in futures)
@@ -200,78 +206,79 @@ async def test_each_caller_has_an_error_of_its_own(server: Server, wire: Pipelin
 
 
 async def test_a_silent_server_is_given_up(server: Server) -> None:
-    wire = connect(server, timeout=0.05)
-    future = wire.submit(("A",))
+    connection = connect(server, timeout=0.05)
+    future = connection.submit(("A",))
     with pytest.raises(ReplyTimeout, match=r"no reply within 0\.05 s"):
         await asyncio.wait_for(future, BOUND)
-    await wire.close()
+    await connection.close()
 
 
 async def test_a_server_that_says_something_now_and_then_is_not(server: Server) -> None:
     """The limit is on silence: behind a long reply others may wait longer."""
-    wire = connect(server, timeout=0.2)
-    future = wire.submit(("A",))
-    await server.heard()
+    connection = connect(server, timeout=0.2)
+    future = connection.submit(("A",))
+    await server.received()
     server.say(b"$40\r\n")
     for _ in range(8):
         await asyncio.sleep(0.05)
         server.say(b"xxxxx")
     server.say(b"\r\n")
     assert await asyncio.wait_for(future, BOUND) == b"x" * 40
-    await wire.close()
+    await connection.close()
 
 
-async def test_what_is_no_reply_ends_the_connection(server: Server, wire: PipelinedConnection) -> None:
-    future = wire.submit(("A",))
-    await server.heard()
+async def test_an_invalid_reply_closes_the_connection(server: Server, connection: PipelinedConnection) -> None:
+    future = connection.submit(("A",))
+    await server.received()
     server.say(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-    with pytest.raises(ConnectionLost, match="not of its protocol"):
+    with pytest.raises(ConnectionLost, match="could not parse the server's reply"):
         await asyncio.wait_for(future, BOUND)
-    await standing(server, wire)
+    await connected(server, connection)
 
 
-async def test_a_reply_that_nobody_asked_for_ends_the_connection(server: Server, wire: PipelinedConnection) -> None:
-    await standing(server, wire)
+async def test_a_surplus_reply_closes_the_connection(server: Server, connection: PipelinedConnection) -> None:
+    await connected(server, connection)
     server.say(b"+surplus\r\n")
     await asyncio.sleep(0.01)
-    await standing(server, wire)
+    await connected(server, connection)
     assert server.connections == 2
 
 
-async def test_no_more_go_out_than_may_be_unanswered(
-    server: Server, wire: PipelinedConnection, monkeypatch: pytest.MonkeyPatch
+async def test_written_commands_without_reply_are_limited(
+    server: Server,
 ) -> None:
-    monkeypatch.setattr(wires, "_MOST_UNANSWERED", 3)
-    await standing(server, wire)
-    futures = [wire.submit((name,)) for name in "ABCDE"]
-    assert await server.heard() == [[b"A"], [b"B"], [b"C"]]
+    connection = connect(server, limits=PipelineLimits(unanswered=3))
+    await connected(server, connection)
+    futures = [connection.submit((name,)) for name in "ABCDE"]
+    assert await server.received() == [[b"A"], [b"B"], [b"C"]]
     server.say(b"+a\r\n")
-    assert await server.heard() == [[b"D"]]
+    assert await server.received() == [[b"D"]]
     futures[4].cancel()
     server.say(b"+b\r\n+c\r\n+d\r\n")
     assert await asyncio.gather(*futures[:4]) == [b"a", b"b", b"c", b"d"]
-    await standing(server, wire)
+    await connected(server, connection)
+    await connection.close()
 
 
-async def test_renewed_it_goes_on_on_another_connection(server: Server, wire: PipelinedConnection) -> None:
-    await standing(server, wire)
-    wire.reconnect()
-    await standing(server, wire)
+async def test_after_reconnect_commands_use_another_connection(server: Server, connection: PipelinedConnection) -> None:
+    await connected(server, connection)
+    connection.reconnect()
+    await connected(server, connection)
     assert server.connections == 2
 
 
-async def test_a_server_that_is_not_there_fails_what_was_submitted(tmp_path: Path) -> None:
-    wire = connect(Server(tmp_path / "nobody"))
+async def test_commands_fail_if_the_server_is_unreachable(tmp_path: Path) -> None:
+    connection = connect(Server(tmp_path / "missing"))
     with pytest.raises(ConnectionLost):
-        await asyncio.wait_for(wire.submit(("A",)), BOUND)
-    await wire.close()
+        await asyncio.wait_for(connection.submit(("A",)), BOUND)
+    await connection.close()
 
 
-async def test_closed_it_answers_everybody(server: Server, wire: PipelinedConnection) -> None:
-    under_way = wire.submit(("A",))
-    await server.heard()
-    waiting = wire.submit(("B",))
-    await wire.close()
-    for future in (under_way, waiting, wire.submit(("C",))):
+async def test_close_fails_all_outstanding_commands(server: Server, connection: PipelinedConnection) -> None:
+    outstanding = connection.submit(("A",))
+    await server.received()
+    waiting = connection.submit(("B",))
+    await connection.close()
+    for future in (outstanding, waiting, connection.submit(("C",))):
         with pytest.raises(ConnectionLost, match="closed"):
             await future

@@ -136,7 +136,7 @@ def test_a_group_without_a_command_shows_its_help_and_ends_with_2(group: str) ->
         (("task", "list", "--queue", "a b"), "queue 'a b' cannot stand in a key"),
         (("task", "show", "a/b"), "'a/b' is not a task id"),
         (("task", "result", "x", "--timeout", "soon"), "'soon' is not a number of seconds"),
-        (("queue", "list", "--redis-url", "localhost"), "'localhost' is not a URL; known are redis://"),
+        (("queue", "list", "--redis-url", "localhost"), "address must be a URL, got 'localhost'; known are redis://"),
         (("queue", "list", "--redis-url", "http://x"), "unknown scheme 'http'"),
         (("queue", "list", "--redis-url", "redis://x/a"), "the database must be a number"),
         (("queue", "list", "--namespace", "a b"), "namespace 'a b' cannot stand in a key"),
@@ -155,7 +155,7 @@ def test_misuse_is_one_line_on_stderr_and_ends_with_2(args: tuple[str, ...], sai
 def test_an_error_is_one_line_on_the_stderr_of_a_process_and_its_code_is_the_exit_code() -> None:
     answer = process("queue", "list", "--redis-url", "localhost")
     assert (answer.code, answer.out) == (2, "")
-    assert answer.err.startswith("perdure: 'localhost' is not a URL")
+    assert answer.err.startswith("perdure: address must be a URL, got 'localhost'")
     assert answer.err.count("\n") == 1
 
 

@@ -50,9 +50,12 @@ def test_a_key_that_is_named_decides_instead() -> None:
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        (("SCAN", "0"), r"SCAN concerns one node of the cluster: say which with node_of=key"),
-        (("CLIENT", "ID"), r"CLIENT concerns one node"),
-        (("GEOADD", "key", 1, 2, "place"), r"which keys GEOADD has: add it to queues/transport/cluster/hash_slots.py"),
+        (("SCAN", "0"), r"SCAN is executed by one node of the cluster: name it with node_of=key"),
+        (("CLIENT", "ID"), r"CLIENT is executed by one node"),
+        (
+            ("GEOADD", "key", 1, 2, "place"),
+            r"the keys of GEOADD are not known: add it to queues/transport/cluster/hash_slots.py",
+        ),
     ],
 )
 def test_what_is_not_known_is_refused(command: Command, why: str) -> None:
