@@ -96,7 +96,7 @@ async def test_a_worker_that_is_stuck_loses_its_task_and_comes_back(
     after = await producer.enqueue("sleeper", {"seconds": 1.5})
     assert await soon(after.result()) == stuck.pid
     assert (await after.record()).crashes == 0
-    await stderr.until("stood still for" if keeps_the_lock else "the event loop answers again, after")
+    await stderr.until("process was frozen for" if keeps_the_lock else "the event loop answers again, after")
 
 
 async def test_a_loop_that_is_blocked_for_less_than_the_limit_keeps_its_task(

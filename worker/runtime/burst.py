@@ -1,4 +1,4 @@
-"""Working until the queues are empty."""
+"""Burst mode: work until the queues are empty."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .slots import Slots
 __all__ = ["Burst"]
 
 _LOOK_AGAIN = 0.05
-"""Seconds after which due tasks are looked for when nothing else happens."""
+"""Seconds between two checks for due tasks while no slot changes."""
 
 
 class Burst:
-    """Takes work without waiting for new messages, until none is left and nothing that failed here is owed."""
+    """A run of the worker that ends when the queues are empty and no task that failed here waits for a retry."""
 
     def __init__(
         self,
@@ -43,13 +43,13 @@ class Burst:
             if self._slots.taken or await self._is_owed():
                 with anyio.move_on_after(_LOOK_AGAIN):
                     await self._slots.wait_change()
-            elif await self._finds_nothing():  # what was owed may have come due after the first look
+            elif await self._finds_nothing():  # a retry may have become due after the first check
                 return
 
     async def _finds_nothing(self) -> bool:
-        """Take what there is; whether that was nothing, in all partitions that are to be read by now.
+        """Take available messages. Return whether no assigned partition had any.
 
-        What was just read to its end may open the next generation.
+        A closed partition that was read to its end may open the next generation of the route.
         """
         moves = self._assignment.moves
         if await self._intake.take_once():
@@ -58,7 +58,7 @@ class Burst:
         return moves == self._assignment.moves
 
     async def _is_owed(self) -> bool:
-        """Whether a task that failed here still waits for its time; another worker may have run it meanwhile."""
+        """Return whether a task that failed here still waits for its retry; another worker may have run it."""
         for task_id, partition in list(self._owed.items()):
             if await self._gateway.command("ZSCORE", partition.due, task_id) is not None:
                 return True

@@ -1,4 +1,4 @@
-"""Taking work: what was left behind first, then what is new; never more than there are free slots."""
+"""The intake loop of a worker: it claims and reads messages and gives each delivery a slot."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ _RETRY = Backoff(first=0.1, longest=5.0)
 """Delays before messages are asked for again after an error."""
 
 _LOOK_AGAIN = 0.05
-"""Seconds after which a burst looks again whether a suspect has ended."""
+"""Seconds after which a burst checks again whether a quarantined task has ended."""
 
 _FEW = 8
-"""Slots that are read for at once, be it all of them."""
+"""A read asks for up to this many messages, even if that fills all slots."""
 
 
 class Intake:
-    """The one loop that takes messages and gives each a slot."""
+    """The only loop of a worker that claims and reads messages.
+
+    It claims before it reads, and never takes more messages than there are free slots.
+    """
 
     def __init__(
         self,
@@ -41,8 +44,13 @@ class Intake:
         on_route_changed: Callable[[], None],
         give_back: Callable[[Delivery], Awaitable[None]],
     ) -> None:
-        """start: begins an execution, which gives its slot back. on_due: due times have changed. on_rerouted: a
-        partition was closed. give_back: returns a delivery that came beyond the free slots.
+        """Create the loop; `run` or `take_once` runs it.
+
+        Args:
+            start: Starts the execution of a delivery in a slot.
+            on_due: Called when a nudge says that due times have changed.
+            on_route_changed: Called when a nudge says that a partition was closed.
+            give_back: Releases a delivery for which no slot is free.
         """
         self._consumer = consumer
         self._slots = slots
@@ -57,30 +65,30 @@ class Intake:
         self._dispatched = 0
         self.reading = False
         self.last_read = time.monotonic()
-        """When it last asked for messages, or was about to (monotonic clock)."""
+        """Time of the last read or claim (monotonic clock, seconds)."""
         self.error = ""
-        """What keeps it from taking messages."""
+        """Text of the last error, empty while the loop works."""
 
     async def run(self) -> None:
-        """Take work until `stop`. Redis may leave and come back meanwhile."""
+        """Take messages until `stop` is called. An unavailable Redis delays the loop and does not end it."""
         delays = _RETRY.delays()
         while not self._stopping:
             try:
                 await self._take()
                 if self.error:
-                    logger.info("taking work again")
+                    logger.info("reading messages again")
                     delays = _RETRY.delays()
                 self.error = ""
             except QueueError as error:
                 self.reading = False
                 self.error = str(error)
-                logger.warning("cannot take work: {}; trying again", error)
+                logger.warning("could not read messages: {}; retrying", error)
                 self._reclaim.postpone()
                 await anyio.sleep(next(delays))
                 await self._recover_own(list(self._consumer.partitions))
 
     async def take_once(self) -> bool:
-        """Claim and read without waiting for new messages; whether there was anything."""
+        """Claim and read without blocking. Return whether a delivery was started."""
         before = self._dispatched
         if not self._gate.has_room:
             with anyio.move_on_after(_LOOK_AGAIN):
@@ -92,7 +100,7 @@ class Intake:
         return self._dispatched > before
 
     def stop(self) -> None:
-        """Take nothing more. A read that waits is ended by `Consumer.interrupt`."""
+        """Take no more messages. `Consumer.interrupt` ends a blocking read."""
         self._stopping = True
 
     async def _take(self) -> None:
@@ -103,7 +111,7 @@ class Intake:
         if self._stopping:
             return
         if returned := self._consumer.returned():
-            logger.info("{} of {} partitions are back", len(returned), len(self._consumer.partitions))
+            logger.info("{} of {} partitions are available again", len(returned), len(self._consumer.partitions))
             await self._recover_own(returned)
             self._reclaim.request()
         await self._claim()
@@ -118,12 +126,12 @@ class Intake:
         return bool(self._slots.free and self._gate.has_room and not self._stopping)
 
     async def _claim(self) -> None:
-        """Claim what is due to be claimed, while there is room: suspects first, which are taken one by one."""
+        """Claim what the schedule asks for while slots are free; quarantined tasks first, one at a time."""
         if self._gate.wanted and self._may_take:
             await self._claim_quarantined()
-        while self._may_take and not self._gate.dedicated and (turn := self._reclaim.next_claim()) is not None:
-            partition, cursor = turn
-            if self._consumer.is_away(partition):  # it is swept when it has returned
+        while self._may_take and not self._gate.dedicated and (claim := self._reclaim.next_claim()) is not None:
+            partition, cursor = claim
+            if self._consumer.is_away(partition):  # claimed from when it is available again
                 self._reclaim.reached(partition, START)
                 continue
             try:
@@ -131,7 +139,7 @@ class Intake:
             except Unavailable as error:
                 if not self._consumer.mark_unavailable(partition, error):
                     raise
-                logger.warning("queue {}, partition {} is away: {}", partition.queue, partition.index, error)
+                logger.warning("queue {}, partition {} is unavailable: {}", partition.queue, partition.index, error)
 
     async def _claim_from(self, partition: Partition, cursor: str) -> None:
         shared = self._reclaim.is_shared(partition)
@@ -148,8 +156,8 @@ class Intake:
             await self._consumer.nudge(partition)
 
     async def _claim_quarantined(self) -> None:
-        """Take one suspect, if there is one in any partition."""
-        self._gate.wanted = False  # what is heard from now on is looked for anew
+        """Take one quarantined task, if any partition has one."""
+        self._gate.wanted = False  # a request that arrives from here on leads to another search
         try:
             for partition in self._consumer.partitions:
                 found = await self._consumer.take_quarantined(partition)
@@ -168,9 +176,10 @@ class Intake:
             self._gate.idle()
 
     async def _read(self, block: float | None) -> None:
-        """Read for half of many slots at most, so that one half's outcomes travel while the other half runs.
+        """Read new messages, for at most half of the slots if there are many.
 
-        While there is plenty, the read does not wait: it goes out with the outcomes, on their connection.
+        So the outcomes of one half travel while the other half runs. While the queue has more messages than slots, the
+        read does not block and shares a round trip with the outcomes.
         """
         self.reading = True
         self.last_read = time.monotonic()
@@ -194,7 +203,7 @@ class Intake:
             self._gate.request()
 
     async def _forward_nudge(self) -> None:
-        """A nudge that reached a worker which is stopping must reach another, or what was given back waits."""
+        """Forward a nudge that reached this stopping worker, so that another worker claims the released messages."""
         for partition in self._consumer.partitions:
             await self._consumer.nudge(partition)
 
@@ -203,9 +212,9 @@ class Intake:
         self._start(delivery)
 
     async def _recover_own(self, partitions: Sequence[Partition]) -> None:
-        """What Redis handed over while the connection broke is this worker's, though it never heard of it.
+        """Start deliveries that Redis assigned to this worker in replies that were lost with the connection.
 
-        A server that came back empty, or whose streams somebody deleted, has no groups any more.
+        Also create the consumer groups again: a server that restarted without its data has none.
         """
         try:
             await self._consumer.create_groups(partitions)
@@ -216,5 +225,5 @@ class Intake:
                     else:
                         await self._give_back(delivery)
         except QueueError:
-            self._reclaim.request()  # still away: what cannot be adopted is claimed once its lease has passed
+            self._reclaim.request()  # still unavailable: the messages are claimed after their lease
             self._reclaim.postpone()

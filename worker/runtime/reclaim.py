@@ -1,6 +1,6 @@
-"""When to look for messages that lost workers left, and where to go on looking.
+"""The schedule of claims: when to claim messages that lost workers left pending, and from which cursor.
 
-The sweep runs no work and claims nothing itself: it tells the intake, which alone has slots to give, what to claim.
+The schedule claims nothing itself. The intake loop, which knows the free slots, asks it what to claim next.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ __all__ = ["ReclaimSchedule"]
 START = "0-0"
 
 _LONGEST = 3.0
-"""Seconds between sweeps at the most: what a lost host held is to be resumed within its lease and five seconds."""
+"""Upper bound of the interval between sweeps, in seconds: the tasks of a lost host resume within lease + 5 s."""
 
 
 class ReclaimSchedule:
-    """The schedule of claims: all partitions at startup, then each again and again with jitter, or when asked for."""
+    """Order and times of claims: every partition at start-up, then periodically with jitter, or on request."""
 
     def __init__(self, partitions: Sequence[Partition], lease: float) -> None:
-        """lease: seconds. A sweep comes each half of it, and at least every 3 s, give or take a quarter, so that
-        replicas spread out.
+        """Schedule the first sweep for now.
+
+        Args:
+            partitions: The partitions to sweep. lease: Seconds. The interval is half of it and at most 3 s, with a
+            jitter of a quarter, so that the sweeps of
+                several workers spread out.
         """
         self._interval = min(lease / 2, _LONGEST)
-        self._renewal = lease / 6  # twice the time after which a beat that failed is tried again
+        self._renewal = lease / 6  # twice the retry interval of a failed heartbeat
         self._cursors = dict.fromkeys(partitions, START)
         self._unfinished: list[Partition] = list(partitions)
         self._again: set[Partition] = set()
@@ -37,13 +41,14 @@ class ReclaimSchedule:
 
     @property
     def lock_ttl(self) -> float:
-        """Seconds between two sweeps of one partition by whichever worker: fewer than between two of one worker's,
-        so that one whose turn it was and who died holds nobody up for long.
+        """TTL of the lock on a sweep, in seconds.
+
+        It is shorter than the interval of one worker, so that a lock holder that dies delays the others only briefly.
         """
         return self._interval / 2
 
     def set_partitions(self, partitions: Sequence[Partition]) -> None:
-        """From now on sweep these; those that are new at the next opportunity."""
+        """Replace the partitions; new ones are swept at the next opportunity."""
         new = [partition for partition in partitions if partition not in self._cursors]
         self._cursors = {partition: self._cursors.get(partition, START) for partition in partitions}
         self._unfinished = [*(one for one in self._unfinished if one in self._cursors), *new]
@@ -51,23 +56,23 @@ class ReclaimSchedule:
         self._again &= self._cursors.keys()
 
     def request(self) -> None:
-        """Claim everywhere at the next opportunity: something was given back, or may have been left."""
+        """Schedule a sweep of all partitions now: messages were released or may have been left."""
         self._start_round()
         self._requested = set(self._cursors)
 
     def postpone(self) -> None:
-        """Claim nothing for a while: Redis was away, and workers that live must come to renew their leases first."""
+        """Delay the next sweep: after an outage of Redis, live workers must renew their leases first."""
         self._unfinished = []
         self._next = max(self._next, time.monotonic() + self._renewal)
 
     def until_next(self) -> float:
-        """Seconds until there is something to claim; 0 for now."""
+        """Return the seconds until the next claim, 0 if one is due."""
         if self._unfinished:
             return 0.0
         return max(0.0, self._next - time.monotonic())
 
     def next_claim(self) -> tuple[Partition, str] | None:
-        """The partition to claim from now and the cursor to go on from; None when nothing is to be done yet."""
+        """Return the partition to claim from and the cursor to continue at, or None if no claim is due."""
         if not self._unfinished and time.monotonic() >= self._next:
             self._start_round()
             self._schedule()
@@ -77,13 +82,14 @@ class ReclaimSchedule:
         return partition, self._cursors[partition]
 
     def is_shared(self, partition: Partition) -> bool:
-        """Whether this sweep is one that any worker may make, and only one has to: nobody asked for it, and it is
-        about to begin.
+        """Return whether one worker of the fleet is enough for this sweep.
+
+        True for a periodic sweep at its start, False for one that was requested.
         """
         return partition not in self._requested and self._cursors[partition] == START
 
     def reached(self, partition: Partition, cursor: str) -> None:
-        """A claim from the partition got as far as `cursor`; '0-0' is the end of its pending list."""
+        """Record the cursor that a claim returned; '0-0' is the end of the pending list."""
         if partition not in self._cursors:
             return
         self._cursors[partition] = cursor
@@ -94,7 +100,7 @@ class ReclaimSchedule:
             self._requested.discard(partition)
 
     def _start_round(self) -> None:
-        # A round that is under way may have passed the place: then another one, from the start, follows it.
+        # A sweep in progress may have passed the messages in question, so a second one follows it.
         self._again = {partition for partition, cursor in self._cursors.items() if cursor != START}
         self._unfinished = list(self._cursors)
 

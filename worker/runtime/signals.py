@@ -1,4 +1,4 @@
-"""Signals: how a worker is told to stop from outside, by `perdure worker run` or by a program of one's own."""
+"""Signal handling of a worker: SIGTERM and SIGINT stop it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 @asynccontextmanager
 async def stop_on_signals(stop: Callable[[], None]) -> AsyncIterator[None]:
-    """Within the block, SIGTERM and SIGINT call `stop` in the event loop; the third one ends the process.
+    """Call `stop` in the event loop for SIGTERM and SIGINT; the third signal ends the process at once.
 
     worker = Worker(app)
     async with stop_on_signals(worker.stop), worker:
         await worker.run()
 
-    Put it around the worker, so that a signal finds it while it connects and while it takes its leave. For the main
-    thread. Afterwards the signals mean what they meant before. These are Python's own handlers and not the loop's:
-    they run also while a handler blocks the loop, where nothing else could end the process any more.
+    Enter it before the worker, so that it covers connecting and disconnecting. It must be used in the main thread and
+    restores the previous handlers at the end. The handlers are those of `signal.signal`, not of the loop, so they also
+    run while a task blocks the loop.
     """
     loop = asyncio.get_running_loop()
     received = 0
@@ -49,7 +49,7 @@ async def stop_on_signals(stop: Callable[[], None]) -> AsyncIterator[None]:
 
 def _stop(stop: Callable[[], None], name: str, received: int) -> None:
     if received == 1:
-        logger.info("{}: stopping; again to stop at once", name)
+        logger.info("{}: stopping; send it again to stop at once", name)
     else:
-        logger.warning("{} again: stopping at once; again to end the process", name)
+        logger.warning("{} again: stopping at once; send it again to end the process", name)
     stop()

@@ -1,4 +1,4 @@
-"""The bound on what runs at once, and what runs."""
+"""Slots: the bound on concurrent executions."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Slots"]
 
 
 class Slots:
-    """As many slots as the worker's concurrency. Only the intake fills them.
+    """A fixed number of slots, one per concurrent execution. Only the intake loop fills them.
 
-    A slot is free again when its work ends, or a little earlier: when nothing is left of it but an outcome on its way
-    to Redis. So the next messages are asked for right behind the outcomes, in the same round trip.
+    A slot becomes free when its execution ends, or already when only the outcome is left to store. So the next messages
+    are requested in the same round trip as the outcomes.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -26,17 +26,17 @@ class Slots:
 
     @property
     def taken(self) -> int:
-        """How many tasks are not done with, those that are leaving included."""
+        """Number of executions, including those that only store their outcome."""
         return len(self._running)
 
     @property
     def busy(self) -> int:
-        """How many run: those that are leaving have ended, but for their outcome."""
+        """Number of executions that still occupy a slot."""
         return len(self._busy)
 
     @property
     def leaked_slots(self) -> int:
-        """How many are taken by work that does not end."""
+        """Number of slots whose execution does not end."""
         return len(self._busy - self._running)
 
     @property
@@ -44,26 +44,26 @@ class Slots:
         return max(0, self.capacity - len(self._busy))
 
     def fill(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run some work in a slot: in an asyncio task of its own, so with context variables of its own."""
+        """Run a coroutine in a slot, in a new asyncio task with its own context variables."""
         task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
         self._busy.add(task)
         task.add_done_callback(self._ended)
 
     def leave(self) -> None:
-        """The work that calls this is about to send its outcome, and needs its slot no more."""
+        """Free the slot of the calling execution, which is about to store its outcome."""
         task = asyncio.current_task()
         if task in self._busy:
             self._busy.discard(task)
             self._announce()
 
     def mark_leaked(self, task: asyncio.Task[Any]) -> None:
-        """The work in this slot does not end: nobody waits for it any more, and the slot stays taken until it does."""
+        """Stop waiting for an execution that does not end. Its slot stays occupied until it does."""
         self._running.discard(task)
         self._announce()
 
     def stay(self) -> None:
-        """The outcome did not get through: the slot is needed on, or outcomes would pile up while Redis is away."""
+        """Occupy the slot of the calling execution again, so that outcomes do not pile up without Redis."""
         task = asyncio.current_task()
         if task in self._running:
             self._busy.add(task)
@@ -74,18 +74,18 @@ class Slots:
             await self.wait_change()
 
     async def wait_empty(self) -> None:
-        """Return when nothing runs."""
+        """Return when no execution is left."""
         while self._running:
             await self.wait_change()
 
     async def wait_change(self) -> None:
-        """Return when a slot is given back."""
+        """Return when a slot changes."""
         change = asyncio.get_running_loop().create_future()
         self._waiting.append(change)
         await change
 
     async def cancel(self) -> None:
-        """Cancel what runs, and return when all of it has ended."""
+        """Cancel all executions and return when they have ended."""
         for task in list(self._running):
             task.cancel()
         await self.wait_empty()
@@ -94,7 +94,7 @@ class Slots:
         self._running.discard(task)
         self._busy.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.opt(exception=error).error("the worker failed; the task is left for recovery")
+            logger.opt(exception=error).error("execution failed; the task will be reclaimed after the lease")
         self._announce()
 
     def _announce(self) -> None:

@@ -1,24 +1,24 @@
-"""A supervised worker's end of the line to its supervisor.
+"""The worker's end of the pipes to its supervisor.
 
-Both directions carry lines of JSON, over two inherited pipes that are named in the environment:
-`PERDURE_SUPERVISED=role:read-fd:write-fd`. What a worker has written is in the pipe's buffer also when it is killed
-in the next instant. Where the supervisor ends, for whatever reason, the worker reads the end of the file, and stops.
+Both directions carry lines of JSON, over two inherited pipes whose descriptors are in the environment:
+`PERDURE_SUPERVISED=role:read-fd:write-fd`. A line that a worker wrote stays in the pipe even if the worker is killed
+right after. When the supervisor ends, the worker reads the end of the file and stops.
 
-    worker says              when
-    loaded                   its app is imported; tells what the supervisor needs to know, and waits for `work`
-    ready                    it is connected and begins to work; names its id and its queues
-    alive                    every second, from the beat's thread: how long the event loop has not answered
-    suspects                 it knows of tasks that must run alone, which it leaves to others
-    begins, step, ends       in isolation: which task it runs, in which step it is
-    idle                     in isolation: it finds no more suspects
-    replace                  it is no longer fit for work (threads that do not end): another one should take its place
+    message of the worker    meaning
+    loaded                   the app is imported; carries what the supervisor needs; the worker waits for `work`
+    ready                    the worker is connected and starts; carries its id and queues
+    alive                    sent every second by the watchdog's thread: lag of the event loop, health
+    suspects                 there are quarantined tasks that this worker leaves to others
+    begins, step, ends       quarantine: which task runs, and which of its steps
+    idle                     quarantine: no quarantined task is left
+    replace                  the worker is degraded (threads or handlers that do not end) and should be replaced
 
-    supervisor says          meaning
-    work                     connect and begin
-    isolate                  look for suspects now
-    stop                     stop gracefully; said twice, at once
+    message of the supervisor
+    work                     connect and start
+    isolate                  look for quarantined tasks now
+    stop                     stop gracefully; sent twice: stop at once
 
-A word that is not known is passed over: the two ends may be of different versions after a reload.
+Unknown messages are ignored: after a reload the two ends may be of different versions.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ import orjson
 __all__ = ["SUPERVISED", "Role", "SupervisorLink"]
 
 SUPERVISED: Final = "PERDURE_SUPERVISED"
-"""The environment variable that makes a worker a supervised one."""
+"""Environment variable that a supervisor sets for its workers."""
 
 Role = Literal["worker", "isolated"]
 
 
 class SupervisorLink:
-    """The line. What a worker says may be said from any thread, and never waits or fails."""
+    """A pair of pipes to the supervisor. Any thread may send; sending never blocks or fails."""
 
     def __init__(self, role: Role, read: int, write: int) -> None:
-        """read, write: file descriptors, which the link owns from now on."""
+        """Take over the file descriptors `read` and `write`."""
         self.role: Role = role
         self._read = read
         self._write = write
@@ -52,9 +52,9 @@ class SupervisorLink:
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Self | None:
-        """The line to the supervisor that started this process; None where nobody supervises it.
+        """Return the link to the supervisor that started this process, or None if there is no supervisor.
 
-        Programs that this process starts are not supervised: neither the variable nor the pipes reach them.
+        The variable is removed and the pipes are not inheritable, so child processes have no link.
         """
         told = environment.pop(SUPERVISED, None)
         if told is None:
@@ -65,9 +65,7 @@ class SupervisorLink:
         return cls("isolated" if role == "isolated" else "worker", int(read), int(write))
 
     def say(self, what: str, **more: Any) -> None:
-        """Tell the supervisor. One that is gone hears nothing, which `listen` finds out; to one that does not listen
-        (it is frozen) nothing more is said once the pipe is full.
-        """
+        """Send a message. It is dropped if the supervisor has ended, which `listen` reports, or if the pipe is full."""
         line = orjson.dumps({"say": what, **more}) + b"\n"
         with self._lock:
             if self._flush():
@@ -75,7 +73,7 @@ class SupervisorLink:
                 self._flush()
 
     def _flush(self) -> bool:
-        """Write what is left of the last line, for lines must not mix; returns whether nothing is."""
+        """Write the rest of the last line. Return whether all of it was written."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[os.write(self._write, self._unsent) :]
@@ -86,7 +84,7 @@ class SupervisorLink:
         return True
 
     def listen(self, on_command: Callable[[str], None], on_gone: Callable[[], None]) -> None:
-        """Hear the supervisor, in a thread of its own, where both callbacks are called."""
+        """Receive messages in a separate thread, which calls both callbacks."""
         threading.Thread(target=self._receive, args=(on_command, on_gone), name="perdure link", daemon=True).start()
 
     def _receive(self, on_told: Callable[[str], None], on_gone: Callable[[], None]) -> None:

@@ -298,7 +298,7 @@ async def test_a_handler_that_swallows_its_cancellation_loses_its_task(limited: 
         assert (record.state, record.attempts, record.crashes) == (State.SUCCEEDED, 2, 0)
         assert await recorded_steps(app, handle) == {}
     told = "".join(log)
-    assert "after it was ended (timed_out): the task is given up here" in told
+    assert "(timed_out): task abandoned, slot leaked" in told
     assert "in __call__" in told  # where it is stuck
 
 
@@ -415,7 +415,7 @@ async def test_threads_that_nobody_can_stop_are_counted_until_they_end(
             assert worker._deadlines.degraded is None
             await job.enqueue()
             why = (await supervisor.hears("replace"))["why"]
-            assert why == "2 of 40 threads run sync steps that were ended and do not end"
+            assert why == "2 of 40 threads run cancelled sync steps that do not end"
             assert any("this worker should be replaced" in line for line in log)
             goes_on.set()
 

@@ -60,7 +60,7 @@ async def test_a_worker_is_ready_once_it_reads_and_no_longer_when_it_stops(app: 
         await until_failing(worker)
         assert worker.health().ready
         worker.stop()
-        assert failing(worker) == {"consuming": "it is stopping, and takes nothing more"}
+        assert failing(worker) == {"consuming": "the worker is stopping"}
         assert worker.health().live
         await soon(running)
 
@@ -161,7 +161,7 @@ async def test_an_intake_that_is_stuck_fails_consuming_unless_there_is_no_slot(a
     async with working(app, concurrency=1) as worker:
         await until_failing(worker)
         worker._health._clock = lambda: time.monotonic() + 1000
-        assert failing(worker)["consuming"].startswith("it has not asked for messages for ")
+        assert failing(worker)["consuming"].startswith("no read for ")
         await job.enqueue()
         await soon(begun.wait())
         assert "consuming" not in failing(worker)  # full, and rightly so
@@ -198,7 +198,7 @@ async def test_slots_that_are_all_taken_by_what_hangs_fail_progress(app: App) ->
         await working_on.cancel()
         await hangs.enqueue()
         await until_failing(worker, "progress")
-        assert failing(worker)["progress"] == "all 2 slots are taken by runs that do nothing or do not end"
+        assert failing(worker)["progress"] == "all 2 slots are used by runs that are stuck"
         assert not worker.health().live
         let_go.set()
         await until_failing(worker)
@@ -301,7 +301,7 @@ def test_an_agent_that_is_not_coherent_fails_readyz_for_those_who_ask(probing: C
 def test_nothing_else_is_served(probing: Callable[[Report], Asker]) -> None:
     asker = probing(Report("w", ()))
     status, body = asker.ask("/healthz")
-    assert (status, body) == (404, {"error": "nothing is at /healthz: ask for /livez or /readyz"})
+    assert (status, body) == (404, {"error": "no page /healthz: use /livez or /readyz"})
     assert asker.ask("/livez")[0] == 200
 
 

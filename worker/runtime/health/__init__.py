@@ -1,4 +1,10 @@
-"""Health of a worker: loop watchdog, deadlines, report and probe server."""
+"""Health of a worker: is it alive, connected, consuming, making progress?
+
+loop_watchdog.py   LoopWatchdog: a thread that notices a blocked event loop, dumps stacks, stops lease renewal
+deadlines.py       RunDeadlines: time and idle limits; abandons runs that ignore cancellation
+report.py          Health, Report: four levels, readable from any thread
+probe_server.py    ProbeServer: /livez and /readyz over HTTP (imported only where it is used)
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Watching over the runs: no lease is kept for ever.
+"""Deadlines of runs: time limits, idle limits, and the end of runs that ignore cancellation.
 
-One look at all runs, once a second or more often, costs a run nothing but the time stamps that it sets anyway.
+One check of all runs at least once a second uses time stamps that runs set anyway.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ __all__ = ["RunDeadlines"]
 
 _LONGEST: Final = 1.0
 _SHORTEST: Final = 0.02
-"""Seconds between two looks."""
+"""Bounds of the interval between two checks, in seconds."""
 
 _LOST_THREADS: Final = 0.5
-"""Share of the threads that may be lost to steps which do not end, before another worker should take the place."""
+"""Share of threads lost to steps that do not end, from which the worker is degraded."""
 
 
 class RunDeadlines:
-    """Ends runs that take too long or do nothing, and gives up those that do not end though they were cancelled.
+    """Cancels runs that exceed their time or idle limit, and abandons runs whose handler ignores the cancellation.
 
-    What cannot be stopped (such handlers, and sync steps in threads) is left to itself; the more of it there is, the
-    less the worker is worth, so it says that it should be replaced.
+    Handlers and threads that cannot be stopped keep running. A worker with such handlers, or with too many such
+    threads, is degraded and asks to be replaced.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RunDeadlines:
         on_due: Callable[[Partition], None],
         on_degraded: Callable[[str], None],
     ) -> None:
-        """on_due: due times of a partition have changed. on_unfit: hears, once, why the worker should be replaced."""
+        """on_due: called when due times of a partition changed. on_degraded: called once with the reason."""
         self._executor = executor
         self._slots = slots
         self._registry = registry
@@ -62,7 +62,7 @@ class RunDeadlines:
         limits += [task.idle_timeout for task in registry.values() if task.idle_timeout is not None]
         self._interval = min(_LONGEST, max(_SHORTEST, min(limits) / 5))
         self.degraded: str | None = None
-        """Why the worker should be replaced; None where it need not."""
+        """Why the worker should be replaced, else None."""
 
     async def run(self) -> None:
         async with anyio.create_task_group() as giving_up:
@@ -72,13 +72,13 @@ class RunDeadlines:
                 self._check(giving_up, absent=time.monotonic() - before - self._interval)
 
     async def abandon_all(self) -> None:
-        """Give up, now, every run that was ended and whose handler has not."""
+        """Abandon every run that was cancelled and whose handler still runs."""
         self._watched.update(self._executor.runs)
         for run in [run for run in self._watched if run.stop_reason is not None and run.task is not None]:
             await self._abandon(run)
 
     def is_stuck(self, run: Run) -> bool:
-        """Whether nothing is to be expected of a run: it is over its limits, or was ended and goes on."""
+        """Return whether a run is over its limits, or was cancelled and still runs."""
         return run.task is not None and (
             run.stop_reason is not None or self._over_limit(run, time.monotonic()) is not None
         )
@@ -91,23 +91,23 @@ class RunDeadlines:
                 self._watched.discard(run)
                 self._abandoned.discard(run)
             elif run.task is None:
-                continue  # it has not begun
+                continue  # not started yet
             elif run.stop_reason is None:
-                if absent > self._interval:  # nobody is idle while the loop, or the process, stands still
+                if absent > self._interval:  # time in which the loop or the process was frozen is not idle time
                     run.excuse(absent)
                 self._end(run, now)
             elif now - run.ended_at > self._settings.stall_limit and run not in self._abandoned:
                 giving_up.start_soon(self._abandon, run)
         lost, most = self._executor.threads.lost, self._executor.threads.most
         if lost >= most * _LOST_THREADS:
-            self._report_degraded(f"{lost} of {most} threads run sync steps that were ended and do not end")
+            self._report_degraded(f"{lost} of {most} threads run cancelled sync steps that do not end")
 
     def _over_limit(self, run: Run, now: float) -> StopReason | None:
         task: Task[Any, Any] | None = self._registry.get(run.envelope.task)
         if task is None:
             return None
         if time_limit_of(run, task) is None and now - run.started > self._settings.time_limit:
-            return StopReason.TIMED_OUT  # its own limit has a timer of its own
+            return StopReason.TIMED_OUT  # a limit of the task itself has its own timer
         if now - max(run.active, run.started) > (task.idle_timeout or self._settings.idle_limit):
             return StopReason.IDLE
         return None
@@ -121,15 +121,14 @@ class RunDeadlines:
         self._abandoned.add(run)
         if run.task is None:
             return
-        for_seconds, ending, handler = time.monotonic() - run.ended_at, run.stop_reason, run.task
+        seconds, reason, handler = time.monotonic() - run.ended_at, run.stop_reason, run.task
         stacks = stack_of_task(handler)
         self._slots.mark_leaked(handler)
         due = await self._executor.give_up(run)
         logger.bind(task=run.envelope.task, id=run.id, stacks=stacks).error(
-            "its handler goes on {:.1f} s after it was ended ({}): the task is given up here, the slot stays taken, "
-            "and whatever the handler still does is refused",
-            for_seconds,
-            "" if ending is None else ending.value,
+            "handler ignored cancellation for {:.1f} s ({}): task abandoned, slot leaked, later writes rejected",
+            seconds,
+            "" if reason is None else reason.value,
         )
         if due:
             self._on_due(run.delivery.partition)

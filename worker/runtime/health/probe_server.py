@@ -1,7 +1,7 @@
-"""Health over HTTP, for orchestrators: /livez and /readyz; /readyz?coherence also of the agents that run here.
+"""The probe server: health over HTTP for orchestrators, at /livez and /readyz.
 
-Served from threads of its own, so that a blocked event loop is told of (503, and which task blocks) and not merely not
-answered. Code that keeps the interpreter's lock leaves the probe without an answer, which fails it as well.
+/readyz?coherence also fails if an agent that runs here is incoherent. The server has its own threads, so it reports a
+blocked event loop (503, with the blocking task). If C code holds the GIL, the probe gets no answer, which fails it too.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _PATIENCE: Final = 5.0
 """Seconds that a client has to send its request."""
 
 
-_TURN: Final = 0.1
-"""Seconds that it takes to end, at the most."""
+_POLL: Final = 0.1
+"""Seconds between two checks for shutdown."""
 
 
 class HealthSource(Protocol):
-    """What is asked: a worker's report, or that of several."""
+    """A report of one worker or of several."""
 
     @property
     def live(self) -> bool: ...
@@ -43,13 +43,13 @@ class HealthSource(Protocol):
 class ProbeServer:
     """Answers `GET /livez`, `GET /readyz` and `GET /readyz?coherence`: 200 or 503, and the report as JSON either way.
 
-    with Probes(worker.health, "127.0.0.1", 8080) as probes: ...
+    with ProbeServer(worker.health, "127.0.0.1", 8080) as server: ...
     """
 
     def __init__(self, report: Callable[[], HealthSource], host: str, port: int) -> None:
-        """report: asked for each request, in a thread. port: 0 for any that is free.
+        """report: called for each request, in a thread. port: 0 for any free port.
 
-        `OSError` where the address cannot be listened on.
+        Raises OSError if the address is not available.
         """
 
         class Handler(_Handler):
@@ -58,12 +58,12 @@ class ProbeServer:
         self._server = ThreadingHTTPServer((host, port), Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_TURN,), name="perdure probes", daemon=True
+            target=self._server.serve_forever, args=(_POLL,), name="perdure probes", daemon=True
         )
 
     @property
     def address(self) -> str:
-        """Where they are: `http://127.0.0.1:8080`."""
+        """The URL, such as `http://127.0.0.1:8080`."""
         host, port = self._server.server_address[:2]
         return f"http://{host!s}:{port}"
 
@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
         if path not in ("/livez", "/readyz"):
-            self._answer(HTTPStatus.NOT_FOUND, {"error": f"nothing is at {path}: ask for /livez or /readyz"})
+            self._answer(HTTPStatus.NOT_FOUND, {"error": f"no page {path}: use /livez or /readyz"})
             return
         report = self.ask()
         ok = report.live if path == "/livez" else report.ready
@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
             ok = ok and report.coherent
         self._answer(HTTPStatus.OK if ok else HTTPStatus.SERVICE_UNAVAILABLE, {"ok": ok, **report.summary()})
 
-    do_HEAD = do_GET  # noqa: N815 - the name that the library asks for
+    do_HEAD = do_GET  # noqa: N815 - the name is given by http.server
 
     def _answer(self, status: HTTPStatus, body: Mapping[str, Any]) -> None:
         data = orjson.dumps(body) + b"\n"
@@ -107,4 +107,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Probes come every few seconds: nothing an operator acts on."""
+        """Log nothing: probes come every few seconds."""

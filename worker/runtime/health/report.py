@@ -1,12 +1,12 @@
-"""How a worker is, on four levels. A worker may well be alive and of no use.
+"""The health report of a worker, on four levels.
 
-    alive        its event loop answers
-    connected    Redis answers it, and its leases are renewed
-    consuming    it takes messages, or has no slot free for them
-    progress     what it runs gets on, or it has nothing to run
+    alive        the event loop answers
+    connected    Redis answers, and leases are renewed
+    consuming    the worker reads messages, or all slots are in use
+    progress     the running tasks make progress, or there are none
 
-Live is who is alive and makes progress: any other is helped by being started anew, and by nothing else. Ready is who is
-well on all levels: not so a worker whose Redis is away, which starting it anew would not bring back.
+Live: the levels alive and progress are ok. A worker that is not live needs a restart, and only a restart helps. Ready:
+all levels are ok. A worker whose Redis is unavailable is not ready, and a restart would not help.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ PROGRESS: Final = "progress"
 LEVELS: Final = (ALIVE, CONNECTED, CONSUMING, PROGRESS)
 
 _LONGEST_READ: Final = 20.0
-"""Seconds without a turn of the intake, beyond any blocking read and its margin, after which it counts as stuck."""
+"""Seconds without a read after which the intake counts as stuck; longer than any blocking read."""
 
 
 _MOST_INCOHERENT: Final = 20
-"""Runs that a report names, which goes to Redis every few seconds."""
+"""Limit of incoherent runs in a report, because reports are stored in Redis every few seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level. said: what is so. remedy: what a person can do, where it is not as it should be."""
+    """One level. said: the finding. remedy: what an operator can do if `ok` is False."""
 
     name: str
     ok: bool
@@ -64,8 +64,9 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class IncoherentRun:
-    """An agent's run that no longer knows what it is doing. checks: those that say so; what they say, the task's log
-    has, which is sealed where there are keys.
+    """A run of an agent that fails coherence checks.
+
+    checks: names of the checks; their findings are in the event log.
     """
 
     id: str
@@ -75,7 +76,10 @@ class IncoherentRun:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How one worker is. incoherent: runs of agents, the first ones; being so is no fault of the worker's."""
+    """The report of one worker.
+
+    incoherent: the first incoherent runs of agents; they do not affect `live` or `ready`.
+    """
 
     worker: str
     levels: tuple[Level, ...]
@@ -94,7 +98,7 @@ class Report:
         return not self.incoherent
 
     def summary(self) -> dict[str, Any]:
-        """The report as plain data."""
+        """Return the report as plain data."""
         return {
             "worker": self.worker,
             "live": self.live,
@@ -105,7 +109,7 @@ class Report:
 
     @classmethod
     def from_summary(cls, summary: Mapping[str, Any]) -> Self:
-        """The report that a summary was made of. Raises `KeyError` or `TypeError` for what is none."""
+        """Return the report that a summary was made of. Raises KeyError or TypeError if it is not a summary."""
         return cls(
             str(summary["worker"]),
             tuple(
@@ -120,24 +124,24 @@ class Report:
 
 
 class CombinedReport:
-    """How several workers are, as one: a supervisor's."""
+    """The reports of several workers as one: that of a supervisor."""
 
     def __init__(self, reports: Iterable[Report]) -> None:
         self.reports = list(reports)
 
     @property
     def live(self) -> bool:
-        """Whether any is, or there is none: the supervisor replaces the others by itself."""
+        """Whether any worker is live or there are no workers: the supervisor replaces the others."""
         return not self.reports or any(report.live for report in self.reports)
 
     @property
     def ready(self) -> bool:
-        """Whether all are, and there is at least one."""
+        """Whether there are workers and all are ready."""
         return bool(self.reports) and all(report.ready for report in self.reports)
 
     @property
     def coherent(self) -> bool:
-        """Whether all are."""
+        """Whether all workers are coherent."""
         return all(report.coherent for report in self.reports)
 
     def summary(self) -> dict[str, Any]:
@@ -149,7 +153,7 @@ class CombinedReport:
 
 
 class Health:
-    """A worker's own look at itself. May be asked from any thread; what it reads is one value at a time."""
+    """The health of the worker in this process. `report` may be called from any thread."""
 
     def __init__(
         self,
@@ -176,28 +180,28 @@ class Health:
         self._progressed: float | None = None
         self.deadlines: RunDeadlines | None = None
         self.intake: Intake | None = None
-        """Who takes messages; None before it has begun, and where nobody does."""
+        """The intake loop; None before the worker runs."""
         self.stopping = False
 
-    # what it is told
+    # inputs
 
     def read_succeeded(self) -> None:
-        """Redis has answered."""
+        """Record that Redis answered."""
         self._answered = self._clock()
         self._read_error = ""
 
     def read_failed(self, error: BaseException) -> None:
-        """Redis has not."""
+        """Record an error of Redis."""
         self._read_error = str(error)
 
     def renewal_failed(self, error: BaseException | None) -> None:
-        """What keeps the beat from renewing leases; None for nothing."""
+        """Record the error of the last lease renewal, None if it succeeded."""
         self._renewal_error = "" if error is None else str(error)
 
-    # what it tells
+    # outputs
 
     def progress(self) -> float | None:
-        """Seconds since anything was begun, recorded or settled, as far as was seen; None where nothing ever was."""
+        """Return the seconds since the last start, record or settlement, None before the first one."""
         settled = self._executor.settled.total()
         if settled != self._settled:
             self._settled, self._progressed = settled, self._clock()
@@ -206,11 +210,11 @@ class Health:
             moments.append(self._progressed)
         return max(0.0, self._clock() - max(moments)) if moments else None
 
-    def report(self, *, told_to_redis: bool = False) -> Report:
-        """How the worker is. told_to_redis: the report goes there, so whoever reads it knows that the way is open."""
+    def report(self, *, for_redis: bool = False) -> Report:
+        """Return the report. for_redis: it will be stored in Redis, so its readers know that Redis answers."""
         return Report(
             self._worker,
-            (self._alive(), self._connected(told_to_redis), self._consuming(), self._progress()),
+            (self._alive(), self._connected(for_redis), self._consuming(), self._progress()),
             tuple(self._incoherent_runs()),
         )
 
@@ -231,19 +235,19 @@ class Health:
             ALIVE,
             False,
             f"the event loop has not answered for {self._watchdog.lag:.1f} s",
-            "a handler blocks it (the log has the stacks): put blocking work into a step with a sync function",
+            "a handler blocks it (the log has the stacks): move blocking code into a step with a sync function",
         )
 
-    def _connected(self, heard: bool) -> Level:
-        remedy = f"see that Redis at {self._settings.address.shown} answers; the worker reconnects by itself"
+    def _connected(self, for_redis: bool) -> Level:
+        remedy = f"check that Redis at {self._settings.address.shown} answers; the worker reconnects by itself"
         if self._renewal_error:
             return Level(CONNECTED, False, f"leases cannot be renewed: {self._renewal_error}", remedy)
-        if heard:
+        if for_redis:
             return Level(CONNECTED, True, "Redis answers")
         if self._answered is None:
-            return Level(CONNECTED, False, self._read_error or "it is only starting", remedy)
+            return Level(CONNECTED, False, self._read_error or "the worker is starting", remedy)
         silent = self._clock() - self._answered
-        # While the loop is blocked nobody asks, so that nothing comes says nothing of Redis.
+        # A blocked loop sends no commands, so silence says nothing about Redis.
         if self._read_error or (silent > 2 * self._settings.heartbeat and not self._watchdog.is_slow()):
             return Level(
                 CONNECTED, False, f"no answer from Redis for {silent:.1f} s {self._read_error}".rstrip(), remedy
@@ -253,18 +257,18 @@ class Health:
     def _consuming(self) -> Level:
         intake = self.intake
         if intake is None or self.stopping:
-            said = "it is stopping, and takes nothing more" if self.stopping else "it takes no messages yet"
+            said = "the worker is stopping" if self.stopping else "the worker does not read yet"
             return Level(CONSUMING, False, said)
         if intake.error:
-            return Level(CONSUMING, False, f"it cannot take messages: {intake.error}", "see that Redis answers")
+            return Level(CONSUMING, False, f"could not read messages: {intake.error}", "check that Redis answers")
         if not self._slots.free:
-            return Level(CONSUMING, True, f"all {self._slots.capacity} slots are taken")
+            return Level(CONSUMING, True, f"all {self._slots.capacity} slots are in use")
         if self._gate.dedicated or not self._gate.has_room:
-            return Level(CONSUMING, True, "it is there for a task whose worker died")
+            return Level(CONSUMING, True, "reserved for a quarantined task")
         since = self._clock() - intake.last_read
         if since > _LONGEST_READ:
-            return Level(CONSUMING, False, f"it has not asked for messages for {since:.0f} s", "restart this worker")
-        return Level(CONSUMING, True, "it reads")
+            return Level(CONSUMING, False, f"no read for {since:.0f} s", "restart this worker")
+        return Level(CONSUMING, True, "reading messages")
 
     def _progress(self) -> Level:
         guard, busy = self.deadlines, self._slots.busy
@@ -274,9 +278,9 @@ class Health:
             return Level(
                 PROGRESS,
                 False,
-                f"all {self._slots.capacity} slots are taken by runs that do nothing or do not end",
-                "restart this worker, and see in the log where they hang",
+                f"all {self._slots.capacity} slots are used by runs that are stuck",
+                "restart this worker; the log shows where they hang",
             )
         since = self.progress()
-        last = "" if since is None else f", something got done {since:.1f} s ago"
-        return Level(PROGRESS, True, f"{busy} of {self._slots.capacity} slots run{last}" if busy else f"idle{last}")
+        last = "" if since is None else f", last progress {since:.1f} s ago"
+        return Level(PROGRESS, True, f"{busy} of {self._slots.capacity} slots in use{last}" if busy else f"idle{last}")

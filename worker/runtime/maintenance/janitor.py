@@ -1,4 +1,4 @@
-"""Keeping Redis bounded: dead letters past their retention, names of workers that are gone, partitions long left."""
+"""The janitor: removes expired dead letters, idle consumers and partitions that are no longer used."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ __all__ = ["Janitor"]
 
 _INTERVAL = 60.0
 _SHORTEST = 25.0
-"""Seconds between two rounds of whatever workers: less than the shortest sleep of one alone."""
+"""Minimum seconds between two rounds in the fleet: less than the shortest sleep of one worker."""
 
 _GONE_FOR = 10.0
-"""Seconds for which a worker that is not there has asked for nothing, before its name is removed. It was presumed dead
-before; one that lives after all is put back on the list by its next read.
+"""Idle seconds after which the consumer of a worker that is not registered is removed.
+
+Such a worker is presumed dead. If it is alive after all, its next read creates the consumer again.
 """
 
 
 class Janitor:
-    """Sees once a minute whether another worker cleaned up lately, and does so where none did.
+    """Cleans up once a minute, unless another worker has done so recently.
 
-    A round costs as much as there are workers, so if each of them made rounds their cost would grow with the square.
+    The cost of a round grows with the number of workers, so one worker does it for the fleet.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Janitor:
         result_ttl: float,
         worker: str,
     ) -> None:
-        """dead_letter_ttl, result_ttl: seconds. worker: its id."""
+        """dead_letter_ttl, result_ttl: seconds. worker: id of this worker."""
         self._gateway = gateway
         self._namespace = namespace
         self._assignment = assignment
@@ -63,10 +64,10 @@ class Janitor:
             try:
                 await self.clean()
             except QueueError as error:
-                logger.debug("cannot clean up: {}", error)
+                logger.debug("could not clean up: {}", error)
 
     async def clean(self) -> None:
-        """One round, over the partitions whose turn it is."""
+        """Clean up the partitions whose lock this worker gets."""
         locks = {partition: partition.cleaning for partition in self._assignment.known}
         waits = await acquire_fleet_locks(self._gateway, locks, self._worker, _SHORTEST)
         mine = [partition for partition, wait in waits.items() if not wait]
@@ -80,8 +81,8 @@ class Janitor:
             await self._retire(queue, route)
 
     async def _retire(self, queue: str, route: Route) -> None:
-        """Generations that have held nothing for longer than anything is kept are taken off the route."""
+        """Remove generations from the route that have been empty for longer than anything is retained."""
         for generation in route.previous:
             if await retire_generation(self._gateway, self._namespace, queue, route, generation, self._longest):
-                logger.info("queue {} has left its partitions {}", queue, list(generation.indexes))
-                return  # the route is another one now: the rest is for the next round
+                logger.info("retired partitions {} of queue {}", list(generation.indexes), queue)
+                return  # the route has changed; the next round continues

@@ -1,4 +1,4 @@
-"""Keeping up with the partitions that are this worker's: queues are spread anew, and those who share come and go."""
+"""The assignment watcher: follows changes of the partitions that this worker reads."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ...log import logger
 __all__ = ["AssignmentWatcher"]
 
 _INTERVAL = 2.0
-"""Seconds between two looks, give or take a quarter. A nudge brings the news of a change earlier."""
+"""Seconds between two checks, with a jitter of a quarter. A nudge wakes the watcher earlier."""
 
 _CHANGING = 0.05
-"""Seconds until it is looked again whether a former generation is read to its end; the next time, twice as long."""
+"""Seconds until the first check whether a closed generation is drained; doubled for each further check."""
 
 
 class AssignmentWatcher:
-    """Looks where the worker's partitions are, and tells the consumer and whoever else goes through them."""
+    """Refreshes the partition assignment and passes changes to the consumer and to `on_change`."""
 
     def __init__(
         self, assignment: PartitionAssignment, consumer: Consumer, on_change: Callable[[Sequence[Partition]], None]
     ) -> None:
-        """on_change: hears which partitions are served now."""
+        """on_change: called with the partitions that are served now."""
         self._assignment = assignment
         self._consumer = consumer
         self._on_change = on_change
@@ -36,17 +36,17 @@ class AssignmentWatcher:
         self.moves = 0
 
     def wake(self) -> None:
-        """Look again now: a partition was closed."""
+        """Refresh now: a partition was closed."""
         self._woken.set()
 
     async def refresh(self) -> None:
-        """One look. `moves` counts how often new messages came to be taken from elsewhere."""
+        """Refresh the assignment once. `moves` counts the changes of the partitions that new messages are read from."""
         async with self._lock:
             await self._assignment.refresh()
             await self._apply()
 
     async def follow_changes(self) -> None:
-        """See only whether a former generation was read to its end by now."""
+        """Check only whether closed generations are drained."""
         async with self._lock:
             await self._assignment.follow_changes()
             await self._apply()
@@ -68,7 +68,7 @@ class AssignmentWatcher:
                 await self._wait_for_change()
 
     async def _wait_for_change(self) -> None:
-        """Return when poked. Meanwhile, while a former generation is read to its end, look whether it is."""
+        """Return when woken. While a closed generation is not drained, check it meanwhile."""
         wait = _CHANGING
         while not self._woken.is_set():
             with anyio.move_on_after(wait if self._assignment.changing else None):
@@ -77,8 +77,8 @@ class AssignmentWatcher:
             await self._try(self.follow_changes)
             wait = min(wait * 2, _INTERVAL)
 
-    async def _try(self, look: Callable[[], Awaitable[None]]) -> None:
+    async def _try(self, check: Callable[[], Awaitable[None]]) -> None:
         try:
-            await look()
+            await check()
         except QueueError as error:
-            logger.debug("cannot look at the queues' partitions: {}", error)
+            logger.debug("could not refresh the partition assignment: {}", error)

@@ -1,9 +1,4 @@
-"""Saying that this worker is there, and how it is, for those who list workers.
-
-How fast a worker settles tasks at present, by queue.
-
-Noting, once in a while, that long steps live.
-"""
+"""Registration of a worker, its settle rate, and the heartbeat of long steps."""
 
 from __future__ import annotations
 
@@ -27,24 +22,23 @@ from ..slots import Slots
 __all__ = ["WINDOW", "Registration", "SettleRate", "StepHeartbeat", "describe"]
 
 WINDOW: Final = 30.0
-"""Seconds that the rate looks back: long enough for a steady figure, short enough to be of the present."""
+"""Length of the window of the rate, in seconds."""
 
 
 class SettleRate:
-    """Tasks per second over the last `WINDOW` seconds, or since the worker began where that is shorter.
+    """Deliveries settled per second and queue, over the last `WINDOW` seconds or since the worker started.
 
-    A plain window and not an average that fades: a queue on which nothing was settled for a whole window has no rate,
-    and not an ever smaller one.
+    A plain window, not a decaying average: a queue without settled deliveries in the window has no rate.
     """
 
     def __init__(self, settled: Mapping[str, int], clock: Callable[[], float] = time.monotonic) -> None:
-        """settled: by queue, how many deliveries the worker has settled; somebody else goes on counting in it."""
+        """settled: number of settled deliveries by queue; the executor keeps counting in it."""
         self._settled = settled
         self._clock = clock
         self._samples = deque([(clock(), dict(settled))])
 
     def rates(self) -> dict[str, float]:
-        """The rates now; queues on which nothing was settled are left out. To be called every few seconds."""
+        """Return the current rates, without queues that have none. Call it every few seconds."""
         now, counts = self._clock(), dict(self._settled)
         self._samples.append((now, counts))
         while self._samples[1][0] <= now - WINDOW:
@@ -57,11 +51,11 @@ class SettleRate:
 
 
 _KEPT: Final = 6
-"""Intervals for which an announcement is kept: after two the worker is presumed dead, and is seen to be for a while."""
+"""TTL of a registration, in intervals. After two the worker is presumed dead; it stays listed for the others."""
 
 
 def describe(worker_id: str, app: str, queues: tuple[str, ...], concurrency: int, interval: float) -> WorkerInfo:
-    """This process, as a worker. interval: seconds between two announcements."""
+    """Return the description of this process as a worker. interval: seconds between two registrations."""
     return WorkerInfo(
         id=worker_id,
         app=app,
@@ -77,7 +71,7 @@ def describe(worker_id: str, app: str, queues: tuple[str, ...], concurrency: int
 
 
 class Registration:
-    """Announces the worker every few seconds, and withdraws it at the end."""
+    """Publishes the worker every interval, and removes it at the end."""
 
     def __init__(
         self,
@@ -88,7 +82,7 @@ class Registration:
         settled: Mapping[str, int],
         health: Health,
     ) -> None:
-        """settled: by queue, how many deliveries the worker has settled."""
+        """settled: number of settled deliveries by queue."""
         self._gateway = gateway
         self._namespace = namespace
         self._info = info
@@ -107,7 +101,7 @@ class Registration:
                 await self.announce()
             except QueueError as error:
                 self._health.read_failed(error)
-                logger.debug("cannot announce the worker: {}", error)
+                logger.debug("could not publish the registration: {}", error)
             await anyio.sleep(self._info.interval)
 
     async def withdraw(self) -> None:
@@ -119,12 +113,12 @@ class Registration:
             in_flight=self._slots.busy,
             rates=self._rates.rates(),
             progress=self._health.progress(),
-            health=self._health.report(told_to_redis=True).summary(),
+            health=self._health.report(for_redis=True).summary(),
         )
 
 
 class StepHeartbeat:
-    """Writes a note for every step that has been running for an interval or more."""
+    """Touches every step that has been running for at least an interval."""
 
     def __init__(self, runs: Callable[[], Collection[Run]], interval: float) -> None:
         self._runs = runs
@@ -145,4 +139,4 @@ class StepHeartbeat:
                 except LeaseLost:
                     run.cancel(StopReason.LOST)
                 except QueueError as error:
-                    logger.debug("cannot note that step {} lives: {}", key, error)
+                    logger.debug("could not touch step {}: {}", key, error)
