@@ -11,7 +11,7 @@ from typing import Any, Final, Generic
 import orjson
 
 from ...queues import Entry, Kind, LeaseLost, check_size
-from ..durable import AlreadyDone, Context, codec_of, forgotten, store_findings
+from ..durable import AlreadyDone, Context, codec_of, forget_steps, store_findings
 from ..errors import Reschedule, RetryLater, StateError, StepInDoubt
 from ..journal import Event, PlanStep, StepStatus
 from ..journal.agent_events import Changed, Finished, Planned, PlannedStep
@@ -188,7 +188,7 @@ class Loop(Generic[S]):
             raise error
         if all(step.key != key for step in steps):
             self._named(key).status = StepStatus.FAILED
-        given_up = forgotten([key, *self._parts(key)], run.history)
+        given_up = forget_steps([key, *self._parts(key)], run.history)
         await self._record(_REPLAN, Planned(steps=_planned("replan", steps), again=True), *given_up)
 
     # what they have in common
@@ -206,7 +206,7 @@ class Loop(Generic[S]):
         run, session = self._run, self._session
         parts = self._parts(key)
         told = session.checkpoint(event)
-        dropped = forgotten([key, *parts] if isinstance(event, StepCompleted) else parts, run.history)
+        dropped = forget_steps([key, *parts] if isinstance(event, StepCompleted) else parts, run.history)
         snapshot = session.snapshot(more=len(parts))
         await run.recorder.put(told, *entries, *dropped, *snapshot, wait=True, replicated=self._replicated)
         run.touch()
@@ -217,7 +217,7 @@ class Loop(Generic[S]):
         return self._run.keys.under(f"{key}/", self._run.history)
 
     def _parts_gone(self, key: str) -> list[Entry]:
-        return forgotten(self._parts(key), self._run.history)
+        return forget_steps(self._parts(key), self._run.history)
 
     def _named(self, key: str) -> PlanStep:
         return next(step for step in self._state.plan if step.key == key)

@@ -1,4 +1,23 @@
-"""Durable steps: the run, its record, and what a handler sees of them."""
+"""Durable execution of a handler: the run, its checkpoint, and the context that a handler works with.
+
+    run.py                one run: lifecycle, stop reasons, event log
+    context.py            Context: the public `ctx`
+    step.py               ctx.step: run once, record, return from the record
+    step_keys.py          keys of steps
+    checkpoint_writer.py  the one writer of a run's checkpoint
+    codec.py              results as JSON and back; hash of arguments
+    threads.py            bounded threads for sync functions
+    log_calls.py          ctx.decide, discover, add_message, record_event, tool
+    messaging.py          ctx.inbox, ask, send
+    task_artifacts.py     ctx.artifacts
+    task_memory.py        ctx.memory
+    resume_info.py        ctx.resume_info
+    continuation.py       ctx.continue_as
+
+What a handler got once, it gets again after a crash: every call above writes a record under a key that depends only on
+the order of the calls, and a resumed run returns that record. A new call must do the same, in one write with its event,
+through `run.recorder`, which is fenced. worker/journal/step_record.py has the stored form.
+"""
 
 from .codec import Codec, codec_of
 from .context import Context
@@ -7,7 +26,7 @@ from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, St
 from .observer import RunObserver
 from .run import Run
 from .step import CURRENT_RUN, AlreadyDone, Durability, Step, StepOptions, current_step
-from .step_keys import forgotten
+from .step_keys import forget_steps
 from .stop_reasons import STOP_RULES, ParkReason, StopReason, StopRule, counters_after, stop_of_event
 from .task_artifacts import Artifacts, artifact_store
 from .task_memory import TaskMemory, store_findings
@@ -41,7 +60,7 @@ __all__ = [
     "codec_of",
     "counters_after",
     "current_step",
-    "forgotten",
+    "forget_steps",
     "stop_of_event",
     "store_findings",
     "successor_of",

@@ -1,4 +1,4 @@
-"""Writing the checkpoint of a run: what several steps finish at the same time goes out together."""
+"""Writer of a run's checkpoint, which batches the entries of concurrent steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["CheckpointWriter"]
 
 
 class CheckpointWriter:
-    """The one writer of a run's checkpoint. Entries are written in the order in which they were put."""
+    """The one writer of a run's checkpoint. Entries are written in the order of their `put`."""
 
     def __init__(
         self,
@@ -24,53 +24,62 @@ class CheckpointWriter:
         on_cancel: Callable[[], None],
         on_wait: Callable[[], None],
     ) -> None:
-        """on_wait: called while Redis is unavailable."""
+        """Create the writer.
+
+        Args:
+            on_lost: Called when a write is refused because the lease was lost.
+            on_cancel: Called when a write reports that the task was cancelled.
+            on_wait: Called while Redis is unavailable.
+        """
         self._gateway = gateway
         self._delivery = delivery
         self._task_id = task_id
         self._on_lost = on_lost
         self._on_cancel = on_cancel
-        sealer = gateway.encryptor
-        self._seal = sealer.of(delivery.partition, task_id) if sealer.active else None
+        encryptor = gateway.encryptor
+        self._cipher = encryptor.of(delivery.partition, task_id) if encryptor.active else None
         self._on_wait = log_wait(f"task {task_id}", on_wait)
         self._pending: list[Entry] = []
-        self._put = 0
+        self._added = 0
         self._written = 0
         self._writing = asyncio.Lock()
         self._background: asyncio.Task[None] | None = None
         self._replicated = False
 
     async def put(self, *entries: Entry, wait: bool, replicated: bool = False) -> None:
-        """Take entries, which are stored in one act. With `wait` they are stored when this returns, otherwise soon, and
-        always before the outcome.
+        """Add entries, which are stored in one act.
 
-        replicated: stored means that replicas have it too. Raises `LeaseLost`.
+        Args:
+            wait: Return after they are stored; otherwise they are stored soon, and always before the outcome.
+            replicated: Count them as stored only if replicas have them too.
+
+        Raises `LeaseLost`.
         """
-        if self._seal is not None:
-            entries = tuple([entry.encrypted(self._seal) for entry in entries])
+        if self._cipher is not None:
+            entries = tuple([entry.encrypted(self._cipher) for entry in entries])
         self._pending += entries
         if replicated:
             self._replicated = True
-        self._put += len(entries)
+        self._added += len(entries)
         if wait:
-            await self._write_until(self._put)
+            await self._write_until(self._added)
         elif self._background is None or self._background.done():
             self._background = asyncio.create_task(self._write_quietly(), name=f"perdure record {self._task_id}")
 
     async def flush(self) -> None:
-        """Store everything that was put. Raises `LeaseLost`."""
-        await self._write_until(self._put)
+        """Store all added entries. Raises `LeaseLost`."""
+        await self._write_until(self._added)
 
     async def close(self) -> None:
-        """End the background writing; what it had not written is dropped (the run has lost its lease)."""
+        """Cancel the background write. Unwritten entries are dropped, since the run has lost its lease."""
         if self._background is not None and not self._background.done():
             self._background.cancel()
             await asyncio.gather(self._background, return_exceptions=True)
 
     async def _write_quietly(self) -> None:
         try:
-            while self._written < self._put:  # what was put while a write was under way is written as well
-                await self._write_until(self._put)
+            while self._written < self._added:  # includes entries added during a write
+                await self._write_until(self._added)
         except LeaseLost:
             self._on_lost()
 
@@ -93,7 +102,7 @@ class CheckpointWriter:
             raise
         except BaseException:
             self._replicated = self._replicated or replicated
-            self._pending[:0] = batch  # not known to be stored: goes out again, which changes nothing if it was
+            self._pending[:0] = batch  # maybe stored: writing them again changes nothing
             raise
         self._written += len(batch)
         if cancel:

@@ -1,7 +1,7 @@
-"""Results as JSON, and back to their type.
+"""Codec of step results: to JSON and back to their declared type.
 
-A step must return the same thing whether it ran or was read from its record. So a result is always brought into the
-form that its record will give back: checked against the declared type, or, where none is declared, plain JSON data.
+A step must return the same value whether it ran or was read from its record. So a result is always converted to what
+its record will return: validated against the declared type or, without one, reduced to plain JSON data.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from ..errors import UnserialisableResult
 __all__ = ["Codec", "codec_of", "fingerprint", "is_async"]
 
 _PLAIN = (str, int, float, bool, type(None))
-_UNCHANGED = (str, int, bool, type(None))  # by their way through JSON; a float may be infinite, which becomes text
+_UNCHANGED = (str, int, bool, type(None))  # by JSON; a float may be infinite, which becomes a string
 
 
 class Codec:
-    """Encodes results of one declared type.
+    """Codec for results of one declared type.
 
-    secrets: kept whole, for a step's record is for its own task alone; else they are asterisks, as pydantic has them.
+    secrets: store secrets in clear, for the records of a task, which only that task reads; otherwise Pydantic masks
+    them.
     """
 
     def __init__(self, declared: Any, *, secrets: bool = False) -> None:
@@ -41,9 +42,9 @@ class Codec:
             self._adapter = _adapter(declared)
 
     def encode(self, what: str, value: Any) -> tuple[bytes, Any]:
-        """The result as JSON, and as its record will give it back. Raises `UnserialisableResult`.
+        """Return the result as JSON, and as its record will return it. what: names the step or task in errors.
 
-        what: names the step or task in the error.
+        Raises `UnserialisableResult`.
         """
         try:
             if self._adapter is not None:
@@ -63,12 +64,14 @@ class Codec:
             raise UnserialisableResult(what, str(error)) from None
 
     def decode(self, data: bytes) -> Any:
-        """A recorded result in its declared type."""
+        """Return a recorded result in its declared type."""
         return from_json(data) if self._adapter is None else self._adapter.validate_json(data)
 
 
 def _adapter(declared: Any) -> TypeAdapter[Any]:
-    """Infinities and NaN have no JSON form: they travel as strings, where the type has no configuration of its own."""
+    """Return the adapter of a type. Infinities and NaN are stored as strings, unless the type has its own
+    configuration.
+    """
     try:
         return TypeAdapter(declared, config=_CONFIG)
     except PydanticUserError:
@@ -78,13 +81,13 @@ def _adapter(declared: Any) -> TypeAdapter[Any]:
 _CONFIG = ConfigDict(ser_json_inf_nan="strings")
 _ANY = Codec(Any)
 _by_code: dict[CodeType, tuple[Any, dict[str, Any], Codec]] = {}
-"""With the annotation and the module that each codec was made for: functions from one factory have the same code."""
+"""Codec by code object, with the annotation and module it was made for: functions from one factory share their code."""
 
 
 def codec_of(fn: Callable[..., Any]) -> Codec:
-    """The codec for what a function returns; plain JSON where its annotation says nothing or cannot be resolved."""
+    """Return the codec of a function's result; plain JSON if it has no annotation or one that cannot be resolved."""
     code: CodeType | None
-    if type(fn) is FunctionType and not fn.__dict__:  # an ordinary function, which wraps nothing
+    if type(fn) is FunctionType and not fn.__dict__:  # a plain function without a wrapper
         plain: Any = fn
         code = fn.__code__
     else:
@@ -101,7 +104,7 @@ def codec_of(fn: Callable[..., Any]) -> Codec:
 
 
 def is_async(fn: Callable[..., Any]) -> bool:
-    """Whether a call gives something to await, as far as can be told without calling."""
+    """Return whether a call returns an awaitable, as far as can be known without calling."""
     if type(fn) is FunctionType and not fn.__dict__:
         return bool(fn.__code__.co_flags & inspect.CO_COROUTINE)
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
@@ -141,7 +144,7 @@ def fingerprint(
 
 
 def _ordered(value: Any) -> Any:
-    """Sets and mappings in an order that is the same in every process, those within models and dataclasses too."""
+    """Order sets and mappings the same way in every process, also inside models and dataclasses."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, list | tuple):

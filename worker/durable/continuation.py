@@ -1,8 +1,8 @@
-"""Handing a task on: to another task or agent, or to another queue.
+"""Continuation of a task as another task: another handler or agent, or another queue.
 
-The one act that decides is a write into the checkpoint: the event, the handoff, and the whole plan of what is to follow
-(`#handing`). All that comes after it can be done again, by any worker, without the handler: the task that goes on is
-stored under an id that stands in the plan, then this one is settled, with the id of the other as what it was handed to.
+The decision is one write into the checkpoint: the event, the handoff document and the plan of the successor
+(`#handing`). Everything after it can be repeated by any worker without the handler: the successor is stored under the
+id in the plan, then this task is settled with that id.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from .step import check_place
 __all__ = ["HANDING", "Receiver", "continue_as", "successor_of"]
 
 HANDING: Final = "#handing"
-"""The key of the plan in the checkpoint."""
+"""Checkpoint key of the plan."""
 
-_HANDED: Final = re.compile(r"(.+)\.h([1-9][0-9]*)")
+_SUCCESSOR_ID: Final = re.compile(r"(.+)\.h([1-9][0-9]*)")
 
 
 class _Arguments(Protocol):
@@ -52,7 +52,7 @@ class _Arguments(Protocol):
 
 
 class Receiver(Protocol):
-    """What can go on with a task: a registered task."""
+    """Registered task that can be the successor."""
 
     @property
     def name(self) -> str: ...
@@ -73,23 +73,23 @@ async def continue_as(
     message: str,
     arguments: Mapping[str, Any] | None,
 ) -> NoReturn:
-    """Decide that another task goes on, durably, and end the run. See `Context.hand_off`."""
-    check_place(run, "#hand_off", own=True)
+    """Store the decision that another task continues the work, and end the run. See `Context.continue_as`."""
+    check_place(run, "#continue_as", own=True)
     if to is None and queue is None:
-        raise ValueError("hand_off needs to=, the task or agent that goes on, or queue=, where this one does, or both")
+        raise ValueError("continue_as needs to= (the successor's task or agent), queue= or both")
     own = run.envelope
     name = own.task if to is None else to if isinstance(to, str) else to.name
-    place = queue or (run.delivery.partition.queue if to is None or isinstance(to, str) else to.queue)
-    check_name("queue", place)
+    target_queue = queue or (run.delivery.partition.queue if to is None or isinstance(to, str) else to.queue)
+    check_name("queue", target_queue)
     data, marks = _arguments(run, None if isinstance(to, str) else to, arguments)
-    check_size("the arguments of the task that goes on", len(data), run.payload_limit)
+    check_size("the arguments of the successor", len(data), run.payload_limit)
     task_id = await _free_id(run)
     await run.flush()
     event = HandedOff(why=why, to=task_id, steps=len(run.history.done) + run.steps_recorded)
-    trail = await read_log_tail(run.gateway, run.delivery.partition, run.id)
-    told = run.next_entry(event)
+    tail = await read_log_tail(run.gateway, run.delivery.partition, run.id)
+    event_entry = run.next_entry(event)
     handoff = handoff_of(
-        trail, task=own.task, session=run.id, why="hand_off", detail=_shown(run, why), to=task_id,
+        tail, task=own.task, session=run.id, why="hand_off", detail=_shown(run, why), to=task_id,
         message=_shown(run, message), number=run.events,
     )  # fmt: skip
     options = own.options if name == own.task else type(own.options)()
@@ -97,19 +97,23 @@ async def continue_as(
     plan = {
         "v": 1,
         "envelope": envelope.encode().decode(),
-        "queue": place,
+        "queue": target_queue,
         "arguments": data.decode(),
         "handoff": handoff.to_json().decode(),
         "source": f"{run.id} {new_task_id()}",
     }
-    entries = [told, Entry(Kind.SAVED, HANDOFF, handoff.to_json()), Entry(Kind.SAVED, HANDING, orjson.dumps(plan))]
+    entries = [
+        event_entry,
+        Entry(Kind.SAVED, HANDOFF, handoff.to_json()),
+        Entry(Kind.SAVED, HANDING, orjson.dumps(plan)),
+    ]
     await run.recorder.put(*entries, wait=True)
     run.history.saved[HANDING] = orjson.dumps(plan)
     await run.continue_elsewhere()
 
 
 def successor_of(run: Run) -> Successor | None:
-    """The task that goes on, where this one was handed on; by this run, or by one that was cut off then."""
+    """Return the successor if this run, or an earlier one that was interrupted, decided on one."""
     data = run.history.saved.get(HANDING)
     if data is None:
         return None
@@ -124,20 +128,20 @@ def successor_of(run: Run) -> Successor | None:
 
 
 def _arguments(run: Run, to: Receiver | None, given: Mapping[str, Any] | None) -> tuple[bytes, SecretPaths]:
-    """As JSON, and where secrets are among them: those that are given, else this task's own; checked, if `to` can."""
-    checks: _Arguments | None = getattr(to, "arguments", None)
+    """Return the given arguments, or this task's, as JSON with the paths of their secrets; validated if possible."""
+    schema: _Arguments | None = getattr(to, "arguments", None)
     if given is not None:
-        return encode_arguments(given) if checks is None else checks.encode_call((), given)
-    seal = run.gateway.encryptor.of(run.delivery.partition, run.id)
-    data = seal.decrypt(arguments_field(run.envelope.task), run.delivery.fields.get(b"args", b"{}"), plain=True)
-    if checks is not None:
-        checks.decode(data)
+        return encode_arguments(given) if schema is None else schema.encode_call((), given)
+    cipher = run.gateway.encryptor.of(run.delivery.partition, run.id)
+    data = cipher.decrypt(arguments_field(run.envelope.task), run.delivery.fields.get(b"args", b"{}"), plain=True)
+    if schema is not None:
+        schema.decode(data)
     return data, run.envelope.secrets
 
 
 async def _free_id(run: Run) -> str:
-    """The id of the task that goes on: `ID.h1` after `ID`, `ID.h2` after that; the next that no task has."""
-    found = _HANDED.fullmatch(run.id)
+    """Return the id of the successor: `ID.h1` after `ID`, `ID.h2` after that; the next one that is free."""
+    found = _SUCCESSOR_ID.fullmatch(run.id)
     base, number = (found[1], int(found[2])) if found else (run.id, 0)
     namespace = Namespace(run.delivery.partition.namespace)
     while number < MOST_HAND_OFFS:
@@ -146,7 +150,8 @@ async def _free_id(run: Run) -> str:
         if await find_task(run.gateway, namespace, task_id) is None:
             return task_id
     raise HandOffRefused(
-        f"task {run.id} cannot be handed on: {base} was {MOST_HAND_OFFS} times; do its tasks hand on to one another?"
+        f"task {run.id} cannot continue as another task: {base} already has {MOST_HAND_OFFS} successors; "
+        "check whether its tasks continue as each other"
     )
 
 

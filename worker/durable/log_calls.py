@@ -1,4 +1,4 @@
-"""What a handler tells of its work, recorded once: decisions, discoveries, turns of a conversation, calls of tools."""
+"""Calls that log an event once: decisions, discoveries, messages of a conversation, tool calls."""
 
 from __future__ import annotations
 
@@ -17,23 +17,28 @@ from .step import Durability, StepOptions, check_place, run_step
 
 __all__ = ["call_tool", "log_once"]
 
-_SHOWN: Final = 16_384
-"""Bytes of a tool's result that the log has; the whole is in the checkpoint."""
+_MOST_LOGGED: Final = 16_384
+"""Size in bytes of a tool's result in the log; the checkpoint has the whole result."""
 
 
 async def log_once(run: Run, event: Event) -> int:
-    """Put an event into the log, unless a former run of the same handler has: the second `decided` is the second.
-    Returns its number.
+    """Log an event unless an earlier run has logged it; the second `decided` of a run matches the second one in the
+    log.
 
-    It goes out with the next write, and before the outcome. Raises `StepOutsideTask`, `LeaseLost`.
+    The event is stored with the next write, and always before the outcome.
+
+    Returns:
+        Number of the event.
+
+    Raises `StepOutsideTask`, `LeaseLost`.
     """
     check_place(run, f"#{event.type}", own=True)
     key = run.keys.next(f"#{event.type}")
     if event.step is None and (outer := run.keys.within) is not None:
         event = event.model_copy(update={"step": outer})
-    told = run.history.done.get(key)
-    if told is not None:
-        return int(StepRecord.decode(told).result)
+    recorded = run.history.done.get(key)
+    if recorded is not None:
+        return int(StepRecord.decode(recorded).result)
     entry = run.next_entry(event)
     await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, StepRecord(entry.value).encode()), entry, wait=False)
     return int(entry.value)
@@ -51,18 +56,18 @@ async def call_tool(
     reasoning: str,
     call: str | None,
 ) -> Any:
-    """A step that the log tells of as the call of a tool: with its arguments, its result and why."""
+    """Run a step that is logged as the call of a tool, with its arguments, result and reasoning. See `Context.tool`."""
     named = _arguments(fn, args, kwargs)
 
-    def told(key: str, result: Any, attempt: int) -> Event:
+    def event_of(key: str, result: Any, attempt: int) -> Event:
         data = to_json(result)
-        clipped = len(data) if len(data) > _SHOWN else None
-        if clipped is not None and run.redact is not None:  # before a secret is cut in two
+        clipped = len(data) if len(data) > _MOST_LOGGED else None
+        if clipped is not None and run.redact is not None:  # before the cut could split a secret
             data = run.redact(data.decode()).encode()
         return ToolCalled(
             tool=name,
             arguments=named,
-            result=result if clipped is None else data[:_SHOWN].decode("utf-8", "ignore"),
+            result=result if clipped is None else data[:_MOST_LOGGED].decode("utf-8", "ignore"),
             reasoning=reasoning,
             call=call,
             attempt=attempt,
@@ -70,14 +75,14 @@ async def call_tool(
             step=key,
         )
 
-    return await run_step(run, name, fn, args, kwargs, options, durability, told, tool=name)
+    return await run_step(run, name, fn, args, kwargs, options, durability, event_of, tool=name)
 
 
 def _arguments(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """A call's arguments by name, as JSON data; what has no JSON form counts by its type."""
+    """Return a call's arguments by name, as JSON data; a value without a JSON form becomes the name of its type."""
     try:
         named = dict(inspect.signature(fn).bind(*args, **kwargs).arguments)
-    except (TypeError, ValueError):  # it takes none such, which calling it will tell; or has no signature to ask
+    except (TypeError, ValueError):  # the call will raise, or there is no signature
         named = {str(place): value for place, value in enumerate(args)} | kwargs
     found: dict[str, Any] = from_json(
         to_json(named, inf_nan_mode="strings", fallback=lambda one: f"<{type(one).__name__}>")

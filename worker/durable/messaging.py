@@ -1,7 +1,7 @@
-"""Messages, as a handler reads and sends them: both recorded once, so that a run that goes on has the same ones.
+"""Messages to and from a handler, recorded once, so that a resumed run sees the same ones.
 
-What was read is recorded like a step, in the act that takes the messages out of the inbox. That nothing was there is
-recorded as well, or a later run of the same handler would take another way.
+A read is recorded like a step, in the act that removes the messages from the inbox. An empty read is recorded as well:
+otherwise a resumed run could take another path.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ async def receive(
     why: str,
     durability: Durability,
 ) -> list[InboxMessage]:
-    """See `Context.inbox`."""
+    """Read messages from the inbox. See `Context.inbox`."""
     if limit is not None and limit < 1:
-        raise ValueError(f"limit is a number of messages, 1 or more, not {limit}")
+        raise ValueError(f"limit must be 1 or more messages, got {limit}")
     waiting = WaitStarted(what="message", on=sender or "", why=why)
     return await _receive(run, wait or None, limit, sender, waiting, durability, new_only=False)
 
 
 async def ask(run: Run, who: str, question: str, *, wait: float, durability: Durability) -> InboxMessage | None:
-    """See `Context.ask`."""
+    """Wait for an answer. See `Context.ask`."""
     if not wait > 0:
-        raise ValueError(f"to ask is to wait for more than 0 seconds, not {wait}")
+        raise ValueError(f"wait must be more than 0 seconds, got {wait}")
     waiting = WaitStarted(what="approval", on=who, why=question)
     found = await _receive(run, wait, 1, who, waiting, durability, new_only=True)
     return found[0] if found else None
@@ -78,7 +78,7 @@ async def _receive(
     *,
     new_only: bool,
 ) -> list[InboxMessage]:
-    """new_only: no message that was there when this was called first."""
+    """Read messages, or park the task until one arrives. new_only: ignore messages from before the first call."""
     check_place(run, _INBOX, own=True)
     _check_wait(run, wait)
     key = run.keys.next(_INBOX)
@@ -89,22 +89,22 @@ async def _receive(
     if run.stopping:
         await run.boundary()
     if wait is None:
-        found = await _unused(run, limit, sender, 0)
+        found = await _unread(run, limit, sender, 0)
         await _record(run, key, found, waited=False, durability=durability)
         return found
-    # A message that comes after this look may be missed by the read that follows; parking asks for what came after it.
+    # A message that arrives between this call and the read may be missed; parking compares with this position again.
     last, now = await last_message(run.gateway, run.delivery.partition, run.id)
-    begun = _begun(run, key)
-    after = begun["after"] if begun is not None else last if new_only else 0
-    found = await _unused(run, limit, sender, after)
-    if found or (begun is not None and begun["until"] is not None and now >= begun["until"]):
-        await _record(run, key, found, waited=begun is not None, durability=durability)
+    started = _started_wait(run, key)
+    after = started["after"] if started is not None else last if new_only else 0
+    found = await _unread(run, limit, sender, after)
+    if found or (started is not None and started["until"] is not None and now >= started["until"]):
+        await _record(run, key, found, waited=started is not None, durability=durability)
         return found
-    if begun is None:
-        begun = {"until": None if wait > LONGEST else now + round(wait * 1000), "after": after}
-        run.history.saved[key] = orjson.dumps(begun)
+    if started is None:
+        started = {"until": None if wait > LONGEST else now + round(wait * 1000), "after": after}
+        run.history.saved[key] = orjson.dumps(started)
         await run.recorder.put(Entry(Kind.SAVED, key, run.history.saved[key]), run.next_entry(waiting), wait=True)
-    delay = LONGEST if begun["until"] is None else (begun["until"] - now) / 1000
+    delay = LONGEST if started["until"] is None else (started["until"] - now) / 1000
     await run.park(ParkReason(delay, waiting.what, last))
     raise AssertionError("a parked run continues")
 
@@ -113,25 +113,26 @@ def _check_wait(run: Run, wait: float | None) -> None:
     if wait is None:
         return
     if math.isnan(wait) or wait < 0:
-        raise ValueError(f"wait is a number of seconds, 0 or more, not {wait}")
+        raise ValueError(f"wait must be 0 or more seconds, got {wait}")
     if asyncio.current_task() is not run.task:
         raise StepOutsideTask(
-            "waiting for a message parks the whole task, which gives its slot away: await it in the handler itself, "
-            "not in an asyncio task beside it (there, read with ctx.inbox() without wait)"
+            "waiting for a message parks the whole task; await it in the handler itself, "
+            "not in another asyncio task (call ctx.inbox() without wait there)"
         )
 
 
-def _begun(run: Run, key: str) -> dict[str, Any] | None:
-    """The wait that a former run, or this one, began here: until when, and after which message."""
+def _started_wait(run: Run, key: str) -> dict[str, Any] | None:
+    """Return the wait that this run or an earlier one started at this call: its end, and the message to start after."""
     saved = run.history.saved.get(key)
     return None if saved is None else orjson.loads(saved)
 
 
-async def _unused(run: Run, limit: int | None, sender: str | None, after: int) -> list[InboxMessage]:
-    """Messages that nobody has used, as many as a record may have bytes, but one in any case.
+async def _unread(run: Run, limit: int | None, sender: str | None, after: int) -> list[InboxMessage]:
+    """Return unread messages: as many as fit into a record, but at least one.
 
-    Each is this read's from when it is met, though nothing is stored yet: another one of the same run, which goes on at
-    the same time, does not get it.
+    A message belongs to this read from the moment it is seen, although nothing is stored yet: a concurrent read of the
+    same
+    run does not return it.
     """
     used = run.used_messages
     found: list[InboxMessage] = []
@@ -150,7 +151,7 @@ async def _unused(run: Run, limit: int | None, sender: str | None, after: int) -
             if size > run.payload_limit:
                 if found:
                     break
-                problem = f"it has {size:,} bytes, and this worker takes {run.payload_limit:,} (payload_limit)"
+                problem = f"it has {size:,} bytes, more than the payload_limit of this worker, {run.payload_limit:,}"
                 raise UnreadableMessage(run.id, message.number, problem)
             found.append(message)
             used.add(message.number)
@@ -163,12 +164,12 @@ async def _unused(run: Run, limit: int | None, sender: str | None, after: int) -
 
 
 async def _record(run: Run, key: str, found: Sequence[InboxMessage], *, waited: bool, durability: Durability) -> None:
-    """What was read, that it was used, and that the log tells of it, in one act; of nothing soon, else now."""
+    """Record messages, remove them from the inbox and log them, in one act; an empty read is stored in background."""
     record = StepRecord(orjson.dumps([message.summary() for message in found]))
     entries = [Entry(Kind.DONE_WITH_EVENT, key, record.encode())]
     for message in found:
-        told = Received(number=message.number, sender=message.sender, content=message.content)
-        entries += (run.next_entry(told), Entry(Kind.CONSUMED, str(message.number), b""))
+        event = Received(number=message.number, sender=message.sender, content=message.content)
+        entries += (run.next_entry(event), Entry(Kind.CONSUMED, str(message.number), b""))
     if waited and not found:
         entries.append(run.next_entry(Waited()))
     stored = bool(entries[1:])
@@ -181,7 +182,7 @@ async def _record(run: Run, key: str, found: Sequence[InboxMessage], *, waited: 
 async def send(
     run: Run, to: str | TaskHandle[Any], content: Any, *, sender: str | None, durability: Durability
 ) -> Sent:
-    """See `Context.send`."""
+    """Send a message to another task. See `Context.send`."""
     check_place(run, _SEND, own=True)
     key = run.keys.next(_SEND)
     task_id = to if isinstance(to, str) else to.id
@@ -205,10 +206,10 @@ async def send(
         own = {"sender": run.id if sender is None else sender, "message_id": f"{run.id}:{key}"}
         sent = await send_message(run.gateway, partition, task_id, content, **own, limit=run.payload_limit)
         value = StepRecord(orjson.dumps(list(sent)), digest, shown).encode()
-        told = run.next_entry(MessageSent(to=sent.task_id, number=sent.number, content=content))
+        event = run.next_entry(MessageSent(to=sent.task_id, number=sent.number, content=content))
         stored = durability != "async"
         await run.recorder.put(
-            Entry(Kind.DONE_WITH_EVENT, key, value), told, wait=stored, replicated=durability == "replicated"
+            Entry(Kind.DONE_WITH_EVENT, key, value), event, wait=stored, replicated=durability == "replicated"
         )
         run.touch()
         run.step_recorded(stored=stored)

@@ -1,4 +1,4 @@
-"""What a run has to know before it goes on, the most pressing first; the long history only when it is asked for."""
+"""Information for a resumed run, the most urgent first; the full history only on request."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ Part = tuple[str, Any]
 
 @runtime_checkable
 class _HasState(Protocol):
-    """The session of an agent."""
+    """Live state of an agent."""
 
     @property
     def state(self) -> AgentState: ...
 
 
 class ResumeInfo:
-    """The order in which a run takes up its work again:
+    """Information about the work so far, in the order in which a resumed run needs it.
 
-    async for name, part in ctx.boot():
-        ...
+        async for name, part in ctx.resume_info():
+            ...
 
-    1. `handoff`: what the former run left undone (`Handoff`).
-    2. `messages`: those that wait in the inbox (a list of `InboxMessage`).
-    3. `state`: the agent's (`AgentState`); of a function, the keys of its recorded steps.
+    1. `handoff`: the open work of the previous run (`Handoff`).
+    2. `messages`: the unread messages in the inbox (a list of `InboxMessage`).
+    3. `state`: the agent's state (`AgentState`); for a function, the keys of its recorded steps.
 
-    What there is none of is left out. Each is looked up when its turn has come, so whoever stops early reads no more.
-    Nothing is used up by looking: messages stay in the inbox until `ctx.inbox()` reads them. And nothing is recorded:
-    a function that goes on with its recorded steps must not choose its way by this.
+    Missing parts are left out. Each part is read when the iteration reaches it. Nothing is consumed: messages stay in
+    the
+    inbox until `ctx.inbox()` reads them. Nothing is recorded either, so a function with recorded steps must not branch
+    on
+    this.
     """
 
     def __init__(self, run: Run) -> None:
@@ -50,25 +52,25 @@ class ResumeInfo:
 
     @property
     def handoff(self) -> Handoff | None:
-        """What the former run left undone, by its own account or by that of the log; None for a first run."""
+        """Handoff document of the previous run, or one drafted from the log; None in a first run."""
         resumption = self._run.resumption
         return None if resumption is None else resumption.handoff
 
     async def messages(self) -> list[InboxMessage]:
-        """The messages that were not read yet, in order; they stay."""
+        """Return the unread messages, in order; they stay in the inbox."""
         run = self._run
         return [message async for message in read_inbox(run.gateway, run.delivery.partition, run.id)]
 
     @property
     def state(self) -> AgentState | list[str] | None:
-        """What the work has come to: an agent's state, or the keys of a function's steps that are recorded."""
+        """Result of the work so far: an agent's state, or the keys of a function's recorded steps."""
         run = self._run
         if (agent := run.observer(_HasState)) is not None:  # type: ignore[type-abstract]  # a protocol is asked for
             return agent.state
         return sorted(key for key in run.history.done if not key.startswith("#"))
 
     async def history(self) -> AsyncIterator[Event]:
-        """Everything that happened to the task, the oldest first, read page by page as it is gone through."""
+        """Yield all events of the task, the oldest first, read in pages."""
         run = self._run
         async for found in walk_events(run.gateway, run.delivery.partition, run.id):
             yield parse_event(found)

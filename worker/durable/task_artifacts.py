@@ -1,7 +1,7 @@
-"""A task's artifacts, as its handler sees them: bytes go to the store first, and are then linked, once.
+"""Artifacts of the running task: `ctx.artifacts`.
 
-A run that dies between the two leaves bytes that nothing links, which the collector finds. One that dies after the link
-has nothing to save: the next run is given the link.
+The bytes are stored first and linked in the checkpoint afterwards, once. A run that dies in between leaves unlinked
+bytes, which the collector removes. A run that dies after the link has nothing to repeat: the next run gets the link.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .step import Durability, Step, check_place, step_here
 __all__ = ["Artifacts", "artifact_store"]
 
 _stores: WeakKeyDictionary[Gateway, ArtifactStore] = WeakKeyDictionary()
-"""By the way to the queues, of which a worker has one."""
+"""Artifact store by gateway; a worker has one."""
 
 
 async def artifact_store(gateway: Gateway, settings: Settings) -> ArtifactStore:
-    """The store of this deployment's artifacts. Raises `ConfigurationError`."""
+    """Return the artifact store of this deployment. Raises `ConfigurationError`."""
     store = _stores.get(gateway)
     if store is None:
         namespace = Namespace(settings.namespace)
@@ -40,24 +40,27 @@ async def artifact_store(gateway: Gateway, settings: Settings) -> ArtifactStore:
 
 
 class Artifacts:
-    """The artifacts of the running task: `ctx.artifacts`."""
+    """Artifacts of the running task."""
 
     def __init__(self, run: Run, durability: Durability) -> None:
         self._run = run
         self._durability: Durability = durability
 
     async def save(self, name: str, data: Data, media_type: str | None = None) -> Artifact:
-        """Keep bytes under a name, and link them with the checkpoint. Of one name, the last one counts.
+        """Store bytes under a name and link them in the checkpoint. The last artifact of a name replaces earlier ones.
 
-        data: bytes, text, a `Path`, a binary file, or an async iterator of bytes; what is large goes through in pieces.
-        media_type: else it is guessed from the name.
-
-        Called from the handler, it is recorded once: a resumed run is given what was saved, and `data` is not looked
-        at. Within a step it is part of the step, and done again when the step is. From a step in a thread:
+        In the handler, the call is recorded once: a resumed run returns the recorded artifact and ignores `data`.
+        Within a
+        step it is part of the step and repeated with it. In a sync step, call
         `anyio.from_thread.run(ctx.artifacts.save, name, data)`.
 
-        Raises `BadArtifactName`, `ArtifactTooLarge`, `ArtifactDamaged`, `StoreUnavailable`, `ArtifactError` for data
-        that cannot be read, `StepOutsideTask`, `LeaseLost`.
+        Args:
+            data: Bytes, text, a `Path`, a binary file, or an async iterator of bytes; large data is streamed.
+            media_type: Guessed from the name if omitted.
+
+        Raises:
+            BadArtifactName, ArtifactTooLarge, ArtifactDamaged, StoreUnavailable, StepOutsideTask, LeaseLost
+            ArtifactError: The data cannot be read.
         """
         run = self._run
         check_artifact_name(name)
@@ -70,7 +73,7 @@ class Artifacts:
                 return _artifact(ArtifactLink.decode(run.id, name, StepRecord.decode(recorded).result))
             if run.stopping:
                 await run.boundary()
-            run.step_began(key)  # a worker that is stopped lets it end
+            run.step_began(key)  # a stopping worker waits for it
         try:
             stored = await (await self._store()).save(self._what(name), data, run.touch)
             kind = media_type or mimetypes.guess_type(name)[0] or _default_type(data)
@@ -86,7 +89,7 @@ class Artifacts:
         if key is None and (linked := run.history.saved.get(field)) is not None:
             former = ArtifactLink.decode(run.id, link.name, linked)
             if former == link.model_copy(update={"n": former.n}):
-                return  # by an earlier try of this step
+                return  # linked by an earlier try of this step
         where = step.key if step is not None else run.keys.within
         event = run.next_entry(
             ArtifactSaved(name=link.name, hash=link.hash, size=link.size, media_type=link.media_type, step=where)
@@ -99,31 +102,33 @@ class Artifacts:
         await run.recorder.put(*entries, wait=self._durability != "async", replicated=self._durability == "replicated")
 
     def list(self) -> list[Artifact]:
-        """What the task has saved, the latest of each name, in the order in which they were saved."""
+        """Return the task's artifacts, the latest of each name, in the order in which they were saved."""
         return [_artifact(link) for link in links_among(self._run.id, self._run.history.saved)]
 
     async def read(self, artifact: str | Artifact) -> bytes:
-        """The bytes, checked against their hash. artifact: a name, or what `save` returned, here or in another task.
+        """Return the bytes, verified by their hash. artifact: a name, or what `save` returned, in this task or another
+        one.
 
-        Raises `ArtifactError` where nothing of the name was saved, `ArtifactMissing`, `ArtifactDamaged`,
-        `StoreUnavailable`.
+        Raises:
+            ArtifactMissing, ArtifactDamaged, StoreUnavailable
+            ArtifactError: The task has no artifact of this name.
         """
         found = self._find(artifact)
         return await (await self._store()).read(self._what(found.name), found.hash, found.size)
 
     async def chunks(self, artifact: str | Artifact) -> AsyncIterator[bytes]:
-        """The bytes, a piece at a time; that they are the right ones is known at the end. Raises as `read` does."""
+        """Yield the bytes in chunks. The hash is verified after the last one. Raises as `read` does."""
         found = self._find(artifact)
         async for chunk in (await self._store()).chunks(self._what(found.name), found.hash, found.size):
             yield chunk
 
     async def fetch(self, artifact: str | Artifact, to: Path) -> None:
-        """Put the bytes into a file, whole and right or not at all. Raises as `read` does."""
+        """Write the verified bytes to a file, which is replaced atomically. Raises as `read` does."""
         found = self._find(artifact)
         await (await self._store()).fetch(self._what(found.name), found.hash, found.size, to)
 
     async def path(self, artifact: str | Artifact) -> Path:
-        """The file in the store, which is for reading only. Where the store is no local folder, see `fetch`.
+        """Return the file in the store, for reading only; if the store is not a local folder, use `fetch`.
 
         Raises as `read` does.
         """
@@ -136,7 +141,7 @@ class Artifacts:
         data = self._run.history.saved.get(field_of(artifact))
         if data is None:
             names = ", ".join(repr(one.name) for one in self.list()) or "none"
-            raise ArtifactError(f"task {self._run.id} has saved no artifact {artifact!r}; it has: {names}")
+            raise ArtifactError(f"task {self._run.id} has no artifact {artifact!r}; its artifacts: {names}")
         return _artifact(ArtifactLink.decode(self._run.id, artifact, data))
 
     def _what(self, name: str) -> str:

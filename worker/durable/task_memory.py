@@ -1,4 +1,4 @@
-"""What a handler remembers beyond its task: `ctx.memory`."""
+"""Long-term memories of the running task: `ctx.memory`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ _PLAIN: Final = StepOptions()
 
 
 class TaskMemory:
-    """The long-term memories of this task's agent: those that belong to the agent's (or the task's) name.
+    """Long-term memories of this task's agent, whose name (or the task's) owns them.
 
-    Within a step, what is written carries a key of the step with a number (`task_id@enqueued:step_key:2` is the second
-    that a step writes), so that a step that is run again remembers nothing twice, even in other words. Outside of
-    steps, each call is a durable step of its own: what it returned stands in the checkpoint, as results of steps do.
-    Secrets among the task's arguments are kept out of what is remembered.
+    Within a step, each write has an idempotency key made of the step's key and a number (`task_id@enqueued:step_key:2`
+    is
+    the second write of a step), so a step that runs again stores nothing twice, even with other words. Outside steps,
+    each
+    call is a durable step: the checkpoint records its result. Secrets among the task's arguments are masked.
 
-    All of them raise `MemoryStoreError`, and outside of steps what `ctx.step` raises.
+    All methods raise `MemoryStoreError` and, outside steps, the errors of `ctx.step`.
     """
 
     def __init__(self, run: Run, durability: Durability) -> None:
@@ -33,7 +34,7 @@ class TaskMemory:
 
     @property
     def owner(self) -> str:
-        """Whose memories these are."""
+        """Name of the agent or task that owns the memories."""
         return self._run.envelope.task
 
     async def add(
@@ -46,7 +47,7 @@ class TaskMemory:
         source: str = "",
         importance: float = 0.5,
     ) -> Memory:
-        """Remember; one that says the same is updated instead. Fields: see `NewMemory`. Raises `InvalidMemory`."""
+        """Store a memory, or update an equal one. For the fields see `NewMemory`. Raises `InvalidMemory`."""
         fields = {"type": type, "tags": tuple(tags), "metadata": dict(metadata or {}), "importance": importance}
         memory = new_memory(text, source=source, **fields)
         if self._run.redact is not None:
@@ -64,26 +65,31 @@ class TaskMemory:
         everyone: bool = False,
         touch: bool = False,
     ) -> list[FoundMemory]:
-        """What fits best. everyone: not this agent's alone. touch: count it as used, so that it stays strong."""
+        """Return the memories that match best.
+
+        Args:
+            everyone: Search the memories of all owners.
+            touch: Count the results as used, so that they stay strong.
+        """
         types = type if type is None or isinstance(type, str) else sorted(type)
         asked = (query, types, sorted(tags), limit, everyone, touch)
         found: list[FoundMemory] = await self._do("memory.search", self._search, *asked)
         return found
 
     async def touch(self, *memories: Memory | str) -> int:
-        """They were of use: memories, or their ids. Returns how many of them are there."""
+        """Count memories, given themselves or by id, as used. Return how many of them exist."""
         ids = [one if isinstance(one, str) else one.id for one in memories]
         return int(await self._do("memory.touch", self._touch, ids))
 
     async def forget(self, *memories: Memory | str) -> int:
-        """Remove this agent's own for good. Returns how many there were."""
+        """Remove memories of this agent permanently. Return how many existed."""
         ids = [one if isinstance(one, str) else one.id for one in memories]
         return int(await self._do("memory.forget", self._forget, ids))
 
     async def store(self) -> HybridStore:
-        """The store itself, open; for what is not to be a step. Raises `MemoryStoreError`, `ConfigurationError`."""
+        """Return the open store, for calls that are not steps. Raises `MemoryStoreError`, `ConfigurationError`."""
         if self._run.memory is None:
-            raise ConfigurationError("this run has no memory store: it is a worker that opens it")
+            raise ConfigurationError("this run has no memory store: only a worker opens one")
         return await self._run.memory.get()
 
     async def _do(self, name: str, act: Callable[..., Any], *args: Any) -> Any:
@@ -91,7 +97,7 @@ class TaskMemory:
             return await act(*args)
         return await run_step(self._run, name, act, args, {}, _PLAIN, self._durability)
 
-    # within a step
+    # Take the next key. It must be taken before the first await, so that the order of the calls decides.
 
     async def _add(self, memory: NewMemory) -> Memory:
         key = self._next_key()
@@ -116,15 +122,21 @@ class TaskMemory:
         return await (await self.store()).forget(ids, owner=self.owner)
 
     def _next_key(self) -> str:
-        """Taken before anything is waited for, so that the order of the calls decides."""
+        """Return the idempotency key of a write.
+
+        The task's id is not enough: a restarted goal has the same id, and must store what it finds.
+        """
         step = current_step()
         step.remembered += 1
         return _key(self._run, step.key, step.remembered)
 
 
 def _key(run: Run, what: str, number: int) -> str:
-    """What a memory is known by. The task's id would not do alone: a goal that is begun anew has the id that it had,
-    and remembers what it finds then.
+    """Store the findings of an agent at its end. Repeated after a crash, it stores nothing twice.
+
+    The keys are `task_id@enqueued:remember`, `task_id@enqueued:remember:2` and so on.
+
+    Raises `MemoryStoreError`, `InvalidMemory`.
     """
     enqueued = run.history.enqueued
     at = run.delivery.entry.partition(b"-")[0].decode() if enqueued is None else enqueued
@@ -132,17 +144,13 @@ def _key(run: Run, what: str, number: int) -> str:
 
 
 async def store_findings(run: Run, memories: Sequence[NewMemory | str]) -> None:
-    """Remember what an agent found, at its end; asked again after a crash, nothing is remembered twice.
-
-    Keys: `task_id@enqueued:remember`, `task_id@enqueued:remember:2` and so on. Raises `MemoryStoreError`,
-    `InvalidMemory`.
-    """
+    """Return the step of this run that is running here."""
     for number, one in enumerate(memories, 1):
         memory = new_memory(one) if isinstance(one, str) else one
         if not isinstance(memory, NewMemory):
-            raise TypeError(f"remember must return texts or NewMemory, not {one!r}")
+            raise TypeError(f"remember must return texts or NewMemory, got {one!r}")
         if run.memory is None:
-            raise ConfigurationError("this run has no memory store: it is a worker that opens it")
+            raise ConfigurationError("this run has no memory store: only a worker opens one")
         if run.redact is not None:
             memory = redacted(memory, run.redact)
         key = _key(run, "remember", number)

@@ -1,4 +1,4 @@
-"""The threads that sync steps run in, and those of them that nobody can stop."""
+"""Threads of sync steps, and the count of those that cannot be stopped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Threads"]
 
 
 class _Call:
-    """One call in a thread, which knows whether anybody still waits for it."""
+    """One call in a thread, with the knowledge whether its result is still awaited."""
 
     __slots__ = ("_function", "_lost", "_running")
 
@@ -31,32 +31,33 @@ class _Call:
             self._lost.discard(self)
 
     def abandon(self) -> None:
-        """Nobody waits for it any more. Where it ends in the same instant, either side takes it off."""
+        """Count the call as lost. If it ends at the same moment, either side removes it again."""
         self._lost.add(self)
         if not self._running:
             self._lost.discard(self)
 
 
 class Threads:
-    """Runs sync functions in threads, a bounded number at once.
+    """Threads for sync functions, with a limit of how many run at once.
 
-    A thread cannot be stopped from outside. One whose step has timed out or was cancelled runs on until its function
-    returns, outside the bound, and is counted as lost as long as it does.
+    A thread cannot be stopped from outside. If its step timed out or was cancelled, the thread runs on until its
+    function
+    returns; it no longer counts against the limit, but is counted as lost.
     """
 
     def __init__(self, most: int) -> None:
-        """most: how many run at once."""
+        """Create the limiter. most: number of threads that run at once."""
         self.most: Final = most
         self._limiter = anyio.CapacityLimiter(most)
         self._lost: set[_Call] = set()
 
     @property
     def lost(self) -> int:
-        """How many threads run functions for which nobody waits any more."""
+        """Number of threads whose results are no longer awaited."""
         return len(self._lost)
 
     async def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function in a thread; what it returns or raises. Cancelled, it returns at once."""
+        """Call the function in a thread; return or raise its result. A cancelled call returns at once."""
         call = _Call(functools.partial(function, *args, **kwargs), self._lost)
         try:
             return await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._limiter)

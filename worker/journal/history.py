@@ -103,7 +103,7 @@ async def state_at(
 
 
 async def read_snapshot(gateway: Gateway, partition: Partition, task_id: str) -> StoredState | None:
-    """Return the snapshot of a task's state, None if there is none. Raises `BadSnapshot`, `DecryptionError`."""
+    """Return the snapshot of a task's state, if there is one. Raises `BadSnapshot`, `DecryptionError`."""
     data = (await checkpoint_fields(gateway, partition, task_id, SNAPSHOT)).get(SNAPSHOT)
     if data is None:
         return None
@@ -111,7 +111,7 @@ async def read_snapshot(gateway: Gateway, partition: Partition, task_id: str) ->
 
 
 async def check_state(gateway: Gateway, partition: Partition, task_id: str) -> StoredState | None:
-    """Compare a task's snapshot with the reduction of its log. Return the snapshot, None if there is none.
+    """Compare a task's snapshot with the reduction of its log. Return the snapshot, if there is one.
 
     Raises:
         StateDrift: They differ; the error names the first event that the snapshot disagrees with.

@@ -313,7 +313,7 @@ async def test_a_read_takes_no_more_than_a_record_may_hold(settings: Settings) -
             await producer.send_message(handle.id, "x" * 10_000)
         await work_off(app)
         with pytest.raises(
-            TaskFailed, match=r"message 2 .* 10,\d+ bytes, and this worker takes 10,000 \(payload_limit\)"
+            TaskFailed, match=r"message 2 .* 10,\d+ bytes, more than the payload_limit of this worker, 10,000"
         ):
             await handle.result()
 

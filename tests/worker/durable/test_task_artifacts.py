@@ -191,7 +191,7 @@ async def damaged(ctx: Context) -> None:
     [
         (too_large, "not_retryable", ArtifactTooLarge, "artifact 'a' of task {id} has more than 1024 bytes"),
         (bad_name, "attempts_exhausted", BadArtifactName, "no artifact can be called '../a'"),
-        (nothing_saved, "attempts_exhausted", ArtifactError, "task {id} has saved no artifact 'b'; it has: 'a'"),
+        (nothing_saved, "attempts_exhausted", ArtifactError, "task {id} has no artifact 'b'; its artifacts: 'a'"),
         (
             damaged,
             "attempts_exhausted",

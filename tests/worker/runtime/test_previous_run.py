@@ -577,6 +577,6 @@ async def test_a_hand_off_that_cannot_be_is_refused_before_anything_is_written(a
     handle = await job.enqueue()
     await work_off(app)
     await soon(handle.result())
-    assert "hand_off needs to=" in told[0]
+    assert "continue_as needs to=" in told[0]
     assert "'needs': path" in told[1]
     assert await recorded_steps(app, handle) == {}

@@ -4,7 +4,7 @@
     draft.py     build one from the state, the latest events and the checkpoint
     budget.py    shorten one to a number of tokens
 
-A document is written on the way out of a run, so drafting never fails on data that it cannot read; it leaves that out.
+A document is written while a run stops, so drafting never fails on data that it cannot read; it leaves that out.
 The JSON is durable data: keep its keys.
 """
 
