@@ -19,10 +19,9 @@ class LocalBackend:
     """Backend in a file system.
 
     Bytes are on disk before the object gets its name, and the name is on disk before `keep` returns, so linked
-    artifacts
-    survive a power loss. Saving and collecting exclude each other by a file lock (`flock`), which the kernel releases
-    when
-    its holder dies: either the collector sees that an object was saved again, or the saver sees that it is gone.
+    artifacts survive a power loss. Saving and collecting exclude each other by a file lock (`flock`), which the kernel
+    releases when its holder dies: either the collector sees that an object was saved again, or the saver sees that it
+    is gone.
     """
 
     def __init__(self, root: Path) -> None:

@@ -19,9 +19,8 @@ class ObjectStoreBackend:
     """Backend in a file system of fsspec.
 
     A finished upload is moved to its place; an object store copies it there, which is atomic as well. Such a store
-    cannot
-    set modification times, so bytes that are saved again are written again. No lock covers the moment between the
-    collector's check of an object and its deletion.
+    cannot set modification times, so bytes that are saved again are written again. No lock covers the moment between
+    the collector's check of an object and its deletion.
     """
 
     def __init__(self, files: AbstractFileSystem, root: str, shown: str) -> None:

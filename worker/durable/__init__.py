@@ -1,6 +1,9 @@
 """Durable execution of a handler: the run, its checkpoint, and the context that a handler works with.
 
-    run.py                one run: lifecycle, stop reasons, event log
+    run.py                one run: lifecycle, event log
+    stop_reasons.py       why a run stops, and what follows
+    observer.py           RunObserver: notified of what happens in a run
+    middleware.py         hooks around enqueue, run, step and settle
     context.py            Context: the public `ctx`
     step.py               ctx.step: run once, record, return from the record
     step_keys.py          keys of steps

@@ -131,8 +131,7 @@ async def _unread(run: Run, limit: int | None, sender: str | None, after: int) -
     """Return unread messages: as many as fit into a record, but at least one.
 
     A message belongs to this read from the moment it is seen, although nothing is stored yet: a concurrent read of the
-    same
-    run does not return it.
+    same run does not return it.
     """
     used = run.used_messages
     found: list[InboxMessage] = []

@@ -33,10 +33,8 @@ class ResumeInfo:
     3. `state`: the agent's state (`AgentState`); for a function, the keys of its recorded steps.
 
     Missing parts are left out. Each part is read when the iteration reaches it. Nothing is consumed: messages stay in
-    the
-    inbox until `ctx.inbox()` reads them. Nothing is recorded either, so a function with recorded steps must not branch
-    on
-    this.
+    the inbox until `ctx.inbox()` reads them. Nothing is recorded either, so a function with recorded steps must not
+    branch on this.
     """
 
     def __init__(self, run: Run) -> None:

@@ -50,8 +50,7 @@ class Artifacts:
         """Store bytes under a name and link them in the checkpoint. The last artifact of a name replaces earlier ones.
 
         In the handler, the call is recorded once: a resumed run returns the recorded artifact and ignores `data`.
-        Within a
-        step it is part of the step and repeated with it. In a sync step, call
+        Within a step it is part of the step and repeated with it. In a sync step, call
         `anyio.from_thread.run(ctx.artifacts.save, name, data)`.
 
         Args:

@@ -20,10 +20,9 @@ class TaskMemory:
     """Long-term memories of this task's agent, whose name (or the task's) owns them.
 
     Within a step, each write has an idempotency key made of the step's key and a number (`task_id@enqueued:step_key:2`
-    is
-    the second write of a step), so a step that runs again stores nothing twice, even with other words. Outside steps,
-    each
-    call is a durable step: the checkpoint records its result. Secrets among the task's arguments are masked.
+    is the second write of a step), so a step that runs again stores nothing twice, even with other words. Outside
+    steps, each call is a durable step: the checkpoint records its result. Secrets among the task's arguments are
+    masked.
 
     All methods raise `MemoryStoreError` and, outside steps, the errors of `ctx.step`.
     """

@@ -41,8 +41,7 @@ class Threads:
     """Threads for sync functions, with a limit of how many run at once.
 
     A thread cannot be stopped from outside. If its step timed out or was cancelled, the thread runs on until its
-    function
-    returns; it no longer counts against the limit, but is counted as lost.
+    function returns; it no longer counts against the limit, but is counted as lost.
     """
 
     def __init__(self, most: int) -> None:

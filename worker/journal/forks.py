@@ -187,8 +187,7 @@ async def fork(
     """Enqueue a new task that continues from a point in another task's past. The source is not changed.
 
     The fork has the task name, arguments and headers of its source. An agent starts with the state at that point; a
-    function
-    starts with the steps that were recorded by then and runs the others.
+    function starts with the steps that were recorded by then and runs the others.
 
     Args:
         at: Point in the source's log.

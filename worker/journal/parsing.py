@@ -86,8 +86,7 @@ def register_event(kind: type[E]) -> type[E]:
             amount: float
 
     Raises `ValueError` if the class has no type name that it alone uses, and `pydantic.errors.PydanticUserError` if a
-    field
-    has no schema.
+    field has no schema.
     """
     name = _name_of(kind)
     known = _known.get(name)

@@ -54,8 +54,7 @@ def split(value: Any, blobs: dict[str, bytes] | None) -> Any:
     """Return the stored form of a value.
 
     Inner values are moved out first, so a large object of small parts is stored again only if the object itself is
-    large.
-    The outermost value always stays.
+    large. The outermost value always stays.
 
     Args:
         blobs: Receives the values that are stored apart, by key; None leaves all of them in place.
@@ -140,8 +139,7 @@ class StoredState:
 
 def encode_snapshot(state: dict[str, Any], number: int, agent: str, blobs: dict[str, bytes] | None = None) -> bytes:
     """Return the snapshot of a state. blobs: receives its large values by key, to be stored in the same act; without
-    it, they
-    stay in the snapshot.
+    it, they stay in the snapshot.
     """
     return orjson.dumps({"v": SNAPSHOT_VERSION, "n": number, "agent": agent, "state": split(state, blobs)})
 

@@ -21,8 +21,7 @@ class Ephemeral:
     """Marker of a state field that is never stored: `Annotated[T, Ephemeral]`. Every run starts with its default.
 
     Use it for objects that cannot be stored (a client, a lock) or should not be (a password). The field may have any
-    type
-    and is not validated. If it is an input of the agent, every run has the value that was enqueued.
+    type and is not validated. If it is an input of the agent, every run has the value that was enqueued.
     """
 
     @classmethod
@@ -63,8 +62,7 @@ class PlanStep(BaseModel):
     @property
     def progress(self) -> dict[str, Any]:
         """Progress of the step as JSON data: saved beside the state at intervals while the step runs, restored when it
-        runs
-        again, and dropped when it is done.
+        runs again, and dropped when it is done.
         """
         if self._progress is None:  # most steps have none
             self._progress = {}

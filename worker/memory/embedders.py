@@ -29,8 +29,7 @@ Vector = list[float]
 @runtime_checkable
 class Embedder(Protocol):
     """Function from texts to vectors. `embed` may be async; if it is not, it runs in a thread, which is abandoned when
-    the run
-    that called it ends.
+    the run that called it ends.
 
     Attributes:
         name: Identifies the embedder, such as the model's name with its version. Vectors of two embedders cannot be
@@ -108,8 +107,7 @@ class HashingEmbedder:
     """Embedder that hashes words and their trigrams into a vector (Weinberger et al., "Feature Hashing", ICML 2009).
 
     It is deterministic, fast and has no dependencies. It finds inflections, misspellings and rewordings that share
-    words.
-    Finding the same meaning in other words needs an embedding model.
+    words. Finding the same meaning in other words needs an embedding model.
     """
 
     def __init__(self, dimension: int = 512) -> None:

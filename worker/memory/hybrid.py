@@ -98,8 +98,7 @@ class HybridStore:
         """Store a memory; return it as it is stored.
 
         An equal memory of the same owner and type is updated instead: one with the same text but for case, spaces and
-        end
-        marks, or with a cosine similarity of 0.92. A known key makes this a no-op.
+        end marks, or with a cosine similarity of 0.92. A known key makes this a no-op.
         """
         if key is not None and (known := await self._backend.known(key)) is not None:
             return known  # without embedding the text again
@@ -213,8 +212,7 @@ class HybridStore:
         """Embed all memories that have no vector of the configured embedder, then record it as the store's embedder.
 
         Yields the number embedded so far, from time to time. After an interruption, call it again to continue; until it
-        ends,
-        the store belongs to the previous embedder.
+        ends, the store belongs to the previous embedder.
         """
         known = self._known
         if known is None:

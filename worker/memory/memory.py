@@ -132,8 +132,7 @@ def merged(old: Memory, new: Memory) -> Memory:
     """Merge a new memory into an equal old one, which counts as a use of it.
 
     The new text replaces the old one, which is added to `former`. The larger importance and the tags and metadata of
-    both
-    are kept.
+    both are kept.
     """
     former = (
         old.former

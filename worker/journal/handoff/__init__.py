@@ -4,8 +4,8 @@
     draft.py     build one from the state, the latest events and the checkpoint
     budget.py    shorten one to a number of tokens
 
-A document is written while a run stops, so drafting never fails on data that it cannot read; it leaves that out.
-The JSON is durable data: keep its keys.
+A document is written while a run stops, so drafting never fails on data that it cannot read; it leaves that out. The
+JSON is durable data: keep its keys.
 """
 
 from __future__ import annotations

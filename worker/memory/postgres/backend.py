@@ -76,8 +76,7 @@ class PostgresBackend:
 
     Every method is one transaction. Adding to the same owner and type is serialised by a transaction lock
     (pg_advisory_xact_lock): two transactions could not see each other's equal memory, and no constraint detects
-    equality in
-    other words.
+    equality in other words.
     """
 
     def __init__(self, url: str, *, wait: float = _WAIT) -> None:

@@ -43,8 +43,7 @@ class SqliteBackend:
     """SQLite file with one connection, used by one thread at a time; the event loop never waits for the disk.
 
     Every method is one transaction. Transactions that write take the write lock first (BEGIN IMMEDIATE), so two
-    processes
-    that add the same memory at once take turns.
+    processes that add the same memory at once take turns.
     """
 
     def __init__(self, path: Path, *, wait: float = _WAIT) -> None:

@@ -1,8 +1,7 @@
 """Connection to a SQLite file: by apsw, which can load the vector extension, else by Python's sqlite3.
 
 A process must open a file by one SQLite library only, since each drops the other's locks when it closes the file. So
-the
-installed packages decide which one it is, never the request.
+the installed packages decide which one it is, never the request.
 """
 
 from __future__ import annotations
