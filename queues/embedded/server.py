@@ -1,4 +1,4 @@
-"""This process's share in the server of one data directory."""
+"""Share of a process in the server of one data directory."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from .launch import STOPPED_WITHIN, launch, log_since, log_size, read_record
 
 __all__ = ["READY_WITHIN", "EmbeddedServer"]
 
-READY_WITHIN = 120.0  # seconds from the start until all data are read: some ten gigabytes
+READY_WITHIN = 120.0  # seconds from the start until the data is loaded: about ten gigabytes
 
 
 class EmbeddedServer:
-    """A share in the server of one data directory: while anyone holds one, the server runs.
+    """A share in the server of one data directory; the server runs as long as any process holds a share.
 
-    The share ends with `leave`, or with the process, however that dies. A forked child holds its
-    parent's share too, until it leaves or ends. Several shares in one process are independent.
-    All methods block, for tens of milliseconds when the server has to be started; call them from a
-    thread when an event loop runs.
+    The share ends with `leave` or with the process, even if that is killed. A forked child also holds its parent's
+    share until it leaves or ends. Several shares of one process are independent. All methods block, for tens of
+    milliseconds when the server must be started; call them from a thread if an event loop runs.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -36,18 +35,17 @@ class EmbeddedServer:
 
     @property
     def socket(self) -> Path:
-        """The server's unix socket: where `ensure` last found it, before that where one would be made."""
+        """The server's unix socket, as found by `ensure`; before that, the path at which a new one is made."""
         return self._socket or socket_path(self._directory)
 
     def ensure(self) -> Path:
-        """Join, and return the socket of a server that has read its data and answers.
+        """Acquire the share, and return the socket of a server that has loaded its data.
 
-        Starts the server if none runs: at first, or again after it was killed. Costs a fraction of a
-        millisecond when it runs.
+        Starts the server if it does not run, also after it was killed. Takes a fraction of a millisecond if it runs.
 
         Raises:
-            EmbeddedServerError: the directory cannot be used, there is no redis-server program, or the
-                server did not start; the message quotes its log. This object then holds no share.
+            EmbeddedServerError: the directory is not usable, there is no redis-server program, or the server did not
+                start; the message quotes its log. This object then holds no share.
         """
         with self._guard():
             try:
@@ -61,7 +59,7 @@ class EmbeddedServer:
             return self._socket
 
     def leave(self) -> None:
-        """Give the share back. Nobody has to wait: the keeper stops the server if this was the last one."""
+        """Release the share, without waiting. The watchdog stops the server after the last one."""
         with self._guard():
             self._drop_share()
 
@@ -75,7 +73,7 @@ class EmbeddedServer:
         self.leave()
 
     def _guard(self) -> threading.Lock:
-        if self._pid != os.getpid():  # forked, perhaps while another thread held the lock
+        if self._pid != os.getpid():  # after a fork another thread may have held the lock
             self._pid, self._lock = os.getpid(), threading.Lock()
         return self._lock
 
@@ -83,22 +81,22 @@ class EmbeddedServer:
         if self._share is not None:
             if os.fstat(self._share).st_nlink:
                 return
-            self._drop_share()  # the directory was removed: no keeper looks at this lock
+            self._drop_share()  # the directory was removed, and no watchdog checks this lock
         self._share = shared(self._directory.users_lock, STOPPED_WITHIN)
 
     def _drop_share(self) -> None:
         if self._share is not None:
-            os.close(self._share)  # and no unlock: a forked child may go on using it
+            os.close(self._share)  # without unlocking: a forked child may still use it
             self._share = None
 
 
 def _running_server(directory: DataDirectory) -> Path:
-    """The socket of the running server, started if need be. Call it with the startup lock and a share."""
+    """Return the socket of the running server; start it if necessary. The caller holds the startup lock and a share."""
     deadline = time.monotonic() + READY_WITHIN
     log_start = log_size(directory)
     launched = False
     while True:
-        if is_free(directory.keeper_lock):
+        if is_free(directory.watchdog_lock):
             if launched:
                 raise EmbeddedServerError(
                     f"the server in {directory.path} did not start; {log_since(directory, log_start)}"

