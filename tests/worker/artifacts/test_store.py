@@ -1,4 +1,4 @@
-"""Stores of artifacts, on a folder and through fsspec: whole and right, or not at all."""
+"""Artifact stores in a folder and through fsspec: every save is complete or leaves nothing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from typing import Any
 import anyio
 import fsspec  # type: ignore[import-untyped]
 import pytest
-from perdure.worker.artifacts import ArtifactStore, check_artifact_name, open_store, orphans
-from perdure.worker.artifacts import local as folder
+from perdure.worker.artifacts import ArtifactStore, check_artifact_name, local, open_store, orphans
 from perdure.worker.errors import (
     ArtifactDamaged,
     ArtifactError,
@@ -33,7 +32,7 @@ LONG_AGO = time.time() - 86_400.0
 
 
 class Place:
-    """A store, and a look at its files."""
+    """Store under test, with access to its files."""
 
     def __init__(self, url: str) -> None:
         self.store = open_store(url, "perdure-1", limit=LIMIT)
@@ -52,7 +51,7 @@ class Place:
         self.files.pipe_file(self.path(digest), data)
 
     def age(self, digest: str) -> None:
-        """Make it old."""
+        """Make an object old."""
         if self.files.protocol == "memory":
             file = self.files.store[self.path(digest)]
             file.modified = file.modified.fromtimestamp(LONG_AGO, file.modified.tzinfo)
@@ -87,7 +86,7 @@ async def found_orphans(store: ArtifactStore, *linked: str, **options: Any) -> l
     return [orphan.hash async for orphan in orphans(store, links, grace=3600.0, **options)]
 
 
-async def test_what_was_saved_is_read_back_under_its_hash(place: Place, tmp_path: Path) -> None:
+async def test_saved_bytes_are_read_back_by_their_hash(place: Place, tmp_path: Path) -> None:
     stored = await place.store.save("a", b"bytes")
     await place.store.fetch("a", stored.hash, stored.size, tmp_path / "fetched")
     assert (stored.hash, stored.size) == (sha(b"bytes"), 5)
@@ -96,7 +95,7 @@ async def test_what_was_saved_is_read_back_under_its_hash(place: Place, tmp_path
     assert (tmp_path / "fetched").read_bytes() == b"bytes"
 
 
-async def test_the_same_bytes_are_there_once_and_count_as_new(place: Place) -> None:
+async def test_the_same_bytes_are_stored_once_and_count_as_new(place: Place) -> None:
     stored = await place.store.save("a", b"bytes")
     place.age(stored.hash)
     assert await found_orphans(place.store) == [stored.hash]
@@ -105,11 +104,11 @@ async def test_the_same_bytes_are_there_once_and_count_as_new(place: Place) -> N
     assert await found_orphans(place.store) == []
 
 
-async def test_the_collector_looks_again_before_it_deletes(place: Place) -> None:
+async def test_the_age_is_checked_again_before_a_deletion(place: Place) -> None:
     stored = await place.store.save("a", b"bytes")
     place.age(stored.hash)
     assert await found_orphans(place.store) == [stored.hash]
-    await place.store.save("a", b"bytes")  # by a run that is about to link them
+    await place.store.save("a", b"bytes")  # a run that is about to link the bytes
     assert not await place.store.remove(stored.hash, 3600.0)
     place.age(stored.hash)
     assert await place.store.remove(stored.hash, 3600.0)
@@ -117,7 +116,7 @@ async def test_the_collector_looks_again_before_it_deletes(place: Place) -> None
     assert place.names() == []
 
 
-async def test_orphans_are_old_and_not_linked_batch_by_batch(place: Place) -> None:
+async def test_orphans_are_old_and_unlinked_in_every_batch(place: Place) -> None:
     stored = [(await place.store.save("a", b"%d" % number)).hash for number in range(7)]
     for digest in stored[:6]:
         place.age(digest)
@@ -132,9 +131,9 @@ async def test_a_store_that_was_never_used_has_nothing(place: Place) -> None:
     assert await place.store.remove_stale_uploads(0.0) == 0
 
 
-async def test_bytes_that_are_not_those_that_were_saved(place: Place, tmp_path: Path) -> None:
+async def test_changed_bytes_are_reported_as_damaged(place: Place, tmp_path: Path) -> None:
     stored = await place.store.save("a", b"bytes")
-    (tmp_path / "fetched").write_bytes(b"former")
+    (tmp_path / "fetched").write_bytes(b"earlier")
     for other in (b"byteS", b"byte", b"bytes and more", b""):
         place.replace(stored.hash, other)
         with pytest.raises(ArtifactDamaged, match=rf"artifact 'r' of task t is damaged: object {stored.hash}"):
@@ -142,11 +141,11 @@ async def test_bytes_that_are_not_those_that_were_saved(place: Place, tmp_path: 
         with pytest.raises(ArtifactDamaged):
             await place.store.fetch("a", stored.hash, stored.size, tmp_path / "fetched")
         assert place.files.cat_file(place.path(stored.hash)) == other
-    assert (tmp_path / "fetched").read_bytes() == b"former"
+    assert (tmp_path / "fetched").read_bytes() == b"earlier"
     assert set(os.listdir(tmp_path)) <= {"fetched", "kept"}  # noqa: PTH208
 
 
-async def test_saving_what_is_there_cut_short_says_so_and_overwrites_nothing(place: Place) -> None:
+async def test_a_truncated_object_is_reported_and_not_overwritten(place: Place) -> None:
     stored = await place.store.save("a", b"bytes")
     place.replace(stored.hash, b"byt")
     with pytest.raises(ArtifactDamaged, match="has 3 bytes in the store, but 5 were saved"):
@@ -155,14 +154,14 @@ async def test_saving_what_is_there_cut_short_says_so_and_overwrites_nothing(pla
     assert len(place.names()) == 1
 
 
-async def test_bytes_that_are_gone(place: Place) -> None:
+async def test_missing_bytes_are_reported(place: Place) -> None:
     stored = await place.store.save("a", b"bytes")
     place.files.rm_file(place.path(stored.hash))
     with pytest.raises(ArtifactMissing, match=rf"a: its bytes \(SHA-256 {stored.hash}\) are not in"):
         await place.store.read("a", stored.hash, stored.size)
 
 
-async def test_what_breaks_off_leaves_nothing(place: Place) -> None:
+async def test_a_broken_stream_leaves_nothing(place: Place) -> None:
     async def breaks() -> AsyncIterator[bytes]:
         yield b"some"
         assert len(place.names()) == 1  # under its temporary name
@@ -173,23 +172,23 @@ async def test_what_breaks_off_leaves_nothing(place: Place) -> None:
     assert place.names() == []
 
 
-async def test_what_is_cancelled_leaves_nothing(place: Place) -> None:
-    begun = asyncio.Event()
+async def test_a_cancelled_save_leaves_nothing(place: Place) -> None:
+    started = asyncio.Event()
 
     async def endless() -> AsyncIterator[bytes]:
         yield b"some"
-        begun.set()
+        started.set()
         await anyio.sleep_forever()
 
     saving = asyncio.create_task(place.store.save("a", endless()))
-    await begun.wait()
+    await started.wait()
     saving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await saving
     assert place.names() == []
 
 
-async def test_what_a_killed_process_had_begun_is_collected(place: Place) -> None:
+async def test_the_upload_of_a_killed_process_is_collected(place: Place) -> None:
     upload: Any = place.store._backend.upload()
     upload.write(b"some")
     upload._file.close()
@@ -198,7 +197,7 @@ async def test_what_a_killed_process_had_begun_is_collected(place: Place) -> Non
     assert place.names() == []
 
 
-async def test_every_source_comes_to_the_same(place: Place, tmp_path: Path) -> None:
+async def test_every_kind_of_source_stores_the_same_bytes(place: Place, tmp_path: Path) -> None:
     data = os.urandom(2_500_000)
     file = tmp_path / "data"
     file.write_bytes(data)
@@ -226,13 +225,15 @@ async def test_every_source_comes_to_the_same(place: Place, tmp_path: Path) -> N
         (lambda folder: 17, "data must be bytes, .* got int"),
     ],
 )
-async def test_what_cannot_be_saved(place: Place, tmp_path: Path, source: Callable[[Path], Any], problem: str) -> None:
+async def test_invalid_data_is_refused(
+    place: Place, tmp_path: Path, source: Callable[[Path], Any], problem: str
+) -> None:
     with pytest.raises(ArtifactError, match=f"artifact 'r' of task t.*{problem}"):
         await place.store.save("artifact 'r' of task t", source(tmp_path))
     assert place.names() == []
 
 
-async def test_too_many_bytes_are_refused_as_soon_as_they_are_too_many(tmp_path: Path) -> None:
+async def test_a_save_over_the_limit_is_refused_at_once(tmp_path: Path) -> None:
     store = open_store(str(tmp_path), "perdure-1", limit=10)
     asked: list[int] = []
 
@@ -241,14 +242,14 @@ async def test_too_many_bytes_are_refused_as_soon_as_they_are_too_many(tmp_path:
             asked.append(1)
             yield b"four"
 
-    heard: list[int] = []
+    progress: list[int] = []
     with pytest.raises(ArtifactTooLarge, match="a has more than 10 bytes"):
-        await store.save("a", pieces(), lambda: heard.append(1))
-    assert (len(asked), len(heard)) == (3, 2)
+        await store.save("a", pieces(), lambda: progress.append(1))
+    assert (len(asked), len(progress)) == (3, 2)
     assert (await store.save("a", b"0123456789")).size == 10
 
 
-async def test_memory_does_not_grow_with_the_size(tmp_path: Path) -> None:
+async def test_memory_use_does_not_grow_with_the_size(tmp_path: Path) -> None:
     store = open_store(str(tmp_path), "perdure-1", limit=LIMIT)
     piece = os.urandom(1 << 20)
     tracemalloc.start()
@@ -263,7 +264,7 @@ async def test_memory_does_not_grow_with_the_size(tmp_path: Path) -> None:
     assert peak < 8 << 20
 
 
-async def test_a_folder_keeps_the_file_itself_and_protects_it(tmp_path: Path) -> None:
+async def test_a_local_object_is_a_read_only_file(tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "kept"), "perdure-1", limit=LIMIT)
     stored = await store.save("a", b"bytes")
     path = await store.path("a", stored.hash, stored.size)
@@ -274,7 +275,7 @@ async def test_a_folder_keeps_the_file_itself_and_protects_it(tmp_path: Path) ->
     assert path.parent.stat().st_mode & 0o777 == (tmp_path / "kept" / "perdure-1").stat().st_mode & 0o777 == 0o700
 
 
-async def test_only_a_folder_has_files_of_this_machine() -> None:
+async def test_only_a_local_store_has_paths() -> None:
     store = open_store("memory://paths", "perdure-1", limit=LIMIT)
     stored = await store.save("a", b"bytes")
     with pytest.raises(ArtifactError, match="not in a local folder but in memory://paths/perdure-1; copy it"):
@@ -282,8 +283,8 @@ async def test_only_a_folder_has_files_of_this_machine() -> None:
     fsspec.filesystem("memory").store.clear()
 
 
-async def test_who_saves_and_who_collects_exclude_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever is first: what was saved is there afterwards."""
+async def test_saving_and_collecting_exclude_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In either order, the saved object exists afterwards."""
     place = Place(str(tmp_path))
     stored = await place.store.save("a", b"bytes")
     place.age(stored.hash)
@@ -292,7 +293,7 @@ async def test_who_saves_and_who_collects_exclude_each_other(tmp_path: Path, mon
     loop = asyncio.get_running_loop()
 
     def late(path: Path, missing_ok: bool = False) -> None:
-        if path == Path(place.path(stored.hash)):  # it has been looked at, and is not deleted yet
+        if path == Path(place.path(stored.hash)):  # checked, and not deleted yet
             saving.append(asyncio.run_coroutine_threadsafe(place.store.save("a", b"bytes"), loop))  # type: ignore[arg-type]
             time.sleep(0.1)
         unlink(path, missing_ok)
@@ -303,7 +304,7 @@ async def test_who_saves_and_who_collects_exclude_each_other(tmp_path: Path, mon
     assert await place.store.read("a", stored.hash, stored.size) == b"bytes"
 
 
-async def test_a_store_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unusable_store_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"")
     store = open_store(str(tmp_path / "file"), "perdure-1", limit=LIMIT)
     with pytest.raises(StoreUnavailable, match=r"a cannot be written to the store of artifacts at .*file/perdure-1"):
@@ -313,13 +314,13 @@ async def test_a_store_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.M
     def no_room(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folder._LocalUpload, "write", no_room)
+    monkeypatch.setattr(local._LocalUpload, "write", no_room)
     with pytest.raises(StoreUnavailable, match=r"No space left on device; see that the place \(PERDURE_ARTIFACTS\)"):
         await full.store.save("a", b"bytes")
     assert full.names() == []
 
 
-def test_a_place_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_place_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match=r"could not open artifacts at nowhere://bucket \(PERDURE_ARTIFACTS\)"):
         open_store("nowhere://user:secret@bucket?key=secret", "perdure-1", limit=LIMIT)
 
@@ -329,7 +330,7 @@ def test_a_place_that_cannot_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["report.md", "Bericht über Größe", "a" * 200, "..."])
-def test_names_that_artifacts_can_have(name: str) -> None:
+def test_valid_names_are_accepted(name: str) -> None:
     assert check_artifact_name(name) == name
 
 
@@ -350,6 +351,6 @@ def test_names_that_artifacts_can_have(name: str) -> None:
         (b"a", "must be text, got bytes"),
     ],
 )
-def test_names_that_no_artifact_can_have(name: Any, problem: str) -> None:
+def test_invalid_names_are_refused_with_the_rule(name: Any, problem: str) -> None:
     with pytest.raises(BadArtifactName, match=problem):
         check_artifact_name(name)

@@ -1,4 +1,4 @@
-"""Asynchronous recording: the handler goes on at once, and the outcome waits for every record."""
+"""Asynchronous recording: a step returns at once, and the outcome waits for every record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 async def app(settings: Settings) -> AsyncIterator[App]:
-    """A long lease: nothing here waits for a beat."""
+    """App with a long lease, so that no test waits for a heartbeat."""
     async with App("durability", settings=settings.model_copy(update={"lease": 60.0})) as app:
         yield app
 
@@ -40,7 +40,7 @@ async def number(value: int) -> int:
     return value
 
 
-async def test_the_handler_goes_on_before_the_record_is_stored(app: App, gate: Gate) -> None:
+async def test_an_async_step_returns_before_its_record_is_stored(app: App, gate: Gate) -> None:
     went_on = asyncio.Event()
 
     @app.task(durability="async")
@@ -58,7 +58,7 @@ async def test_the_handler_goes_on_before_the_record_is_stored(app: App, gate: G
     assert list(await recorded_steps(app, handle)) == ["d:one"]
 
 
-async def test_a_sync_record_is_stored_before_the_handler_goes_on(app: App, gate: Gate) -> None:
+async def test_a_sync_step_returns_after_its_record_is_stored(app: App, gate: Gate) -> None:
     went_on = asyncio.Event()
 
     @app.task
@@ -95,7 +95,7 @@ async def test_every_record_is_stored_before_the_outcome(app: App, gate: Gate) -
     assert len(await recorded_steps(app, handle)) == 50
 
 
-async def test_records_of_steps_that_ended_meanwhile_go_out_together_and_in_order(app: App, gate: Gate) -> None:
+async def test_records_added_during_a_write_are_batched_in_order(app: App, gate: Gate) -> None:
     @app.task(durability="async")
     async def job(ctx: Context) -> None:
         for value in range(20):
@@ -109,7 +109,7 @@ async def test_records_of_steps_that_ended_meanwhile_go_out_together_and_in_orde
     assert gate.sent.count("write_checkpoint") < 20
 
 
-async def test_a_failed_attempt_keeps_what_was_put(app: App, gate: Gate) -> None:
+async def test_a_failed_attempt_keeps_its_records(app: App, gate: Gate) -> None:
     calls: list[int] = []
 
     @app.task(durability="async", retry=Retry(max_attempts=2, base=0.0))
@@ -125,7 +125,7 @@ async def test_a_failed_attempt_keeps_what_was_put(app: App, gate: Gate) -> None
     assert calls == [1]
 
 
-async def test_one_step_may_be_stored_at_once_and_takes_those_before_it_along(app: App, gate: Gate) -> None:
+async def test_a_sync_step_stores_the_records_added_before_it(app: App, gate: Gate) -> None:
     seen: list[list[str]] = []
 
     @app.task(durability="async")
@@ -143,7 +143,7 @@ async def test_one_step_may_be_stored_at_once_and_takes_those_before_it_along(ap
     assert seen == [["d:later", "d:now"]]
 
 
-async def test_what_is_put_while_a_record_is_on_its_way_follows_without_being_asked_for(app: App, gate: Gate) -> None:
+async def test_records_added_during_a_background_write_are_stored(app: App, gate: Gate) -> None:
     ends = asyncio.Event()
 
     @app.task(durability="async")
@@ -167,12 +167,12 @@ async def test_what_is_put_while_a_record_is_on_its_way_follows_without_being_as
 
 async def test_a_lease_lost_in_the_background_cancels_the_run(app: App, gate: Gate) -> None:
     cancelled: list[str] = []
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     @app.task(durability="async")
     async def job(ctx: Context) -> None:
         await ctx.step("one", number, 1)
-        begun.set()
+        started.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -181,32 +181,32 @@ async def test_a_lease_lost_in_the_background_cancels_the_run(app: App, gate: Ga
 
     async with working(app) as worker:
         handle = await job.enqueue()
-        await soon(begun.wait())
+        await soon(started.wait())
         await steal(app, handle)
         gate.open.set()
 
         async def idle() -> bool:
             return worker.in_flight == 0
 
-        await until(idle, "the run that lost its lease ends, long before the next beat")
+        await until(idle, "the run that lost its lease ends before the next heartbeat")
     assert cancelled == [handle.id]
     assert await recorded_steps(app, handle) == {}
     assert (await handle.record()).worker == "thief"
 
 
-async def test_a_result_that_follows_a_lost_lease_is_refused(app: App, gate: Gate) -> None:
-    begun, ends = asyncio.Event(), asyncio.Event()
+async def test_a_result_after_a_lost_lease_is_refused(app: App, gate: Gate) -> None:
+    started, ends = asyncio.Event(), asyncio.Event()
 
     @app.task(durability="async")
     async def job(ctx: Context) -> str:
         await ctx.step("one", number, 1)
-        begun.set()
+        started.set()
         await ends.wait()
         return "of the loser"
 
     async with working(app) as worker:
         handle = await job.enqueue()
-        await soon(begun.wait())
+        await soon(started.wait())
         await steal(app, handle)
         ends.set()
         gate.open.set()
@@ -218,8 +218,8 @@ async def test_a_result_that_follows_a_lost_lease_is_refused(app: App, gate: Gat
         assert (await handle.record()).result is None
 
 
-async def test_a_task_taken_over_has_its_asynchronous_records(app: App, gate: Gate) -> None:
-    """What was stored when the first worker was lost is not run again; what was not, is."""
+async def test_a_claimed_task_has_the_stored_async_records(app: App, gate: Gate) -> None:
+    """Steps stored before the first worker died are not repeated; the others are."""
     gate.open.set()
     calls: list[str] = []
 
@@ -236,7 +236,7 @@ async def test_a_task_taken_over_has_its_asynchronous_records(app: App, gate: Ga
     assert (await handle.record()).crashes == 1
 
 
-async def test_a_durability_that_does_not_exist_is_refused(app: App) -> None:
+async def test_an_unknown_durability_is_refused(app: App) -> None:
     @app.task
     async def job(ctx: Context) -> str:
         try:

@@ -1,4 +1,4 @@
-"""What handlers tell of their work: written with what it tells of, once, and without secrets."""
+"""Events that handlers log: written once, with what they describe, and without secrets."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tests.support.workers import history, letter, recorded_steps, soon, work_of
 pytestmark = pytest.mark.integration
 
 NASTY = ('pa"ss\\wo\trd é', "tool", "choice", "987654321")
-"""Secrets that JSON escapes, that are names of fields, and digits that stand in a number."""
+"""Secrets that JSON escapes, names of fields, and digits that occur in a number."""
 
 
 @pytest.fixture
 async def app(settings: Settings) -> AsyncIterator[App]:
-    async with App("telling", settings=settings) as app:
+    async with App("logging", settings=settings) as app:
         yield app
 
 
-async def test_no_secret_is_in_any_event_and_every_event_can_be_read(app: App) -> None:
+async def test_events_contain_no_secret_and_stay_readable(app: App) -> None:
     @app.task(retry=Retry(max_attempts=1))
     async def tell(ctx: Context, secrets: list[SecretStr]) -> None:
         first, *others = [secret.get_secret_value() for secret in secrets]
@@ -52,7 +52,7 @@ async def test_no_secret_is_in_any_event_and_every_event_can_be_read(app: App) -
     assert [event.type for event in events][-2:] == ["tool_called", "step_failed"]
 
 
-async def test_a_secret_is_not_cut_in_two_where_a_result_is_too_long_for_the_log(app: App) -> None:
+async def test_a_secret_at_the_cut_of_a_long_result_is_masked(app: App) -> None:
     @app.task
     async def tell(ctx: Context, secret: SecretStr) -> None:
         for before in range(16_384 - 8, 16_384):
@@ -71,7 +71,7 @@ async def redis_log(app: App, handle: Any) -> str:
     return "\n".join(part.decode() for _, fields in entries for part in fields)
 
 
-async def test_a_step_that_raises_is_told_try_by_try_and_before_the_outcome(app: App) -> None:
+async def test_each_failed_try_of_a_step_is_logged_before_the_outcome(app: App) -> None:
     tries: list[int] = []
 
     async def flaky() -> int:
@@ -84,13 +84,13 @@ async def test_a_step_that_raises_is_told_try_by_try_and_before_the_outcome(app:
 
     handle = await job.enqueue()
     await work_off(app)
-    told = [(event.type, event.step, event.number) for event in await history(handle)]
-    assert told == [("step_failed", "call", 1), ("step_failed", "call", 2), ("buried", None, None)]
+    logged = [(event.type, event.step, event.number) for event in await history(handle)]
+    assert logged == [("step_failed", "call", 1), ("step_failed", "call", 2), ("buried", None, None)]
     data = (await history(handle))[1].data
     assert data == {"step": "call", "attempt": 2, "error": "ConnectionError", "message": "no reply"}
 
 
-async def test_a_step_that_asks_for_another_time_has_not_failed(app: App) -> None:
+async def test_a_step_that_reschedules_is_not_logged_as_failed(app: App) -> None:
     asked: list[int] = []
 
     async def not_now() -> None:
@@ -107,7 +107,7 @@ async def test_a_step_that_asks_for_another_time_has_not_failed(app: App) -> Non
     assert [event.type for event in await history(handle)] == ["snoozed", "step_completed"]
 
 
-async def test_a_risky_step_is_told_in_the_act_that_stores_its_intent(app: App) -> None:
+async def test_a_risky_step_is_logged_in_the_write_of_its_intent(app: App) -> None:
     seen: list[Any] = []
 
     @app.task
@@ -126,7 +126,7 @@ async def test_a_risky_step_is_told_in_the_act_that_stores_its_intent(app: App) 
     assert [event.type for event in await history(handle)] == ["step_started", "step_completed"]
 
 
-async def test_a_plain_step_writes_nothing_more_than_it_did(app: App) -> None:
+async def test_a_plain_step_writes_only_its_record_and_event(app: App) -> None:
     @app.task
     async def job(ctx: Context) -> int:
         return await ctx.step("one", lambda: 1)
@@ -153,7 +153,7 @@ async def test_an_event_over_the_limit_is_refused_and_takes_no_number(settings: 
         assert [(event.number, event.data["choice"]) for event in await history(handle)] == [(1, "y")]
 
 
-async def test_what_scripts_write_is_typed_as_well(app: App) -> None:
+async def test_events_written_by_scripts_are_typed(app: App) -> None:
     @app.task(retry=Retry(max_attempts=2, base=0.0))
     async def fails(ctx: Context) -> None:
         await ctx.step("one", lambda: 1)
@@ -163,7 +163,7 @@ async def test_what_scripts_write_is_typed_as_well(app: App) -> None:
     await work_off(app)
     assert await replay(app.producer.gateway, await letter(app, handle), Replay(fresh=True))
     events = [parse_event(event) for event in await history(handle) if event.number is None]
-    told = [StepCompleted, AttemptFailed, Buried, Replayed]
-    assert [type(event) for event in events] == told
+    logged = [StepCompleted, AttemptFailed, Buried, Replayed]
+    assert [type(event) for event in events] == logged
     assert (events[1].error, events[2].message, events[3].fresh) == ("ValueError", "no", True)  # type: ignore[attr-defined]
     await handle.cancel()

@@ -1,4 +1,4 @@
-"""Messages as handlers read and send them: recorded once, and waited for without a worker."""
+"""Messages that handlers read and send: recorded once, and waited for without a worker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def contents(messages: Any) -> list[Any]:
 
 
 async def types(handle: TaskHandle[Any]) -> list[str]:
-    """What happened, besides that a run went on."""
+    """Return the event types, without the resumptions."""
     return [event.type for event in await history(handle) if event.type != "resumed"]
 
 
@@ -39,8 +39,8 @@ async def parked(handle: TaskHandle[Any]) -> None:
     await until(waits, "the task waits")
 
 
-async def test_what_a_run_has_read_the_next_one_reads_again(settings: Settings) -> None:
-    """Also that there was nothing to read: whatever came in since, the second run goes the way of the first."""
+async def test_a_resumed_run_reads_the_same_messages(settings: Settings) -> None:
+    """An empty read is repeated too: whatever arrived since, the second run takes the path of the first."""
     app = App("mail", settings=settings)
     runs: list[list[list[Any]]] = []
 
@@ -69,7 +69,7 @@ async def test_what_a_run_has_read_the_next_one_reads_again(settings: Settings) 
         assert (await handle.record()).unused == 0
 
 
-async def test_a_task_that_waits_takes_no_slot_and_a_message_wakes_it(settings: Settings) -> None:
+async def test_a_waiting_task_takes_no_slot_and_a_message_wakes_it(settings: Settings) -> None:
     app = App("mail", settings=settings)
 
     @app.task
@@ -97,8 +97,8 @@ async def test_a_task_that_waits_takes_no_slot_and_a_message_wakes_it(settings: 
         assert contents(await handle.pending_messages()) == ["not hers"]
         record = await handle.record()
         assert (record.attempts, record.crashes, record.error) == (1, 0, None)
-        told = [(event.type, event.data) for event in await history(handle) if event.type in ("waiting", "received")]
-        assert told == [
+        logged = [(event.type, event.data) for event in await history(handle) if event.type in ("waiting", "received")]
+        assert logged == [
             ("waiting", {"what": "message", "why": "the figures"}),
             ("received", {"number": 1, "sender": "bob", "content": 1}),
             ("waiting", {"what": "message", "on": "ada"}),
@@ -115,7 +115,7 @@ async def _unused_and_parked(handle: TaskHandle[Any]) -> bool:
     return record.unused == 1 and record.waits is not None
 
 
-async def test_a_wait_ends_when_its_time_has_passed_and_is_not_begun_anew(settings: Settings) -> None:
+async def test_a_wait_ends_at_its_first_deadline(settings: Settings) -> None:
     app = App("mail", settings=settings)
 
     @app.task
@@ -128,8 +128,8 @@ async def test_a_wait_ends_when_its_time_has_passed_and_is_not_begun_anew(settin
         async with working(app):
             assert await soon(short.result()) == [[], []]
             await parked(long)
-            begun = await redis_command(app, "HGET", long.partition.steps(long.id), "s:#inbox")
-            passed = orjson.dumps(orjson.loads(begun) | {"until": 1})
+            record = await redis_command(app, "HGET", long.partition.steps(long.id), "s:#inbox")
+            passed = orjson.dumps(orjson.loads(record) | {"until": 1})
             await redis_command(app, "HSET", long.partition.steps(long.id), "s:#inbox", passed)
             await long.send("wakes it, and is not what it waits for", sender="bob")
             assert await soon(long.result()) == [[], ["wakes it, and is not what it waits for"]]
@@ -140,7 +140,7 @@ async def test_a_wait_ends_when_its_time_has_passed_and_is_not_begun_anew(settin
         assert await types(long) == ["waiting", "waited", "received"]
 
 
-async def test_a_burst_leaves_those_that_wait(settings: Settings) -> None:
+async def test_a_burst_ends_while_tasks_wait(settings: Settings) -> None:
     app = App("mail", settings=settings)
 
     @app.task
@@ -157,7 +157,7 @@ async def test_a_burst_leaves_those_that_wait(settings: Settings) -> None:
             assert await soon(handle.result()) == ["now"]
 
 
-async def test_tasks_talk_to_one_another(settings: Settings) -> None:
+async def test_tasks_send_messages_to_each_other(settings: Settings) -> None:
     app = App("mail", settings=settings)
 
     @app.task
@@ -191,7 +191,7 @@ async def test_tasks_talk_to_one_another(settings: Settings) -> None:
         assert [(one.data["to"], one.data["number"]) for one in sent] == [(answering.id, n) for n in (1, 2, 3, 4)]
 
 
-async def test_a_message_is_sent_once_though_the_sender_failed_before_it_knew(
+async def test_a_message_is_sent_once_if_the_sender_fails_before_the_record(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = App("mail", settings=settings)
@@ -223,7 +223,7 @@ async def test_a_message_is_sent_once_though_the_sender_failed_before_it_knew(
         assert failed
 
 
-async def test_asking_is_waiting_for_an_answer_to_this_question(settings: Settings) -> None:
+async def test_ask_ignores_messages_from_before_the_question(settings: Settings) -> None:
     app = App("mail", settings=settings)
 
     @app.task
@@ -245,7 +245,7 @@ async def test_asking_is_waiting_for_an_answer_to_this_question(settings: Settin
         assert waiting.data == {"what": "approval", "on": "ada", "why": "Ship it?"}
 
 
-async def test_two_that_read_at_once_share_the_messages(settings: Settings) -> None:
+async def test_concurrent_reads_return_different_messages(settings: Settings) -> None:
     app = App("mail", settings=settings)
 
     @app.task
@@ -261,15 +261,15 @@ async def test_two_that_read_at_once_share_the_messages(settings: Settings) -> N
             assert await soon(handle.result()) == [*range(40)]
 
 
-async def test_only_the_handler_itself_waits(settings: Settings) -> None:
-    """Its steps that are under way are recorded before it gives its slot away."""
+async def test_only_the_handler_itself_can_wait(settings: Settings) -> None:
+    """Running steps are recorded before the handler releases its slot."""
     app = App("mail", settings=settings)
-    begun, go_on, ran = asyncio.Event(), asyncio.Event(), list[str]()
+    started, released, ran = asyncio.Event(), asyncio.Event(), list[str]()
 
     async def slow() -> str:
         ran.append("slow")
-        begun.set()
-        await go_on.wait()
+        started.set()
+        await released.wait()
         return "slow"
 
     @app.task
@@ -278,7 +278,7 @@ async def test_only_the_handler_itself_waits(settings: Settings) -> None:
             await asyncio.create_task(ctx.inbox(wait=1))
         step = asyncio.create_task(ctx.step("slow", slow))
         if not ran:
-            await begun.wait()
+            await started.wait()
         found = await ctx.inbox(wait=3600)
         return [await step, contents(found)]
 
@@ -287,14 +287,14 @@ async def test_only_the_handler_itself_waits(settings: Settings) -> None:
         await until(lambda: _events(handle, "waiting", 1), "it is about to be parked")
         for _ in range(20):
             assert (await handle.record()).waits is None
-        go_on.set()
+        released.set()
         await parked(handle)
         await handle.send("now")
         assert await soon(handle.result()) == ["slow", ["now"]]
         assert ran == ["slow"]
 
 
-async def test_a_read_takes_no_more_than_a_record_may_hold(settings: Settings) -> None:
+async def test_a_read_returns_at_most_what_fits_into_a_record(settings: Settings) -> None:
     app = App("mail", settings=settings.model_copy(update={"payload_limit": 10_000}))
 
     @app.task
@@ -318,7 +318,7 @@ async def test_a_read_takes_no_more_than_a_record_may_hold(settings: Settings) -
             await handle.result()
 
 
-async def test_a_broken_message_is_named_and_can_be_taken_out(settings: Settings) -> None:
+async def test_a_broken_message_is_named_and_can_be_dropped(settings: Settings) -> None:
     app = App("mail", settings=settings)
 
     @app.task(retry=Retry(max_attempts=1))
@@ -339,9 +339,7 @@ async def test_a_broken_message_is_named_and_can_be_taken_out(settings: Settings
         assert [one.number for one in await handle.pending_messages()] == [2, 3]
 
 
-async def test_what_is_sent_to_a_full_inbox_is_sent_again_later(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_send_to_a_full_inbox_is_retried_later(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox, "MOST_MESSAGES", 1)
     app = App("mail", settings=settings)
 
@@ -351,7 +349,7 @@ async def test_what_is_sent_to_a_full_inbox_is_sent_again_later(
         try:
             await ctx.send(to, "two")
         except InboxFull as full:
-            await ctx.step("told", str, str(full))
+            await ctx.step("send", str, str(full))
             raise
 
     @app.task
@@ -366,7 +364,7 @@ async def test_what_is_sent_to_a_full_inbox_is_sent_again_later(
         assert error["error"].endswith("InboxFull")
 
 
-async def test_messages_and_waits_are_sealed(settings: Settings) -> None:
+async def test_messages_and_waits_are_encrypted(settings: Settings) -> None:
     app = App("mail", settings=with_keys(settings, FIRST))
 
     @app.task
@@ -388,8 +386,8 @@ async def test_messages_and_waits_are_sealed(settings: Settings) -> None:
             assert not any(b"private" in value for value in values)
 
 
-async def test_messages_go_along_with_a_task_that_hands_on(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those it has not read, and those that come while it hands on, and after."""
+async def test_unread_messages_move_to_the_successor(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unread messages, and those that arrive during and after the continuation."""
     app = App("mail", settings=settings)
     forward = forward_messages
 
@@ -417,18 +415,18 @@ async def test_messages_go_along_with_a_task_that_hands_on(settings: Settings, m
         for content in ("read", "unread", "unread too"):
             await handle.send(content, sender="ada")
         async with working(app):
-            await until(lambda: _handed_on(handle), "the second one goes on")
+            await until(lambda: _has_successor(handle), "the successor runs")
             assert (await handle.send("late")).task_id == f"{handle.id}.h1"
             assert await soon(handle.result()) == ["unread", "unread too", "meanwhile", "late"]
             assert await handle.pending_messages() == []
 
 
-async def _handed_on(handle: TaskHandle[Any]) -> bool:
+async def _has_successor(handle: TaskHandle[Any]) -> bool:
     return (await handle.record()).state is State.SUCCEEDED
 
 
-async def test_an_agent_waits_and_its_state_says_for_what(settings: Settings) -> None:
-    """It is written to by its goal, wakes in the step where it stood, and the state's words of the wait are gone."""
+async def test_the_state_of_a_waiting_agent_says_what_it_waits_for(settings: Settings) -> None:
+    """The message is addressed by the goal; the agent wakes in the step that waited, and its state no longer waits."""
     app = App("mail", settings=settings)
     seen: list[Any] = []
 

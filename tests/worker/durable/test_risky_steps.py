@@ -1,4 +1,4 @@
-"""Risky steps: the intent is stored before the act, and what became of a cut-off act is found out."""
+"""Risky steps: the intent is stored before the act, and an interrupted act is verified."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Receipt(BaseModel):
 
 @dataclass
 class Bank:
-    """Charges, and breaks the connection after the charge `cut` times: the caller never learns that it was made."""
+    """Bank that breaks the connection after the first `cut` charges, so that the caller never gets the reply."""
 
     cut: int = 1
     charges: list[str] = field(default_factory=list)
@@ -46,7 +46,7 @@ async def app(settings: Settings) -> AsyncIterator[App]:
 
 
 async def charge_with(app: App, bank: Bank, **options: Any) -> Any:
-    """Enqueue a task with one risky step, work it off, return its handle."""
+    """Run a task with one risky step, and return its handle."""
 
     @app.task(retry=AGAIN)
     async def job(ctx: Context) -> Receipt:
@@ -76,10 +76,10 @@ async def test_the_intent_is_stored_before_the_act(app: App) -> None:
     while_acting, while_plain = stored
     assert list(while_acting) == ["i:act"]
     assert orjson.loads(while_acting["i:act"]) == {"a": "7"}
-    assert list(while_plain) == ["d:act"]  # the result took the intent's place, and a plain step has none
+    assert list(while_plain) == ["d:act"]  # the result replaced the intent; a plain step has none
 
 
-async def test_nothing_is_done_before_the_intent_has_arrived(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_act_waits_for_the_reply_to_the_intent(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(monkeypatch)
     bank = Bank(cut=0)
 
@@ -96,7 +96,7 @@ async def test_nothing_is_done_before_the_intent_has_arrived(app: App, monkeypat
         assert await soon(handle.result()) == Receipt(number=7)
 
 
-async def test_verify_finds_that_it_happened_and_the_act_is_not_repeated(app: App) -> None:
+async def test_an_act_that_verify_confirms_is_not_repeated(app: App) -> None:
     bank = Bank()
     asked: list[tuple[int, str]] = []
 
@@ -112,14 +112,14 @@ async def test_verify_finds_that_it_happened_and_the_act_is_not_repeated(app: Ap
     assert list(await recorded_steps(app, handle)) == ["d:charge"]
 
 
-async def test_verify_finds_that_it_did_not_happen_and_the_act_is_done_under_the_same_key(app: App) -> None:
+async def test_an_act_that_verify_denies_is_repeated_under_the_same_key(app: App) -> None:
     bank = Bank()
     handle = await charge_with(app, bank, verify=lambda amount: None)
     assert await soon(handle.result()) == Receipt(number=14)
     assert bank.charges == [f"{handle.id}:charge"] * 2
 
 
-async def test_an_act_without_a_result_has_happened_all_the_same(app: App) -> None:
+async def test_verify_may_confirm_an_act_whose_result_is_none(app: App) -> None:
     calls: list[int] = []
 
     async def act() -> None:
@@ -150,7 +150,7 @@ async def test_a_sync_verify_runs_in_a_thread(app: App) -> None:
     assert threads[0] != threading.get_ident()
 
 
-async def test_the_doubt_is_cleared_between_the_tries_of_one_run_too(app: App) -> None:
+async def test_verify_runs_between_the_tries_of_one_run(app: App) -> None:
     bank = Bank()
     handle = await charge_with(
         app, bank, retry=Retry(max_attempts=3, base=0.0), verify=lambda amount: AlreadyDone(Receipt(number=5))
@@ -160,7 +160,7 @@ async def test_the_doubt_is_cleared_between_the_tries_of_one_run_too(app: App) -
     assert (await handle.record()).attempts == 1
 
 
-async def test_a_verify_that_fails_is_a_failed_attempt_and_never_an_act(app: App) -> None:
+async def test_a_failing_verify_fails_the_attempt_without_an_act(app: App) -> None:
     bank = Bank()
     asked: list[int] = []
 
@@ -177,7 +177,7 @@ async def test_a_verify_that_fails_is_a_failed_attempt_and_never_an_act(app: App
 
 
 @pytest.mark.parametrize("answer", [True, Receipt(number=1), False])
-async def test_a_verify_must_answer_clearly(app: App, answer: object) -> None:
+async def test_verify_must_return_already_done_or_none(app: App, answer: object) -> None:
     bank = Bank()
     handle = await charge_with(app, bank, verify=lambda amount: answer)
     found = await letter(app, handle)
@@ -185,19 +185,19 @@ async def test_a_verify_must_answer_clearly(app: App, answer: object) -> None:
     assert len(bank.charges) == 1
 
 
-async def test_what_verify_says_has_to_be_of_the_type_the_step_declares(app: App) -> None:
+async def test_the_result_from_verify_must_have_the_declared_type(app: App) -> None:
     handle = await charge_with(app, Bank(), verify=lambda amount: AlreadyDone("a receipt, honestly"))
     assert (await letter(app, handle)).reason is Reason.UNSERIALISABLE_RESULT
 
 
-async def test_without_verify_it_acts_again_under_the_same_key(app: App) -> None:
+async def test_without_verify_the_act_is_repeated_under_the_same_key(app: App) -> None:
     bank = Bank()
     handle = await charge_with(app, bank)
     assert await soon(handle.result()) == Receipt(number=14)
     assert bank.charges == [f"{handle.id}:charge"] * 2
 
 
-async def test_in_doubt_fail_leaves_it_to_a_person(app: App) -> None:
+async def test_in_doubt_fail_buries_the_task(app: App) -> None:
     bank = Bank()
     handle = await charge_with(app, bank, in_doubt="fail")
     found = await letter(app, handle)
@@ -206,7 +206,7 @@ async def test_in_doubt_fail_leaves_it_to_a_person(app: App) -> None:
     assert len(bank.charges) == 1
 
 
-async def test_a_replay_is_still_in_doubt_unless_it_starts_afresh(app: App) -> None:
+async def test_a_replay_keeps_the_doubt_unless_it_is_fresh(app: App) -> None:
     bank = Bank()
     handle = await charge_with(app, bank, in_doubt="fail")
     gateway = app.producer.gateway

@@ -1,4 +1,4 @@
-"""Stopping a run cancels its handler, and nothing that follows in the same task; observers are notified."""
+"""Cancellation of a run, which reaches its handler only; notification of observers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_run() -> Run:
 
 
 async def perform(run: Run, handler: Any) -> str:
-    """What the executor does: the handler within the run, then something that must not be cancelled with it."""
+    """Run a handler as the executor does, followed by code that must not be cancelled with it."""
     try:
         with run:
             await handler()
@@ -38,7 +38,7 @@ async def perform(run: Run, handler: Any) -> str:
     return ended
 
 
-async def begun(handler: Any) -> tuple[Run, asyncio.Task[str]]:
+async def started(handler: Any) -> tuple[Run, asyncio.Task[str]]:
     run = make_run()
     started = asyncio.Event()
 
@@ -52,7 +52,7 @@ async def begun(handler: Any) -> tuple[Run, asyncio.Task[str]]:
 
 
 class Kept(dict[str, bytes]):
-    """A mapping that can be watched going away."""
+    """Mapping that a weak reference can observe."""
 
 
 async def for_ever(run: Run) -> None:
@@ -60,21 +60,21 @@ async def for_ever(run: Run) -> None:
 
 
 @pytest.mark.parametrize("why", list(StopReason))
-async def test_the_handler_is_cancelled_and_what_follows_it_is_not(why: StopReason) -> None:
-    run, task = await begun(for_ever)
+async def test_a_cancelled_run_cancels_its_handler_only(why: StopReason) -> None:
+    run, task = await started(for_ever)
     run.cancel(why)
     assert await asyncio.wait_for(task, BOUND) == "cancelled"
     assert run.stop_reason is why
     assert task.cancelling() == 0
 
 
-async def test_ended_before_it_began_the_handler_gets_no_further_than_its_first_wait() -> None:
+async def test_a_run_cancelled_before_its_start_stops_at_the_first_await() -> None:
     run = make_run()
     run.cancel(StopReason.CANCELLED)
     assert await asyncio.wait_for(perform(run, lambda: for_ever(run)), BOUND) == "cancelled"
 
 
-async def test_a_handler_that_goes_on_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_handler_that_ignores_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "_CANCEL_AGAIN", 0.01)
     cancelled = 0
 
@@ -86,52 +86,52 @@ async def test_a_handler_that_goes_on_is_cancelled_again(monkeypatch: pytest.Mon
             except asyncio.CancelledError:
                 cancelled += 1
 
-    run, task = await begun(stubborn)
+    run, task = await started(stubborn)
     run.cancel(StopReason.CANCELLED)
     assert await asyncio.wait_for(task, BOUND) == "returned"
     assert cancelled == 3
     assert task.cancelling() == 0
 
 
-async def test_an_end_that_comes_with_the_handlers_own_last_line_hits_nothing_else() -> None:
+async def test_a_late_cancellation_does_not_hit_later_code() -> None:
     async def ends_itself(run: Run) -> None:
-        run.cancel(StopReason.CANCELLED)  # and there is no await left that could be cancelled
+        run.cancel(StopReason.CANCELLED)  # no await is left to cancel
 
-    _, task = await begun(ends_itself)
+    _, task = await started(ends_itself)
     assert await asyncio.wait_for(task, BOUND) == "returned"
 
 
-async def test_after_the_handler_nothing_is_cancelled() -> None:
-    run, task = await begun(lambda run: asyncio.sleep(0))
+async def test_a_cancellation_after_the_handler_has_no_effect() -> None:
+    run, task = await started(lambda run: asyncio.sleep(0))
     assert await asyncio.wait_for(task, BOUND) == "returned"
     run.cancel(StopReason.LOST)
     assert run.stop_reason is StopReason.LOST
 
 
-async def test_a_lost_lease_beats_every_other_end() -> None:
+async def test_a_lost_lease_overrides_every_other_reason() -> None:
     run = make_run()
     for why in (StopReason.CANCELLED, StopReason.TIMED_OUT, StopReason.LOST, StopReason.RELEASED):
         run.cancel(why)
     assert run.stop_reason is StopReason.LOST
 
 
-async def test_the_time_limit_ends_it() -> None:
-    run, task = await begun(for_ever)
+async def test_the_time_limit_cancels_the_handler() -> None:
+    run, task = await started(for_ever)
     run.limit(0.01)
     assert await asyncio.wait_for(task, BOUND) == "cancelled"
     assert run.stop_reason is StopReason.TIMED_OUT
 
 
-async def test_who_cancels_the_worker_cancels_what_follows_too() -> None:
-    run, task = await begun(for_ever)
+async def test_a_cancelled_worker_cancels_later_code_too() -> None:
+    run, task = await started(for_ever)
     run.cancel(StopReason.CANCELLED)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, BOUND)
 
 
-async def test_a_run_is_gone_when_it_is_over_without_a_collector() -> None:
-    """No cycle is left behind: memory is given back at once, whatever the pace."""
+async def test_a_finished_run_is_freed_without_the_garbage_collector() -> None:
+    """The run is in no reference cycle, so its memory is freed at once."""
     gc.collect()
     gc.disable()
     try:
@@ -147,7 +147,7 @@ async def test_a_run_is_gone_when_it_is_over_without_a_collector() -> None:
 
 
 class Seen(RunObserver):
-    """Keeps what it was notified of."""
+    """Observer that keeps its notifications."""
 
     def __init__(self) -> None:
         self.calls: list[object] = []

@@ -1,4 +1,4 @@
-"""Steps: recorded once, returned from the record ever after, in their own type."""
+"""Steps: recorded once, returned from the record in their own type."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def app(settings: Settings) -> AsyncIterator[App]:
 
 
 async def run_twice(app: App, body: Callable[[Context], Awaitable[Any]]) -> tuple[Any, Any]:
-    """What the same handler sees in its first run, which fails at its end, and in the run that resumes it."""
+    """Return what a handler gets in a run that fails at its end, and in the run that resumes it."""
     seen: list[Any] = []
 
     @app.task(retry=AGAIN)
@@ -76,7 +76,7 @@ async def test_a_recorded_step_is_never_run_again(app: App) -> None:
     assert calls == ["a", "b"]
 
 
-async def test_a_step_that_failed_is_run_again_and_those_before_it_are_not(app: App) -> None:
+async def test_a_failed_step_runs_again_and_recorded_ones_do_not(app: App) -> None:
     calls: list[str] = []
 
     async def flaky(ctx: Context) -> str:
@@ -107,7 +107,7 @@ async def test_none_is_a_result_like_any_other(app: App) -> None:
     assert calls == [1]
 
 
-async def test_a_name_used_again_is_numbered_in_the_order_of_the_calls(app: App) -> None:
+async def test_repeated_names_are_numbered_in_call_order(app: App) -> None:
     calls: list[int] = []
 
     async def double(number: int) -> int:
@@ -147,10 +147,10 @@ async def test_a_name_must_leave_room_for_its_number(app: App, name: Any) -> Non
     assert "1 to 200 characters without '#'" in refusals[0]
 
 
-# steps side by side
+# concurrent steps
 
 
-async def test_steps_may_run_side_by_side_in_gather(app: App) -> None:
+async def test_steps_run_concurrently_in_gather(app: App) -> None:
     calls: list[int] = []
     together = asyncio.Barrier(3)
 
@@ -166,7 +166,7 @@ async def test_steps_may_run_side_by_side_in_gather(app: App) -> None:
     assert calls == [1, 2, 3]
 
 
-async def test_steps_may_run_side_by_side_in_a_task_group(app: App) -> None:
+async def test_steps_run_concurrently_in_a_task_group(app: App) -> None:
     calls: list[str] = []
     together = asyncio.Barrier(2)
 
@@ -185,7 +185,7 @@ async def test_steps_may_run_side_by_side_in_a_task_group(app: App) -> None:
     assert calls == ["left", "right"]
 
 
-async def test_of_steps_side_by_side_the_finished_ones_are_kept(app: App) -> None:
+async def test_finished_concurrent_steps_are_kept(app: App) -> None:
     calls: list[str] = []
     kept = asyncio.Event()
 
@@ -341,7 +341,7 @@ TYPED = [
 
 
 @pytest.mark.parametrize("fn", TYPED, ids=lambda fn: fn.__name__)
-def test_a_typed_result_comes_back_in_its_type(fn: Callable[[], Any]) -> None:
+def test_a_recorded_result_has_its_declared_type(fn: Callable[[], Any]) -> None:
     codec = codec_of(fn)
     data, first = codec.encode("step", fn())
     again = codec.decode(data)
@@ -366,7 +366,7 @@ def a_dict_for_a_model() -> Point:
     return {"x": "7", "at": NOON}  # type: ignore[return-value]
 
 
-async def test_what_is_not_quite_of_the_declared_type_is_brought_into_it_in_every_run(app: App) -> None:
+async def test_a_result_is_converted_to_the_declared_type_in_every_run(app: App) -> None:
     async def body(ctx: Context) -> list[Any]:
         return [await ctx.step("tuple", a_list_for_a_tuple), await ctx.step("model", a_dict_for_a_model)]
 
@@ -421,8 +421,8 @@ def test_an_annotation_that_cannot_be_resolved_means_plain_data() -> None:
     assert first == codec_of(unresolvable).decode(data) == [1, 2]
 
 
-def test_functions_of_one_factory_have_each_its_own_type() -> None:
-    """Their code is the same, and what they declare is not."""
+def test_functions_of_one_factory_keep_their_own_types() -> None:
+    """Their code is the same; their annotations differ."""
 
     def loads(kind: type[Any]) -> Callable[[], Any]:
         def load() -> Any:
@@ -544,7 +544,7 @@ async def test_on_mismatch_rerun_runs_the_step_again_and_records_that(app: App) 
     assert calls == [1, 2]
 
 
-async def test_the_order_of_sets_and_mappings_is_no_mismatch(app: App) -> None:
+async def test_the_order_of_sets_and_mappings_does_not_matter(app: App) -> None:
     calls: list[Any] = []
 
     def read(*args: Any, **kwargs: Any) -> int:
@@ -581,8 +581,8 @@ print(fingerprint((tags, [tags], {"tags": tags}, Size(tags), Page(tags=tags), ob
 """
 
 
-def test_arguments_look_the_same_in_every_process() -> None:
-    """Python puts a set of strings into another order in each process: no ground for a mismatch after a crash."""
+def test_arguments_hash_the_same_in_every_process() -> None:
+    """Python orders a set of strings differently in each process, which must not look like a mismatch after a crash."""
     seen = {
         subprocess.run(
             [sys.executable, "-c", FINGERPRINT],
@@ -675,7 +675,7 @@ async def test_a_step_that_takes_too_long_is_cancelled(app: App) -> None:
     assert await recorded_steps(app, handle) == {}
 
 
-async def test_a_sync_step_that_takes_too_long_is_left_behind(app: App) -> None:
+async def test_a_sync_step_that_takes_too_long_is_abandoned(app: App) -> None:
     release = threading.Event()
 
     @app.task
@@ -693,7 +693,7 @@ async def test_a_sync_step_that_takes_too_long_is_left_behind(app: App) -> None:
     assert await soon(handle.result()) == "went on"
 
 
-async def test_a_step_is_tried_again_within_the_run(app: App) -> None:
+async def test_a_step_is_retried_within_the_run(app: App) -> None:
     tries: list[int] = []
 
     async def flaky() -> int:
@@ -710,12 +710,12 @@ async def test_a_step_is_tried_again_within_the_run(app: App) -> None:
     await work_off(app)
     assert await soon(handle.result()) == 3
     assert tries == [1, 2, 3]
-    told = [(event.type, event.step, event.data.get("attempt", 1)) for event in await history(handle)]
-    assert told == [("step_failed", "flaky", 1), ("step_failed", "flaky", 2), ("step_completed", "flaky", 3)]
+    logged = [(event.type, event.step, event.data.get("attempt", 1)) for event in await history(handle)]
+    assert logged == [("step_failed", "flaky", 1), ("step_failed", "flaky", 2), ("step_completed", "flaky", 3)]
     assert (await handle.record()).attempts == 1
 
 
-async def test_a_timeout_is_per_try_and_a_try_that_timed_out_may_be_tried_again(app: App) -> None:
+async def test_a_timeout_applies_per_try_and_is_retried(app: App) -> None:
     tries: list[int] = []
 
     async def slow_at_first() -> str:
@@ -739,7 +739,7 @@ async def test_a_timeout_is_per_try_and_a_try_that_timed_out_may_be_tried_again(
     "retry",
     [Retry(max_attempts=5, base=0.0, never=(ValueError,)), Retry(max_attempts=5, base=0.0, on=(OSError,))],
 )
-async def test_an_error_not_worth_another_try_ends_the_step_at_once(app: App, retry: Retry) -> None:
+async def test_an_error_that_is_not_retried_fails_the_step_at_once(app: App, retry: Retry) -> None:
     tries: list[int] = []
 
     async def wrong() -> None:
@@ -766,12 +766,12 @@ async def test_an_error_not_worth_another_try_ends_the_step_at_once(app: App, re
         ({"on_mismatch": "ignore"}, "on_mismatch"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], says: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         StepOptions(**options)
 
 
-# the step itself, seen from within
+# the current step
 
 
 async def test_the_idempotency_key_is_the_same_in_every_run(app: App) -> None:
@@ -793,7 +793,7 @@ async def test_the_idempotency_key_is_the_same_in_every_run(app: App) -> None:
     assert keys == [f"{handle.id}:act", f"{handle.id}:act#2", f"{handle.id}:act#2"]
 
 
-async def test_what_a_step_saved_is_there_when_it_is_run_again(app: App) -> None:
+async def test_saved_progress_is_restored_when_the_step_runs_again(app: App) -> None:
     seen: list[Any] = []
 
     async def walk(first: bool) -> str:
@@ -814,10 +814,10 @@ async def test_what_a_step_saved_is_there_when_it_is_run_again(app: App) -> None
     await work_off(app)
     assert await soon(handle.result()) == "end"
     assert seen == [None, {"page": 2}, {"page": 2}, {"page": 2}]
-    assert list(await recorded_steps(app, handle)) == ["d:walk"]  # the result takes the place of the progress
+    assert list(await recorded_steps(app, handle)) == ["d:walk"]  # the result replaced the progress
 
 
-async def test_a_step_in_a_thread_may_save_too(app: App) -> None:
+async def test_a_step_in_a_thread_can_save_progress(app: App) -> None:
     def walk() -> Any:
         step = current_step()
         if step.saved is None:
@@ -835,7 +835,7 @@ async def test_a_step_in_a_thread_may_save_too(app: App) -> None:
     assert await soon(handle.result()) == [1, 2]
 
 
-async def test_what_is_saved_has_the_size_limit_of_a_record(app: App, settings: Settings) -> None:
+async def test_saved_progress_has_the_size_limit_of_a_record(app: App, settings: Settings) -> None:
     errors: list[PayloadTooLarge] = []
 
     async def hoard() -> None:
@@ -854,7 +854,7 @@ async def test_what_is_saved_has_the_size_limit_of_a_record(app: App, settings: 
     assert [(error.size, error.limit) for error in errors] == [(settings.payload_limit + 2, settings.payload_limit)]
 
 
-async def test_what_is_saved_must_be_json(app: App) -> None:
+async def test_saved_progress_must_be_json(app: App) -> None:
     async def keep() -> None:
         await current_step().save(object())
 
@@ -867,7 +867,7 @@ async def test_what_is_saved_must_be_json(app: App) -> None:
     assert (await letter(app, handle)).error.endswith(UnserialisableResult.__name__)
 
 
-# steps where no step can be
+# where steps are refused
 
 
 async def refusal(call: Awaitable[Any]) -> str:
@@ -876,7 +876,7 @@ async def refusal(call: Awaitable[Any]) -> str:
     return str(caught.value)
 
 
-async def test_a_leaked_ctx_is_of_no_use_outside_the_task(app: App) -> None:
+async def test_a_leaked_ctx_is_refused_outside_the_task(app: App) -> None:
     leaked: list[Context] = []
     running, goes_on = asyncio.Event(), asyncio.Event()
 
@@ -896,7 +896,7 @@ async def test_a_leaked_ctx_is_of_no_use_outside_the_task(app: App) -> None:
     assert await recorded_steps(app, handle) == {}
 
 
-async def test_a_task_the_handler_left_running_cannot_step_after_the_end(app: App) -> None:
+async def test_an_asyncio_task_left_running_cannot_call_steps(app: App) -> None:
     ended = asyncio.Event()
     left: list[asyncio.Task[str]] = []
 
@@ -961,7 +961,7 @@ async def test_a_step_within_a_step_is_refused(app: App) -> None:
     assert "inside step 'threaded'" in texts[1]
 
 
-async def test_current_step_is_for_steps(app: App) -> None:
+async def test_current_step_is_refused_outside_steps(app: App) -> None:
     with pytest.raises(StepOutsideTask, match="no step is running"):
         current_step()
 

@@ -1,4 +1,4 @@
-"""Artifacts of a task: saved once, linked with the checkpoint, checked when they are read."""
+"""Artifacts of a task: saved once, linked in the checkpoint, verified on every read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def app(settings: Settings, folder: Path) -> App:
 
 
 def stored(folder: Path) -> list[Path]:
-    """The objects in the store; that each is what its name says."""
+    """Return the objects in the store, whose hashes are checked."""
     found = [path for path in folder.glob("*/??/*") if path.is_file()]
     for path in found:
         assert hashlib.sha256(path.read_bytes()).hexdigest() == path.parent.name + path.name
@@ -41,7 +41,7 @@ def stored(folder: Path) -> list[Path]:
 
 
 async def outcome(app: App, handler: Any, *args: Any, retry: Retry | None = None) -> Any:
-    """What one run of the handler returns."""
+    """Return the result of one run of the handler."""
     task = app.task(retry=retry or Retry(max_attempts=1))(handler)
     async with app:
         handle = await task.enqueue(*args)
@@ -49,7 +49,7 @@ async def outcome(app: App, handler: Any, *args: Any, retry: Retry | None = None
         return await soon(handle.result())
 
 
-async def test_what_is_saved_is_linked_logged_and_read_back(app: App, folder: Path) -> None:
+async def test_a_saved_artifact_is_linked_logged_and_readable(app: App, folder: Path) -> None:
     async def report(ctx: Context) -> tuple[Artifact, bytes, list[Artifact], bytes]:
         saved = await ctx.artifacts.save("report.md", "# Found\n")
         path = await ctx.artifacts.path("report.md")
@@ -73,8 +73,8 @@ async def test_what_is_saved_is_linked_logged_and_read_back(app: App, folder: Pa
     assert [path.parent.name + path.name for path in stored(folder)] == [digest]
 
 
-async def test_a_run_that_goes_on_is_given_what_was_saved(app: App, folder: Path) -> None:
-    """Recorded once, as steps are: what the second attempt would have saved is not looked at."""
+async def test_a_resumed_run_returns_the_recorded_artifact(app: App, folder: Path) -> None:
+    """The data of the second attempt is ignored."""
     asked: list[int] = []
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -101,7 +101,7 @@ async def test_a_run_that_goes_on_is_given_what_was_saved(app: App, folder: Path
     assert len(stored(folder)) == 2
 
 
-async def test_within_a_step_it_is_part_of_the_step(app: App, folder: Path) -> None:
+async def test_a_save_within_a_step_is_part_of_the_step(app: App, folder: Path) -> None:
     tries: list[int] = []
 
     async def works(ctx: Context) -> list[str]:
@@ -127,12 +127,12 @@ async def test_within_a_step_it_is_part_of_the_step(app: App, folder: Path) -> N
         events = [(event.step, event.data["name"]) for event in await history(handle) if event.type == "artifact_saved"]
         fields = await recorded_steps(app, handle)
     assert tries == [1, 1]
-    assert events == [("write", "a"), ("thread", "thread")]  # the second try found the link of the first
+    assert events == [("write", "a"), ("thread", "thread")]  # the second try finds the link of the first
     assert not [field for field in fields if field.startswith("d:#artifact_saved")]
     assert len(stored(folder)) == 2
 
 
-async def test_the_artifact_of_another_task_is_read_by_what_save_returned(app: App) -> None:
+async def test_another_tasks_artifact_is_read_by_what_save_returned(app: App) -> None:
     async def writes(ctx: Context) -> Artifact:
         return await ctx.artifacts.save("a", "of another")
 
@@ -143,24 +143,24 @@ async def test_the_artifact_of_another_task_is_read_by_what_save_returned(app: A
     assert await outcome(app, reads, saved) == "of another"
 
 
-async def test_links_are_sealed_where_there_are_keys(app: App, settings: Settings, folder: Path) -> None:
+async def test_links_are_encrypted_if_there_are_keys(app: App, settings: Settings, folder: Path) -> None:
     keys = SecretStr(generate_key())
-    sealed = App("test", settings=app.settings.model_copy(update={"encryption_keys": keys}))
+    encrypted = App("test", settings=app.settings.model_copy(update={"encryption_keys": keys}))
 
     async def report(ctx: Context) -> str:
         await ctx.artifacts.save("plan.txt", b"confidential")
         return (await ctx.artifacts.read("plan.txt")).decode()
 
-    task = sealed.task(report)
-    async with sealed:
+    task = encrypted.task(report)
+    async with encrypted:
         handle = await task.enqueue()
-        await work_off(sealed)
+        await work_off(encrypted)
         assert await soon(handle.result()) == "confidential"
-        field = (await recorded_steps(sealed, handle))["s:#artifact:plan.txt"]
-        links = await task_links(sealed.producer.gateway, handle.partition, handle.id)
+        field = (await recorded_steps(encrypted, handle))["s:#artifact:plan.txt"]
+        links = await task_links(encrypted.producer.gateway, handle.partition, handle.id)
     assert hashlib.sha256(b"confidential").hexdigest().encode() not in field
     assert [(link.name, link.size) for link in links] == [("plan.txt", 12)]
-    async with app:  # without the key, nobody can tell what is linked
+    async with app:  # without the key, the links cannot be read
         with pytest.raises(DecryptionError):
             [_ async for _ in all_links(app.producer.gateway, app.producer.namespace)]
 
@@ -200,7 +200,7 @@ async def damaged(ctx: Context) -> None:
         ),
     ],
 )
-async def test_what_goes_wrong_is_told_with_task_and_artifact(
+async def test_errors_name_the_task_and_the_artifact(
     app: App, handler: Any, reason: str, error: type[Exception], problem: str
 ) -> None:
     app = App("test", settings=app.settings.model_copy(update={"artifact_limit": 1024}))
@@ -214,7 +214,7 @@ async def test_what_goes_wrong_is_told_with_task_and_artifact(
     assert problem.format(id=handle.id) in found.message
 
 
-async def test_a_link_of_a_later_version_is_refused_and_left(app: App) -> None:
+async def test_a_link_of_a_later_version_is_refused_and_kept(app: App) -> None:
     async def report(ctx: Context) -> None:
         await ctx.artifacts.save("a", b"x")
 
@@ -234,20 +234,20 @@ async def test_a_link_of_a_later_version_is_refused_and_left(app: App) -> None:
 
 
 async def test_deployments_of_one_name_do_not_share_a_folder(app: App, folder: Path) -> None:
-    """Their artifacts would be orphans to one another."""
+    """Otherwise the artifacts of one would be orphans for the other."""
 
     async def report(ctx: Context) -> None:
         await ctx.artifacts.save("a", b"x")
 
     await outcome(app, report)
     async with app:
-        await redis_command(app, "DEL", app.producer.namespace.deployment)  # as another server would have it
+        await redis_command(app, "DEL", app.producer.namespace.deployment)  # as on another server
         found = [await deployment_id(app.producer.gateway, app.producer.namespace) for _ in range(2)]
     assert found[0] == found[1]
     assert f"{app.settings.namespace}-{found[0]}" not in os.listdir(folder)  # noqa: PTH208
 
 
-async def test_an_agent_s_artifacts_are_in_its_state_and_outlive_the_step(app: App, folder: Path) -> None:
+async def test_an_agents_artifacts_are_in_its_state_after_the_step(app: App, folder: Path) -> None:
     class Writes(Agent[AgentState]):
         async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
             return [PlanStep(key="write", title="write")]
@@ -270,5 +270,5 @@ async def test_an_agent_s_artifacts_are_in_its_state_and_outlive_the_step(app: A
         fields = await recorded_steps(app, handle)
     assert [(one.name, one.hash) for one in found] == [("report", hashlib.sha256(b"attempt 1").hexdigest())]
     assert events == [("write", "report")]
-    assert {name for name in fields if "report" in name} == {"s:#artifact:report"}  # the step's own records are gone
+    assert {name for name in fields if "report" in name} == {"s:#artifact:report"}  # the step's own records are dropped
     assert len(stored(folder)) == 1

@@ -1,4 +1,4 @@
-"""ctx.memory: what a handler remembers is remembered once, however often its steps are run."""
+"""ctx.memory: each memory is stored once, however often its step runs."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def place(tmp_path: Path) -> Path:
 @pytest.fixture
 async def app(settings: Settings, place: Path) -> AsyncIterator[App]:
     settings = settings.model_copy(update={"memory": str(place)})
-    async with App("remembering", settings=settings) as app:
+    async with App("memories", settings=settings) as app:
         yield app
 
 
-async def remembered(place: Path) -> list[Memory]:
+async def stored_memories(place: Path) -> list[Memory]:
     async with HybridStore(SqliteBackend(place)) as store:
         return [one async for one in store.export()]
 
@@ -64,7 +64,7 @@ def texts(memories: list[Memory]) -> list[str]:
     return [one.text for one in memories]
 
 
-async def test_a_step_that_is_run_again_remembers_nothing_twice_even_in_other_words(app: App, place: Path) -> None:
+async def test_a_repeated_step_stores_no_memory_twice(app: App, place: Path) -> None:
     seen: list[list[str]] = []
 
     @app.task(retry=AGAIN)
@@ -79,7 +79,7 @@ async def test_a_step_that_is_run_again_remembers_nothing_twice_even_in_other_wo
     handle = await student.enqueue()
     await work_off(app)
     await soon(handle.result())
-    first, second = await remembered(place)
+    first, second = await stored_memories(place)
     assert texts([first, second]) == ["one in attempt 1", "two in attempt 1"]
     assert seen == [texts([first, second])] * 2
     life = f"{handle.id}@{(await handle.record()).enqueued_at}"
@@ -88,7 +88,7 @@ async def test_a_step_that_is_run_again_remembers_nothing_twice_even_in_other_wo
     assert first.accesses == 0
 
 
-async def test_tries_of_one_step_have_the_same_keys(app: App, place: Path) -> None:
+async def test_tries_of_one_step_use_the_same_keys(app: App, place: Path) -> None:
     tries: list[int] = []
 
     @app.task
@@ -104,10 +104,10 @@ async def test_tries_of_one_step_have_the_same_keys(app: App, place: Path) -> No
     await student.enqueue()
     await work_off(app)
     assert len(tries) == 3
-    assert texts(await remembered(place)) == ["in try 1"]
+    assert texts(await stored_memories(place)) == ["in try 1"]
 
 
-async def test_outside_of_steps_each_call_is_a_step_and_comes_back_from_the_record(app: App, place: Path) -> None:
+async def test_calls_outside_steps_are_steps_themselves(app: App, place: Path) -> None:
     seen: list[tuple[Memory, list[FoundMemory], int]] = []
 
     @app.task(retry=AGAIN)
@@ -127,10 +127,10 @@ async def test_outside_of_steps_each_call_is_a_step_and_comes_back_from_the_reco
     assert first == second
     assert first[1][0].memory.text == "The sky is blue"
     assert first[2] == 1
-    assert await remembered(place) == []
+    assert await stored_memories(place) == []
 
 
-async def test_a_handler_sees_its_own_and_everyone_if_it_asks(app: App, place: Path) -> None:
+async def test_a_search_covers_own_memories_or_everyones(app: App, place: Path) -> None:
     async with HybridStore(SqliteBackend(place)) as store:
         [await store.add(NewMemory(text=f"red {one}"), owner=one) for one in ("student", "teacher")]
 
@@ -144,10 +144,10 @@ async def test_a_handler_sees_its_own_and_everyone_if_it_asks(app: App, place: P
     handle = await student.enqueue()
     await work_off(app)
     assert await soon(handle.result()) == [["student"], ["student", "teacher"]]
-    assert [one.owner for one in await remembered(place)] == ["teacher"]
+    assert [one.owner for one in await stored_memories(place)] == ["teacher"]
 
 
-async def test_secrets_of_the_task_are_not_remembered(app: App, place: Path) -> None:
+async def test_secrets_of_the_task_are_masked_in_memories(app: App, place: Path) -> None:
     @app.task
     async def student(ctx: Context, token: Annotated[Secret[str], "given"]) -> None:
         word = token.get_secret_value()
@@ -156,11 +156,11 @@ async def test_secrets_of_the_task_are_not_remembered(app: App, place: Path) -> 
     handle = await student.enqueue(Secret("open sesame"))
     await work_off(app)
     await soon(handle.result())
-    [memory] = await remembered(place)
+    [memory] = await stored_memories(place)
     assert "sesame" not in memory.model_dump_json()
 
 
-async def test_the_store_is_opened_when_it_is_first_used_and_closed_with_the_worker(app: App, place: Path) -> None:
+async def test_the_store_is_opened_on_first_use_and_closed_with_the_worker(app: App, place: Path) -> None:
     @app.task
     async def student(ctx: Context, uses: bool) -> bool:
         if uses:
@@ -175,15 +175,15 @@ async def test_the_store_is_opened_when_it_is_first_used_and_closed_with_the_wor
         await store.list()
 
 
-async def test_memories_that_search_by_meaning_does_not_see_are_told_of(place: Path) -> None:
+async def test_memories_without_a_vector_are_warned_about(place: Path) -> None:
     async with HybridStore(SqliteBackend(place)) as store:
         await store.add(NewMemory(text="added without an embedder"))
-    told: list[str] = []
-    sink = logger.add(lambda line: told.append(str(line)), level="WARNING")
+    lines: list[str] = []
+    sink = logger.add(lambda line: lines.append(str(line)), level="WARNING")
     keeper = LazyMemoryStore(Settings(memory=str(place), embedder="perdure.memory:HashingEmbedder"))
     try:
         store = await keeper.get()
-        assert [line for line in told if "perdure memory reembed" in line]
+        assert [line for line in lines if "perdure memory reembed" in line]
         assert [count async for count in store.reembed()] == [1]
         assert not await store.lacks_vectors()
     finally:
@@ -191,7 +191,7 @@ async def test_memories_that_search_by_meaning_does_not_see_are_told_of(place: P
         await keeper.close()
 
 
-async def test_a_store_that_is_away_fails_the_attempt_and_not_the_worker(app: App, place: Path) -> None:
+async def test_an_unavailable_store_fails_the_attempt_only(app: App, place: Path) -> None:
     break_open(place)
 
     @app.task(retry=AGAIN)
@@ -214,7 +214,7 @@ async def test_a_store_that_is_away_fails_the_attempt_and_not_the_worker(app: Ap
         await soon(failed.result())
 
 
-async def test_nothing_is_remembered_outside_the_handler(app: App) -> None:
+async def test_memories_cannot_be_stored_outside_the_handler(app: App) -> None:
     kept: list[TaskMemory] = []
 
     @app.task
@@ -234,7 +234,7 @@ class Finding(AgentState):
     pass
 
 
-async def test_what_an_agent_found_is_kept_once_before_its_outcome(app: App, place: Path) -> None:
+async def test_an_agents_findings_are_stored_once_before_its_outcome(app: App, place: Path) -> None:
     runs: list[int] = []
 
     @app.agent(name="scholar", retry=AGAIN)
@@ -253,14 +253,14 @@ async def test_what_an_agent_found_is_kept_once_before_its_outcome(app: App, pla
             runs.append(ctx.attempt)
             found: list[NewMemory | str] = [f"a text in attempt {ctx.attempt}"]
             if ctx.attempt == 1:
-                return [*found, 7]  # type: ignore[list-item]  # the first is remembered, then it fails
+                return [*found, 7]  # type: ignore[list-item]  # the first is stored, then it fails
             return [*found, NewMemory(text=f"a lesson about {state.goal}", type="lesson", importance=1.0)]
 
     handle: Any = await Scholar.enqueue("the goal")  # type: ignore[attr-defined]
     await work_off(app)
     assert await soon(handle.result()) == "done"
     assert runs == [1, 2]
-    memories = await remembered(place)
+    memories = await stored_memories(place)
     assert texts(memories) == ["from within a step", "a text in attempt 1", "a lesson about the goal"]
     assert {one.owner for one in memories} == {"scholar"}
     life = f"{handle.id}@{(await handle.record()).enqueued_at}"
@@ -268,7 +268,7 @@ async def test_what_an_agent_found_is_kept_once_before_its_outcome(app: App, pla
     assert [one.key for one in memories] == keys
 
 
-async def test_a_goal_that_is_begun_anew_remembers_what_it_finds_then(app: App, place: Path) -> None:
+async def test_a_fresh_goal_stores_its_own_findings(app: App, place: Path) -> None:
     found: list[str] = []
 
     @app.agent(name="scholar", retry=AGAIN)
@@ -292,7 +292,7 @@ async def test_a_goal_that_is_begun_anew_remembers_what_it_finds_then(app: App, 
         await work_off(app)
         assert await soon(handle.result()) == "done"
     days = ["news of day 1", "news of day 2"]
-    assert sorted(texts(await remembered(place))) == sorted([*days, *(f"a note on the {day}" for day in days)])
+    assert sorted(texts(await stored_memories(place))) == sorted([*days, *(f"a note on the {day}" for day in days)])
 
 
 @pytest.fixture
@@ -302,7 +302,7 @@ def crew(settings: Settings, tmp_path: Path, place: Path) -> Iterator[Crew]:
 
 
 @pytest.mark.processes
-async def test_killed_after_it_remembered_and_before_the_step_was_recorded(
+async def test_a_kill_between_memory_and_record_stores_nothing_twice(
     crew: Crew, settings: Settings, place: Path
 ) -> None:
     async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
@@ -317,6 +317,6 @@ async def test_killed_after_it_remembered_and_before_the_step_was_recorded(
         second.stop()
         await second.ended()
     assert sorted(found) == [f"{n}: as process {first.pid} says it" for n in range(3)]
-    memories = await remembered(place)
+    memories = await stored_memories(place)
     assert sorted(texts(memories)) == sorted(found)
     assert [one.accesses for one in memories] == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""The event log's types, patches and the state that follows from them: read back whatever was written, and pure."""
+"""Event types, JSON patches, and the state that they reduce to."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ documents = st.recursive(
 
 
 def exact(document: Any) -> bytes:
-    """Apart from the order of names, as JSON tells documents apart: 1 is not true."""
+    """Return canonical JSON, in which 1 and true differ and the order of names does not matter."""
     return orjson.dumps(document, option=orjson.OPT_SORT_KEYS)
 
 
@@ -64,7 +64,7 @@ def entry(kind: str, data: Any = None, *, number: int | None = 7, problem: str |
 
 @FEW
 @given(documents, documents)
-def test_a_patch_makes_the_one_document_of_the_other(before: Any, after: Any) -> None:
+def test_a_patch_turns_one_document_into_the_other(before: Any, after: Any) -> None:
     untouched = copy.deepcopy((before, after))
     patch = diff(before, after)
     assert exact(apply(before, orjson.loads(orjson.dumps(patch)))) == exact(after)
@@ -73,12 +73,14 @@ def test_a_patch_makes_the_one_document_of_the_other(before: Any, after: Any) ->
 
 @FEW
 @given(st.lists(leaves, max_size=6), st.lists(leaves, max_size=3), st.lists(leaves, max_size=6))
-def test_what_is_put_into_a_list_costs_what_was_put_there(head: list[Any], added: list[Any], tail: list[Any]) -> None:
+def test_an_insertion_into_a_list_costs_only_the_inserted_items(
+    head: list[Any], added: list[Any], tail: list[Any]
+) -> None:
     assert len(diff(head + tail, head + added + tail)) == len(added)
     assert len(diff(head + added + tail, head + tail)) == len(added)
 
 
-def test_names_are_escaped_as_json_pointers() -> None:
+def test_names_are_escaped_in_json_pointers() -> None:
     patch = diff({"a/b": {"c~d": 1}}, {"a/b": {"c~d": 2}})
     assert patch == ({"op": "replace", "path": "/a~1b/c~0d", "value": 2},)
 
@@ -111,7 +113,7 @@ def test_a_patch_that_does_not_fit_is_refused(operation: dict[str, Any]) -> None
     assert document == {"list": [1, 2]}
 
 
-def test_places_of_a_list_are_added_to_and_taken_from() -> None:
+def test_items_are_added_to_and_removed_from_lists() -> None:
     patch = [
         {"op": "add", "path": "/0", "value": "a"},
         {"op": "add", "path": "/2", "value": "z"},
@@ -151,7 +153,7 @@ happenings: st.SearchStrategy[Event] = st.one_of(
 
 
 def logged(event: Event, number: int) -> Event:
-    """The event as it comes out of the log."""
+    """Return the event as a reader of the log sees it."""
     return parse_event(entry(event.type, orjson.loads(event.to_json()), number=number))
 
 
@@ -180,7 +182,7 @@ def test_the_state_keeps_the_latest_decisions_and_discoveries() -> None:
     assert [(one["n"], one["choice"]) for one in state["decisions"]][:: KEPT - 1] == [(6, "5"), (KEPT + 5, "104")]
 
 
-def test_an_event_that_does_not_fit_the_state_says_which_it_is() -> None:
+def test_an_event_that_does_not_fit_the_state_is_named() -> None:
     with pytest.raises(BadPatch, match="event 3, 'decided', does not fit the state before it"):
         reduce({}, Decided(choice="a"), 3)
     whole = Changed(changes=({"op": "replace", "path": "", "value": 5},))
@@ -188,11 +190,11 @@ def test_an_event_that_does_not_fit_the_state_says_which_it_is() -> None:
         reduce(empty_state(), whole, 4)
 
 
-# what is read
+# reading
 
 
 @pytest.mark.parametrize("kind", [*BUILT_IN])
-def test_every_type_comes_back_as_it_was_written(kind: str) -> None:
+def test_every_type_is_read_as_it_was_written(kind: str) -> None:
     needed = {"after": "crash", "message": {"role": "user", "content": "x"}, "changes": [], "error": "E"}
     guesses: dict[str, Any] = {}
     for name, field in BUILT_IN[kind].model_fields.items():
@@ -202,7 +204,7 @@ def test_every_type_comes_back_as_it_was_written(kind: str) -> None:
     assert logged(event, 1) == event
 
 
-def test_what_cannot_be_read_says_where_it_is_and_why() -> None:
+def test_unreadable_events_say_where_and_why() -> None:
     cases = {
         "unknown event type 'unheard'": entry("unheard", {"a": 1}),
         "it has version 2; this version of Perdure reads 'decided' up to version 1": entry("decided", {"v": 2}),
@@ -218,16 +220,16 @@ def test_what_cannot_be_read_says_where_it_is_and_why() -> None:
         assert (event.task_id, event.entry, event.number, event.data) == ("t1", "5-0", 7, found.data)
 
 
-def test_a_field_of_a_later_version_that_is_new_is_passed_over() -> None:
+def test_a_new_field_of_a_later_version_is_ignored() -> None:
     assert parse_event(entry("decided", {"choice": "a", "mood": "good"})) == Decided(choice="a")
 
 
-# types of one's own
+# application types
 
 
 @register_event
 class Priced(Event):
-    """Version 1 had cents."""
+    """Application type whose version 1 had cents."""
 
     version = 2
     type: Literal["test_priced"] = "test_priced"
@@ -239,7 +241,7 @@ class Priced(Event):
         return {**data, "euros": data["cents"] / 100} if data.get("v") == 1 else data
 
 
-def test_a_type_of_one_s_own_is_read_in_all_its_versions() -> None:
+def test_an_application_type_is_read_in_all_its_versions() -> None:
     new = Priced(euros=2.5)
     assert orjson.loads(new.to_json()) == {"v": 2, "euros": 2.5, "own": True}
     assert logged(new, 1) == new
@@ -249,7 +251,7 @@ def test_a_type_of_one_s_own_is_read_in_all_its_versions() -> None:
     assert isinstance(parse_event(entry("test_priced", {"v": 3, "euros": 1})), Unreadable)
 
 
-def test_a_type_of_an_application_that_is_not_loaded_does_what_it_says_to_the_state() -> None:
+def test_an_unregistered_application_type_changes_the_state() -> None:
     class Weighed(Event):
         type: Literal["test_weighed"] = "test_weighed"
         grams: float
@@ -261,7 +263,7 @@ def test_a_type_of_an_application_that_is_not_loaded_does_what_it_says_to_the_st
     assert reduce(empty_state(), event, 1) == reduce(empty_state(), weighed, 1)
 
 
-def test_a_type_that_could_not_be_told_apart_is_refused() -> None:
+def test_an_ambiguous_type_is_refused() -> None:
     class Nameless(Event):
         pass
 
@@ -289,10 +291,10 @@ def test_a_type_that_could_not_be_told_apart_is_refused() -> None:
 
 
 SECRETS = ('pa"ss\\word\n', "1234", "tool", "user")
-"""One that JSON escapes, one that is a number, the name of a field, the role of a message."""
+"""A secret that JSON escapes, a number, the name of a field and the role of a message."""
 
 
-def test_secrets_are_taken_out_of_values_and_nothing_else() -> None:
+def test_only_the_values_are_masked() -> None:
     redact = Redaction(SECRETS)
     called = ToolCalled(
         tool="mail",
@@ -309,12 +311,12 @@ def test_secrets_are_taken_out_of_values_and_nothing_else() -> None:
     assert (shown.reasoning, shown.step, shown.tool) == ("********** fits", "tool", "mail")
     assert shown.changes == ({"op": "add", "path": "/results/**********", "value": {"pin": "*" * 10}},)
     assert logged(shown, 1) == shown
-    said = MessageAdded(message=Message(role="user", content="I am user 1234"))
-    assert redacted(said, redact).message == Message(role="user", content="I am ********** **********")
+    added = MessageAdded(message=Message(role="user", content="I am user 1234"))
+    assert redacted(added, redact).message == Message(role="user", content="I am ********** **********")
     saved = ArtifactSaved(name="1234", hash="a1234b", size=1234)
     assert redacted(saved, redact) == ArtifactSaved(name="*" * 10, hash="a1234b", size=1234)
 
 
-def test_an_event_without_secrets_stays_the_very_same() -> None:
+def test_an_event_without_secrets_is_returned_itself() -> None:
     event = ToolCalled(tool="mail", arguments={"a": [1, {"b": 2.5}]}, result=None)
     assert redacted(event, Redaction(SECRETS)) is event

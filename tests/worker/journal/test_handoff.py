@@ -1,4 +1,4 @@
-"""Handoffs: what a run leaves when it stops, how small it is, and what it says."""
+"""Handoff documents: drafting, limits of their size, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SECTIONS = ("In progress", "Decisions", "Needs attention next", "Can wait", "Wai
 
 
 def words(text: str) -> int:
-    """A tokenizer of another kind."""
+    """Count words: a tokenizer of another kind."""
     return len(text.split())
 
 
@@ -67,14 +67,14 @@ def as_json(handoff: Handoff) -> str:
 
 @settings(deadline=None, max_examples=30)
 @given(HANDOFFS, st.integers(0, 900), st.sampled_from([estimated_tokens, words, len]))
-def test_the_readers_form_never_has_more_tokens_than_the_budget(handoff: Handoff, budget: int, count: object) -> None:
+def test_the_markdown_stays_within_the_budget(handoff: Handoff, budget: int, count: object) -> None:
     assert callable(count)
     assert count(fitted_text(handoff, budget, count=count)) <= budget
 
 
 @settings(deadline=None, max_examples=25)
 @given(HANDOFFS, st.integers(600, 2500))
-def test_the_machines_form_fits_too_and_comes_back_as_it_was(handoff: Handoff, budget: int) -> None:
+def test_the_json_fits_too_and_is_read_back(handoff: Handoff, budget: int) -> None:
     small = fitted(handoff, budget, form=as_json)
     assert estimated_tokens(as_json(small)) <= budget
     assert Handoff.from_json("x", small.to_json()) == small
@@ -83,7 +83,7 @@ def test_the_machines_form_fits_too_and_comes_back_as_it_was(handoff: Handoff, b
 
 @settings(deadline=None, max_examples=30)
 @given(HANDOFFS, st.integers(0, 900))
-def test_what_fits_is_whole_and_what_was_left_out_is_said(handoff: Handoff, budget: int) -> None:
+def test_a_document_that_fits_is_whole_and_removals_are_counted(handoff: Handoff, budget: int) -> None:
     small = fitted(handoff, budget)
     if estimated_tokens(handoff.to_markdown()) <= budget:
         assert small == handoff
@@ -111,7 +111,7 @@ def long_handoff() -> Handoff:
     )
 
 
-def test_what_matters_least_goes_first_and_the_latest_stays_longest() -> None:
+def test_the_least_important_parts_go_first() -> None:
     small = fitted(long_handoff(), 400)
     assert small.later == ()
     assert small.decisions[-1].choice == "choice 39"
@@ -123,7 +123,7 @@ def test_what_matters_least_goes_first_and_the_latest_stays_longest() -> None:
     assert "x:pay" in text
 
 
-def test_no_text_of_a_section_opens_another_one() -> None:
+def test_a_text_cannot_start_a_section() -> None:
     text = Handoff(task="t", session="x", why="crash", attention=("a\n## Can wait\n- b",)).to_markdown()
     assert [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")] == [
         "In progress",
@@ -146,32 +146,32 @@ def test_no_text_of_a_section_opens_another_one() -> None:
         (b'{"v":1,"task":"t","session":"x","why":"bored"}', "why"),
     ],
 )
-def test_one_that_cannot_be_read_is_an_error_that_names_the_task(data: bytes, problem: str) -> None:
+def test_an_unreadable_document_is_an_error_that_names_the_task(data: bytes, problem: str) -> None:
     with pytest.raises(BadHandoff, match=f"task some-id .*{problem}"):
         Handoff.from_json("some-id", data)
 
 
-def told(number: int | None, kind: str, step: str | None = None, **data: object) -> TaskEvent:
+def logged(number: int | None, kind: str, step: str | None = None, **data: object) -> TaskEvent:
     return TaskEvent(f"{number or 0}-0", 1000, kind, step, data or None, number)
 
 
-def test_of_an_agent_the_last_step_that_is_done_is_one_of_its_plan() -> None:
+def test_the_last_step_of_an_agent_is_one_of_its_plan() -> None:
     plan = [{"key": "a", "status": "done"}, {"key": "b", "status": "done"}, {"key": "c", "status": "running"}]
-    events = [told(1, "step_completed", "b"), told(2, "tool_called", "c/grep", tool="grep")]
+    events = [logged(1, "step_completed", "b"), logged(2, "tool_called", "c/grep", tool="grep")]
     handoff = build_handoff({"plan": plan}, events, task="audit", session="x", why="shutdown", number=2)
     assert (handoff.steps, handoff.last_completed) == (2, "b")
 
 
-def test_it_is_drawn_up_from_what_the_log_tells() -> None:
+def test_a_document_is_drafted_from_the_log() -> None:
     events = [
-        told(None, "step_completed", "list", attempt=1),
-        told(1, "decided", choice="begin with src", reasoning="it is small", alternatives=["docs"]),
-        told(2, "discovered", fact="12 files", source="list"),
-        told(3, "tool_called", tool="grep"),
-        told(4, "tool_called", tool="grep"),
-        told(5, "waiting", what="approval", on="ada", why="it costs money"),
-        told(6, "of-a-later-version"),
-        told(None, "attempt_failed", error="ValueError", message="no such file"),
+        logged(None, "step_completed", "list", attempt=1),
+        logged(1, "decided", choice="begin with src", reasoning="it is small", alternatives=["docs"]),
+        logged(2, "discovered", fact="12 files", source="list"),
+        logged(3, "tool_called", tool="grep"),
+        logged(4, "tool_called", tool="grep"),
+        logged(5, "waiting", what="approval", on="ada", why="it costs money"),
+        logged(6, "of-a-later-version"),
+        logged(None, "attempt_failed", error="ValueError", message="no such file"),
     ]
     handoff = build_handoff(
         state_after(None, events),
@@ -204,15 +204,15 @@ def test_it_is_drawn_up_from_what_the_log_tells() -> None:
     assert "- the last error: ValueError: no such file" in text
 
 
-def test_events_that_cannot_be_read_or_applied_are_passed_over() -> None:
-    """What comes after them is in the state all the same."""
+def test_events_that_cannot_be_read_or_applied_are_skipped() -> None:
+    """Later events are still applied."""
     events = [
-        told(1, "discovered", fact="12 files", source="list"),
-        told(2, "discovered", fact={"no": "text"}),
-        TaskEvent("3-0", 1000, "discovered", None, {"fact": "sealed"}, 3, problem="it cannot be opened"),
-        told(4, "discovered", fact="3 of them are empty", source="read"),
+        logged(1, "discovered", fact="12 files", source="list"),
+        logged(2, "discovered", fact={"no": "text"}),
+        TaskEvent("3-0", 1000, "discovered", None, {"fact": "encrypted"}, 3, problem="it could not be decrypted"),
+        logged(4, "discovered", fact="3 of them are empty", source="read"),
     ]
-    misfit = told(3, "changed", changes=[{"op": "remove", "path": "/nothing/there"}])
+    misfit = logged(3, "changed", changes=[{"op": "remove", "path": "/nothing/there"}])
     state = state_after(StoredState(1, "auditor", state_after(None, events[:1])), [*events[:2], misfit, events[3]])
     assert [found["fact"] for found in state["discoveries"]] == ["12 files", "3 of them are empty"]
     assert state_after(None, events) == state
@@ -220,7 +220,7 @@ def test_events_that_cannot_be_read_or_applied_are_passed_over() -> None:
     assert [found.fact for found in handoff.discoveries] == ["12 files", "3 of them are empty"]
 
 
-def test_the_steps_of_a_plan_are_in_progress_next_or_can_wait() -> None:
+def test_steps_of_a_plan_are_in_progress_next_or_can_wait() -> None:
     state = empty_state() | {
         "goal": "a report",
         "plan": [

@@ -1,4 +1,4 @@
-"""Time travel: the state as any event left it, what is stored compared with that, and new tasks from there."""
+"""States of the past, comparison with the stored snapshot, and forks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Notes(AgentState):
 
 
 class Reader(Agent[Notes]):
-    """Reads pages; each page is paid for once."""
+    """Agent that reads pages and pays for each page once."""
 
     snapshot_every: ClassVar[int] = 6
     paid: ClassVar[list[str]] = []
@@ -59,7 +59,7 @@ async def app(settings: Settings) -> AsyncIterator[App]:
 
 
 async def read_all(app: App) -> TaskHandle[Any]:
-    """An agent that has run to its end."""
+    """Run an agent to its end."""
     Reader.paid.clear()
     handle: TaskHandle[Any] = await app.agent(name="read")(Reader).enqueue("learn")
     await work_off(app)
@@ -80,7 +80,7 @@ async def cli(app: App, *args: str) -> Answer:
     return await asyncio.to_thread(call, "task", *args, *where)
 
 
-async def test_every_event_s_state_can_be_gone_back_to(app: App) -> None:
+async def test_the_state_at_every_event_can_be_read(app: App) -> None:
     handle = await read_all(app)
     past = [await state_at(*place(app, handle), number) for number in range(len(await numbered(handle)) + 1)]
     moods = [one.state.get("mood") for one in past]
@@ -97,14 +97,14 @@ async def test_every_event_s_state_can_be_gone_back_to(app: App) -> None:
         await state_at(*place(app, handle), 99)
 
 
-async def test_the_snapshot_is_what_the_log_comes_to(app: App) -> None:
+async def test_the_snapshot_equals_the_reduction_of_the_log(app: App) -> None:
     handle = await read_all(app)
     stored = await check_state(*place(app, handle))
     assert stored is not None
     assert stored.number > 0
 
 
-async def test_what_is_not_json_is_in_the_live_state_as_in_the_log(app: App) -> None:
+async def test_values_that_are_not_json_are_logged_as_the_live_state_has_them(app: App) -> None:
     class Dated(Reader):
         snapshot_every: ClassVar[int] = 1
 
@@ -120,7 +120,7 @@ async def test_what_is_not_json_is_in_the_live_state_as_in_the_log(app: App) -> 
     assert await check_state(*place(app, handle)) is not None
 
 
-def test_a_fresh_start_begins_the_state_anew() -> None:
+def test_a_fresh_replay_resets_the_state() -> None:
     past = Past("t")
     entries: list[tuple[str, dict[str, Any], int | None]] = [
         ("started", {"goal": "one", "agent": "a"}, 1),
@@ -138,7 +138,7 @@ def test_a_fresh_start_begins_the_state_anew() -> None:
 
 
 async def tamper(app: App, handle: TaskHandle[Any], **fields: Any) -> None:
-    """Change the stored snapshot behind the log's back."""
+    """Change the stored snapshot without an event."""
     steps = handle.partition.steps(handle.id)
     stored = orjson.loads(await redis_command(app, "HGET", steps, "s:#state"))
     stored["state"] |= fields
@@ -161,7 +161,7 @@ async def test_state_drift_names_the_first_event_that_differs(app: App) -> None:
 
 
 async def spoil(app: App, handle: TaskHandle[Any], number: int, data: bytes | None) -> None:
-    """Break one entry of the log, or take it out: the log is written anew, since entries cannot be changed."""
+    """Break or remove one entry of the log. The log is written again, since entries cannot be changed."""
     log = handle.partition.log(handle.id)
     entries = await redis_command(app, "XRANGE", log, "-", "+")
     await redis_command(app, "DEL", log)
@@ -176,7 +176,7 @@ async def spoil(app: App, handle: TaskHandle[Any], number: int, data: bytes | No
 
 
 @pytest.mark.parametrize("data", [b"{", b'{"v":9}', None], ids=["truncated", "of a later version", "missing"])
-async def test_a_broken_event_is_refused_by_name_unless_it_is_to_be_left_out(app: App, data: bytes | None) -> None:
+async def test_a_broken_event_is_named_unless_lenient(app: App, data: bytes | None) -> None:
     handle = await read_all(app)
     last = len(await numbered(handle))
     broken = next(number for number, event in (await numbered(handle)).items() if event.type == "discovered")
@@ -195,7 +195,7 @@ async def test_a_broken_event_is_refused_by_name_unless_it_is_to_be_left_out(app
     assert "left out: " in shown.err
 
 
-async def test_the_past_on_the_command_line(app: App) -> None:
+async def test_the_command_shows_past_states(app: App) -> None:
     handle = await read_all(app)
     last = len(await numbered(handle))
     first = next(number for number, event in (await numbered(handle)).items() if event.type == "step_completed")
@@ -219,7 +219,7 @@ async def test_the_past_on_the_command_line(app: App) -> None:
 # forks
 
 
-async def test_a_fork_of_an_agent_goes_on_from_the_state_of_then(app: App) -> None:
+async def test_a_fork_of_an_agent_continues_from_that_state(app: App) -> None:
     handle = await read_all(app)
     first = next(number for number, event in (await numbered(handle)).items() if event.type == "step_completed")
     Reader.paid.clear()
@@ -242,7 +242,7 @@ async def test_a_fork_of_an_agent_goes_on_from_the_state_of_then(app: App) -> No
     assert (await soon(handle.result()))["goal"] == "learn"
 
 
-async def test_a_fork_of_an_agent_that_is_done_finishes_again_and_keeps_its_artifacts(app: App) -> None:
+async def test_a_fork_of_a_finished_agent_finishes_again_with_its_artifacts(app: App) -> None:
     class Writer(Reader):
         async def finish(self, ctx: Context, state: Notes) -> dict[str, Any]:
             await ctx.artifacts.save("notes.txt", state.mood)
@@ -267,14 +267,14 @@ async def test_a_fork_of_an_agent_that_is_done_finishes_again_and_keeps_its_arti
     assert Reader.paid == []
 
 
-async def test_a_fork_within_a_step_keeps_what_the_step_had_paid_for(app: App) -> None:
+async def test_a_fork_within_a_step_keeps_its_nested_records(app: App) -> None:
     app.agent(name="read", retry=Retry(max_attempts=1))(Reader)
     Reader.paid.clear()
     handle: TaskHandle[Any] = await app.producer.enqueue("read", {"goal": "learn"})
-    told = Context.discover
+    discover = Context.discover
 
     async def cut_off(ctx: Context, fact: str, *, source: str = "") -> None:
-        await told(ctx, fact, source=source)
+        await discover(ctx, fact, source=source)
         if source == "two":
             raise ConnectionError("cut off")
 
@@ -292,7 +292,7 @@ async def test_a_fork_within_a_step_keeps_what_the_step_had_paid_for(app: App) -
 
 @pytest.fixture
 def walk(app: App) -> Any:
-    """A function of three steps, which fails at its end."""
+    """Register a function of three steps that fails at its end."""
 
     @app.task(retry=Retry(max_attempts=1))
     async def walk(ctx: Context, start: int, fail: bool = True) -> list[int]:
@@ -301,7 +301,7 @@ def walk(app: App) -> Any:
             return start + number
 
         found = [await ctx.step("a", go, 1)]
-        await ctx.decide("go on", reasoning="because")
+        await ctx.decide("continue", reasoning="because")
         found += [await ctx.tool("b", go, 2), await ctx.step("c", go, 3, risky=True)]
         await ctx.decide("stop")
         if fail:
@@ -328,7 +328,7 @@ async def walked(app: App, walk: Any) -> TaskHandle[Any]:
         (None, {"a", "#decided", "b", "c", "#decided#2"}, []),
     ],
 )
-async def test_a_fork_of_a_function_has_the_steps_of_then(
+async def test_a_fork_of_a_function_has_the_steps_recorded_by_then(
     app: App, walk: Any, at: Any, kept: set[str], paid: list[str]
 ) -> None:
     handle = await walked(app, walk)
@@ -340,7 +340,7 @@ async def test_a_fork_of_a_function_has_the_steps_of_then(
     assert (await forked.handle.record()).headers == {"who": "me"}
     assert (await handle.record()).state == "dead"
     decisions = (await state_at(*place(app, forked.handle))).state["decisions"]
-    assert [one["choice"] for one in decisions] == ["go on", "stop"]
+    assert [one["choice"] for one in decisions] == ["continue", "stop"]
 
 
 async def test_a_fork_can_be_forked(app: App, walk: Any) -> None:
@@ -357,7 +357,7 @@ async def test_a_fork_can_be_forked(app: App, walk: Any) -> None:
     assert f"{second.handle.id}:1" not in Reader.paid
 
 
-async def test_wherever_a_task_stands_it_can_be_forked(app: App, walk: Any) -> None:
+async def test_a_task_in_any_state_can_be_forked(app: App, walk: Any) -> None:
     waiting = await walk.options(delay=3600).enqueue(1, fail=False)
     queued = await walk.enqueue(2, fail=False)
     for source, result in ((waiting, [2, 3, 4]), (queued, [3, 4, 5])):
@@ -373,7 +373,7 @@ async def test_wherever_a_task_stands_it_can_be_forked(app: App, walk: Any) -> N
     assert await soon(again.handle.result()) == [2, 3, 4]
 
 
-async def test_a_fork_asked_for_twice_is_there_once(app: App, walk: Any) -> None:
+async def test_a_repeated_fork_returns_the_same_task(app: App, walk: Any) -> None:
     handle = await walked(app, walk)
     first = await fork(app.producer, handle.id, new_id="mine", edit={"fail": False})
     await take_and_die(app)
@@ -386,7 +386,7 @@ async def test_a_fork_asked_for_twice_is_there_once(app: App, walk: Any) -> None
         await fork(app.producer, handle.id, at="a", new_id="mine")
 
 
-async def test_what_a_running_task_records_meanwhile_is_not_mixed_in(
+async def test_records_written_during_a_fork_are_not_copied(
     app: App, walk: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = await walked(app, walk)
@@ -403,7 +403,7 @@ async def test_what_a_running_task_records_meanwhile_is_not_mixed_in(
     assert await soon(forked.handle.result()) == [11, 12, 13]
 
 
-async def test_a_fork_goes_where_the_queue_is_open(app: App, walk: Any) -> None:
+async def test_a_fork_is_placed_on_an_open_partition(app: App, walk: Any) -> None:
     handle = await walked(app, walk)
     await set_partitions(app.producer.gateway, app.producer.namespace, "default", 2)
     forked = await fork(app.producer, handle.id, edit={"fail": False}, new_id="elsewhere")
@@ -413,8 +413,8 @@ async def test_a_fork_goes_where_the_queue_is_open(app: App, walk: Any) -> None:
     assert await soon(forked.handle.result()) == [11, 12, 13]
 
 
-async def test_what_is_sealed_is_sealed_anew(settings: Settings) -> None:
-    async with App("sealed", settings=with_keys(settings, FIRST, required=True)) as app:
+async def test_encrypted_data_is_encrypted_again_for_the_fork(settings: Settings) -> None:
+    async with App("encrypted", settings=with_keys(settings, FIRST, required=True)) as app:
         handle = await read_all(app)
         first = next(number for number, event in (await numbered(handle)).items() if event.type == "step_completed")
         forked = await fork(app.producer, handle.id, at=first, edit={"mood": "a-marker"})
@@ -424,7 +424,7 @@ async def test_what_is_sealed_is_sealed_anew(settings: Settings) -> None:
         assert (await state_at(*place(app, forked.handle), 1)).state["mood"] == "a-marker"
 
 
-async def test_a_secret_argument_that_is_edited_stays_one(app: App) -> None:
+async def test_an_edited_secret_argument_stays_secret(app: App) -> None:
     class Keyed(Notes):
         token: Annotated[SecretStr | None, Ephemeral] = None
 
@@ -459,7 +459,7 @@ async def test_a_secret_argument_that_is_edited_stays_one(app: App) -> None:
         ({"goal.deeper": 1}, "cannot edit 'goal.deeper'"),
     ],
 )
-async def test_an_edit_that_cannot_be_made_is_refused(app: App, edit: dict[str, Any], problem: str) -> None:
+async def test_an_invalid_edit_is_refused(app: App, edit: dict[str, Any], problem: str) -> None:
     handle = await read_all(app)
     with pytest.raises(BadEdit, match=problem):
         await fork(app.producer, handle.id, edit=edit)
@@ -467,7 +467,7 @@ async def test_an_edit_that_cannot_be_made_is_refused(app: App, edit: dict[str, 
         await fork(app.producer, handle.id, at="nowhere")
 
 
-async def test_a_fork_on_the_command_line(app: App, walk: Any) -> None:
+async def test_the_command_forks_a_task(app: App, walk: Any) -> None:
     handle = await walked(app, walk)
     answer = await cli(app, "fork", handle.id, "--at", "a", "--edit", "fail=false", "--edit", '{"start": 10}')
     assert (answer.code, len(answer.ids)) == (0, 1)

@@ -1,4 +1,4 @@
-"""The stored form of a state: snapshots, and large values beside them."""
+"""Stored form of a state: snapshots, and large values stored apart."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def state(**fields: Any) -> dict[str, Any]:
     return empty_state() | fields
 
 
-def test_a_snapshot_gives_back_the_state_its_number_and_whose_it_is() -> None:
+def test_a_snapshot_returns_state_number_and_agent() -> None:
     found = decode_snapshot("t1", encode_snapshot(state(goal="find out"), 7, "research"))
     assert (found.number, found.agent, found.state) == (7, "research", state(goal="find out"))
 
 
-def test_what_came_into_the_state_later_has_its_default() -> None:
+def test_fields_missing_from_a_snapshot_have_their_defaults() -> None:
     data = orjson.dumps({"v": 1, "n": 3, "agent": "research", "state": {"goal": "old"}})
     assert decode_snapshot("t1", data).state == state(goal="old")
 
@@ -36,7 +36,7 @@ def test_what_came_into_the_state_later_has_its_default() -> None:
         (10, False),
     ],
 )
-def test_a_value_of_more_than_16_kb_of_json_goes_out_of_line(value: Any, stored: bool) -> None:
+def test_a_value_of_more_than_16_kb_of_json_is_stored_apart(value: Any, stored: bool) -> None:
     blobs: dict[str, bytes] = {}
     data = encode_snapshot(state(notes=value), 1, "research", blobs)
     assert bool(blobs) is stored
@@ -45,7 +45,7 @@ def test_a_value_of_more_than_16_kb_of_json_goes_out_of_line(value: Any, stored:
     assert decode_snapshot("t1", data, blobs).state["notes"] == value
 
 
-def test_what_is_innermost_goes_out_of_line_so_that_its_surroundings_can_change_without_it() -> None:
+def test_inner_values_are_stored_apart_first() -> None:
     before: dict[str, bytes] = {}
     after: dict[str, bytes] = {}
     page = "p" * 20_000
@@ -55,7 +55,7 @@ def test_what_is_innermost_goes_out_of_line_so_that_its_surroundings_can_change_
     assert before.keys() == after.keys()
 
 
-def test_blobs_within_blobs_come_back() -> None:
+def test_nested_large_values_are_restored() -> None:
     blobs: dict[str, bytes] = {}
     whole = state(pages=[["z" * 20_000], *(f"{number:090d}" for number in range(300))])
     data = encode_snapshot(whole, 1, "research", blobs)
@@ -66,13 +66,13 @@ def test_blobs_within_blobs_come_back() -> None:
 @pytest.mark.parametrize(
     "value", [{"$ref": "sha256:abc"}, {"$ref": ["sha256:abc"]}, {"$ref": {"$ref": "x" * 20_000}}, {"$ref": None}]
 )
-def test_a_users_value_that_looks_like_a_reference_is_none(value: Any) -> None:
+def test_a_users_value_in_the_shape_of_a_reference_is_kept(value: Any) -> None:
     blobs: dict[str, bytes] = {}
     assert decode_snapshot("t1", encode_snapshot(state(notes=value), 1, "a", blobs), blobs).state["notes"] == value
     assert decode_snapshot("t1", encode_snapshot(state(notes=value), 1, "a")).state["notes"] == value
 
 
-def test_the_size_that_decides_is_that_of_the_json() -> None:
+def test_the_size_of_the_json_decides() -> None:
     for value in ("\u0000" * 3000, "é" * 9000, ["a", {"b": 1.5}], {"ü": [None, True]}, [], {}):
         blobs: dict[str, bytes] = {}
         split([value], blobs)

@@ -1,4 +1,4 @@
-"""What may be wrong with a PostgreSQL that holds memories: away, without the extension, with fewer rights."""
+"""Faults of a PostgreSQL memory store: server unavailable, extension missing, privileges missing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(url: str, *statements: str) -> None:
             connection.execute(statement.encode())
 
 
-async def test_a_server_that_was_restarted_is_used_again(url: str, postgres_server: PostgresServer) -> None:
+async def test_a_restarted_server_is_used_again(url: str, postgres_server: PostgresServer) -> None:
     async with HybridStore(PostgresBackend(url), Numbers()) as store:
         await remember(store, "1 before")
         postgres_server.restart()
@@ -33,9 +33,7 @@ async def test_a_server_that_was_restarted_is_used_again(url: str, postgres_serv
         assert (await store.search("1"))[0].memory.text == "1 before"
 
 
-async def test_without_the_extension_words_are_searched_and_an_embedder_is_refused_with_the_remedy(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_the_extension_only_words_are_searched(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "_EXTENSION", "not_installed")
     with pytest.raises(VectorsUnavailable, match="the server has no pgvector; install it"):
         await HybridStore(PostgresBackend(url), Numbers()).open()
@@ -45,7 +43,7 @@ async def test_without_the_extension_words_are_searched_and_an_embedder_is_refus
         await store.forget([(await store.list())[0].id])
 
 
-async def test_who_may_not_make_the_extension_is_told_who_may(url: str) -> None:
+async def test_a_missing_privilege_for_the_extension_is_reported(url: str) -> None:
     role = "limited_" + url.partition("?")[0].rpartition("_")[2]
     run(url, f"CREATE ROLE {role} LOGIN", f"GRANT CREATE ON SCHEMA public TO {role}")
     limited = url.replace("user=postgres", f"user={role}")
@@ -57,7 +55,7 @@ async def test_who_may_not_make_the_extension_is_told_who_may(url: str) -> None:
         assert (await store.search("1"))[0].vector_rank == 1
 
 
-async def test_who_may_not_make_tables_is_told_so(url: str) -> None:
+async def test_a_missing_privilege_for_tables_is_reported(url: str) -> None:
     role = "poor_" + url.partition("?")[0].rpartition("_")[2]
     run(url, f"CREATE ROLE {role} LOGIN")
     with pytest.raises(MemoryStoreUnavailable, match="its user lacks a privilege: permission denied for schema public"):
@@ -67,24 +65,24 @@ async def test_who_may_not_make_tables_is_told_so(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("postgresql://somebody:secret@localhost:1/x", r"postgresql://localhost:1/x: could not be reached: .*refused"),
-        ("postgresql://somebody:secret@localhost:1/x?nonsense=1", "of PERDURE_MEMORY: its URL could not be read"),
+        ("postgresql://user:secret@localhost:1/x", r"postgresql://localhost:1/x: could not be reached: .*refused"),
+        ("postgresql://user:secret@localhost:1/x?nonsense=1", "of PERDURE_MEMORY: its URL could not be read"),
         ("postgresql:///x?host=/nowhere&password=secret", r"could not be reached: .*No such file"),
     ],
 )
-async def test_a_server_that_is_away_is_named_without_its_password(url: str, says: str) -> None:
+async def test_an_unavailable_server_is_named_without_its_password(url: str, says: str) -> None:
     with pytest.raises(MemoryStoreUnavailable, match=says) as away:
         await HybridStore(PostgresBackend(url)).open()
     assert "secret" not in str(away.value)
 
 
-async def test_tables_of_a_later_version_are_left_as_they_are(url: str) -> None:
+async def test_tables_of_a_later_version_are_not_changed(url: str) -> None:
     run(url, "CREATE TABLE perdure_memory_format (version integer)", "INSERT INTO perdure_memory_format VALUES (2)")
     with pytest.raises(NotAMemoryStore, match=r"later version of Perdure \(format 2\)"):
         await HybridStore(PostgresBackend(url)).open()
 
 
-async def test_a_lock_that_is_held_for_too_long_is_told_of(url: str) -> None:
+async def test_a_lock_held_for_too_long_is_reported(url: str) -> None:
     async with HybridStore(PostgresBackend(url, wait=0.2)) as store:
         [one] = await remember(store, "x")
         with psycopg.connect(url) as other:

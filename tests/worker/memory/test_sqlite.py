@@ -1,4 +1,4 @@
-"""What may be wrong with the file of a memory store: locked, damaged, something else, of a later version."""
+"""Faults of a SQLite memory store: file locked, damaged, of another application, of a later version."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def filled(path: Path, count: int) -> None:
 
 
 def content(path: Path) -> dict[str, str]:
-    """Of the folder's files, but for the one that only says who reads (-shm)."""
+    """Return the folder's files, except the one that only lists readers (-shm)."""
     return {
         one.name: hashlib.sha256(one.read_bytes()).hexdigest()
         for one in path.parent.iterdir()
@@ -61,7 +61,7 @@ def content(path: Path) -> dict[str, str]:
 
 
 def break_page_with(path: Path, text: bytes) -> None:
-    """Overwrite the page of the file in which the text stands first."""
+    """Overwrite the page of the file in which the text occurs first."""
     data = bytearray(path.read_bytes())
     size = int.from_bytes(data[16:18], "big")
     start = data.index(text) // size * size
@@ -69,7 +69,7 @@ def break_page_with(path: Path, text: bytes) -> None:
     path.write_bytes(data)
 
 
-async def test_the_file_and_its_folder_are_for_their_owner_alone(path: Path) -> None:
+async def test_the_file_and_its_folder_are_private(path: Path) -> None:
     async with store_at(path) as store:
         await remember(store, "x")
         for one in path.parent.iterdir():
@@ -92,12 +92,12 @@ async def test_a_locked_file_can_be_read_and_says_why_it_cannot_be_written(path:
         assert await store.count() == 2
 
 
-async def test_a_damaged_page_is_told_of_and_nothing_is_overwritten(path: Path) -> None:
+async def test_a_damaged_page_is_reported_and_nothing_is_overwritten(path: Path) -> None:
     await filled(path, 300)
     break_page_with(path, b"memory 150:")
     before = content(path)
     async with store_at(path) as store:
-        assert len(await store.list(limit=10)) == 10  # what lies elsewhere is still there
+        assert len(await store.list(limit=10)) == 10  # other pages are readable
         assert len(await store.get(["id-1", "id-299"])) == 2
         for use in (store.list(limit=300), store.get(["id-150"]), store.touch(["id-150"]), store.forget(["id-150"])):
             with pytest.raises(MemoryStoreDamaged, match="perdure memory export --salvage") as damaged:
@@ -106,7 +106,7 @@ async def test_a_damaged_page_is_told_of_and_nothing_is_overwritten(path: Path) 
     assert content(path) == before
 
 
-async def test_what_lies_in_other_pages_is_salvaged(path: Path) -> None:
+async def test_memories_on_undamaged_pages_are_salvaged(path: Path) -> None:
     await filled(path, 300)
     break_page_with(path, b"memory 150:")
     before = content(path)
@@ -122,17 +122,17 @@ async def test_what_lies_in_other_pages_is_salvaged(path: Path) -> None:
         assert await new.restore(found) == len(found)
 
 
-async def test_of_a_whole_file_all_is_salvaged_what_is_not_yet_in_it_too(path: Path) -> None:
+async def test_all_memories_of_an_undamaged_file_are_salvaged(path: Path) -> None:
     async with store_at(path) as store:
         await remember(store, "one", "two")
         [three] = await remember(store, "three")
         await store.forget([three.id])
-        salvage = Salvage(path)  # the log has not been written back: the store is open
+        salvage = Salvage(path)  # the write-ahead log is not checkpointed: the store is open
         assert [one.text for one in salvage] == ["one", "two"]
         assert salvage.lost == 0
 
 
-async def test_nothing_to_salvage_is_said(path: Path, tmp_path: Path) -> None:
+async def test_a_file_without_readable_memories_is_reported(path: Path, tmp_path: Path) -> None:
     with pytest.raises(MemoryStoreError, match="it does not exist"):
         list(Salvage(path))
     other = tmp_path / "text"
@@ -173,7 +173,7 @@ def later_version(path: Path) -> None:
         (later_version, r"written by a later version of Perdure \(format 2\)"),
     ],
 )
-async def test_what_anybody_else_wrote_is_left_as_it_is(make: Callable[[Path], None], says: str, path: Path) -> None:
+async def test_files_of_other_applications_are_not_changed(make: Callable[[Path], None], says: str, path: Path) -> None:
     path.parent.mkdir()
     make(path)
     before = content(path)
@@ -184,7 +184,7 @@ async def test_what_anybody_else_wrote_is_left_as_it_is(make: Callable[[Path], N
     assert content(path) == before
 
 
-async def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:
+async def test_an_impossible_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file" / "memory.sqlite3", tmp_path):
         with pytest.raises(MemoryStoreUnavailable, match="could not be opened") as refused:
@@ -192,9 +192,7 @@ async def test_a_place_that_cannot_be_is_named(tmp_path: Path) -> None:
         assert str(path) in str(refused.value)
 
 
-async def test_without_the_extra_words_are_searched_and_an_embedder_is_refused(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_the_extra_only_words_are_searched(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "find_spec", lambda name: None)
     async with store_at(path, wait=0.05) as store:
         [one] = await remember(store, "The deploy failed")
@@ -214,13 +212,13 @@ async def test_without_the_extra_words_are_searched_and_an_embedder_is_refused(
         await store_at(path).open()
 
 
-async def test_a_store_serves_with_and_without_the_extra_in_turn(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_works_with_and_without_the_extra_in_turn(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with HybridStore(SqliteBackend(path), Numbers()) as store:
         [one] = await remember(store, "1 of all")
     with monkeypatch.context() as without:
         without.setattr(driver, "find_spec", lambda name: None)
         async with store_at(path) as store:
-            await store.add(new_memory("1 of ALL"))  # the vector of its former wording goes
+            await store.add(new_memory("1 of ALL"))  # deletes the vector of the earlier text
             await store.forget([one.id])
             await remember(store, "2 of all")
     async with HybridStore(SqliteBackend(path), Numbers()) as store:
@@ -228,7 +226,7 @@ async def test_a_store_serves_with_and_without_the_extra_in_turn(path: Path, mon
         assert await store.search("1") == []
 
 
-async def test_nothing_of_what_was_forgotten_stays_in_the_file(path: Path) -> None:
+async def test_forgotten_memories_leave_no_rows(path: Path) -> None:
     async with HybridStore(SqliteBackend(path), Numbers()) as store:
         memory = await store.add(new_memory("1 secret"), key="t:s")
         await store.forget([memory.id])
@@ -239,7 +237,7 @@ async def test_nothing_of_what_was_forgotten_stays_in_the_file(path: Path) -> No
         database.close()
 
 
-async def test_a_vector_of_a_wording_that_has_changed_meanwhile_is_not_stored(path: Path) -> None:
+async def test_a_vector_of_a_text_that_has_changed_is_not_stored(path: Path) -> None:
     known = EmbedderIdentity("numbers", 100)
     async with store_at(path) as store:
         await remember(store, "1 as it is now")
@@ -250,10 +248,10 @@ async def test_a_vector_of_a_wording_that_has_changed_meanwhile_is_not_stored(pa
             assert len(await backend.without_vector(known, 0, 10)) == left
 
 
-async def test_who_is_second_to_make_the_tables_finds_them(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_creation_of_tables_succeeds(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await filled(path, 1)
     version = schema._version
-    before = [0, 0]  # what it sees before it has the lock: the first one has not committed yet
+    before = [0, 0]  # versions read before the lock: the other process has not committed
 
     def look(database: Database) -> int:
         return before.pop() if before else version(database)
@@ -264,7 +262,9 @@ async def test_who_is_second_to_make_the_tables_finds_them(path: Path, monkeypat
     assert not before
 
 
-async def test_who_opens_a_new_file_waits_for_who_is_making_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_opening_waits_for_another_process_that_creates_the_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path.parent.mkdir()
     empty(path)
     first = open_database(path, 1)

@@ -1,4 +1,4 @@
-"""The memory store: one conformance set over SQLite and PostgreSQL."""
+"""Conformance of the memory store over SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BACKENDS = ["sqlite", *([POSTGRES] if find_postgres() else [])]
 
 @pytest.fixture(params=BACKENDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Of an empty store, as PERDURE_MEMORY names it."""
+    """Return the place of an empty store, as PERDURE_MEMORY names it."""
     if request.param == POSTGRES:
         server: PostgresServer = request.getfixturevalue("postgres_server")
         return server.new_database()
@@ -64,10 +64,10 @@ def texts(found: Any) -> list[str]:
     return [getattr(one, "memory", one).text for one in found]
 
 
-# what is stored
+# storing
 
 
-async def test_a_memory_comes_back_as_it_was_stored_by_another_process_too(store: HybridStore, stores: Stores) -> None:
+async def test_a_memory_is_read_back_by_another_connection(store: HybridStore, stores: Stores) -> None:
     new = NewMemory(
         text=" Größe: 'naïve' \"x\"; DROP TABLE memories; -- 🌋\nline two ",
         type="lesson",
@@ -99,7 +99,7 @@ async def test_a_memory_comes_back_as_it_was_stored_by_another_process_too(store
         ({"text": "x", "metadata": {"when": object()}}, "metadata"),
     ],
 )
-def test_what_cannot_be_a_memory_is_refused_by_the_field(fields: dict[str, Any], names: str) -> None:
+def test_an_invalid_memory_is_refused_with_its_field(fields: dict[str, Any], names: str) -> None:
     with pytest.raises(ValueError, match=names):
         new_memory(**fields)
 
@@ -117,7 +117,7 @@ async def test_listing_filters_and_counts(store: HybridStore) -> None:
     assert [one.text async for one in store.export(owner="a")] == ["one", "two"]
 
 
-async def test_forgetting_and_touching_stay_with_their_owner(store: HybridStore) -> None:
+async def test_forget_and_touch_are_limited_to_the_owner(store: HybridStore) -> None:
     [mine] = await remember(store, "mine", owner="a")
     assert await store.forget([mine.id], owner="b") == 0
     assert await store.touch([mine.id], owner="b") == 0
@@ -129,7 +129,7 @@ async def test_forgetting_and_touching_stay_with_their_owner(store: HybridStore)
 # searching
 
 
-async def test_words_are_found_in_their_inflections_best_first(store: HybridStore) -> None:
+async def test_inflected_words_are_found_best_first(store: HybridStore) -> None:
     await remember(store, "The deploy failed on Friday", "Deploys are frozen, deploying is not possible", "Cats sleep")
     found = await store.search("was the deployment deploying?")
     assert "Cats sleep" not in texts(found)
@@ -139,7 +139,7 @@ async def test_words_are_found_in_their_inflections_best_first(store: HybridStor
     assert found[0].score == pytest.approx(0.5 / 61)
 
 
-async def test_searching_filters_by_owner_type_tags_and_limit(store: HybridStore) -> None:
+async def test_a_search_filters_by_owner_type_tags_and_limit(store: HybridStore) -> None:
     await remember(store, "red apple", "red pear", owner="a", tags=("fruit",))
     await remember(store, "red car", owner="b", type="thing", tags=("metal", "fast"))
     assert texts(await store.search("red", owner="b")) == ["red car"]
@@ -161,7 +161,7 @@ async def test_no_query_is_a_syntax_error(store: HybridStore) -> None:
         assert texts(await store.search(query)) == (["red apple"] if "red" in query else []), query
 
 
-async def test_any_text_can_be_asked_for(store: HybridStore) -> None:
+async def test_any_text_can_be_a_query(store: HybridStore) -> None:
     await remember(store, "red apple")
 
     @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -173,12 +173,12 @@ async def test_any_text_can_be_asked_for(store: HybridStore) -> None:
     await asyncio.to_thread(ask)
 
 
-async def test_both_ways_of_searching_are_fused_by_rank(stores: Stores) -> None:
+async def test_both_rankings_are_fused(stores: Stores) -> None:
     angles = {"alpha one": 0.0, "beta two": 30.0, "alpha three": 60.0, "gamma": 100.0, "alpha": 0.0}
     async with stores(Angles(angles)) as store:
         await remember(store, "alpha three", "beta two", "alpha one", "gamma")
         found = {one.memory.text: one for one in await store.search("alpha")}
-    assert list(found) == ["alpha one", "alpha three", "beta two"]  # gamma is at more than a right angle
+    assert list(found) == ["alpha one", "alpha three", "beta two"]  # the cosine of gamma is negative
     assert {text: one.vector_rank for text, one in found.items()} == {"alpha one": 1, "beta two": 2, "alpha three": 3}
     assert {text: one.text_rank for text, one in found.items() if one.text_rank} == {"alpha three": 1, "alpha one": 2}
     assert found["alpha one"].score == pytest.approx(0.5 * (1 / 62 + 1 / 61))
@@ -201,10 +201,10 @@ async def test_a_memory_weakens_by_half_in_69_days_and_use_keeps_it(store: Hybri
     assert (await store.get([old.id]))[0].accesses == 0
 
 
-# what is the same
+# equality
 
 
-async def test_the_same_in_other_writing_is_one_memory(store: HybridStore, stores: Stores) -> None:
+async def test_equal_normal_forms_are_one_memory(store: HybridStore, stores: Stores) -> None:
     first = await store.add(new_memory("The limit is 10.", tags=("a",), metadata={"x": 1, "y": 1}, importance=0.9))
     stores.clock.now += 5
     again = new_memory("the  LIMIT is 10 …", tags=("b", "a"), metadata={"y": 2}, source="s", importance=0.2)
@@ -228,12 +228,12 @@ async def test_the_same_in_other_writing_is_one_memory(store: HybridStore, store
         ("...", "!!!"),
     ],
 )
-async def test_signs_that_mean_something_tell_texts_apart(store: HybridStore, one: str, other: str) -> None:
+async def test_meaningful_punctuation_distinguishes_texts(store: HybridStore, one: str, other: str) -> None:
     await remember(store, one, other)
     assert await store.count() == 2
 
 
-async def test_nothing_is_the_same_across_types_and_owners(stores: Stores) -> None:
+async def test_equal_texts_of_other_types_and_owners_are_separate(stores: Stores) -> None:
     async with stores(Angles({"x": 0, "X!": 0, "like x": 1.0})) as store:
         await remember(store, "x", owner="a", type="fact")
         await remember(store, "X!", owner="b", type="fact")
@@ -245,20 +245,20 @@ AT_THE_LIMIT = math.degrees(math.acos(0.92))
 
 
 @pytest.mark.parametrize(("degrees", "count"), [(AT_THE_LIMIT - 0.01, 1), (AT_THE_LIMIT, 1), (AT_THE_LIMIT + 0.01, 2)])
-async def test_meaning_the_same_begins_at_a_similarity_of_092(stores: Stores, degrees: float, count: int) -> None:
+async def test_memories_are_equal_from_a_similarity_of_092(stores: Stores, degrees: float, count: int) -> None:
     async with stores(Angles({"cats sleep": 10.0, "felines doze": 10.0 + degrees})) as store:
         first, second = await remember(store, "cats sleep", "felines doze")
         assert await store.count() == count
         if count == 1:
             assert (second.id, second.text, second.former) == (first.id, "felines doze", ("cats sleep",))
             assert texts(await store.search("felines")) == ["felines doze"]
-            # the vector is that of the new wording
+            # the vector is that of the new text
             angles = Angles({"near": 10.0 + degrees})
             async with stores(angles) as other:
                 assert (await other.search("near"))[0].similarity == pytest.approx(1.0, abs=1e-5)
 
 
-async def test_former_wordings_are_the_last_five(stores: Stores) -> None:
+async def test_the_last_five_earlier_texts_are_kept(stores: Stores) -> None:
     async with stores(Angles({f"wording {n}": n * 1.0 for n in range(9)})) as store:
         last = [await remember(store, f"wording {n}") for n in range(9)][-1][0]
     assert last.former == tuple(f"wording {n}" for n in range(3, 8))
@@ -268,7 +268,7 @@ async def test_former_wordings_are_the_last_five(stores: Stores) -> None:
 # once per key
 
 
-async def test_a_key_that_is_known_changes_nothing(store: HybridStore, stores: Stores) -> None:
+async def test_a_known_key_changes_nothing(store: HybridStore, stores: Stores) -> None:
     first = await store.add(new_memory("as the model said it first"), key="t:s")
     assert await store.add(new_memory("in other words, the second time"), key="t:s") == first
     assert await store.list() == [first]
@@ -280,7 +280,7 @@ async def test_a_key_that_is_known_changes_nothing(store: HybridStore, stores: S
     assert (await store.add(new_memory("now it is new"), key="t:s")).id != first.id
 
 
-async def test_what_a_key_has_stored_is_not_embedded_again(stores: Stores) -> None:
+async def test_a_known_key_embeds_nothing(stores: Stores) -> None:
     embedder = Angles()
     async with stores(embedder) as store:
         await store.add(new_memory("x"), key="t:s")
@@ -294,14 +294,14 @@ async def test_touching_with_a_key_counts_once(store: HybridStore) -> None:
     assert (await store.get([one.id]))[0].accesses == 1
 
 
-async def test_what_was_forgotten_may_be_remembered_again(store: HybridStore) -> None:
+async def test_a_forgotten_memory_can_be_added_again(store: HybridStore) -> None:
     first = await store.add(new_memory("x"), key="t:s")
     await store.forget([first.id])
     assert (await store.add(new_memory("x"), key="t:s")).id != first.id
 
 
 def run_adders(place: str, *tasks: list[tuple[str, str | None]]) -> list[Memory]:
-    """Processes that add at once: each tells that it is ready, and opens its store and adds when it is told to go."""
+    """Run processes that add at once: each reports that it is ready, then opens its store and adds on a signal."""
     environment = os.environ | {"PERDURE_MEMORY": place}
     processes = [
         subprocess.Popen(
@@ -325,8 +325,8 @@ def run_adders(place: str, *tasks: list[tuple[str, str | None]]) -> list[Memory]
     return [Memory.model_validate_json(line) for out in added for line in out.splitlines()]
 
 
-async def test_processes_that_add_the_same_at_once_end_with_one_memory(place: str, stores: Stores) -> None:
-    """Making the store at once, too: the file or the tables are not there before."""
+async def test_concurrent_processes_that_add_equal_texts_store_one_memory(place: str, stores: Stores) -> None:
+    """The processes also create the store at once: its file or tables do not exist before."""
     one: list[tuple[str, str | None]] = [(f"{n} of all", f"t:s:{n}" if n % 2 else None) for n in range(40)]
     other = [(text.replace("of all", "in other words"), key) for text, key in one]
     added = await asyncio.to_thread(run_adders, place, one, other)
@@ -339,7 +339,7 @@ async def test_processes_that_add_the_same_at_once_end_with_one_memory(place: st
     assert {one.text.partition(" ")[0]: one.accesses for one in there} == {str(n): 1 - n % 2 for n in range(40)}
 
 
-async def test_one_key_at_once_in_several_types_stores_one_memory(store: HybridStore) -> None:
+async def test_concurrent_writes_with_one_key_store_one_memory(store: HybridStore) -> None:
     news = [new_memory(f"in words of its own {n}", type=f"type {n}") for n in range(12)]
     added = await asyncio.gather(*(store.add(new, key="t:s") for new in news))
     assert len({one.id for one in added}) == 1
@@ -355,34 +355,34 @@ async def test_vectors_of_another_dimension_or_embedder_are_refused_with_the_rem
     for other in (Angles(dimension=3), Angles(name="others")):
         with pytest.raises(EmbedderMismatch) as refused:
             await stores(other).open()
-        said = str(refused.value)
-        assert f"'angles' with 2 dimensions, but {other.name!r} with {other.dimension}" in said
-        assert "perdure memory reembed" in said
-        assert place.partition("?")[0].removeprefix("postgresql:///") in said
+        text = str(refused.value)
+        assert f"'angles' with 2 dimensions, but {other.name!r} with {other.dimension}" in text
+        assert "perdure memory reembed" in text
+        assert place.partition("?")[0].removeprefix("postgresql:///") in text
     async with stores() as words_only:
         assert texts(await words_only.search("x")) == ["x"]
 
 
-async def test_embedding_anew_leaves_the_store_as_it_was_until_it_has_ended(stores: Stores) -> None:
-    async with stores(Numbers()) as former:
-        await remember(former, *(f"{n} of all" for n in range(70)))
+async def test_reembedding_keeps_the_old_vectors_until_it_ends(stores: Stores) -> None:
+    async with stores(Numbers()) as old:
+        await remember(old, *(f"{n} of all" for n in range(70)))
         async with stores() as store:
             await remember(store, "70 was added without an embedder")
-        new = Numbers("anew")
+        new = Numbers("new")
         again = stores(new)
         await again.open_for_reembedding()
         async for count in again.reembed():
             assert count == 64
-            break  # cut off
-        assert (await former.search("69"))[0].vector_rank == 1
+            break  # interrupted
+        assert (await old.search("69"))[0].vector_rank == 1
         with pytest.raises(EmbedderMismatch):
             await stores(new).open()
         assert [count async for count in again.reembed()] == [7]
         assert new.asked[64:] == [f"{n} of all" for n in range(64, 70)] + ["70 was added without an embedder"]
-        with pytest.raises(EmbedderMismatch):  # it was open all the time
-            await remember(former, "71")
+        with pytest.raises(EmbedderMismatch):  # it was open during the reembedding
+            await remember(old, "71")
         with pytest.raises(EmbedderMismatch):
-            await former.search("69")
+            await old.search("69")
         await again.close()
     async with stores(new) as store:
         assert [(await store.search(str(n)))[0].vector_rank for n in (0, 69, 70)] == [1, 1, 1]
@@ -399,7 +399,7 @@ async def test_embedding_anew_leaves_the_store_as_it_was_until_it_has_ended(stor
         (None, "TypeError"),
     ],
 )
-async def test_an_embedder_that_returns_nonsense_is_named_and_nothing_is_stored(
+async def test_an_invalid_embedding_is_reported_and_nothing_is_stored(
     stores: Stores, embedded: Any, problem: str
 ) -> None:
     class Broken(Angles):
@@ -413,7 +413,7 @@ async def test_an_embedder_that_returns_nonsense_is_named_and_nothing_is_stored(
         assert await store.list() == []
 
 
-async def test_an_embedder_may_be_async_and_see_nothing(stores: Stores) -> None:
+async def test_an_embedder_may_be_async_and_return_zeros(stores: Stores) -> None:
     class Blind(Angles):
         async def embed(self, texts: list[str]) -> list[list[float]]:  # type: ignore[override]
             return [[0.0, 0.0] for _ in texts]
@@ -423,10 +423,10 @@ async def test_an_embedder_may_be_async_and_see_nothing(stores: Stores) -> None:
         assert texts(await store.search("x")) == ["x"]
 
 
-# keeping it in order
+# maintenance
 
 
-async def test_what_was_exported_is_restored_as_it_was(stores: Stores, tmp_path: Path) -> None:
+async def test_exported_memories_are_restored_unchanged(stores: Stores, tmp_path: Path) -> None:
     async with stores() as store:
         memories = list(await remember(store, "one", "two", "three", owner="a", tags=("t",)))
         await store.touch([memories[1].id])
@@ -439,7 +439,7 @@ async def test_what_was_exported_is_restored_as_it_was(stores: Stores, tmp_path:
         assert (await copy.search("two"))[0].vector_rank == 1
 
 
-async def test_pruning_takes_what_the_policy_says_and_nothing_else(store: HybridStore, stores: Stores) -> None:
+async def test_pruning_follows_the_policy(store: HybridStore, stores: Stores) -> None:
     [weak] = await remember(store, "weak", importance=0.1)
     [old] = await remember(store, "old", importance=1.0)
     stores.clock.now += 100 * DAY
@@ -457,10 +457,10 @@ async def test_pruning_takes_what_the_policy_says_and_nothing_else(store: Hybrid
         gone
     )
     assert await store.search("weak") == []
-    assert await store.prune(Policy(unused=0.001), owner="nobody") == []
+    assert await store.prune(Policy(unused=0.001), owner="other") == []
 
 
-async def test_what_is_used_while_it_is_pruned_stays(store: HybridStore, stores: Stores) -> None:
+async def test_a_memory_used_during_a_prune_is_kept(store: HybridStore, stores: Stores) -> None:
     [one] = await remember(store, "x")
     backend = store._backend
     stores.clock.now += 1
@@ -470,12 +470,12 @@ async def test_what_is_used_while_it_is_pruned_stays(store: HybridStore, stores:
 
 
 @pytest.mark.parametrize("policy", [{}, {"below": -1}, {"unused": math.nan}])
-def test_a_policy_says_something(policy: dict[str, Any]) -> None:
+def test_an_empty_or_invalid_policy_is_refused(policy: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="pruning policy"):
         Policy(**policy)
 
 
-async def test_a_store_that_is_only_read_is_not_made(stores: Stores) -> None:
+async def test_a_read_does_not_create_a_store(stores: Stores) -> None:
     for _ in range(2):
         with pytest.raises(MemoryStoreMissing, match="perdure memory add"):
             await stores().open(create=False)
@@ -485,6 +485,6 @@ async def test_a_store_that_is_only_read_is_not_made(stores: Stores) -> None:
     await again.close()
 
 
-async def test_a_store_that_is_not_open_says_so(stores: Stores) -> None:
+async def test_a_closed_store_is_reported(stores: Stores) -> None:
     with pytest.raises(RuntimeError, match="is not open"):
         await stores().list()
