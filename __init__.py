@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .worker.agent import Agent, Coherence
     from .worker.agent.context import ContextBuilder
     from .worker.app import App
-    from .worker.durable import AlreadyDone, Context, current_step
+    from .worker.durable import AlreadyDone, Context, EnqueueCall, Middleware, Settlement, StepCall, current_step
     from .worker.errors import (
         ArtifactError,
         ContextError,
@@ -68,6 +68,7 @@ __all__ = [
     "ContextBuilder",
     "ContextError",
     "DecryptionError",
+    "EnqueueCall",
     "Ephemeral",
     "Event",
     "HandOffRefused",
@@ -75,6 +76,7 @@ __all__ = [
     "InboxFull",
     "InvalidArguments",
     "LeaseLost",
+    "Middleware",
     "NotReplicated",
     "PayloadTooLarge",
     "PerdureError",
@@ -85,9 +87,11 @@ __all__ = [
     "RetryLater",
     "ServerFull",
     "Settings",
+    "Settlement",
     "Snooze",
     "State",
     "StateError",
+    "StepCall",
     "StepInDoubt",
     "StepMismatch",
     "StepTimeout",
@@ -115,6 +119,7 @@ _HOMES = {
     "ContextBuilder": ".worker.agent.context",
     "ContextError": ".worker.errors",
     "DecryptionError": ".queues",
+    "EnqueueCall": ".worker.durable",
     "Ephemeral": ".worker.journal",
     "Event": ".worker.journal",
     "HandOffRefused": ".queues",
@@ -123,6 +128,7 @@ _HOMES = {
     "InboxFull": ".queues",
     "InvalidArguments": ".worker.errors",
     "LeaseLost": ".queues",
+    "Middleware": ".worker.durable",
     "NotReplicated": ".queues",
     "PayloadTooLarge": ".queues",
     "PerdureError": ".queues",
@@ -133,9 +139,11 @@ _HOMES = {
     "RetryLater": ".worker.errors",
     "ServerFull": ".queues",
     "Settings": ".worker.settings",
+    "Settlement": ".worker.durable",
     "Snooze": ".worker.errors",
     "State": ".queues",
     "StateError": ".worker.errors",
+    "StepCall": ".worker.durable",
     "StepInDoubt": ".worker.errors",
     "StepMismatch": ".worker.errors",
     "StepTimeout": ".worker.errors",

@@ -12,10 +12,11 @@ from typing import Any, Generic
 import orjson
 from pydantic import ValidationError
 
-from ..queues import TaskHandle
+from ..queues import EnvelopeTemplate, TaskHandle
 from .agent import Agent, S, StateType, problem_of
+from .durable import EnqueueCall
 from .errors import InvalidArguments
-from .registry import Arguments, Task
+from .registry import Arguments, Task, hooked_message
 
 __all__ = ["AgentTask", "goal_id"]
 
@@ -69,7 +70,16 @@ class AgentTask(Generic[S]):
             form.kind(**task.arguments.decode(arguments))
         except ValidationError as error:
             raise InvalidArguments(task.name, problem_of(error)) from None
-        message = task.template.message(arguments, secrets, task_id=self._id(arguments, key))
+        task_id = self._id(arguments, key)
+        if (chain := task.app.enqueue_chain) is None:
+            message = task.template.message(arguments, secrets, task_id=task_id)
+        else:
+            call = EnqueueCall(task.name, {"goal": goal, **inputs}, task.queue, {"task_id": task_id}, {})
+            message = await hooked_message(
+                chain,
+                call,
+                lambda: EnvelopeTemplate(task.name, call.headers).message(arguments, secrets, task_id=task_id),
+            )
         producer = task.app.producer
         if fresh:
             return await producer.enqueue_fresh(message, queue=task.queue, decode=task.decode)

@@ -1,29 +1,36 @@
-"""The application: its tasks, and its way to the queues."""
+"""The application: its tasks, agents, settings, middleware and resources."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from types import TracebackType
-from typing import Any, Final, Self, overload
+from typing import Any, Final, Self, TypeAlias, overload
+
+import anyio
 
 from ..deadletter import Retry
 from ..queues import Encryptor, Producer, Unavailable, check_name
 from .agent import Agent, S, StateType, make_handler
 from .agent_task import AgentTask
-from .durable import Durability
+from .durable import Chain, Durability, Middleware, build_chain
+from .errors import ConfigurationError, LifespanError
 from .journal import AgentState
 from .log import logger
-from .registry import Handler, P, R, Registry, Task
+from .registry import Handler, P, R, Registry, Task, build_message
 from .settings import Settings, load_settings
 
 __all__ = ["App"]
 
 _MONTH: Final = 30 * 86_400.0
-"""Seconds for which what an agent has come to is kept, where nothing else is said."""
+"""Seconds for which the result of an agent is kept by default."""
+
+Lifespan: TypeAlias = "Callable[[App], AbstractAsyncContextManager[Any]]"
 
 
 class App:
-    """A set of tasks that are enqueued and worked on under one configuration.
+    """A set of tasks that are enqueued and run under one configuration.
 
     app = App("audit")
 
@@ -41,9 +48,19 @@ class App:
         redis_url: str | None = None,
         namespace: str | None = None,
         settings: Settings | None = None,
+        middleware: Sequence[Middleware] = (),
+        lifespan: Lifespan | None = None,
     ) -> None:
-        """name: stands in logs and worker names. redis_url: else PERDURE_REDIS_URL, else the embedded server.
-        settings: all of them, in place of the environment's.
+        """Create an app without tasks; nothing is connected yet.
+
+        Args:
+            name: name of the app in logs and worker ids.
+            redis_url: else PERDURE_REDIS_URL, else the embedded server.
+            namespace: prefix of all keys, else PERDURE_NAMESPACE.
+            settings: all settings, in place of those of the environment.
+            middleware: hooks around enqueue, run, step and settle; the first is outermost.
+            lifespan: `lifespan(app)` returns an async context manager, which is open while the app is; what it yields
+                is `ctx.resources`.
         """
         self.name = check_name("app name", name)
         self._settings = settings
@@ -51,40 +68,89 @@ class App:
         self._namespace = namespace
         self.tasks = Registry(self)
         self.agents: dict[str, AgentTask[Any]] = {}
+        self.middleware = tuple(middleware)
+        for one in self.middleware:
+            if not isinstance(one, Middleware):
+                raise ConfigurationError(f"middleware of app {name!r} must be instances of Middleware, got {one!r}")
+        self._enqueue_chain = build_chain(self.middleware, "enqueue", build_message, shown=1, must_call=True)
+        self._lifespan = lifespan
+        self._resources: Any = None
         self._producer: Producer | None = None
-        self._sealer: Encryptor | None = None
+        self._encryptor: Encryptor | None = None
         self._warned = False
         self._users = 0
+        self._opening: anyio.Lock | None = None
+        self._stack: AsyncExitStack | None = None
 
     @property
     def settings(self) -> Settings:
-        """The settings in force; the environment is read when they are first needed."""
+        """The settings in force; the environment is read at their first use."""
         if self._settings is None:
             self._settings = load_settings(redis_url=self._redis_url, namespace=self._namespace)
         return self._settings
 
     def configure(self, **settings: object) -> None:
-        """Put settings on top of those in force, before the app is used: what a command line says."""
+        """Override settings, before the app is used; options of the command line do."""
         given = {name: value for name, value in settings.items() if value is not None}
         self._settings = load_settings(**(self.settings.model_dump() | given))
-        self._sealer = None
+        self._encryptor = None
 
     @property
     def encryptor(self) -> Encryptor:
-        """What data of tasks is sealed with; keys are read when they are first needed. Raises `InvalidKey`."""
-        if self._sealer is None:
-            self._sealer = self.settings.encryptor
-        return self._sealer
+        """Encrypts and decrypts data of tasks; keys are read at its first use. Raises `InvalidKey`."""
+        if self._encryptor is None:
+            self._encryptor = self.settings.encryptor
+        return self._encryptor
 
     @property
     def producer(self) -> Producer:
-        """The app's way to the queues, while it is open."""
+        """The producer that enqueues the app's tasks, while the app is open."""
         if self._producer is None:
             raise Unavailable(f"app {self.name!r} is not open: enqueue inside 'async with app:'")
         return self._producer
 
+    @property
+    def enqueue_chain(self) -> Chain | None:
+        """The middleware around enqueue; None where no middleware overrides the hook."""
+        return self._enqueue_chain
+
+    @property
+    def resources(self) -> Any:
+        """What the lifespan yielded, while the app is open; None without a lifespan."""
+        if self._lifespan is not None and self._stack is None:
+            raise Unavailable(f"app {self.name!r} is not open: use its resources inside 'async with app:'")
+        return self._resources
+
     async def __aenter__(self) -> Self:
-        if self._users == 0:
+        if self._opening is None or self._users == 0:
+            self._opening = anyio.Lock()  # belongs to this event loop
+        self._users += 1
+        try:
+            async with self._opening:
+                if self._stack is None:
+                    self._stack = await self._open()
+        except BaseException:
+            self._users -= 1
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._opening is None:
+            raise RuntimeError(f"app {self.name!r} must be entered before it is left")
+        with anyio.CancelScope(shield=True):
+            async with self._opening:
+                try:
+                    if self._users == 1 and self._stack is not None:
+                        stack, self._stack = self._stack, None
+                        await stack.aclose()
+                finally:
+                    self._users -= 1
+
+    async def _open(self) -> AsyncExitStack:
+        """Open the producer, then the lifespan, which may enqueue tasks."""
+        async with AsyncExitStack() as stack:
             producer = Producer(
                 address=self.settings.address,
                 namespace=self.settings.namespace,
@@ -94,25 +160,22 @@ class App:
                 replication=self.settings.replication,
             )
             self._warn_of_open_secrets()
-            self._producer = await producer.__aenter__()
-        self._users += 1
-        return self
+            stack.callback(self._forget)
+            self._producer = await stack.enter_async_context(producer)
+            if self._lifespan is not None:
+                self._resources = await stack.enter_async_context(_open_lifespan(self, self._lifespan))
+            return stack.pop_all()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._users -= 1
-        if self._users == 0 and self._producer is not None:
-            producer, self._producer = self._producer, None
-            await producer.__aexit__(kind, error, trace)
+    def _forget(self) -> None:
+        self._producer = self._resources = None
 
     def _warn_of_open_secrets(self) -> None:
-        """Secrets are never shown, but without a key whoever can read Redis can read them: said once."""
+        """Log once that secret arguments are stored in plain text, since there is no encryption key."""
         tasks = sorted(name for name, task in self.tasks.items() if task.arguments.has_secrets)
         if tasks and not self.encryptor.active and not self._warned:
             self._warned = True
             logger.warning(
-                "secret arguments of {} are stored readably in Redis: set PERDURE_ENCRYPTION_KEYS "
+                "secret arguments of {} are stored in plain text in Redis: set PERDURE_ENCRYPTION_KEYS "
                 "('perdure keys generate' makes one; docs/security.md)",
                 ", ".join(tasks),
             )
@@ -236,3 +299,24 @@ class App:
 
     def __repr__(self) -> str:
         return f"App({self.name!r}, tasks={sorted(self.tasks)})"
+
+
+@asynccontextmanager
+async def _open_lifespan(app: App, lifespan: Lifespan) -> AsyncIterator[Any]:
+    """Open a lifespan. It is closed in the same way whether or not the block raises. Raises `LifespanError`."""
+    try:
+        manager: Any = lifespan(app)
+        if not isinstance(manager, AbstractAsyncContextManager):
+            if inspect.iscoroutine(manager):
+                manager.close()
+            raise TypeError(f"lifespan must return an async context manager (@asynccontextmanager), got {manager!r}")
+        resources = await manager.__aenter__()
+    except Exception as error:
+        raise LifespanError(app.name, "open", f"{type(error).__name__}: {error}") from error
+    try:
+        yield resources
+    finally:
+        try:
+            await manager.__aexit__(None, None, None)
+        except Exception as error:
+            raise LifespanError(app.name, "close", f"{type(error).__name__}: {error}") from error

@@ -36,6 +36,7 @@ PerdureError
 ├── Reschedule                  raised by a handler: run me again, later
 │   ├── RetryLater              ... counting this attempt
 │   └── Snooze                  ... not counting it
+├── LifespanError               the app's lifespan cannot be opened or closed
 └── ConfigurationError          settings or an APP that cannot be used
 """
 
@@ -61,6 +62,7 @@ __all__ = [
     "CrashLoop",
     "Incoherent",
     "InvalidArguments",
+    "LifespanError",
     "Reschedule",
     "RetryLater",
     "Snooze",
@@ -392,3 +394,10 @@ class Snooze(Reschedule):
 
     raise Snooze(after=3600)
     """
+
+
+class LifespanError(PerdureError):
+    """The lifespan of an app could not be opened or closed."""
+
+    def __init__(self, app: str, act: str, cause: str) -> None:
+        super().__init__(f"could not {act} the lifespan of app {app!r}: {cause}")

@@ -40,10 +40,10 @@ from ..queues import (
     secret_values,
     unwrap_secrets,
 )
-from .durable import Codec, Context, Durability
+from .durable import Chain, Codec, Context, Durability, EnqueueCall
 from .errors import InvalidArguments, TaskDefinitionError
 
-__all__ = ["Handler", "Registry", "Task", "TaskCall"]
+__all__ = ["Handler", "Registry", "Task", "TaskCall", "build_message", "hooked_message"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,11 +53,14 @@ _NO_WISH = Options()
 Handler = Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]
 
 
-class HasProducer(Protocol):
-    """What a task needs of its app in order to be enqueued."""
+class TaskOwner(Protocol):
+    """What a task needs of its app in order to be enqueued. enqueue_chain: None without middleware for `enqueue`."""
 
     @property
     def producer(self) -> Producer: ...
+
+    @property
+    def enqueue_chain(self) -> Chain | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class Task(Generic[P, R]):
     idle_timeout: float | None
     durability: Durability
     result_ttl: float | None
-    app: HasProducer = field(repr=False)
+    app: TaskOwner = field(repr=False)
     arguments: Arguments = field(repr=False)
     result: Codec = field(repr=False)
     template: EnvelopeTemplate = field(repr=False)
@@ -131,7 +134,7 @@ class Task(Generic[P, R]):
         """
         wish = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
         form = EnvelopeTemplate(self.name, headers, wish) if headers or wish != _NO_WISH else self.template
-        return TaskCall(self, form, delay, queue, key, task_id, durability)
+        return TaskCall(self, form, delay, queue, key, task_id, durability, headers, wish)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +148,19 @@ class TaskCall(Generic[P, R]):
     key: Key = None
     task_id: str | None = None
     durability: Replicated | None = None
+    headers: Mapping[str, str] | None = None
+    limits: Options = _NO_WISH
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """See `Task.enqueue`."""
         if callable(self.key):
             raise ValueError("a key that is a function is for enqueue_many and enqueue_stream: give one task its text")
-        arguments, secrets = self.task.arguments.encode_call(args, kwargs)
-        message = self.template.message(arguments, secrets, key=self.key, task_id=self.task_id)
+        chain = self.task.app.enqueue_chain
+        if chain is None:
+            arguments, secrets = self.task.arguments.encode_call(args, kwargs)
+            message = self.template.message(arguments, secrets, key=self.key, task_id=self.task_id)
+        else:
+            message = await self._hooked(chain, args, kwargs, self.key)
         return await self.task.app.producer.send_one(
             message, queue=self._queue, delay=self.delay, decode=self.task.decode, durability=self.durability
         )
@@ -180,11 +189,58 @@ class TaskCall(Generic[P, R]):
         if self.task_id is not None:
             raise ValueError("one task_id cannot name many tasks")
         form, encode, key = self.template, self.task.arguments.encode_call, self.key
+        if (chain := self.task.app.enqueue_chain) is not None:
+            return self._all_hooked(chain, many)
         return map_items(lambda args: form.message(*encode((), args), key=key_of(key, args)), many)
+
+    async def _all_hooked(
+        self, chain: Chain, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
+    ) -> AsyncIterator[TaskMessage]:
+        if isinstance(many, AsyncIterable):
+            async for arguments in many:
+                yield await self._hooked(chain, (), arguments, key_of(self.key, arguments))
+        else:
+            for arguments in many:
+                yield await self._hooked(chain, (), arguments, key_of(self.key, arguments))
+
+    async def _hooked(
+        self, chain: Chain, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str | None
+    ) -> TaskMessage:
+        """Build one message within the enqueue hooks, which may add headers."""
+        task, limits = self.task, self.limits
+        options = {"delay": self.delay or None, "key": key, "task_id": self.task_id, "durability": self.durability}
+        options |= {"timeout": limits.timeout, "max_attempts": limits.max_attempts, "result_ttl": limits.result_ttl}
+        call = EnqueueCall(
+            task=task.name,
+            arguments=task.arguments.by_name(args, kwargs),
+            queue=self._queue,
+            options={name: value for name, value in options.items() if value is not None},
+            headers=dict(self.headers or {}),
+        )
+
+        def build() -> TaskMessage:
+            arguments, secrets = task.arguments.encode_call(args, kwargs)
+            template = EnvelopeTemplate(task.name, call.headers, limits) if call.headers else self.template
+            return template.message(arguments, secrets, key=key, task_id=self.task_id)
+
+        return await hooked_message(chain, call, build)
 
     @property
     def _queue(self) -> str:
         return self.queue or self.task.queue
+
+
+async def hooked_message(chain: Chain, call: EnqueueCall, build: Callable[[], TaskMessage]) -> TaskMessage:
+    """Return the message that `build_message`, the innermost of the enqueue hooks, built."""
+    built: list[TaskMessage] = []
+    await chain(call, build, built)
+    return built[0]
+
+
+async def build_message(_call: EnqueueCall, build: Callable[[], TaskMessage], built: list[TaskMessage]) -> str:
+    """Build a message; the innermost of the enqueue hooks."""
+    built.append(build())
+    return built[0].id
 
 
 class Arguments:
@@ -219,6 +275,13 @@ class Arguments:
         except ValidationError as error:
             raise InvalidArguments(self._name, self._misfit(args, kwargs) or _problem(error)) from None
         except (TypeError, ValueError) as error:
+            raise InvalidArguments(self._name, str(error)) from None
+
+    def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by name, not validated. Raises `InvalidArguments`."""
+        try:
+            return self._named(args, kwargs)
+        except TypeError as error:
             raise InvalidArguments(self._name, str(error)) from None
 
     def secret_values(self, arguments: Mapping[str, Any]) -> list[str]:
@@ -291,7 +354,7 @@ def _problem(error: ValidationError) -> str:
 class Registry(Mapping[str, Task[Any, Any]]):
     """The tasks of one app, by name."""
 
-    def __init__(self, app: HasProducer) -> None:
+    def __init__(self, app: TaskOwner) -> None:
         self._app = app
         self._tasks: dict[str, Task[Any, Any]] = {}
 

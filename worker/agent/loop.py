@@ -11,7 +11,7 @@ from typing import Any, Final, Generic
 import orjson
 
 from ...queues import Entry, Kind, LeaseLost, check_size
-from ..durable import AlreadyDone, Context, codec_of, forget_steps, store_findings
+from ..durable import AlreadyDone, Context, StepCall, codec_of, forget_steps, store_findings
 from ..errors import Reschedule, RetryLater, StateError, StepInDoubt
 from ..journal import Event, PlanStep, StepStatus
 from ..journal.agent_events import Changed, Finished, Planned, PlannedStep
@@ -131,7 +131,7 @@ class Loop(Generic[S]):
         await self._start(step, attempt)
         step = self._named(step.key)
         try:
-            result = await self._within(step.key, lambda: self._reach(step, doubtful=doubtful))
+            result = await self._hooked(step, attempt, lambda: self._reach(step, doubtful=doubtful))
         except (LeaseLost, StateError, StepInDoubt):
             raise
         except Exception as error:
@@ -192,6 +192,13 @@ class Loop(Generic[S]):
         await self._record(_REPLAN, Planned(steps=_planned("replan", steps), again=True), *given_up)
 
     # what they have in common
+
+    async def _hooked(self, step: PlanStep, attempt: int, act: Callable[[], Awaitable[Any]]) -> Any:
+        """Act on a step of the plan, within the step hooks of the middleware."""
+        if self._run.around_step is None:
+            return await self._within(step.key, act)
+        call = StepCall(step.key, step.key, attempt=attempt)
+        return await self._run.around_step(call, lambda: self._within(step.key, act))
 
     async def _within(self, scope: str, call: Callable[[], Awaitable[Any]]) -> Any:
         """Call a method of the agent, whose steps are parts of what is named here."""

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 import anyio
@@ -18,6 +19,7 @@ from ..journal import Event
 from ..journal.run_events import StepFailed, StepStarted
 from ..journal.step_record import StepRecord
 from .codec import Codec, codec_of, fingerprint, is_async
+from .middleware import StepCall
 from .run import Run
 
 __all__ = [
@@ -149,24 +151,32 @@ async def run_step(
     durability: Durability,
     told: Callable[[str, Any, int], Event] | None = None,
     tool: str | None = None,
+    call: StepCall | None = None,
 ) -> Any:
     """Return the recorded result of a step, or run it and record its result.
 
     told: makes the event that goes into the log, from the step's key, its result as JSON data and the number of tries;
-    else it is `step_completed`. tool: what it is a call of, where it is one.
+    else it is `step_completed`. tool: what it is a call of, where it is one. call: what the
+    step hooks see, once they have been called.
     """
     check_place(run, name)
-    key = run.keys.next(name)
+    if call is not None:
+        key = call.key
+    else:
+        key = run.keys.next(name)
+        if run.around_step is not None:
+            call = StepCall(name, key, tool, recorded=key in run.history.done)
+            return await run.around_step(
+                call, partial(run_step, run, name, fn, args, kwargs, options, durability, told, tool, call)
+            )
     codec = codec_of(fn)
     digest, shown = fingerprint(args, kwargs, run.redact)
-    recorded = run.history.done.get(key)
-    if recorded is not None:
-        record = StepRecord.decode(recorded)
-        if record.digest == digest:
-            run.touch()
-            return codec.decode(record.result)
-        if options.on_mismatch == "error":
-            raise StepMismatch(key, record.arguments, shown)
+    record = _recorded(run, key, digest, shown, options) if key in run.history.done else None
+    if record is not None:
+        run.touch()
+        return codec.decode(record.result)
+    if call is not None:
+        call.recorded = False
     if run.stopping:
         await run.boundary()
     durability = options.durability or durability
@@ -179,6 +189,8 @@ async def run_step(
             value = await _reach(step, run, fn, args, kwargs, options, shown, replicated=replicated)
         finally:
             _CURRENT_STEP.reset(token)
+            if call is not None:
+                call.attempt = step.attempt
         data, value = codec.encode(f"step {key!r}", value)
         entry = _done(key, StepRecord(data, digest, shown), step.attempt)
         check_size(f"the record of step {key!r}", len(entry.value), run.payload_limit)
@@ -192,6 +204,16 @@ async def run_step(
     finally:
         run.step_ended(key)
     return value
+
+
+def _recorded(run: Run, key: str, digest: str, shown: str, options: StepOptions) -> StepRecord | None:
+    """Return a step's record; None if its arguments differ and the step is to run again. Raises `StepMismatch`."""
+    record = StepRecord.decode(run.history.done[key])
+    if record.digest == digest:
+        return record
+    if options.on_mismatch == "error":
+        raise StepMismatch(key, record.arguments, shown)
+    return None
 
 
 def _done(key: str, record: StepRecord, attempt: int) -> Entry:

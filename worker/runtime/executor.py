@@ -43,10 +43,10 @@ class Executor:
         settings: Settings,
         leases: Leases[Run],
         slots: Slots,
-        isolation: QuarantineGate,
+        gate: QuarantineGate,
         *,
         threads: int,
-        notices: WebhookQueue | None = None,
+        webhooks: WebhookQueue | None = None,
         middleware: Sequence[Middleware] = (),
         resources: Callable[[], Any] = lambda: None,
     ) -> None:
@@ -58,9 +58,9 @@ class Executor:
             settings: of the worker.
             leases: leases of the runs.
             slots: those in which `execute` is called.
-            isolation: gate for tasks in quarantine.
+            gate: gate for tasks in quarantine.
             threads: how many synchronous steps may run at once.
-            notices: queue of webhooks, None without webhooks.
+            webhooks: queue of webhooks, None without webhooks.
             middleware: the user's, the outermost first.
             resources: returns what the app's lifespan yielded.
         """
@@ -69,8 +69,8 @@ class Executor:
         self._settings = settings
         self._leases = leases
         self._slots = slots
-        self._isolation = isolation
-        self._webhooks = notices if notices is not None and notices.wanted else None
+        self._gate = gate
+        self._webhooks = webhooks if webhooks is not None and webhooks.wanted else None
         self._resources = resources
         self.threads = Threads(threads)
         self.memory = LazyMemoryStore(settings)
@@ -92,7 +92,7 @@ class Executor:
             CrashLimit(gateway),
             decode,
             Continue(gateway),
-            isolation.check,
+            gate.check,
             Resume(gateway),
             call,
         )
@@ -121,7 +121,7 @@ class Executor:
         try:
             envelope = Envelope.decode(delivery.fields.get(b"env", b""))
         except UnreadableEnvelope as error:
-            self._isolation.resolved(delivery)
+            self._gate.resolved(delivery)
             await self._settle_unreadable(delivery, error)
             return False
         run = Run(
@@ -147,8 +147,8 @@ class Executor:
         finally:
             self._leases.drop(run)
             if delivery.has_history:
-                self._isolation.resolved(delivery)
-                self._isolation.release(run)
+                self._gate.resolved(delivery)
+                self._gate.release(run)
             await run.close()
         return isinstance(outcome, (Rerun, Park))
 
@@ -174,7 +174,7 @@ class Executor:
         finally:
             self._leases.drop(run)
             if run.delivery.has_history:
-                self._isolation.release(run)
+                self._gate.release(run)
         return isinstance(outcome, (Rerun, Park))
 
     def _hold(self, run: Run) -> None:
@@ -211,7 +211,7 @@ class Executor:
         self._slots.leave()
         await self._settler.settle(run, outcome, on_wait)
         if isinstance(outcome, Quarantined):
-            self._isolation.request()
+            self._gate.request()
             return
         self.settled[run.delivery.partition.queue] += 1
         if self.owed is not None and isinstance(outcome, Rerun):

@@ -94,7 +94,9 @@ class Worker:
             self._slots,
             self._gate,
             threads=max(40, concurrency),
-            notices=self._webhooks,
+            webhooks=self._webhooks,
+            middleware=app.middleware,
+            resources=lambda: app.resources,
         )
         self._link = link
         self._watchdog = LoopWatchdog(
@@ -135,6 +137,7 @@ class Worker:
             await self._gateway.open()
             self._stack.push_async_callback(self._gateway.close)
             self._stack.push_async_callback(self._executor.memory.close)
+            await self._stack.enter_async_context(self.app)
             await self._join()
         except BaseException:
             await self._stack.aclose()
@@ -177,7 +180,6 @@ class Worker:
         )
         beat.start()
         self._stack.push_async_callback(asyncio.to_thread, beat.stop)
-        await self._stack.enter_async_context(self.app)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
