@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import subprocess
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import FrozenInstanceError
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import pytest
 from perdure import (
     App,
@@ -23,7 +27,7 @@ from perdure import (
     Unavailable,
     Worker,
 )
-from perdure.worker.errors import ConfigurationError, TaskDefinitionError
+from perdure.worker.errors import ConfigurationError, LifespanError, TaskDefinitionError
 from perdure.worker.settings import load_settings
 from pydantic import BaseModel, ValidationError
 
@@ -388,3 +392,151 @@ def test_without_a_url_the_server_is_the_embedded_one(monkeypatch: pytest.Monkey
     assert App("shop").settings.address.directory == tmp_path
     with pytest.raises(PerdureError, match="unknown scheme"):
         _ = Settings(redis_url="http://here").address
+
+
+# the lifespan
+
+
+class Pool:
+    """A resource that knows how often it was opened and closed."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    @asynccontextmanager
+    async def open(self, app: App) -> AsyncIterator[Pool]:
+        self.calls.append("open")
+        yield self
+        self.calls.append("closed")
+
+
+async def test_the_lifespan_is_open_while_the_app_is_and_once_for_nested_uses(settings: Settings) -> None:
+    pool = Pool()
+    app = App("shop", settings=settings, lifespan=pool.open)
+    with pytest.raises(Unavailable, match="not open"):
+        _ = app.resources
+    async with app:
+        async with app:
+            assert app.resources is pool
+        assert pool.calls == ["open"]
+        assert app.resources is pool
+    assert pool.calls == ["open", "closed"]
+    async with app:
+        assert pool.calls == ["open", "closed", "open"]
+
+
+async def test_concurrent_uses_open_the_lifespan_once(settings: Settings) -> None:
+    pool = Pool()
+    app = App("shop", settings=settings, lifespan=pool.open)
+    inside = 0
+
+    async def use() -> None:
+        nonlocal inside
+        async with app:
+            inside += 1
+            while inside < 5:
+                await anyio.lowlevel.checkpoint()
+            assert app.resources is pool
+
+    async with anyio.create_task_group() as group:
+        for _ in range(5):
+            group.start_soon(use)
+    assert pool.calls == ["open", "closed"]
+
+
+async def test_an_app_may_be_used_in_one_event_loop_after_another(settings: Settings) -> None:
+    pool = Pool()
+    app = App("shop", settings=settings, lifespan=pool.open)
+
+    async def use() -> None:
+        async with app:
+            pass
+
+    await anyio.to_thread.run_sync(anyio.run, use)
+    await anyio.to_thread.run_sync(anyio.run, use)
+    assert pool.calls == ["open", "closed"] * 2
+
+
+async def test_tasks_find_what_the_lifespan_yielded_and_it_is_closed_after_the_last_run(settings: Settings) -> None:
+    pool = Pool()
+    app = App("shop", settings=settings, lifespan=pool.open)
+
+    @app.task
+    async def job(ctx: Context) -> list[str]:
+        found: list[str] = ctx.resources.calls
+        found.append("ran")
+        return found
+
+    async with Worker(app) as worker:
+        handle = await job.enqueue()
+        await worker.run(burst=True)
+        assert await soon(handle.result()) == ["open", "ran"]
+    assert pool.calls == ["open", "ran", "closed"]
+
+
+async def test_without_a_lifespan_there_are_no_resources(settings: Settings) -> None:
+    async with App("shop", settings=settings) as app:
+
+        @app.task
+        async def job(ctx: Context) -> bool:
+            return ctx.resources is None
+
+        handle = await job.enqueue()
+        await work_off(app)
+        assert app.resources is None
+        assert await soon(handle.result()) is True
+
+
+async def test_a_lifespan_is_closed_after_an_error_in_the_block_too(settings: Settings) -> None:
+    pool = Pool()
+    app = App("shop", settings=settings, lifespan=pool.open)
+    with pytest.raises(ZeroDivisionError):
+        async with app:
+            _ = 1 / 0
+    assert pool.calls == ["open", "closed"]
+
+
+async def test_an_error_of_the_lifespan_closes_the_app_and_names_its_cause(settings: Settings) -> None:
+    @asynccontextmanager
+    async def broken(app: App) -> AsyncIterator[None]:
+        if app.name == "shop":
+            raise ConnectionRefusedError("no database")
+        yield
+
+    app = App("shop", settings=settings, lifespan=broken)
+    expected = "could not open the lifespan of app 'shop': ConnectionRefusedError: no database"
+    for use in (app, Worker(_with_task(app))):
+        with pytest.raises(LifespanError, match=expected):
+            await use.__aenter__()
+    with pytest.raises(Unavailable, match="not open"):
+        _ = app.producer
+
+
+def _with_task(app: App) -> App:
+    @app.task
+    async def job(ctx: Context) -> None: ...
+
+    return app
+
+
+async def test_a_lifespan_must_be_an_async_context_manager(settings: Settings) -> None:
+    async def bare(app: App) -> AsyncIterator[None]:
+        yield
+
+    app = App("shop", settings=settings, lifespan=bare)  # type: ignore[arg-type]  # what the test is about
+    with pytest.raises(LifespanError, match="must return an async context manager"):
+        await app.__aenter__()
+
+
+async def test_an_error_of_the_lifespans_end_is_raised_after_everything_is_closed(settings: Settings) -> None:
+    @asynccontextmanager
+    async def stuck(app: App) -> AsyncIterator[None]:
+        yield
+        raise OSError("cannot close")
+
+    app = App("shop", settings=settings, lifespan=stuck)
+    with pytest.raises(LifespanError, match="could not close the lifespan of app 'shop': OSError: cannot close"):
+        async with app:
+            pass
+    with pytest.raises(Unavailable, match="not open"):
+        _ = app.producer
