@@ -127,8 +127,8 @@ def _is_unused(data: DataDirectory) -> bool:
 
 def _users(data: DataDirectory) -> str:
     users = holders(data.users_lock)
-    who = f"{len(users)} processes (pid {', '.join(map(str, sorted(users)))})" if users else "other processes"
-    return f"{who}: end them first, or stop the server with force"
+    holders_text = f"{len(users)} processes (pid {', '.join(map(str, sorted(users)))})" if users else "other processes"
+    return f"{holders_text}: end them first, or stop the server with force"
 
 
 def _stop_watchdog(data: DataDirectory) -> None:

@@ -7,7 +7,7 @@ of events. Scripts move encrypted data as it is.
 
 The format of encrypted data, in bytes:
 
-    1   0xC1: no JSON begins with it, and no UTF-8 text contains it, so it tells encrypted data from plain data
+    1   0xC1: no JSON begins with it, and no UTF-8 text contains it, so it distinguishes encrypted data from plain data
     1   version of this format: 1
     4   key id: the first bytes of a hash of the key
     12  nonce, random

@@ -72,8 +72,8 @@ def _url(address: Address, socket: Path | None, node: Node | None) -> str:
 
 def _options(parsed: dict[str, Any], timeout: float | None, retry: Retry | AsyncRetry) -> dict[str, Any]:
     """Return the options of the URL, overridden where it must not decide: its timeout would cut blocking reads."""
-    ours = {"socket_timeout": timeout, "decode_responses": False, "protocol": 2, "retry": retry}
-    return {"socket_connect_timeout": CONNECT_TIMEOUT} | parsed | ours
+    fixed = {"socket_timeout": timeout, "decode_responses": False, "protocol": 2, "retry": retry}
+    return {"socket_connect_timeout": CONNECT_TIMEOUT} | parsed | fixed
 
 
 def _sentinels(address: Address) -> Sentinels:

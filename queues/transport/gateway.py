@@ -291,7 +291,7 @@ class Gateway:
                 error = next_error
 
     async def _wait_to_retry(self, error: BaseException, repeatable: bool, deadline: float, delay: float) -> None:
-        """Wait before the next attempt, or raise the translated error if there is to be none."""
+        """Wait before the next attempt, or raise the translated error if no attempt may follow."""
         try:
             with translated(self.address.shown):
                 raise error

@@ -30,16 +30,16 @@ from tests.support.servers import BUNDLED, SYSTEM, find_program
 CARRIER = PROGRAMS / "carrier.py"
 NAMESPACE = Namespace("load")
 LEASE = 8.0
-"""Seconds: more than a failover with these servers takes, and a beat besides."""
+"""Seconds: longer than a failover of these servers and one heartbeat."""
 WORKERS = 3
 CAREFUL = ("--min-replicas-to-write", "1", "--min-replicas-max-lag", "1")
-"""A primary that has not heard of a replica for a second refuses writes: it may have been replaced."""
+"""A primary without contact to a replica for a second refuses writes, since it may have been replaced."""
 AT_LENGTH = 5
-"""Rounds in which the scenes are played when nobody waits for them."""
+"""Rounds of each scenario outside of the tests."""
 
 
 def queues_on_every_node(cluster: Cluster, each: int = 2) -> list[str]:
-    """Names of queues, so many for each primary."""
+    """Return names of queues, this many for each primary."""
     found: dict[int, list[str]] = {node.port: [] for node in cluster.serving()}
     number = 0
     while any(len(names) < each for names in found.values()):
@@ -60,8 +60,8 @@ async def under_load(
     replicas: how many must have what is enqueued, and steps where they are `replicated`.
     """
     settings = Settings(redis_url=url, namespace=NAMESPACE.name, lease=LEASE)
-    told = {"QUEUES": ",".join(queues), "DURABILITY": steps, "PERDURE_REPLICAS": str(replicas)}
-    with hire(settings, folder, CARRIER, told) as crew:
+    environment = {"QUEUES": ",".join(queues), "DURABILITY": steps, "PERDURE_REPLICAS": str(replicas)}
+    with hire(settings, folder, CARRIER, environment) as crew:
         for _ in range(WORKERS):
             crew.start(concurrency=8)
         for replica in crew.replicas:
@@ -78,7 +78,7 @@ async def under_load(
 
 
 async def ended_well(crew: Crew) -> bool:
-    """Whether every worker is still there, and ends when it is asked to."""
+    """Whether every worker still runs, and ends at SIGTERM."""
     for replica in crew.replicas:
         if replica.process.poll() is not None:
             return False
@@ -87,15 +87,15 @@ async def ended_well(crew: Crew) -> bool:
 
 
 async def acknowledged(load: Load, more: int) -> None:
-    """Wait until so many more tasks are acknowledged."""
+    """Wait until this many more tasks are acknowledged."""
     wanted = len(load.acknowledged) + more
     with anyio.fail_after(60):
-        while len(load.acknowledged) < wanted:  # noqa: ASYNC110 - a set tells nobody that it grows
+        while len(load.acknowledged) < wanted:  # noqa: ASYNC110 - a set has no event
             await anyio.sleep(0.02)
 
 
 async def resharding(program: Path, folder: Path, rounds: int) -> Figures:
-    """Slots go from primary to primary, and back, key by key, while their queues are used."""
+    """Migrate slots between the primaries, key by key, while their queues are used."""
     with cluster_of_its_own(program) as cluster:
         queues = queues_on_every_node(cluster)
 
@@ -112,7 +112,7 @@ async def resharding(program: Path, folder: Path, rounds: int) -> Figures:
 
 
 async def _move(cluster: Cluster, slot: int) -> None:
-    """Move a slot to the next primary, slowly enough that it is used while it is in two places."""
+    """Migrate a slot to the next primary, slowly enough that it is used meanwhile."""
     serving = cluster.serving()
     source = cluster.owner(slot)
     move = cluster.migrate(slot, serving[(serving.index(source) + 1) % len(serving)])
@@ -126,15 +126,15 @@ async def _move(cluster: Cluster, slot: int) -> None:
 
 
 async def _begin_long(load: Load, rounds: int) -> None:
-    """Begin runs that need their leases renewed beyond the fault that comes now; for those who have the time."""
+    """Start runs that are longer than the next fault, so that their leases must be renewed after it."""
     if rounds >= AT_LENGTH:
         await load.begin_long(LEASE * 1.5)
 
 
 async def primary_killed(program: Path, folder: Path, rounds: int, *, full_coverage: bool = True) -> Figures:
-    """A primary of the cluster is killed, its replica takes over, it comes back as a replica; then the next one.
+    """Kill one primary of the cluster after another; a replica takes over, and the killed server returns as a replica.
 
-    full_coverage: whether the others refuse to serve until it is replaced, which is how Redis comes.
+    full_coverage: whether the other nodes refuse commands until a replica takes over, which is the default of Redis.
     """
     with cluster_of_its_own(
         program, options=("--cluster-require-full-coverage", "yes" if full_coverage else "no")
@@ -165,7 +165,7 @@ async def primary_killed(program: Path, folder: Path, rounds: int, *, full_cover
 
 
 async def sentinel_primary_killed(program: Path, folder: Path, rounds: int) -> Figures:
-    """The one primary is killed, the sentinels make a replica the primary; then, when it has come back, that one."""
+    """Kill the primary; the sentinels promote a replica, which is killed next when the first server has returned."""
     with sentinels_of_its_own(program, options=CAREFUL) as sentinels:
         replicas = sentinels.replicas
         async with under_load(sentinels.url(), ["q0", "q1"], folder, replicas=replicas, steps="replicated") as (
@@ -188,7 +188,7 @@ async def sentinel_primary_killed(program: Path, folder: Path, rounds: int) -> F
 async def sentinel_primary_replaced(
     program: Path, folder: Path, rounds: int, *, options: Sequence[str] = CAREFUL
 ) -> Figures:
-    """A replica is made the primary while the primary lives, and goes on taking writes until it hears of it."""
+    """Promote a replica while the primary is alive and accepts writes until it is demoted."""
     with sentinels_of_its_own(program, options=options) as sentinels:
         replicas = sentinels.replicas
         async with under_load(sentinels.url(), ["q0", "q1"], folder, replicas=replicas, steps="replicated") as (
@@ -209,12 +209,12 @@ async def sentinel_primary_replaced(
 
 
 async def sentinel_primary_replaced_carelessly(program: Path, folder: Path, rounds: int) -> Figures:
-    """The same, without `min-replicas-to-write`."""
+    """Promote a replica of a primary without `min-replicas-to-write`."""
     return await sentinel_primary_replaced(program, folder, rounds, options=())
 
 
 async def primary_killed_others_serve(program: Path, folder: Path, rounds: int) -> Figures:
-    """The same, with `cluster-require-full-coverage no`."""
+    """Kill primaries of a cluster with `cluster-require-full-coverage no`."""
     return await primary_killed(program, folder, rounds, full_coverage=False)
 
 
@@ -229,7 +229,7 @@ SCENES: dict[str, Callable[[Path, Path, int], Awaitable[Figures]]] = {
 
 
 async def main() -> int:
-    """Play every scene on the system's server, else the bundled one. Returns how many acknowledged tasks were lost."""
+    """Run every scenario on the system's server, else the bundled one; return the number of lost acknowledged tasks."""
     program = find_program(os.environ.get("PERDURE_TEST_SERVER", SYSTEM)) or find_program(BUNDLED)
     assert program is not None, "no redis-server here"
     columns: dict[str, dict[str, str]] = {}
@@ -244,7 +244,7 @@ async def main() -> int:
 
 
 def table(columns: dict[str, dict[str, str]]) -> str:
-    """A table in Markdown: a column per scene, a row per figure."""
+    """Return a Markdown table with a column per scenario and a row per figure."""
     names = list(dict.fromkeys(row for column in columns.values() for row in column))
     rows = [["", *columns], ["---", *("---:" for _ in columns)]]
     rows += [[name, *(column.get(name, "-") for column in columns.values())] for name in names]

@@ -1,4 +1,4 @@
-"""The client layer on a real Redis Cluster: commands, scripts, reads, news and beats find their nodes."""
+"""The gateway on a real Redis Cluster: commands, scripts, reads, notifications and heartbeats find their nodes."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ async def gateway(shared_cluster: Cluster, namespace_name: str) -> AsyncIterator
 
 @pytest.fixture
 def move(shared_cluster: Cluster, partition: Partition) -> Iterator[Migration]:
-    """The partition's slot, about to move to another node; afterwards it is where it was."""
+    """A migration of the partition's slot to another node, reverted after the test."""
     slot = slot_of(partition.ready)
     source = shared_cluster.owner(slot)
     move = shared_cluster.migrate(slot, others(shared_cluster, slot)[0])
     yield move
-    if shared_cluster.owner(slot) is source:  # wherever the test has left it, bring it to its end
+    if shared_cluster.owner(slot) is source:  # finish the migration wherever the test has left it
         move.keys()
         move.finish()
     shared_cluster.move_slot(slot, source)
@@ -68,7 +68,7 @@ def others(cluster: Cluster, slot: int) -> list[Node]:
     return [node for node in cluster.serving() if node is not cluster.owner(slot)]
 
 
-async def test_commands_of_all_slots_are_carried_out_together(gateway: Gateway, namespace: Namespace) -> None:
+async def test_a_pipeline_may_use_all_slots(gateway: Gateway, namespace: Namespace) -> None:
     assert gateway.clustered
     records = [namespace.partition(f"queue{number}").record("id") for number in range(20)]
     await gateway.pipeline([("SET", key, key, "EX", 60) for key in records])
@@ -82,7 +82,7 @@ async def test_every_primary_knows_the_scripts(gateway: Gateway, shared_cluster:
         assert node.command("SCRIPT", "EXISTS", *names) == [1] * len(names)
 
 
-async def test_what_has_no_key_goes_where_it_is_sent(
+async def test_commands_without_key_go_to_the_named_node(
     gateway: Gateway, shared_cluster: Cluster, partition: Partition
 ) -> None:
     info = await gateway.command("INFO", "server", node_of=partition.ready)
@@ -90,7 +90,7 @@ async def test_what_has_no_key_goes_where_it_is_sent(
     assert len(await gateway.command("TIME")) == 2
     with pytest.raises(UnknownCommandError, match="node_of"):
         await gateway.command("SCAN", "0")
-    with pytest.raises(ValueError, match="key of what it will read"):
+    with pytest.raises(ValueError, match="key must be given in a cluster"):
         gateway.blocking_connection()
 
 
@@ -103,7 +103,7 @@ async def test_tasks_are_listed_and_waited_for(gateway: Gateway, namespace: Name
         assert {type(end) for end in await soon(asyncio.gather(*waiters, return_exceptions=True))} == {TaskCancelled}
 
 
-async def test_a_slot_that_has_moved_is_followed(gateway: Gateway, partition: Partition, move: Migration) -> None:
+async def test_a_migrated_slot_is_followed(gateway: Gateway, partition: Partition, move: Migration) -> None:
     key = partition.record("id")
     await gateway.command("SET", key, 1, "EX", 60)
     move.begin()
@@ -112,7 +112,7 @@ async def test_a_slot_that_has_moved_is_followed(gateway: Gateway, partition: Pa
     assert await gateway.command("INCR", key, repeatable=False) == 2
 
 
-async def test_a_key_that_has_gone_ahead_is_asked_for_where_it_is(
+async def test_a_key_that_has_migrated_before_its_slot_is_found(
     gateway: Gateway, partition: Partition, move: Migration
 ) -> None:
     gone, here = partition.record("gone"), partition.record("here")
@@ -124,7 +124,7 @@ async def test_a_key_that_has_gone_ahead_is_asked_for_where_it_is(
     assert await gateway.command("GET", gone) == await gateway.command("GET", here) == b"21"
 
 
-async def test_a_script_whose_keys_are_torn_apart_waits_for_them(
+async def test_a_script_waits_until_its_keys_are_on_one_node(
     gateway: Gateway, namespace: Namespace, partition: Partition, move: Migration
 ) -> None:
     async with Producer(namespace=namespace.name, gateway=gateway) as producer:
@@ -133,7 +133,7 @@ async def test_a_script_whose_keys_are_torn_apart_waits_for_them(
         move.move(partition.ready)
         before = refusals(move)
         enqueuing = asyncio.create_task(producer.enqueue("t"))
-        while refusals(move) == before:  # noqa: ASYNC110 - servers tell nobody of it
+        while refusals(move) == before:  # noqa: ASYNC110 - servers have no event for it
             await asyncio.sleep(0.01)
         assert not enqueuing.done()
         move.keys()
@@ -144,7 +144,7 @@ async def test_a_script_whose_keys_are_torn_apart_waits_for_them(
 
 
 def refusals(move: Migration) -> list[str]:
-    """How many commands of several keys the two nodes have sent away."""
+    """Return how many commands with several keys the two nodes have refused."""
     return [node.info("errorstats").get("errorstat_TRYAGAIN", "") for node in (move.source, move.target)]
 
 
@@ -160,39 +160,39 @@ def reading(partition: Partition, block: int = 5000) -> tuple[str | int, ...]:
 
 
 @pytest.mark.usefixtures("group")
-async def test_a_read_that_waits_follows_its_slot(gateway: Gateway, partition: Partition, move: Migration) -> None:
-    reader = gateway.blocking_connection(partition.ready)
-    waits = asyncio.create_task(reader.read(*reading(partition)))
+async def test_a_blocking_read_follows_its_slot(gateway: Gateway, partition: Partition, move: Migration) -> None:
+    connection = gateway.blocking_connection(partition.ready)
+    waits = asyncio.create_task(connection.read(*reading(partition)))
     await blocked(move.source)
     move.begin()
     move.keys()
     move.finish()
     entry = await gateway.command("XADD", partition.ready, "*", "field", "value")
-    reply = await soon(waits) or await soon(reader.read(*reading(partition)))
+    reply = await soon(waits) or await soon(connection.read(*reading(partition)))
     assert reply == [[partition.ready.encode(), [[entry, [b"field", b"value"]]]]]
-    await reader.close()
+    await connection.close()
     await gateway.command("DEL", partition.ready, partition.nudge)
 
 
 async def blocked(node: Node) -> None:
-    while node.info("clients")["blocked_clients"] == "0":  # noqa: ASYNC110 - servers tell nobody of it
+    while node.info("clients")["blocked_clients"] == "0":  # noqa: ASYNC110 - servers have no event for it
         await asyncio.sleep(0.005)
 
 
 @pytest.mark.usefixtures("group")
-async def test_a_read_is_interrupted_whether_it_waits_yet_or_not(gateway: Gateway, partition: Partition) -> None:
-    reader = gateway.blocking_connection(partition.ready)
+async def test_a_read_is_interrupted_before_and_while_it_blocks(gateway: Gateway, partition: Partition) -> None:
+    connection = gateway.blocking_connection(partition.ready)
     for _ in range(20):
-        read = asyncio.create_task(reader.read(*reading(partition, block=0)))
+        read = asyncio.create_task(connection.read(*reading(partition, block=0)))
         await asyncio.sleep(0)
-        await reader.interrupt()
+        await connection.interrupt()
         assert await soon(read) is None
-    await reader.close()
+    await connection.close()
     await gateway.command("DEL", partition.ready, partition.nudge)
 
 
 @pytest.mark.usefixtures("group")
-async def test_a_beat_follows_a_slot(
+async def test_a_heartbeat_follows_a_slot(
     gateway: Gateway, namespace: Namespace, partition: Partition, move: Migration
 ) -> None:
     beat = Beating(gateway, partition)
@@ -214,7 +214,7 @@ async def taken(gateway: Gateway, partition: Partition, entry: bytes) -> Deliver
 
 
 class Beating:
-    """A beat every 0.2 s for deliveries of worker `w`; what it says is kept."""
+    """A heartbeat every 0.2 s for deliveries of worker `w`, which keeps its errors."""
 
     def __init__(self, gateway: Gateway, *partitions: Partition) -> None:
         self.leases = Leases()
@@ -234,7 +234,7 @@ class Beating:
 
 
 async def renewed(gateway: Gateway, partition: Partition) -> None:
-    """Until the idle time of the partition's one pending entry has been set back."""
+    """Wait until the idle time of the partition's one pending entry is reset."""
     before = 0
     while True:
         ((_, _, idle, _),) = await gateway.command("XPENDING", partition.ready, GROUP, "-", "+", 1)
@@ -252,9 +252,7 @@ def program() -> Path:
     return found
 
 
-async def test_a_lost_node_is_replaced_and_meanwhile_keeps_nobody_else_waiting(
-    program: Path, namespace: Namespace
-) -> None:
+async def test_a_lost_node_is_replaced_and_does_not_delay_other_nodes(program: Path, namespace: Namespace) -> None:
     with cluster_of_its_own(program) as cluster:
         gateway = Gateway(Address(cluster.url()), patience=60.0)
         await gateway.open()
@@ -278,7 +276,7 @@ async def test_a_lost_node_is_replaced_and_meanwhile_keeps_nobody_else_waiting(
                 await soon(renewed(gateway, other))
                 cancelled = await gateway.command(
                     "HGET", lost.record(handle.id), "state"
-                )  # once somebody has taken over
+                )  # once a replica has taken over
                 assert cancelled == b"queued"
                 assert cluster.owner(slot_of(lost.ready)) is not victim
                 await soon(renewed(gateway, lost))

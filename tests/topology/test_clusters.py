@@ -1,4 +1,4 @@
-"""What the tests' own clusters promise to the tests that use them."""
+"""The clusters that the tests start: migration of slots and failover."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.servers import BUNDLED, find_program
 pytestmark = [pytest.mark.cluster, pytest.mark.integration]
 
 
-def test_a_slot_is_moved_with_its_keys_and_back(shared_cluster: Cluster) -> None:
+def test_a_slot_is_migrated_with_its_keys_and_back(shared_cluster: Cluster) -> None:
     key = "{moved:default:0}:ready"
     slot = slot_of(key)
     source = shared_cluster.owner(slot)
@@ -25,7 +25,7 @@ def test_a_slot_is_moved_with_its_keys_and_back(shared_cluster: Cluster) -> None
     assert source.command("GETDEL", key) == b"value"
 
 
-def test_a_slot_that_is_under_way_answers_by_what_has_gone(shared_cluster: Cluster) -> None:
+def test_a_migrating_slot_redirects_keys_that_have_moved(shared_cluster: Cluster) -> None:
     here, gone = "{under-way:default:0}:here", "{under-way:default:0}:gone"
     slot = slot_of(here)
     source = shared_cluster.owner(slot)
@@ -47,7 +47,7 @@ def test_a_slot_that_is_under_way_answers_by_what_has_gone(shared_cluster: Clust
     shared_cluster.move_slot(slot, source)
 
 
-def test_a_replica_takes_the_place_of_a_killed_primary() -> None:
+def test_a_replica_replaces_a_killed_primary() -> None:
     program = find_program(BUNDLED)
     assert program is not None
     with cluster_of_its_own(program) as cluster:

@@ -1,4 +1,4 @@
-"""A primary that was made a replica refuses to write: nothing was done, and the next connection looks anew."""
+"""A demoted primary refuses writes: the command was not executed, and the next connection finds the new primary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 SOURCE = "redis.call('SET', KEYS[1], ARGV[1]) return 1"
 WRITES = Script("writes", SOURCE, "6ba5a9e8f1c0b2cd7bd4a1a1b4b2f7a9b1a5f4d0")
-"""The digest is another script's, so the text is sent."""
+"""A wrong digest, so the source is sent."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ async def promote(gateway: Gateway) -> None:
     await gateway.command("REPLICAOF", "NO", "ONE")
 
 
-async def test_commands_go_out_on_another_connection_afterwards(gateway: Gateway) -> None:
+async def test_commands_use_another_connection_afterwards(gateway: Gateway) -> None:
     before = await gateway.command("CLIENT", "ID")
     assert await gateway.command("CLIENT", "ID") == before
     await demote(gateway)
@@ -60,8 +60,8 @@ async def test_commands_go_out_on_another_connection_afterwards(gateway: Gateway
     assert await gateway.command("CLIENT", "ID") != before
 
 
-async def test_so_do_scripts(gateway: Gateway) -> None:
-    """Redis 6.2 tells of it within an error of the script."""
+async def test_scripts_use_another_connection_afterwards(gateway: Gateway) -> None:
+    """Redis 6.2 reports the refusal within an error of the script."""
     before = await gateway.command("CLIENT", "ID")
     await demote(gateway)
     with pytest.raises(Unavailable):
@@ -69,7 +69,7 @@ async def test_so_do_scripts(gateway: Gateway) -> None:
     assert await gateway.command("CLIENT", "ID") != before
 
 
-async def test_what_may_not_be_repeated_is_asked_again_since_nothing_was_done(gateway: Gateway) -> None:
+async def test_a_command_that_is_not_repeatable_is_repeated_after_a_refusal(gateway: Gateway) -> None:
     await gateway.command("CONFIG", "RESETSTAT")
     await demote(gateway)
     gateway.patience = 60.0
@@ -84,29 +84,29 @@ async def test_what_may_not_be_repeated_is_asked_again_since_nothing_was_done(ga
     assert await writing == 1
 
 
-async def test_a_reader_takes_another_connection(gateway: Gateway, server: RedisServer) -> None:
+async def test_blocking_reads_use_another_connection_afterwards(gateway: Gateway, server: RedisServer) -> None:
     await gateway.command("XGROUP", "CREATE", "stream", GROUP, "0", "MKSTREAM")
     read = ("XREADGROUP", "GROUP", GROUP, "w", "COUNT", 1, "STREAMS", "stream", ">")
-    reader = gateway.blocking_connection()
-    assert await reader.read(*read) is None
+    connection = gateway.blocking_connection()
+    assert await connection.read(*read) is None
     await demote(gateway)
     with pytest.raises(Unavailable):
-        await reader.read(*read)
+        await connection.read(*read)
 
     async def gone() -> bool:
         return b"cmd=xreadgroup" not in await gateway.command("CLIENT", "LIST")
 
-    await until(gone, "the reader has left the replica")
+    await until(gone, "the blocking connection to the replica is closed")
     await promote(gateway)
     entry = await gateway.command("XADD", "stream", "*", "field", "value")
-    assert await reader.read(*read) == [[b"stream", [[entry, [b"field", b"value"]]]]]
-    await reader.close()
+    assert await connection.read(*read) == [[b"stream", [[entry, [b"field", b"value"]]]]]
+    await connection.close()
 
 
-async def test_a_read_on_a_frozen_server_can_be_ended_too(server: RedisServer, gateway: Gateway) -> None:
+async def test_a_read_of_a_frozen_server_is_interrupted(server: RedisServer, gateway: Gateway) -> None:
     await gateway.command("XGROUP", "CREATE", "stream", GROUP, "0", "MKSTREAM")
-    reader = gateway.blocking_connection()
-    read = asyncio.create_task(reader.read("XREADGROUP", "GROUP", GROUP, "w", "BLOCK", 0, "STREAMS", "stream", ">"))
+    connection = gateway.blocking_connection()
+    read = asyncio.create_task(connection.read("XREADGROUP", "GROUP", GROUP, "w", "BLOCK", 0, "STREAMS", "stream", ">"))
 
     async def waits() -> bool:
         return b"blocked_clients:1" in await gateway.command("INFO", "clients")
@@ -114,9 +114,9 @@ async def test_a_read_on_a_frozen_server_can_be_ended_too(server: RedisServer, g
     await until(waits, "the read waits")
     os.kill(server.pid, signal.SIGSTOP)
     try:
-        await soon(reader.interrupt())
+        await soon(connection.interrupt())
         with pytest.raises(Unavailable, match="closed"):
             await soon(read)
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    await reader.close()
+    await connection.close()

@@ -1,4 +1,4 @@
-"""Under load: slots moved, a primary killed, with Redis Cluster and with Sentinel. Nothing acknowledged is lost."""
+"""Failover under load with Redis Cluster and Sentinel: no acknowledged task is lost."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def program() -> Path:
 
 
 def check(figures: Figures) -> None:
-    print(*(f"{name}: {value}" for name, value in figures.rows()), sep="\n")  # noqa: T201 - shown when it fails
+    print(*(f"{name}: {value}" for name, value in figures.rows()), sep="\n")  # noqa: T201 - shown if the test fails
     assert figures.lost == 0
     assert figures.steps_run_again == 0
     assert figures.acknowledged >= 200
     assert figures.waiters == figures.waited
 
 
-async def test_slots_are_moved_under_load(program: Path, tmp_path: Path) -> None:
+async def test_no_acknowledged_task_is_lost_when_slots_migrate(program: Path, tmp_path: Path) -> None:
     figures = await resharding(program, tmp_path, rounds=2)
     check(figures)
     assert figures.run_twice == 0
@@ -50,21 +50,21 @@ async def test_slots_are_moved_under_load(program: Path, tmp_path: Path) -> None
     assert min(figures.redirections.values()) > 0, "MOVED, ASK and TRYAGAIN were all met"
 
 
-async def test_a_primary_of_a_cluster_is_killed_under_load(program: Path, tmp_path: Path) -> None:
+async def test_no_acknowledged_task_is_lost_when_a_cluster_primary_is_killed(program: Path, tmp_path: Path) -> None:
     check(await primary_killed(program, tmp_path, rounds=1))
 
 
-async def test_the_primary_of_sentinels_is_killed_under_load(program: Path, tmp_path: Path) -> None:
+async def test_no_acknowledged_task_is_lost_when_the_sentinel_primary_is_killed(program: Path, tmp_path: Path) -> None:
     check(await sentinel_primary_killed(program, tmp_path, rounds=1))
 
 
-async def test_the_primary_of_sentinels_is_replaced_under_load(program: Path, tmp_path: Path) -> None:
+async def test_no_acknowledged_task_is_lost_when_sentinels_replace_the_primary(program: Path, tmp_path: Path) -> None:
     check(await sentinel_primary_replaced(program, tmp_path, rounds=1))
 
 
 @pytest.fixture
 async def cluster(program: Path) -> AsyncIterator[Cluster]:
-    """A cluster of the test's own."""
+    """A separate cluster for the test."""
     with cluster_of_its_own(program) as cluster:
         yield cluster
 
@@ -75,15 +75,13 @@ async def producer(cluster: Cluster, namespace_name: str) -> AsyncIterator[Produ
         yield producer
 
 
-async def test_what_only_a_killed_primary_had_is_gone_and_was_never_called_replicated(
-    cluster: Cluster, producer: Producer
-) -> None:
+async def test_a_write_that_only_a_killed_primary_had_was_not_confirmed(cluster: Cluster, producer: Producer) -> None:
     """Replication is asynchronous: a plain `enqueue` returns when the primary has the task."""
     slot = slot_of(producer.namespace.partition("default").ready)
     kept = await producer.enqueue("task", durability="replicated")
     (replica,) = cluster.replicas_of(cluster.owner(slot))
     replica.freeze()
-    cluster.owner(slot).command("CLIENT", "KILL", "TYPE", "replica")  # so that nothing waits for it in its socket
+    cluster.owner(slot).command("CLIENT", "KILL", "TYPE", "replica")  # so that no write waits in its socket buffer
     gone = await producer.enqueue("task")
     assert await gone.status() is State.QUEUED
     with pytest.raises(NotReplicated):
@@ -100,7 +98,7 @@ async def test_what_only_a_killed_primary_had_is_gone_and_was_never_called_repli
 
 
 def has(replica: Node, key: str) -> bool:
-    """Whether a replica has a key; it may not have heard yet that the slot is its primary's now."""
+    """Whether a replica has a key; it may not know yet that its primary owns the slot."""
     found: list[bool] = []
 
     def answers() -> bool:
@@ -113,7 +111,7 @@ def has(replica: Node, key: str) -> bool:
 
 
 async def confirmed_on(producer: Producer, queue: str, task_id: str) -> TaskHandle[Any]:
-    """As a caller does who may not lose it: the same id again until it is confirmed."""
+    """Enqueue under the same id until the task is confirmed."""
     while True:
         try:
             return await soon(producer.enqueue("task", queue=queue, task_id=task_id, durability="replicated"))
@@ -121,8 +119,8 @@ async def confirmed_on(producer: Producer, queue: str, task_id: str) -> TaskHand
             await anyio.sleep(0.05)
 
 
-async def test_replicas_are_asked_of_the_node_that_has_the_partition(cluster: Cluster, producer: Producer) -> None:
-    """One node's replica stands still: what is on the others is confirmed. Slots that move are followed."""
+async def test_replicas_of_the_partitions_node_are_asked(cluster: Cluster, producer: Producer) -> None:
+    """One node's replica is frozen: writes to the other nodes are confirmed, and migrated slots are followed."""
     slots: dict[str, int] = {}
     while len({cluster.owner(slot) for slot in slots.values()}) < len(cluster.serving()):
         name = f"q{len(slots)}"
@@ -145,7 +143,7 @@ async def test_replicas_are_asked_of_the_node_that_has_the_partition(cluster: Cl
     target = serving[(serving.index(cluster.owner(slots[hit])) + 1) % len(serving)]
     move = cluster.migrate(slots[hit], target)
     await run_sync(move.begin)
-    moving = asyncio.create_task(confirmed_on(producer, hit, "while-moving"))  # ASK and TRYAGAIN, until it is over
+    moving = asyncio.create_task(confirmed_on(producer, hit, "while-moving"))  # meets ASK and TRYAGAIN
     await run_sync(move.keys)
     await run_sync(move.finish)
     moved = await confirmed_on(producer, hit, "moved")
@@ -156,10 +154,10 @@ async def test_replicas_are_asked_of_the_node_that_has_the_partition(cluster: Cl
     assert len({handle.id for handle in handles}) == len(queues)
 
 
-async def test_a_primary_that_must_have_replicas_refuses_what_they_would_not_hear_of(
+async def test_a_primary_that_requires_replicas_refuses_writes_without_them(
     cluster: Cluster, producer: Producer
 ) -> None:
-    """`min-replicas-to-write`: then a producer hears of it, and nothing is stored."""
+    """`min-replicas-to-write`: the producer gets an error, and nothing is stored."""
     owner = cluster.owner(slot_of(producer.namespace.partition("default").ready))
     (replica,) = cluster.replicas_of(owner)
     owner.command("CONFIG", "SET", "min-replicas-to-write", 1)

@@ -1,4 +1,4 @@
-"""A life with everything in it, on each kind of deployment: a cluster, sentinels, a cluster that trusts nobody."""
+"""The full scenario on each kind of deployment: a cluster, sentinels, a cluster with TLS and passwords."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def guarded(authority: Authority) -> Iterator[Cluster]:
-    """A cluster whose nodes speak TLS only, want certificates of everybody, and passwords."""
+    """A cluster whose nodes require TLS, client certificates and passwords."""
     program = find_program(SYSTEM)
     if program is None:
         pytest.skip("the bundled redis-server is built without TLS, and there is no system one")
@@ -84,7 +84,7 @@ async def test_a_cluster_with_certificates_passwords_and_few_rights(
     assert [entry for node in guarded.nodes for entry in node.command("ACL", "LOG")] == []
 
 
-async def test_a_guarded_cluster_lets_nobody_in_who_says_too_little(guarded: Cluster, authority: Authority) -> None:
+async def test_a_guarded_cluster_refuses_missing_credentials(guarded: Cluster, authority: Authority) -> None:
     with pytest.raises(Refused, match="credentials"):
         await Producer(guarded.url(query=f"?{authority.query()}", secure=True)).__aenter__()
     without_certificate = Producer(

@@ -1,4 +1,4 @@
-"""Servers as others run them: TLS with certificates on both sides, users with few rights, databases."""
+"""Managed servers: TLS with certificates on both sides, users with few rights, databases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUOTED = "p%2Fss%23w%3Frd"
 
 @dataclass
 class Managed:
-    """A server with TLS, that wants a certificate of its clients, and a user who may do only what Perdure needs."""
+    """A server with TLS and client certificates, and an ACL user with the documented rights only."""
 
     node: Node
     authority: Authority
@@ -59,7 +59,7 @@ def managed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Managed]:
 
 @pytest.fixture
 def worker_user(managed: Managed, namespace_name: str) -> Iterator[None]:
-    """The user `worker`, for this test's namespace alone."""
+    """Return the settings of the user `worker`, limited to this test's namespace."""
     rights = documented_rights(namespace_name)
     managed.node.command("ACL", "SETUSER", "worker", "reset", "on", f">{PASSWORD}", *rights)
     managed.node.command("ACL", "LOG", "RESET")
@@ -68,13 +68,13 @@ def worker_user(managed: Managed, namespace_name: str) -> Iterator[None]:
 
 
 def refused(node: Node) -> list[Any]:
-    """What the server refused to anybody, by its own log."""
+    """Return the refusals in the server's ACL log."""
     entries = [dict(zip(flat[::2], flat[1::2], strict=True)) for flat in node.command("ACL", "LOG")]
     return [(entry[b"reason"], entry[b"context"], entry[b"object"]) for entry in entries]
 
 
 @pytest.mark.usefixtures("worker_user")
-async def test_the_documented_user_can_do_all_that_perdure_does(managed: Managed, namespace_name: str) -> None:
+async def test_the_documented_user_has_sufficient_rights(managed: Managed, namespace_name: str) -> None:
     await live(Settings(redis_url=managed.url(), namespace=namespace_name, lease=1.0))
     assert refused(managed.node) == []
 
@@ -87,7 +87,7 @@ async def test_the_user_of_a_namespace_reaches_no_other(managed: Managed) -> Non
 
 
 @pytest.mark.usefixtures("worker_user")
-async def test_a_wrong_password_is_named_and_not_shown(managed: Managed) -> None:
+async def test_a_wrong_password_is_reported_and_not_shown(managed: Managed) -> None:
     with pytest.raises(Refused, match="credentials") as caught:
         await Producer(managed.url(user="worker:wrong-one@")).__aenter__()
     assert "wrong-one" not in str(caught.value)
@@ -96,7 +96,7 @@ async def test_a_wrong_password_is_named_and_not_shown(managed: Managed) -> None
 async def test_a_client_without_a_certificate_is_refused(managed: Managed) -> None:
     producer = Producer(f"rediss://localhost:{managed.node.port}/0?ssl_ca_certs={managed.authority.certificate}")
     producer.gateway.patience = 0.0
-    with pytest.raises(Unavailable, match="cannot reach Redis"):  # the server hangs up, and does not say why
+    with pytest.raises(Unavailable, match="cannot reach Redis"):  # the server closes the connection without a reason
         await producer.__aenter__()
 
 

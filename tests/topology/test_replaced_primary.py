@@ -1,4 +1,4 @@
-"""A primary that is replaced while it lives: who is told by a sentinel leaves it, whatever it says itself."""
+"""A primary that is replaced while it is alive: its connections are aborted after the sentinels' message."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Connection:
 
 
 class Silent(FailoverListener):
-    """What is said comes from the test."""
+    """A listener whose messages come from the test."""
 
     def _listen(self) -> None:
-        """There is no sentinel."""
+        """Do nothing: there is no sentinel."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def said(service: str = "jobs", former: Node = FORMER, new: Node = NEW) -> str:
     return f"{service} {former.host} {former.port} {new.host} {new.port}"
 
 
-def test_connections_to_the_former_primary_are_cut_and_no_others(replaced: FailoverListener) -> None:
+def test_only_connections_to_the_former_primary_are_aborted(replaced: FailoverListener) -> None:
     cut: list[str] = []
     connections = [Connection(*FORMER), Connection(*NEW), Connection(*FORMER)]
     for number, connection in enumerate(connections):
@@ -51,7 +51,7 @@ def test_connections_to_the_former_primary_are_cut_and_no_others(replaced: Failo
     assert cut == ["0", "2"]
 
 
-def test_a_connection_that_was_made_anew_is_where_it_is_now(replaced: FailoverListener) -> None:
+def test_a_reconnected_connection_counts_for_its_new_server(replaced: FailoverListener) -> None:
     cut: list[str] = []
     connection = Connection(*FORMER)
     replaced.follow(connection, lambda: cut.append("first"))
@@ -63,7 +63,7 @@ def test_a_connection_that_was_made_anew_is_where_it_is_now(replaced: FailoverLi
     assert cut == ["second"]
 
 
-def test_one_that_cannot_be_cut_keeps_no_other_from_it(replaced: FailoverListener) -> None:
+def test_an_error_of_one_abort_does_not_prevent_the_others(replaced: FailoverListener) -> None:
     cut: list[str] = []
     connections = [Connection(*FORMER), Connection(*FORMER)]
 
@@ -76,7 +76,7 @@ def test_one_that_cannot_be_cut_keeps_no_other_from_it(replaced: FailoverListene
     assert cut == ["second"]
 
 
-def test_the_former_primary_is_not_believed_to_be_the_primary(replaced: FailoverListener) -> None:
+def test_the_former_primary_is_refused_as_the_primary(replaced: FailoverListener) -> None:
     replaced._on_failover(said())
     assert replaced.was_replaced(FORMER)
     assert not replaced.was_replaced(NEW)
@@ -86,7 +86,7 @@ def test_the_former_primary_is_not_believed_to_be_the_primary(replaced: Failover
 
 
 @pytest.mark.parametrize("text", [said("others"), "jobs 10.0.0.1", ""])
-def test_what_concerns_others_is_not_heard(replaced: FailoverListener, text: str) -> None:
+def test_messages_of_other_services_are_ignored(replaced: FailoverListener, text: str) -> None:
     cut: list[str] = []
     connection = Connection(*FORMER)
     replaced.follow(connection, lambda: cut.append("cut"))
@@ -106,8 +106,8 @@ def sentinels() -> Iterator[Sentinels]:
 
 @pytest.mark.cluster
 @pytest.mark.integration
-async def test_everybody_leaves_a_primary_that_nobody_told(sentinels: Sentinels, namespace_name: str) -> None:
-    """The sentinels may not tell it, so that it stays a primary in its own eyes, and takes writes for ever."""
+async def test_all_connections_leave_a_primary_that_was_not_demoted(sentinels: Sentinels, namespace_name: str) -> None:
+    """The sentinels cannot demote it, so it stays a primary and accepts writes."""
     former = sentinels.primary
     former.command("ACL", "SETUSER", "default", "-replicaof", "-slaveof", "-config")
     async with App("leaving", settings=Settings(redis_url=sentinels.url(), namespace=namespace_name)) as app:
@@ -145,7 +145,7 @@ async def _left(node: Server) -> bool:
 
 
 def _clients(node: Server) -> list[dict[str, str]]:
-    """The connections of Perdure: not those of sentinels, replicas and the test itself."""
+    """Return the connections of Perdure, without those of sentinels, replicas and the test."""
     lines = node.command("CLIENT", "LIST").decode().splitlines()
     clients = [dict(part.partition("=")[::2] for part in line.split(" ")) for line in lines]
     return [

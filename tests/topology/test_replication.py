@@ -1,4 +1,4 @@
-"""`durability="replicated"`: what was said to be replicated is on the replicas, and what is not known to be says so."""
+"""`durability="replicated"`: confirmed writes are on the replicas, and missing confirmations are reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.workers import history, recorded_steps, soon, until, working
 pytestmark = pytest.mark.integration
 
 SHORT = Replication(1, 0.2)
-"""Long enough for a replica on this machine that is well; where a test needs it well, it waits as long as it must."""
+"""Seconds that suffice for a healthy replica; a test that needs one waits longer if necessary."""
 LONG = Replication(1, 60.0)
 
 
@@ -51,7 +51,7 @@ def nodes() -> Iterator[tuple[Node, Node]]:
 
 @pytest.fixture
 def primary(nodes: tuple[Node, Node]) -> Iterator[Node]:
-    """The primary; afterwards its replica is well again, and all is gone."""
+    """The primary; after the test its replica runs again, and the data is deleted."""
     primary, replica = nodes
     yield primary
     replica.thaw()
@@ -85,17 +85,17 @@ async def impatient(primary: Node, namespace_name: str) -> AsyncIterator[Produce
 
 
 def waits(node: Node) -> int:
-    """How often the server was asked to WAIT."""
-    told = node.info("commandstats").get("cmdstat_wait", "calls=0,")
-    return int(told.partition("calls=")[2].partition(",")[0])
+    """Return how many WAIT commands the server has executed."""
+    stats = node.info("commandstats").get("cmdstat_wait", "calls=0,")
+    return int(stats.partition("calls=")[2].partition(",")[0])
 
 
 async def held_up(node: Node) -> bool:
-    """Whether somebody is in a WAIT there."""
+    """Whether a client is blocked in WAIT."""
     return node.info("clients")["blocked_clients"] == "1"
 
 
-async def test_once_it_returns_the_replica_has_the_task(replica: Node, producer: Producer) -> None:
+async def test_the_replica_has_the_task_when_enqueue_returns(replica: Node, producer: Producer) -> None:
     now = await producer.enqueue("t", durability="replicated")
     later = await producer.enqueue("t", delay=60, durability="replicated")
     many = await producer.enqueue_many("t", [{"n": 1}, {"n": 2}], durability="replicated")
@@ -111,7 +111,7 @@ async def test_many_callers_share_one_wait(primary: Node, producer: Producer) ->
     assert waits(primary) - before == 1
 
 
-async def test_without_a_replica_that_answers_it_is_stored_and_said_not_to_be_confirmed(
+async def test_without_a_replica_the_task_is_stored_and_not_confirmed(
     replica: Node, impatient: Producer, producer: Producer
 ) -> None:
     await impatient.enqueue("t", durability="replicated")
@@ -130,10 +130,10 @@ async def test_without_a_replica_that_answers_it_is_stored_and_said_not_to_be_co
     assert await producer.gateway.command("XLEN", again.partition.ready) == 2
 
 
-async def test_asked_again_on_another_connection_it_is_not_confirmed_by_having_nothing_to_write(
+async def test_a_repeated_enqueue_that_writes_nothing_is_not_confirmed_by_that(
     primary: Node, replica: Node, namespace_name: str, impatient: Producer
 ) -> None:
-    """The script finds the task and writes nothing; what WAIT tells must be about the task all the same."""
+    """The script finds the task and writes nothing; WAIT must still report on the task."""
     replica.freeze()
     for _ in range(2):
         async with producer_on(primary, namespace_name, SHORT) as another:
@@ -146,7 +146,7 @@ async def test_asked_again_on_another_connection_it_is_not_confirmed_by_having_n
     assert await impatient.gateway.command("XLEN", found.partition.ready) == 1
 
 
-async def test_of_many_it_says_which_and_each_is_found_again_by_its_id(
+async def test_unconfirmed_tasks_of_a_batch_are_named_by_id(
     replica: Node, impatient: Producer, producer: Producer, namespace_name: str
 ) -> None:
     """Also in a queue of several partitions, where a task without a key may be anywhere."""
@@ -171,26 +171,28 @@ async def test_of_many_it_says_which_and_each_is_found_again_by_its_id(
     assert stored == 8
 
 
-async def test_a_task_that_is_known_in_a_partition_that_closed_is_asked_about_too(
+async def test_a_known_task_in_a_closed_partition_is_confirmed(
     replica: Node, impatient: Producer, producer: Producer, namespace_name: str
 ) -> None:
     await producer.enqueue("t", task_id="mine")
     await set_partitions(producer.gateway, Namespace(namespace_name), "default", 2)
     replica.freeze()
     with pytest.raises(NotReplicated):
-        await _heard_of(impatient)
+        await _has_seen_new_route(impatient)
     replica.thaw()
     handle = await producer.enqueue("t", task_id="mine", durability="replicated")
     assert handle.partition.index == 0
     assert replica.command("EXISTS", handle.partition.record("mine")) == 1
 
 
-async def _heard_of(producer: Producer) -> None:
+async def _has_seen_new_route(producer: Producer) -> None:
     await producer.enqueue("t")
     await producer.enqueue("t", task_id="mine", durability="replicated")
 
 
-async def test_nobody_else_waits(primary: Node, replica: Node, namespace_name: str, producer: Producer) -> None:
+async def test_other_commands_are_not_delayed(
+    primary: Node, replica: Node, namespace_name: str, producer: Producer
+) -> None:
     replica.freeze()
     waiting = asyncio.create_task(producer.enqueue("t", durability="replicated"))
 
@@ -202,7 +204,7 @@ async def test_nobody_else_waits(primary: Node, replica: Node, namespace_name: s
     assert await (await soon(waiting)).status() is State.QUEUED
 
 
-async def test_more_replicas_than_there_are(primary: Node, namespace_name: str) -> None:
+async def test_more_replicas_than_exist_are_not_confirmed(primary: Node, namespace_name: str) -> None:
     async with producer_on(primary, namespace_name, Replication(2, 0.2)) as producer:
         with pytest.raises(NotReplicated, match="1 of 2 replicas") as raised:
             await _confirmed_by_one(producer)
@@ -210,7 +212,7 @@ async def test_more_replicas_than_there_are(primary: Node, namespace_name: str) 
 
 
 async def _confirmed_by_one(producer: Producer) -> None:
-    """Again until the one replica had time enough: only the number of replicas is to be missing."""
+    """Enqueue until the one replica had enough time, so that only the second replica is missing."""
     while True:
         try:
             await producer.enqueue("t", task_id="mine", durability="replicated")
@@ -220,7 +222,7 @@ async def _confirmed_by_one(producer: Producer) -> None:
 
 
 @pytest.mark.parametrize("text", [b"EVALSHA", b"WAIT"])
-async def test_a_lost_reply_is_asked_for_again_and_enqueues_once(
+async def test_a_lost_reply_is_repeated_and_enqueues_once(
     primary: Node, tmp_path: Path, namespace_name: str, producer: Producer, text: bytes
 ) -> None:
     await producer.gateway.load_scripts()
@@ -248,7 +250,7 @@ async def test_a_primary_that_is_demoted_meanwhile_confirms_nothing(
         try:
             with pytest.raises(Unavailable):
                 await soon(waiting)
-            while True:  # the server has closed the connection that waited; then it refuses to write
+            while True:  # the server closes the waiting connection, then it refuses writes
                 with pytest.raises(Unavailable) as raised:
                     await soon(producer.enqueue("t", durability="replicated"))
                 if is_read_only(raised.value.__cause__):
@@ -265,11 +267,11 @@ async def test_a_primary_that_is_demoted_meanwhile_confirms_nothing(
 
 
 async def _has_left(node: Node) -> bool:
-    """Whether no connection is there on which somebody waited."""
+    """Whether no replication connection is open."""
     return b"cmd=wait" not in node.command("CLIENT", "LIST")
 
 
-async def test_one_that_waits_is_told_when_the_producer_closes(
+async def test_a_waiting_write_fails_when_the_producer_closes(
     primary: Node, replica: Node, namespace_name: str
 ) -> None:
     async with producer_on(primary, namespace_name, LONG) as producer:
@@ -294,7 +296,7 @@ async def app(primary: Node, namespace_name: str) -> AsyncIterator[App]:
         yield app
 
 
-async def test_a_step_waits_for_the_replica_and_the_task_is_not_blamed(app: App, primary: Node, replica: Node) -> None:
+async def test_a_step_waits_for_the_replica_and_costs_no_attempt(app: App, primary: Node, replica: Node) -> None:
     calls: list[str] = []
     first_done, go_on = asyncio.Event(), asyncio.Event()
 
@@ -358,10 +360,10 @@ async def test_a_risky_step_acts_when_its_intent_is_replicated(app: App, primary
     assert set(await recorded_steps(app, handle)) == {"d:pay"}
 
 
-# said wrongly
+# invalid values
 
 
-def test_a_command_line_says_what_is_not_confirmed(
+def test_the_command_line_reports_unconfirmed_tasks(
     primary: Node, replica: Node, namespace_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PERDURE_REPLICATION_TIMEOUT", "30")
@@ -377,7 +379,7 @@ def test_a_command_line_says_what_is_not_confirmed(
 
 
 @pytest.mark.parametrize("name", ["PERDURE_REPLICAS", "PERDURE_REPLICATION_TIMEOUT"])
-def test_a_number_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_an_invalid_number_is_refused_by_producer_and_worker_alike(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for wrong in ("0", "many"):
         monkeypatch.setenv(name, wrong)
         with pytest.raises(ConfigurationError, match=f"{name}: .* \\(got '{wrong}'\\)") as of_producer:
@@ -387,6 +389,6 @@ def test_a_number_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch, nam
         assert str(of_producer.value) == str(of_worker.value)
 
 
-async def test_another_word_for_durability_is_refused(producer: Producer) -> None:
+async def test_another_value_of_durability_is_refused(producer: Producer) -> None:
     with pytest.raises(ValueError, match="'replicated' or None"):
         await producer.enqueue("t", durability="sync")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The client layer under real Sentinels: every connection finds the primary of the day."""
+"""The gateway under real Sentinels: every connection finds the current primary."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ async def test_commands_go_to_the_primary(gateway: Gateway, sentinels: Sentinels
     assert not gateway.clustered
 
 
-async def test_a_sentinel_that_names_a_replica_is_not_believed(sentinels: Sentinels) -> None:
-    """One that was cut off from the others and has not heard of a failover."""
+async def test_a_sentinel_that_names_a_replica_is_not_trusted(sentinels: Sentinels) -> None:
+    """A sentinel that was partitioned from the others does not know of a failover."""
     replica = next(node for node in sentinels.servers if node is not sentinels.primary)
     asked = 0
     open_ones: list[asyncio.StreamWriter] = []
@@ -85,15 +85,15 @@ async def test_a_sentinel_that_names_a_replica_is_not_believed(sentinels: Sentin
             await writer.wait_closed()
 
 
-async def test_everything_finds_the_new_primary(
+async def test_all_connections_find_the_new_primary(
     gateway: Gateway, sentinels: Sentinels, namespace: Namespace, partition: Partition
 ) -> None:
-    """Commands, a read that waits, a waiter's subscription and the beat."""
+    """Commands, a blocking read, a subscription and the heartbeat."""
     await gateway.command("XGROUP", "CREATE", partition.ready, GROUP, "0", "MKSTREAM")
     entry = await gateway.command("XADD", partition.ready, "*", "field", "value")
-    reader = gateway.blocking_connection(partition.ready)
+    connection = gateway.blocking_connection(partition.ready)
     read = ("XREADGROUP", "GROUP", GROUP, "w", "COUNT", 1, "BLOCK", 5000, "STREAMS", partition.ready, ">")
-    ((_, ((taken, _),)),) = await reader.read(*read)
+    ((_, ((taken, _),)),) = await connection.read(*read)
     assert taken == entry
     leases, lost, troubles = Leases(), list[str](), list[QueueError | None]()
     delivery = Delivery(partition, entry, "w", 1, {})
@@ -103,11 +103,11 @@ async def test_everything_finds_the_new_primary(
         handle = await producer.enqueue("t", queue="another")
         await gateway.command("WAIT", 2, 5000)
         waiter = asyncio.create_task(handle.result())
-        waits = asyncio.create_task(reader.read(*read))
+        waits = asyncio.create_task(connection.read(*read))
         victim = sentinels.kill_primary()
         beat.start()
         try:
-            await until(lambda: told(troubles), "the beat met the lost server, and then found the new one")
+            await until(lambda: recovered(troubles), "the heartbeat has found the new server")
         finally:
             await asyncio.to_thread(beat.stop)
         with pytest.raises(QueueError):
@@ -115,13 +115,13 @@ async def test_everything_finds_the_new_primary(
         assert await handle.status() == "queued"
         assert sentinels.primary is not victim
         second = await gateway.command("XADD", partition.ready, "*", "field", "value")
-        ((_, ((taken, _),)),) = await soon(reader.read(*read))
+        ((_, ((taken, _),)),) = await soon(connection.read(*read))
         assert (taken, lost) == (second, [])
         await handle.cancel()
         with pytest.raises(TaskCancelled):
             await soon(waiter)
-    await reader.close()
+    await connection.close()
 
 
-async def told(troubles: list[QueueError | None]) -> bool:
+async def recovered(troubles: list[QueueError | None]) -> bool:
     return len(troubles) > 1 and troubles[-1] is None

@@ -1,4 +1,4 @@
-"""What the tests' own sentinels promise to the tests that use them."""
+"""The sentinels that the tests start: failover."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.servers import BUNDLED, find_program
 pytestmark = [pytest.mark.cluster, pytest.mark.integration]
 
 
-def test_sentinels_name_another_primary_when_theirs_is_killed() -> None:
+def test_sentinels_name_another_primary_after_a_kill() -> None:
     program = find_program(BUNDLED)
     assert program is not None
     with sentinels_of_its_own(program) as sentinels:

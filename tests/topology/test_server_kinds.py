@@ -1,4 +1,4 @@
-"""An address that says one kind of server and meets another: the error names the remedy."""
+"""Addresses that lead to another kind of server: the error names the remedy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def program() -> Path:
 
 @pytest.fixture(scope="module")
 def server(program: Path) -> Iterator[int]:
-    """The port of one server."""
+    """The port of a standalone server."""
     (port,) = free_ports(1)
     node = Node(program, port, ["--bind", "127.0.0.1", "--port", str(port), "--save", ""], {})
     node.start()
@@ -46,7 +46,7 @@ def server(program: Path) -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def lone_node(program: Path) -> Iterator[int]:
-    """The port of a cluster's node that has met nobody yet, and serves no slot."""
+    """The port of a cluster node without other nodes and slots."""
     (port,) = free_ports(1, bus=True)
     node = Node(program, port, ["--bind", "127.0.0.1", "--port", str(port), "--cluster-enabled", "yes"], {})
     node.start()
@@ -54,29 +54,29 @@ def lone_node(program: Path) -> Iterator[int]:
     node.stop()
 
 
-async def test_one_server_is_no_cluster(server: int) -> None:
+async def test_a_standalone_server_is_not_a_cluster(server: int) -> None:
     with pytest.raises(Refused, match=r"one server and not a Redis Cluster: write redis://"):
         await reach(f"redis+cluster://127.0.0.1:{server}")
 
 
-async def test_a_node_of_a_cluster_is_not_one_server(lone_node: int) -> None:
+async def test_a_cluster_node_is_not_a_standalone_server(lone_node: int) -> None:
     with pytest.raises(Refused, match=r"a node of a Redis Cluster: write redis\+cluster://"):
         await reach(f"redis://127.0.0.1:{lone_node}")
 
 
-async def test_one_server_is_no_sentinel(server: int) -> None:
+async def test_a_standalone_server_is_not_a_sentinel(server: int) -> None:
     with pytest.raises(Refused, match=rf"127\.0\.0\.1:{server} is not a sentinel .*: write redis://"):
         await reach(f"redis+sentinel://127.0.0.1:{server}/{SERVICE}")
 
 
-async def test_nobody_who_answers_may_be_there_later() -> None:
+async def test_unreachable_nodes_are_reported_as_unavailable() -> None:
     with pytest.raises(Unavailable, match="cannot reach any node of"):
         await reach("redis+cluster://127.0.0.1:1,127.0.0.1:2")
     with pytest.raises(Unavailable, match=r"no sentinel knows the primary of 'jobs'; 127\.0\.0\.1:1: .*127\.0\.0\.1:2"):
         await reach("redis+sentinel://127.0.0.1:1,127.0.0.1:2/jobs")
 
 
-async def test_a_certificate_that_is_not_there_is_named(tmp_path: Path) -> None:
+async def test_a_missing_certificate_file_is_named(tmp_path: Path) -> None:
     missing = tmp_path / "authority.pem"
     for scheme, rest in (("rediss", ""), ("rediss+cluster", ""), ("rediss+sentinel", "/jobs")):
         with pytest.raises(ValueError, match=r"the file of ssl_ca_certs does not exist: .*authority\.pem"):
@@ -97,7 +97,7 @@ async def test_a_sentinel_is_not_a_server(sentinels: Sentinels) -> None:
         await reach(f"redis+cluster://127.0.0.1:{port}")
 
 
-async def test_a_service_that_nobody_watches_is_named(sentinels: Sentinels) -> None:
+async def test_an_unmonitored_service_is_named(sentinels: Sentinels) -> None:
     with pytest.raises(Refused, match="the sentinels do not monitor 'another'"):
         await reach(f"redis+sentinel://127.0.0.1:{sentinels.watchers[0].port}/another")
 
@@ -107,7 +107,7 @@ async def test_one_sentinel_that_answers_is_enough(sentinels: Sentinels) -> None
 
 
 @pytest.mark.cluster
-async def test_any_node_of_a_cluster_will_do(shared_cluster: Cluster) -> None:
+async def test_any_node_of_a_cluster_is_sufficient(shared_cluster: Cluster) -> None:
     for node in shared_cluster.nodes:
         await reach(f"redis+cluster://127.0.0.1:1,127.0.0.1:{node.port}")
     with pytest.raises(Refused, match=r"write redis\+cluster://"):
@@ -123,11 +123,11 @@ async def test_any_node_of_a_cluster_will_do(shared_cluster: Cluster) -> None:
         ("rediss://h", "redis_version:7.2.4\r\nserver_mode:cluster", r"write rediss\+cluster://host:port"),
     ],
 )
-def test_what_a_server_says_of_itself_decides(url: str, info: str, why: str) -> None:
+def test_the_mode_and_version_of_the_server_are_checked(url: str, info: str, why: str) -> None:
     with pytest.raises(Refused, match=why):
         check_server(Address(url), info.encode())
 
 
 @pytest.mark.parametrize(("url", "mode"), [("redis://h", "standalone"), ("redis+cluster://h", "cluster")])
-def test_a_server_of_its_kind_is_taken(url: str, mode: str) -> None:
+def test_a_server_of_the_right_kind_is_accepted(url: str, mode: str) -> None:
     check_server(Address(url), f"redis_version:6.2.0\r\nredis_mode:{mode}\r\n".encode())

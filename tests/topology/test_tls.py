@@ -1,4 +1,4 @@
-"""`rediss://`: the server's certificate is verified, by the system's authorities or by one that the URL names."""
+"""`rediss://`: verification of the server's certificate by the system's authorities or one in the URL."""
 
 from __future__ import annotations
 
@@ -59,21 +59,21 @@ def make_certificate(folder: Path, name: str) -> None:
     subprocess.run([*command, *files], cwd=folder, check=True, capture_output=True)
 
 
-async def test_a_server_whose_authority_is_named_is_used(tls_server: TlsServer, namespace_name: str) -> None:
+async def test_a_server_with_the_named_authority_is_accepted(tls_server: TlsServer, namespace_name: str) -> None:
     async with Producer(tls_server.url(tls_server.authority), namespace=namespace_name) as producer:
         handle = await producer.enqueue("task", {"number": 1})
         assert await handle.status() == "queued"
         assert await handle.cancel() == "cancelled"
 
 
-async def test_a_server_that_another_authority_vouches_for_is_refused(tls_server: TlsServer) -> None:
+async def test_a_server_with_another_authority_is_refused(tls_server: TlsServer) -> None:
     producer = Producer(tls_server.url(tls_server.stranger))
     producer.gateway.patience = 0.0
     with pytest.raises(Unavailable, match=r"(?i)certificate verify failed"):
         await producer.__aenter__()
 
 
-async def test_a_server_that_nobody_vouches_for_is_refused(tls_server: TlsServer) -> None:
+async def test_a_server_with_an_unknown_authority_is_refused(tls_server: TlsServer) -> None:
     producer = Producer(tls_server.url(None))
     producer.gateway.patience = 0.0
     with pytest.raises(Unavailable, match=r"(?i)certificate verify failed"):

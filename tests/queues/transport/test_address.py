@@ -1,4 +1,4 @@
-"""Where the server is: what a URL may say, and what is never printed."""
+"""Addresses: valid and invalid URLs, and passwords, which are not printed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parse(text: str) -> Address:
         "rediss+sentinel://user:secret@one/jobs/2?sentinel_username=u&sentinel_password=p",
     ],
 )
-def test_a_url_of_a_server_is_taken_as_it_is(url: str) -> None:
+def test_a_valid_url_is_kept_unchanged(url: str) -> None:
     address = parse(url)
     assert (address.url, address.directory, address.embedded) == (url, None, False)
     assert parse(f"  {url}\n") == address
@@ -65,7 +65,7 @@ def test_an_embedded_server_is_named_by_its_directory(text: str, directory: str)
     assert address.shown == f"embedded:{directory}"
 
 
-def test_the_data_directory_is_asked_for_only_where_it_is_needed() -> None:
+def test_the_data_directory_is_looked_up_only_if_needed() -> None:
     def unknown() -> Path:
         raise RuntimeError("there is no home")
 
@@ -75,7 +75,7 @@ def test_the_data_directory_is_asked_for_only_where_it_is_needed() -> None:
         Address.parse("embedded:", data_dir=unknown)
 
 
-def test_a_relative_directory_is_of_where_one_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_directory_is_resolved_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert parse("embedded:queue").directory == tmp_path / "queue"
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -114,12 +114,12 @@ def test_a_relative_directory_is_of_where_one_stands(tmp_path: Path, monkeypatch
         ("redis+sentinel://host/service/zero", "database must be a number"),
     ],
 )
-def test_what_cannot_be_used_says_why(text: str, why: str) -> None:
+def test_an_invalid_address_is_refused_with_the_reason(text: str, why: str) -> None:
     with pytest.raises(BadAddress, match=why):
         parse(text)
 
 
-def test_it_is_an_error_of_the_queues_and_of_the_value() -> None:
+def test_the_error_is_a_queue_error_and_a_value_error() -> None:
     assert issubclass(BadAddress, QueueError)
     assert issubclass(BadAddress, ValueError)
 
@@ -158,7 +158,7 @@ def test_a_password_is_not_shown_in_an_error_either(text: str) -> None:
     assert "s3cret" not in str(refused.value)
 
 
-def test_a_cluster_is_known_by_its_nodes() -> None:
+def test_the_nodes_of_a_cluster_are_parsed() -> None:
     address = parse("rediss+cluster://user:s3%40cret@one:7000,two,[::1]:7001?ssl_ca_certs=/a%20b.pem&db=0")
     assert (address.clustered, address.encrypted, address.service) == (True, True, None)
     assert address.nodes == (Node("one", 7000), Node("two", 6379), Node("::1", 7001))
@@ -167,7 +167,7 @@ def test_a_cluster_is_known_by_its_nodes() -> None:
     assert address.shown == "rediss+cluster://user:***@one:7000,two,[::1]:7001?ssl_ca_certs=/a%20b.pem&db=0"
 
 
-def test_sentinels_have_credentials_of_their_own() -> None:
+def test_sentinels_have_separate_credentials() -> None:
     address = parse("redis+sentinel://user:data@one,two:26380/jobs/2?sentinel_username=u&sentinel_password=watch&db=2")
     assert (address.clustered, address.encrypted, address.service) == (False, False, "jobs")
     assert address.nodes == (Node("one", 26379), Node("two", 26380))
@@ -177,13 +177,13 @@ def test_sentinels_have_credentials_of_their_own() -> None:
     assert "watch" not in address.shown
 
 
-def test_one_server_is_not_several() -> None:
+def test_a_standalone_server_has_no_nodes() -> None:
     for url in ("redis://host", "unix:///run/redis.sock", "embedded:/data"):
         address = parse(url)
         assert (address.nodes, address.service, address.clustered) == ((), None, False)
 
 
-def test_the_environment_decides_where_nobody_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_defaults_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PERDURE_DATA_DIR", str(tmp_path))
     assert ConnectionSettings().data_folder == tmp_path
     assert ConnectionSettings().address == Address(directory=tmp_path)
@@ -193,7 +193,7 @@ def test_the_environment_decides_where_nobody_says(monkeypatch: pytest.MonkeyPat
     assert ConnectionSettings(redis_url="redis://here").address == Address("redis://here")
 
 
-def test_the_data_lies_where_the_desktop_specification_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_data_folder_follows_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PERDURE_DATA_DIR")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     assert ConnectionSettings().data_folder == tmp_path / "data" / "perdure"
@@ -211,13 +211,13 @@ def test_the_namespace_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatc
 
 
 @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True))
-def test_a_name_that_can_stand_in_a_key_is_taken(name: str) -> None:
+def test_a_valid_name_is_accepted(name: str) -> None:
     assert check_name("queue", name) == name
     assert Namespace(name).partition(name).queue == name
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "a:b", "{a}", "a}", "~a", "-a", ".a", "ä", "a\n", "*", "a" * 65])
-def test_a_name_that_cannot_is_refused(name: str) -> None:
+def test_an_invalid_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="cannot stand in a key"):
         check_name("queue", name)
     with pytest.raises(ValueError, match="namespace"):

@@ -1,4 +1,4 @@
-"""Which slot a command belongs to: every command that Perdure sends is known, and no other is guessed at."""
+"""Hash slots of commands: every command that Perdure sends is known, and all others are refused."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PACKAGE = Path(perdure.__file__).parent
 ROOMS = ("queues", "deadletter", "worker")
 SENDERS = {"command", "pipeline", "submit", "read", "execute", "execute_command", "call"}
 ELSEWHERE = {"SENTINEL", "ROLE", "CLUSTER", "ASKING", "SCAN", "CLIENT", "CONFIG"}
-"""Sent to one server that is chosen before, or named by `node_of`."""
+"""Commands for a server that is chosen before, or named by `node_of`."""
 OPTIONS = {"BLOCK", "COUNT", "MATCH"}
-"""Parts of commands, kept in tuples of their own."""
+"""Parts of commands that are kept in separate tuples."""
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_the_first_key_decides(command: Command, key: str | bytes | None) -> Non
     assert slot_of(command) == (None if key is None else key_slot(b"{a}:x"))
 
 
-def test_a_key_that_is_named_decides_instead() -> None:
+def test_node_of_overrides_the_key() -> None:
     assert slot_of(("TIME",), "{a}:x") == slot_of(("SCAN", 0), "{a}:y") == key_slot(b"a")
 
 
@@ -58,13 +58,13 @@ def test_a_key_that_is_named_decides_instead() -> None:
         ),
     ],
 )
-def test_what_is_not_known_is_refused(command: Command, why: str) -> None:
+def test_an_unknown_command_is_refused(command: Command, why: str) -> None:
     with pytest.raises(UnknownCommandError, match=why):
         slot_of(command)
 
 
 def test_every_command_that_is_sent_is_known() -> None:
-    """Read from the source: words in capitals that begin a call of a sender, or a tuple with at least one more part."""
+    """The commands are read from the source: words in capitals that begin a call, or a tuple with another part."""
     sent = {name for room in ROOMS for file in (PACKAGE / room).rglob("*.py") for name in commands_in(file.read_text())}
     assert {"EVALSHA", "XREADGROUP", "XAUTOCLAIM", "HMGET", "TIME"} <= sent
     for name in sorted(sent - ELSEWHERE - OPTIONS):

@@ -1,4 +1,4 @@
-"""Which node serves which slot: what CLUSTER SLOTS says, and what redirections add to it."""
+"""The topology of a cluster: replies to CLUSTER SLOTS, and redirections."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def test_each_slot_has_its_primary() -> None:
     assert topology.nodes == {A, B, REPLICA}
 
 
-def test_what_has_no_key_goes_to_a_node_that_serves() -> None:
+def test_a_command_without_key_goes_to_a_node_with_slots() -> None:
     assert Topology.read(REPLY, ASKED).serving(None) == A
     assert Topology.unknown().serving(None) is None
 
 
 @pytest.mark.parametrize("nameless", [b"", None])
-def test_a_node_without_a_name_is_reached_as_the_one_that_was_asked(nameless: bytes | None) -> None:
-    """An empty name before Redis 7, none at all since."""
+def test_a_node_without_a_name_has_the_host_of_the_asked_node(nameless: bytes | None) -> None:
+    """The name is empty before Redis 7, and null since."""
     assert Topology.read([[0, 16383, [nameless, 7001, b"id"]]], ASKED).serving(5) == Node("asked", 7001)
 
 
-def test_a_node_whose_name_is_not_known_cannot_be_reached() -> None:
+def test_a_node_with_an_unknown_name_is_unreachable() -> None:
     assert Topology.read([[0, 16383, [b"?", 7001, b"id"]]], ASKED).primaries == set()
 
 
@@ -45,7 +45,7 @@ def test_a_node_whose_name_is_not_known_cannot_be_reached() -> None:
     ("where", "node"),
     [("10.0.0.9:7009", Node("10.0.0.9", 7009)), (":7009", Node("asked", 7009)), ("::1:7009", Node("::1", 7009))],
 )
-def test_a_slot_that_moved_is_where_the_redirection_says(where: str, node: Node) -> None:
+def test_a_redirection_moves_the_slot(where: str, node: Node) -> None:
     topology = Topology.read(REPLY, ASKED)
     assert topology.moved(MovedError(f"50 {where}"), ASKED) == node
     assert (topology.serving(49), topology.serving(50), topology.serving(51)) == (A, node, A)
@@ -56,12 +56,12 @@ def test_an_address_of_version_6_is_written_in_brackets() -> None:
     assert (str(Node("::1", 1)), str(Node("host", 2))) == ("[::1]:1", "host:2")
 
 
-def test_nobody_who_answers_is_named_one_by_one() -> None:
+def test_unreachable_nodes_are_named_one_by_one() -> None:
     address = Address.parse("redis+cluster://127.0.0.1:1,127.0.0.1:2", data_dir=Path)
     with pytest.raises(Unavailable, match=r"cannot reach any node of .*; 127\.0\.0\.1:2: "):
         discover_topology(address, address.nodes, timeout=1.0)
 
 
-def test_ask_is_no_move() -> None:
-    """Both are of one family in the client library, and must not be taken for each other."""
+def test_ask_does_not_move_the_slot() -> None:
+    """The errors are related in the client library, and must not be confused."""
     assert issubclass(MovedError, AskError)
