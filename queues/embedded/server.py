@@ -26,7 +26,9 @@ class EmbeddedServer:
     milliseconds when the server must be started; call them from a thread if an event loop runs.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, ready_within: float = READY_WITHIN) -> None:
+        """ready_within: seconds that `ensure` waits for a server that is starting or loading its data."""
+        self._ready_within = ready_within
         self._directory = DataDirectory(directory)
         self._share: int | None = None
         self._socket: Path | None = None
@@ -52,7 +54,7 @@ class EmbeddedServer:
                 self._directory.prepare()
                 with exclusive(self._directory.startup_lock, READY_WITHIN + STOPPED_WITHIN):
                     self._hold_share()
-                    self._socket = _running_server(self._directory)
+                    self._socket = _running_server(self._directory, self._ready_within)
             except BaseException:
                 self._drop_share()
                 raise
@@ -90,9 +92,9 @@ class EmbeddedServer:
             self._share = None
 
 
-def _running_server(directory: DataDirectory) -> Path:
+def _running_server(directory: DataDirectory, ready_within: float) -> Path:
     """Return the socket of the running server; start it if necessary. The caller holds the startup lock and a share."""
-    deadline = time.monotonic() + READY_WITHIN
+    deadline = time.monotonic() + ready_within
     log_start = log_size(directory)
     launched = False
     while True:
@@ -107,7 +109,7 @@ def _running_server(directory: DataDirectory) -> Path:
             return record.socket
         elif time.monotonic() > deadline:
             raise EmbeddedServerError(
-                f"the server in {directory.path} was not ready within {READY_WITHIN:.0f} seconds; "
+                f"the server in {directory.path} was not ready within {ready_within:g} seconds; "
                 f"{log_since(directory, log_start)}"
             )
         else:

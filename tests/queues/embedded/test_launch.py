@@ -278,15 +278,14 @@ def test_the_servers_log_is_quoted_for_a_broken_file(directory: Path) -> None:
         assert connection.dbsize() == 100
 
 
-def test_the_log_is_quoted_if_the_server_does_not_get_ready(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with EmbeddedServer(directory) as share:
+def test_the_log_is_quoted_if_the_server_does_not_get_ready(directory: Path) -> None:
+    with EmbeddedServer(directory):
         server = status(directory).pid
         assert server
         os.kill(server, signal.SIGSTOP)
-        monkeypatch.setattr(f"{EmbeddedServer.__module__}.READY_WITHIN", 0.1)
         began = time.monotonic()
-        with pytest.raises(EmbeddedServerError, match=r"(?s)not ready within 0 seconds; .*redis\.log"):
-            share.ensure()
+        with pytest.raises(EmbeddedServerError, match=r"(?s)not ready within 0\.1 seconds; .*redis\.log"):
+            EmbeddedServer(directory, ready_within=0.1).ensure()
         assert time.monotonic() - began < 10
         os.kill(server, signal.SIGCONT)
 
