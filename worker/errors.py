@@ -1,43 +1,43 @@
-"""What can go wrong in a task, a step, or a worker. The whole tree:
+"""Errors of tasks, steps, agents and workers. The tree:
 
 PerdureError
 ├── QueueError                  queues, messages, servers: see `queues/errors.py`
-├── TaskError                   how a task is defined or called
-│   ├── TaskDefinitionError     a function that cannot be a task
-│   ├── InvalidArguments        arguments that do not fit the task; nothing was sent
-│   ├── TaskTimeout             a run took longer than it may
-│   │   └── TaskIdle            ... without any step that began or ended, or anything that was saved
-│   ├── Incoherent              an agent no longer knows what it is doing
-│   ├── UnknownTask             this worker has no handler of that name
-│   └── CrashLoop               deliveries of the task ended without any outcome too often
-├── StepError                   how a step is defined or called
-│   ├── StepOutsideTask         a step called where no task, or another task, is running
-│   ├── StepMismatch            a resumed run asked for a recorded step with other arguments
-│   ├── StepTimeout             a step took longer than it may
-│   ├── StepInDoubt             a risky step was cut off, and nobody can tell whether it acted
-│   └── UnserialisableResult    a result that is not JSON, or not of its own type
-├── ContextError                what a model is to be given
-│   ├── ContextTooLarge         ... does not fit into its window
-│   └── CompactionFailed        ... could not be made shorter
-├── ArtifactError               what cannot be saved, or not be had again
-│   ├── BadArtifactName         a name that no artifact can have
-│   ├── ArtifactTooLarge        more bytes than an artifact may have
-│   ├── ArtifactMissing         nothing of this name was saved, or its bytes are gone
-│   ├── ArtifactDamaged         its bytes are not those that were saved
-│   └── StoreUnavailable        the store cannot be reached, is full, or refuses
-├── StateError                  the state of an agent; none of them goes away by trying again
-│   ├── BadSnapshot             what is stored of it cannot be read
-│   ├── BadHistory              the log does not tell it: an event is missing, or cannot be read
-│   ├── StateMismatch           what is stored of it does not fit the agent's class
-│   ├── StateTooLarge           it has grown over the size limit
-│   ├── StateUnstorable         it holds what has no JSON form, or is not of its field's type
-│   └── StateDrift              it is not what its log comes to
-├── BadHandoff                  a stored handoff that cannot be read
-├── Reschedule                  raised by a handler: run me again, later
-│   ├── RetryLater              ... counting this attempt
-│   └── Snooze                  ... not counting it
+├── TaskError                   definition or call of a task
+│   ├── TaskDefinitionError     the function cannot be a task
+│   ├── InvalidArguments        the arguments do not fit the task; nothing was enqueued
+│   ├── TaskTimeout             a run exceeded its time limit
+│   │   └── TaskIdle            a run exceeded its idle limit
+│   ├── Incoherent              an agent failed a coherence check
+│   ├── UnknownTask             no handler is registered for the task on this worker
+│   └── CrashLoop               too many deliveries ended without an outcome
+├── StepError                   definition or call of a step
+│   ├── StepOutsideTask         a step was called outside of the task that it belongs to
+│   ├── StepMismatch            a resumed run called a recorded step with other arguments
+│   ├── StepTimeout             a step exceeded its timeout
+│   ├── StepInDoubt             a risky step was interrupted and its effect is unknown
+│   └── UnserialisableResult    a result is not JSON, or not of the declared type
+├── ContextError                context of a model
+│   ├── ContextTooLarge         a layer does not fit into its budget
+│   └── CompactionFailed        the summarizer returned no usable summary
+├── ArtifactError               artifacts
+│   ├── BadArtifactName         the name is not valid
+│   ├── ArtifactTooLarge        the artifact exceeds the size limit
+│   ├── ArtifactMissing         the bytes of an artifact are not in the store
+│   ├── ArtifactDamaged         the bytes do not match the recorded hash
+│   └── StoreUnavailable        the store cannot be reached, is full, or refuses access
+├── StateError                  state of an agent; retrying does not help
+│   ├── BadSnapshot             the stored state cannot be read
+│   ├── BadHistory              an event of the log is missing or cannot be read
+│   ├── StateMismatch           the stored state does not fit the agent's class
+│   ├── StateTooLarge           the state exceeds the size limit
+│   ├── StateUnstorable         a field has no JSON form or has the wrong type
+│   └── StateDrift              the state differs from the reduction of its log
+├── BadHandoff                  a stored handoff document cannot be read
+├── Reschedule                  raised by a handler to run the task again later
+│   ├── RetryLater              counts as an attempt
+│   └── Snooze                  costs no attempt
 ├── LifespanError               the app's lifespan cannot be opened or closed
-└── ConfigurationError          settings or an APP that cannot be used
+└── ConfigurationError          a setting or an APP is not valid
 """
 
 from __future__ import annotations
@@ -87,11 +87,11 @@ __all__ = [
 
 
 class TaskError(PerdureError):
-    """Base of errors in how a task is defined or called."""
+    """Base of errors in the definition or call of a task."""
 
 
 class TaskDefinitionError(TaskError, TypeError):
-    """A function that cannot be a task; the message names it and the remedy."""
+    """A function that cannot be a task. The message names it and the remedy."""
 
 
 class InvalidArguments(TaskError, ValueError):
@@ -103,7 +103,7 @@ class InvalidArguments(TaskError, ValueError):
 
 
 class TaskTimeout(TaskError, TimeoutError):
-    """A run of the handler took longer than its timeout. seconds: the timeout."""
+    """A run exceeded its time limit. seconds: the limit."""
 
     def __init__(self, task: str, seconds: float) -> None:
         super().__init__(f"task {task!r} ran longer than {seconds:g} s")
@@ -112,17 +112,17 @@ class TaskTimeout(TaskError, TimeoutError):
 
 
 class TaskIdle(TaskTimeout):
-    """A run did nothing for longer than it may: no step began or ended, nothing was saved.
+    """A run exceeded its idle limit: no step started or ended, and nothing was saved.
 
-    seconds: the limit. steps: those it was in, none where it was between steps.
+    seconds: the limit. steps: keys of the running steps, empty between steps.
     """
 
     def __init__(self, task: str, seconds: float, steps: Sequence[str]) -> None:
         where = f"in step {', '.join(map(repr, steps))}" if steps else "outside its steps"
         TaskError.__init__(
             self,
-            f"task {task!r} did nothing for {seconds:g} s {where}: no step began or ended and nothing was saved. "
-            "A step that takes longer saves its progress (current_step().save), or its task has a longer idle_timeout",
+            f"task {task!r} made no progress for {seconds:g} s {where}: no step started or ended, and nothing was "
+            "saved; save the progress of long steps (current_step().save), or raise the task's idle_timeout",
         )
         self.task = task
         self.seconds = seconds
@@ -130,51 +130,51 @@ class TaskIdle(TaskTimeout):
 
 
 class Incoherent(TaskError):
-    """A check found that an agent no longer knows what it is doing. wrong: what was found, by checks."""
+    """An agent failed a coherence check whose policy is to bury it. wrong: the findings, one text per check."""
 
     def __init__(self, task: str, wrong: Sequence[str]) -> None:
-        super().__init__(f"agent {task!r} no longer knows what it is doing: {'; '.join(wrong)}")
+        super().__init__(f"agent {task!r} failed its coherence checks: {'; '.join(wrong)}")
         self.task = task
         self.wrong = tuple(wrong)
 
 
 class UnknownTask(TaskError, LookupError):
-    """A worker took a task whose name none of its handlers has."""
+    """No handler is registered for this task on this worker."""
 
     def __init__(self, task: str, known: list[str]) -> None:
-        super().__init__(f"no handler for task {task!r} on this worker; it knows {', '.join(known) or 'none'}")
+        super().__init__(f"no handler for task {task!r} on this worker; registered: {', '.join(known) or 'none'}")
         self.task = task
 
 
 class CrashLoop(TaskError):
-    """Deliveries of the task ended without any outcome more often than its retry policy allows."""
+    """More deliveries of the task ended without an outcome than its retry policy allows."""
 
     def __init__(self, task: str, crashes: int, last: str = "") -> None:
-        """last: what is known of the last crash."""
+        """last: exit status and step of the last crash, as far as known."""
         super().__init__(
-            f"task {task!r}: {crashes} deliveries ended without any outcome (the worker died, hung, or lost its "
-            f"lease); it is suspected of killing its workers{last and f'; the last one: {last}'}"
+            f"task {task!r}: {crashes} deliveries ended without an outcome (the worker died, hung, or lost its "
+            f"lease); the task probably kills its workers{last and f'; last crash: {last}'}"
         )
         self.task = task
         self.crashes = crashes
 
 
 class StepError(PerdureError):
-    """Base of errors in how a step is defined or called."""
+    """Base of errors in the definition or call of a step."""
 
 
 class StepOutsideTask(StepError, RuntimeError):
-    """A step was called where it could not be recorded."""
+    """A step was called outside of a running task, or from another task, so it could not be recorded."""
 
 
 class StepMismatch(StepError):
-    """A resumed run asked for a recorded step with other arguments than those it was recorded with."""
+    """A resumed run called a recorded step with arguments other than the recorded ones."""
 
     def __init__(self, step: str, recorded: str, asked: str) -> None:
         super().__init__(
-            f"step {step!r} was recorded with arguments {recorded} and is now asked for with {asked}: the handler or "
-            "its inputs changed under a running task; give the step another name, pass on_mismatch='rerun', or replay "
-            "the task from the dead letters with --fresh"
+            f"step {step!r} was recorded with arguments {recorded} and is now called with {asked}: the "
+            "handler or its inputs changed while the task was running; give the step another name, pass "
+            "on_mismatch='rerun', or replay the task from the dead letters with --fresh"
         )
         self.step = step
         self.recorded = recorded
@@ -182,7 +182,7 @@ class StepMismatch(StepError):
 
 
 class StepTimeout(StepError, TimeoutError):
-    """A step took longer than its timeout. seconds: the timeout."""
+    """A step exceeded its timeout. seconds: the timeout."""
 
     def __init__(self, step: str, seconds: float) -> None:
         super().__init__(f"step {step!r} ran longer than {seconds:g} s")
@@ -191,11 +191,11 @@ class StepTimeout(StepError, TimeoutError):
 
 
 class StepInDoubt(StepError):
-    """A risky step was begun and has no result, and it says to fail rather than act twice."""
+    """A risky step was started, has no recorded result, and must not run twice (`in_doubt="fail"`)."""
 
     def __init__(self, step: str, idempotency_key: str) -> None:
         super().__init__(
-            f"step {step!r} was begun and has no recorded result: find out whether its effect happened "
+            f"step {step!r} was started and has no recorded result: find out whether its effect happened "
             f"(idempotency key {idempotency_key}), then replay the task"
         )
         self.step = step
@@ -203,7 +203,7 @@ class StepInDoubt(StepError):
 
 
 class UnserialisableResult(StepError, TypeError):
-    """A result that cannot be stored as JSON, or that is not of the type its function declares."""
+    """A result has no JSON form, or is not of the type that its function declares."""
 
     def __init__(self, what: str, problem: str) -> None:
         super().__init__(f"{what}: its result cannot be stored: {problem}")
@@ -211,49 +211,47 @@ class UnserialisableResult(StepError, TypeError):
 
 
 class ContextError(PerdureError):
-    """Base of errors in what a model is to be given."""
+    """Base of errors in the context of a model."""
 
 
 class ContextTooLarge(ContextError, ValueError):
-    """What a model must be told does not fit. layer: which part. tokens, budget: what that takes, and may take."""
+    """A layer of the context does not fit. layer: its name. tokens: its size. budget: the limit in tokens."""
 
     def __init__(self, layer: str, tokens: int, budget: int, remedy: str) -> None:
-        super().__init__(f"the layer {layer!r} of the context takes {tokens} tokens and may take {budget}: {remedy}")
+        super().__init__(f"context layer {layer!r} has {tokens} tokens, the budget is {budget}: {remedy}")
         self.layer = layer
         self.tokens = tokens
         self.budget = budget
 
 
 class CompactionFailed(ContextError):
-    """The summarizer gave no summary that can be used. Nothing was replaced.
+    """The summarizer returned no usable summary. Nothing was replaced.
 
-    first, last: numbers of the events whose turns were to be summarized.
+    first, last: numbers of the first and last event to summarize.
     """
 
     def __init__(self, task_id: str, first: int, last: int, problem: str) -> None:
-        super().__init__(
-            f"task {task_id}: events {first} to {last} could not be summarized, and stay as they are: {problem}"
-        )
+        super().__init__(f"task {task_id}: events {first} to {last} could not be summarized and were kept: {problem}")
         self.task_id = task_id
         self.first = first
         self.last = last
 
 
 class ArtifactError(PerdureError):
-    """Base of what goes wrong with artifacts; the message names the artifact and its task."""
+    """Base of errors of artifacts. The message names the artifact and its task."""
 
 
 class BadArtifactName(ArtifactError, ValueError):
-    """A name that no artifact can have."""
+    """The name of an artifact is not valid."""
 
     def __init__(self, name: object, problem: str) -> None:
         shown = repr(name) if len(repr(name)) <= 80 else f"{repr(name)[:77]}..."
-        super().__init__(f"no artifact can be called {shown}: {problem}")
+        super().__init__(f"artifact name {shown} is not valid: {problem}")
         self.name = name
 
 
 class ArtifactTooLarge(ArtifactError, ValueError):
-    """More bytes than an artifact may have. limit: that many."""
+    """An artifact exceeds the size limit. limit: bytes."""
 
     def __init__(self, what: str, limit: int) -> None:
         super().__init__(f"{what} has more than {limit} bytes: save it in parts, or raise PERDURE_ARTIFACT_LIMIT")
@@ -261,52 +259,52 @@ class ArtifactTooLarge(ArtifactError, ValueError):
 
 
 class ArtifactMissing(ArtifactError, LookupError):
-    """Its bytes are not where they were put. hash: of the bytes that were saved."""
+    """The bytes of an artifact are not in the store. hash: SHA-256 of the bytes that were saved."""
 
     def __init__(self, what: str, digest: str, place: str) -> None:
         super().__init__(
-            f"{what}: its bytes (SHA-256 {digest}) are not in {place}: they were removed, or were saved by a worker "
-            "with another store (PERDURE_ARTIFACTS; workers on several hosts need a place that all of them reach)"
+            f"{what}: its bytes (SHA-256 {digest}) are not in {place}: they were removed, or saved by a worker with "
+            "another store (PERDURE_ARTIFACTS; workers on several hosts need a store that all of them can reach)"
         )
         self.hash = digest
 
 
 class ArtifactDamaged(ArtifactError):
-    """Its bytes are not those that were saved. hash: of those that were."""
+    """The bytes in the store differ from the saved ones. hash: SHA-256 of the bytes that were saved."""
 
     def __init__(self, what: str, digest: str, problem: str, place: str) -> None:
         super().__init__(
-            f"{what} is damaged: object {digest} in {place} {problem}; nothing was overwritten: put a good copy in its "
-            "place, or remove it and save the artifact again"
+            f"{what} is damaged: object {digest} in {place} {problem}; nothing was overwritten; restore the "
+            "object from a copy, or remove it and save the artifact again"
         )
         self.hash = digest
 
 
 class StoreUnavailable(ArtifactError):
-    """The store of artifacts cannot be reached, is full, or refuses."""
+    """The artifact store cannot be reached, is full, or refuses access."""
 
     def __init__(self, what: str, verb: str, place: str, cause: BaseException) -> None:
         super().__init__(
-            f"{what} cannot be {verb} the store of artifacts at {place}: {type(cause).__name__}: {cause}; see that the "
-            "place (PERDURE_ARTIFACTS) is there, has room, and is this process's to use"
+            f"{what} cannot be {verb} the artifact store at {place}: {type(cause).__name__}: {cause}; check that the "
+            "store (PERDURE_ARTIFACTS) exists, has free space, and is accessible to this process"
         )
 
 
 class StateError(PerdureError):
-    """Base of errors in the state of an agent. None of them goes away by trying again."""
+    """Base of errors in the state of an agent. Retrying does not help."""
 
 
 class BadSnapshot(StateError):
-    """What is stored of an agent's state cannot be read; it is left as it is."""
+    """The stored state of an agent cannot be read. It was not changed."""
 
     def __init__(self, task_id: str, problem: str) -> None:
-        super().__init__(f"the state of task {task_id} cannot be read: {problem}; it is left as it is")
+        super().__init__(f"the state of task {task_id} cannot be read: {problem}; it was not changed")
         self.task_id = task_id
         self.problem = problem
 
 
 class BadHistory(StateError):
-    """A task's log does not tell its state: an event is missing, cannot be read, or does not fit what came before."""
+    """An event of the log is missing, cannot be read, or does not fit the events before it."""
 
     def __init__(self, task_id: str, problem: str) -> None:
         super().__init__(problem)
@@ -314,83 +312,82 @@ class BadHistory(StateError):
 
 
 class StateMismatch(StateError):
-    """What is stored of an agent's state does not fit its class any more; it is left as it is."""
+    """The stored state of an agent does not fit its class. It was not changed."""
 
     def __init__(self, task_id: str, agent: str, problem: str) -> None:
-        """problem: begins with the field."""
+        """problem: starts with the name of the field."""
         super().__init__(
-            f"the state of task {task_id} does not fit agent {agent!r} any more: {problem}; it is left as it is. Give "
-            "fields that came later a default, and fields that changed a validator that takes the former form, and "
-            "replay the task"
+            f"the state of task {task_id} does not fit agent {agent!r}: {problem}; it was not changed. Give new "
+            "fields a default, and changed fields a validator that accepts the previous form, then replay the task"
         )
         self.task_id = task_id
         self.problem = problem
 
 
 class StateTooLarge(StateError):
-    """An agent's state has grown over the size limit. size, limit: bytes of JSON."""
+    """The state of an agent exceeds the size limit. size, limit: bytes of JSON."""
 
     def __init__(self, task_id: str, agent: str, size: int, limit: int, largest: Sequence[tuple[str, int]]) -> None:
-        """largest: fields, with their bytes, the largest first."""
+        """largest: fields with their bytes, largest first."""
         fields = ", ".join(f"{name} ({bytes_:,} bytes)" for name, bytes_ in largest)
         super().__init__(
-            f"the state of agent {agent!r}, task {task_id}, has {size:,} bytes, and {limit:,} is the limit; its "
-            f"largest fields: {fields}. Keep large data in artifacts or files, and its place in the state"
+            f"the state of agent {agent!r}, task {task_id}, has {size:,} bytes, the limit is {limit:,}; largest "
+            f"fields: {fields}. Store large data in artifacts or files and keep a reference in the state"
         )
         self.size = size
         self.limit = limit
 
 
 class StateUnstorable(StateError, TypeError):
-    """An agent's state holds what has no JSON form, or is not of its field's type."""
+    """A field of an agent's state has no JSON form, or a value of the wrong type."""
 
     def __init__(self, task_id: str, agent: str, problem: str) -> None:
         super().__init__(
-            f"the state of agent {agent!r}, task {task_id}, cannot be stored: {problem}. A field that is not to be "
-            "stored is Annotated[..., Ephemeral]"
+            f"the state of agent {agent!r}, task {task_id}, cannot be stored: {problem}. Declare a field "
+            "that must not be stored as Annotated[..., Ephemeral]"
         )
 
 
 class StateDrift(StateError):
-    """An agent's state is not what its log comes to: it was changed where the log does not tell."""
+    """The state of an agent differs from the reduction of its event log: a change was not logged."""
 
     def __init__(self, task_id: str, number: int, differences: Sequence[str]) -> None:
-        """number: of the first event after which they differ. differences: the places."""
+        """number: the first event after which they differ. differences: paths of the differing values."""
         super().__init__(
-            f"the state of task {task_id} is not what its log comes to since event {number}: {', '.join(differences)}"
+            f"the state of task {task_id} differs from its event log since event {number}: {', '.join(differences)}"
         )
         self.number = number
 
 
 class BadHandoff(PerdureError):
-    """A stored handoff cannot be read; it is left as it is, and the event log tells the same."""
+    """A stored handoff document cannot be read. It was not changed; the event log has the same facts."""
 
     def __init__(self, task_id: str, problem: str) -> None:
-        super().__init__(f"the handoff of task {task_id} cannot be read: {problem}; it is left as it is")
+        super().__init__(f"the handoff document of task {task_id} cannot be read: {problem}; it was not changed")
         self.task_id = task_id
         self.problem = problem
 
 
 class Reschedule(PerdureError):
-    """Base of what a handler raises to be run again later. after: seconds."""
+    """Base of the exceptions that a handler raises to run the task again later. after: seconds."""
 
     def __init__(self, after: float, why: str = "") -> None:
         if not 0 <= after <= LONGEST:
-            raise ValueError(f"after must be 0 or more seconds and at most {LONGEST:.0e}, not {after}")
+            raise ValueError(f"after must be 0 to {LONGEST:.0e} seconds, got {after}")
         super().__init__(why or f"run again in {after:g} s")
         self.after = after
         self.why = why
 
 
 class RetryLater(Reschedule):
-    """This attempt failed; try again after so many seconds. Counts as an attempt.
+    """Fail this attempt and run the task again after `after` seconds. Counts as an attempt.
 
     raise RetryLater(after=30)
     """
 
 
 class Snooze(Reschedule):
-    """Not now; run again after so many seconds. Costs no attempt.
+    """Run the task again after `after` seconds. Costs no attempt.
 
     raise Snooze(after=3600)
     """

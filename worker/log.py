@@ -1,7 +1,4 @@
-"""The log: one line per event an operator acts on, on stderr, for people or as JSON.
-
-What a worker tells its operators.
-"""
+"""The log of a worker: one line per event on stderr, as text or JSON."""
 
 from __future__ import annotations
 
@@ -19,11 +16,11 @@ __all__ = ["configure_logging", "log_wait", "logger"]
 
 
 def _make_printable(record: Record) -> None:
-    """Control characters in a task's error, or in its name, must not reach the terminal as such.
+    """Escape control characters, and turn tracebacks and bound stacks into text of the message.
 
-    A traceback becomes text here, for a handler of the application's own, such as loguru's first one, would show the
-    values of its variables (`diagnose`), and these may be secrets.
-    Stacks that are bound to a record as `stacks` follow its message, in lines of their own, whatever the format.
+    Names and errors of tasks must not write control characters to a terminal. Tracebacks become text because another
+    handler of the application, such as loguru's default one, may show values of variables (`diagnose`), which may be
+    secrets. Stacks bound as `stacks` follow the message on separate lines.
     """
     record["message"] = _printable(record["message"])
     stacks = record["extra"].pop("stacks", "")
@@ -58,7 +55,7 @@ def log_wait(what: str, on_wait: Callable[[], None] | None = None) -> Callable[[
 
 
 def configure_logging(level: str = "INFO", *, json: bool = False) -> None:
-    """Send the log to stderr. Values of variables are never printed: they may be secrets."""
+    """Log to stderr. Values of variables are never shown, because they may be secrets."""
     _logger.remove()
     _logger.add(
         sys.stderr,

@@ -17,35 +17,38 @@ Delay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Settings(ConnectionSettings):
-    """Settings of a worker, in addition to those of the connection. Times in seconds.
+    """Settings of a worker, in addition to those of the connection. Times are in seconds.
 
-    lease: how long a delivery stays a silent worker's; all workers of a namespace must have the same.
-    grace: how long running tasks have to reach a step boundary when the worker is stopped.
-    note_interval: between notes that a long step lives.
-    probation: how long a worker without supervisor takes nothing new while it runs a task whose worker died, unless
-        that is cleared before.
-    result_ttl, dead_letter_ttl: how long outcomes and dead letters are kept.
-    partitions: whether a worker takes from all partitions of its queues, or from its share of them, the rest being
-        other workers' who share.
-    payload_limit: bytes.
-    crash_threshold, crash_window: with more crashes of its workers than that within the window, a supervisor pauses.
-    restart_delays: before what crashed is started again, after the first crash within the window, the second and so on.
-    time_limit: how long one run may take where neither its task nor its producer says.
-    idle_limit: how long a run may go without a step that begins or ends and without a save, where its task does
-        not say.
-    stall_limit: for how long the event loop may be blocked, or a handler go on after it was cancelled, before the
-        worker gives the tasks up, and its supervisor replaces it.
-    stall_warning: after which a blocked loop is told of, with the stacks.
-    heartbeat: between two signs of life.
-    artifacts: where artifacts are kept: a folder, or a URL as fsspec takes it; empty for a folder in data_dir.
-    artifact_limit: bytes of one.
-    memory: where long-term memories are: a file, or postgresql://...; empty for memory.sqlite3 in data_dir. embedder:
-        what makes vectors of them, as module:attribute; empty for search by words only.
-    webhook_url: where notices are posted of runs that were resumed, buried, or wait for somebody; empty for nowhere.
-        webhook_secret: signs them. webhook_timeout: for one try.
-    check_state: whether the state of an agent is compared, after each step, with what its log comes to.
-    unknown_task: how often, and how long apart, a task of unknown name, or sealed with an unknown key, is handed to
-        others.
+    Args:
+        lease: Time after which a delivery of a silent worker may be claimed; the same for all workers of a namespace.
+        grace: Time that running tasks have to reach a step boundary when the worker stops.
+        note_interval: Interval in which long steps are touched.
+        time_limit: Longest run, if neither the task nor the producer sets a limit.
+        idle_limit: Longest time without a step that starts or ends and without a save, if the task sets no limit.
+        stall_limit: Longest time that the event loop may be blocked, or a handler ignore its cancellation, before the
+            worker abandons the tasks and its supervisor replaces it.
+        stall_warning: Time after which a blocked event loop is logged with the stacks.
+        heartbeat: Interval of the worker's registration.
+        quarantine_window: Longest time for which a worker without supervisor reads no new messages while it runs a
+            quarantined task.
+        result_ttl: Retention of outcomes.
+        dead_letter_ttl: Retention of dead letters.
+        partitions: Read all partitions of the queues ("all"), or share them with other workers ("share").
+        payload_limit: Limit of arguments and results in bytes.
+        artifacts: Artifact store: a folder or an fsspec URL; empty for a folder in data_dir.
+        artifact_limit: Limit of one artifact in bytes.
+        log_level: Lowest level that is logged.
+        log_json: Log as JSON.
+        crash_threshold: A supervisor pauses after more crashes than this within crash_window.
+        crash_window: Window of crash_threshold.
+        restart_delays: Delays before a crashed worker is restarted: after the first crash in the window, the second...
+        memory: Memory store: a file or a postgresql:// URL; empty for memory.sqlite3 in data_dir.
+        embedder: Embedder of memories as module:attribute; empty for search by words only.
+        check_state: Compare the state of an agent with the reduction of its log after each step.
+        webhook_url: URL for events of runs that were resumed, buried, or wait for a person; empty for none.
+        webhook_secret: Key of the signature.
+        webhook_timeout: Timeout of one request.
+        unknown_task: Retries of tasks without a handler or without the encryption key on this worker.
     """
 
     lease: Annotated[float, Field(ge=0.3, le=3600)] = 15.0
@@ -79,7 +82,7 @@ class Settings(ConnectionSettings):
     @field_validator("restart_delays", mode="before")
     @classmethod
     def _split(cls, delays: object) -> object:
-        """In the environment: 5,30,120."""
+        """Split the form of the environment: 5,30,120."""
         return delays.split(",") if isinstance(delays, str) else delays
 
     @field_validator("webhook_url")
@@ -87,12 +90,12 @@ class Settings(ConnectionSettings):
     def _check_webhook(cls, url: SecretStr) -> SecretStr:
         parts = urlsplit(url.get_secret_value())
         if url.get_secret_value() and (parts.scheme not in ("http", "https") or not parts.hostname):
-            raise ValueError("is no URL of http or https")
+            raise ValueError("must be an http or https URL")
         return url
 
     @property
     def artifact_place(self) -> str:
-        """Where artifacts are kept."""
+        """Folder or URL of the artifact store."""
         folder = self.address.directory or self.data_folder
         return self.artifacts or str(folder / "artifacts")
 

@@ -77,7 +77,7 @@ async def test_only_the_poison_dies_of_itself(
     assert caught.value.reason == Reason.CRASH_LOOP
     record = await handles[POISON].record()
     assert record.error is not None
-    assert str(record.error["message"]).endswith("the last one: SIGKILL in step 'second' after step 'first'")
+    assert str(record.error["message"]).endswith("last crash: SIGKILL in step 'second' after step 'first'")
     assert (record.crashes, record.attempts) == (2, 0)  # both alone; in company nobody knew
 
     for number, handle in enumerate(handles):

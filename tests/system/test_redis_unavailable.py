@@ -271,10 +271,10 @@ async def test_a_worker_says_that_it_waits_and_that_it_goes_on(scene: Scene, sai
 
     async def away_for_a_beat(scene: Scene) -> None:
         await run_sync(scene.server.kill)
-        await until(lambda: _has(said, "cannot renew leases"), "the beat says that it cannot renew")
+        await until(lambda: _has(said, "could not renew leases"), "the heartbeat logs that it cannot renew")
         await until(lambda: _has(said, "could not read messages"), "the worker logs that it cannot read")
         await run_sync(scene.server.start)
-        await until(lambda: _has(said, "leases are renewed again"), "the beat says that it renews again")
+        await until(lambda: _has(said, "lease renewal recovered"), "the heartbeat logs that it renews again")
         await until(lambda: _has(said, "reading messages again"), "the worker logs that it reads again")
 
     await scene.play(away_for_a_beat)

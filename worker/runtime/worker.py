@@ -1,4 +1,4 @@
-"""The worker: its parts, the order in which they begin, and the order in which they end."""
+"""The worker: its parts, and the order in which they start and stop."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from .webhooks import WebhookQueue, WebhookTarget
 __all__ = ["Worker"]
 
 _FORCED = 5.0
-"""Seconds that cancelled runs have to give their tasks back."""
+"""Seconds that cancelled runs have to release their tasks."""
 
 
 class Worker:
-    """One replica: takes tasks of an app's queues and runs them.
+    """A worker: reads messages of an app's queues and runs their tasks.
 
     async with Worker(app, concurrency=32) as worker:
         await worker.run()
@@ -65,12 +65,21 @@ class Worker:
         name: str | None = None,
         link: SupervisorLink | None = None,
     ) -> None:
-        """concurrency: runs at once. queues: else those of the app's tasks. partitions: take from all of the queues'
-        partitions, or from this worker's share among those who share; else the setting. name: begins the worker's id.
-        link: to the supervisor; one of an isolated worker makes it run suspects alone, one at a time.
+        """Create a worker; `async with` connects it.
+
+        Args:
+            concurrency: Most tasks that run at once.
+            queues: Queues to read; by default those of the app's tasks.
+            partitions: Read all partitions ("all"), or share them with other workers ("share"); by default the setting.
+            name: Start of the worker's id; by default the name of the app.
+            link: Link to the supervisor, if there is one. With the role "isolated", the worker runs quarantined tasks
+                only, one at a time.
+
+        Raises:
+            ConfigurationError: The app has no tasks and `queues` is empty, or `concurrency` is below 1.
         """
         if concurrency < 1:
-            raise ConfigurationError(f"concurrency must be 1 or more, not {concurrency}")
+            raise ConfigurationError(f"concurrency must be 1 or more, got {concurrency}")
         self.app = app
         self.settings = app.settings
         self.queues = tuple(queues or app.tasks.queues)
@@ -112,25 +121,25 @@ class Worker:
 
     @property
     def in_flight(self) -> int:
-        """How many tasks are running."""
+        """Number of running tasks."""
         return self._slots.busy
 
     @property
     def settled(self) -> int:
-        """How many deliveries this worker has settled."""
+        """Number of deliveries that this worker has settled."""
         return self._executor.settled.total()
 
     @property
     def stuck_handlers(self) -> int:
-        """How many handlers go on though they were ended and their tasks were given up."""
+        """Number of handlers that ignored their cancellation and still run; their tasks were abandoned."""
         return self._slots.leaked_slots
 
     def health(self) -> Report:
-        """How the worker is; may be asked from any thread, and says so when the event loop is blocked."""
+        """Return the health report. May be called from any thread, also while the event loop is blocked."""
         return self._health.report()
 
     async def __aenter__(self) -> Self:
-        """Connect and check the server, load the scripts, join the groups, register, begin to beat."""
+        """Connect, check the server, load scripts, join consumer groups, register, and start the lease heartbeat."""
         self._watchdog.start()
         self._stack.push_async_callback(asyncio.to_thread, self._watchdog.stop)
         try:
@@ -184,32 +193,32 @@ class Worker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the groups and disconnect."""
+        """Leave the consumer groups, deregister and disconnect."""
         with anyio.CancelScope(shield=True):
             try:
                 await self._assignment.leave()
                 await self._consumer.leave()
                 await self._registration.withdraw()
             except QueueError as failed:
-                logger.warning("cannot take leave of Redis: {}; what was pending is recovered by others", failed)
+                logger.warning("could not deregister: {}; pending messages will be reclaimed after the lease", failed)
             await self._stack.aclose()
 
     def stop(self) -> None:
-        """Stop gracefully: take nothing more, let steps reach their end, give the tasks back. Twice: at once."""
+        """Stop gracefully: read no more, let running steps end, release the tasks. The second call stops at once."""
         if self._stop.is_set():
             self._stop_now.set()
         self._stop.set()
         self._health.stopping = True
 
     def check_quarantine(self) -> None:
-        """Look now whether there is a task whose worker died, and run it alone."""
+        """Look for quarantined tasks now, and run them alone."""
         self._gate.request()
 
     async def run(self, *, burst: bool = False) -> None:
-        """Work until `stop` is called; with `burst`, until the queues are empty.
+        """Run tasks until `stop` is called; with `burst`, until the queues are empty.
 
-        Claims what is pending before it takes anything new. Empty means: nothing is queued, nothing is running here,
-        and no task that failed here waits for its next attempt.
+        Pending messages of lost workers are claimed before new messages are read. Empty means: nothing is queued,
+        nothing runs here, and no task that failed here waits for its next attempt.
         """
         async with anyio.create_task_group() as background, anyio.create_task_group() as reading:
 
@@ -256,8 +265,8 @@ class Worker:
                 else:
                     reading.start_soon(intake.run)
                     await self._stop.wait()
-            except BaseException:  # cancelled from outside: what runs is cancelled as well, at once
-                with anyio.move_on_after(_FORCED, shield=True):  # what does not end is given up below
+            except BaseException:  # cancelled from outside: cancel the runs as well, at once
+                with anyio.move_on_after(_FORCED, shield=True):  # what does not end is abandoned below
                     await self._slots.cancel()
                 raise
             finally:
@@ -268,12 +277,12 @@ class Worker:
                 background.cancel_scope.cancel()
 
     def _set_partitions(self, partitions: Sequence[Partition]) -> None:
-        """The worker's partitions are these now."""
+        """Pass the partitions that this worker serves to their users."""
         self._reclaim.set_partitions(partitions)
         self._promoter.set_partitions(partitions)
 
     def _send_alive(self, lag: float) -> None:
-        """In the vigil's thread."""
+        """Called in the watchdog's thread."""
         if self._link is not None:
             self._link.say("alive", lag=lag, health=self._health.report().summary())
 
@@ -282,7 +291,7 @@ class Worker:
             self._link.say("replace", why=why)
 
     def _describe_current(self, loop: asyncio.AbstractEventLoop) -> str:
-        """Whose handler the loop is in just now, for the log; called in the vigil's thread."""
+        """Return which task the event loop runs, for the log. Called in the watchdog's thread."""
         current = asyncio.current_task(loop)
         run = next((run for run in self._executor.runs if current is not None and run.task is current), None)
         return "" if run is None else f", blocked by the handler of task {run.envelope.task!r} {run.id}"
@@ -295,20 +304,20 @@ class Worker:
         try:
             await release(self._gateway, delivery, None, data=None)
         except LeaseLost:
-            logger.debug("message {} was taken over before it was given back", delivery.entry)
+            logger.debug("message {} was claimed by another worker before it was released", delivery.entry)
 
     async def _drain(self, intake: Intake) -> None:
-        """Stop reading; let steps in flight end; after the grace, cancel what is left, which gives itself back."""
+        """Stop reading and let running steps end; after the grace, cancel the runs, which release their tasks."""
         intake.stop()
         self._executor.stop()
         try:
             await self._consumer.interrupt()
             await self._assignment.leave()
         except QueueError as error:
-            logger.debug("cannot interrupt the read: {}", error)
+            logger.debug("could not interrupt the read: {}", error)
         if self._slots.taken:
             logger.info(
-                "stopping: {} running, up to {:g} s to reach a step boundary",
+                "stopping: {} tasks running, waiting up to {:g} s for their step boundaries",
                 self.in_flight,
                 self.settings.grace,
             )
@@ -332,9 +341,9 @@ class Worker:
         scope.cancel()
 
     def _on_renewal(self, trouble: QueueError | None) -> None:
-        """In the beat's thread."""
+        """Called in the heartbeat's thread."""
         self._health.renewal_failed(trouble)
         if trouble is None:
-            logger.info("leases are renewed again")
+            logger.info("lease renewal recovered")
         else:
-            logger.warning("cannot renew leases: {}", trouble)
+            logger.warning("could not renew leases: {}", trouble)

@@ -260,7 +260,7 @@ async def test_a_state_that_grows_is_warned_of_and_over_the_limit_it_is_a_dead_l
         await work_off(app)
         found = await letter(app, handle)
     assert found.error == "perdure.worker.errors.StateTooLarge"
-    assert "its largest fields: pages (370," in found.message
+    assert "largest fields: pages (370," in found.message
     warnings = [line for line in log if line.startswith("the state of agent")]
     assert len(warnings) == 2, "once above 64 KB, and once above twice that"
 

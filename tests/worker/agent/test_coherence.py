@@ -223,7 +223,7 @@ async def test_burial_and_a_replay_by_a_person_who_knows(app: App) -> None:
     found = await letter(app, handle)
     assert found.reason == "incoherent"
     assert found.error == "perdure.worker.errors.Incoherent"
-    assert "agent 'circling' no longer knows what it is doing: repetition: search(" in found.message
+    assert "agent 'circling' failed its coherence checks: repetition: search(" in found.message
     assert await incoherent(handle) == [("repetition", "bury")]
     assert (await command(app, "dlq", "replay", handle.id)).code == 0
     await work_off(app)

@@ -307,7 +307,7 @@ async def test_saving_and_collecting_exclude_each_other(tmp_path: Path, monkeypa
 async def test_an_unusable_store_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"")
     store = open_store(str(tmp_path / "file"), "perdure-1", limit=LIMIT)
-    with pytest.raises(StoreUnavailable, match=r"a cannot be written to the store of artifacts at .*file/perdure-1"):
+    with pytest.raises(StoreUnavailable, match=r"a cannot be written to the artifact store at .*file/perdure-1"):
         await store.save("a", b"bytes")
     full = Place(str(tmp_path / "kept"))
 
@@ -315,7 +315,7 @@ async def test_an_unusable_store_is_unavailable(tmp_path: Path, monkeypatch: pyt
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(local._LocalUpload, "write", no_room)
-    with pytest.raises(StoreUnavailable, match=r"No space left on device; see that the place \(PERDURE_ARTIFACTS\)"):
+    with pytest.raises(StoreUnavailable, match=r"No space left on device; check that the store \(PERDURE_ARTIFACTS\)"):
         await full.store.save("a", b"bytes")
     assert full.names() == []
 

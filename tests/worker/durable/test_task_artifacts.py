@@ -190,7 +190,7 @@ async def damaged(ctx: Context) -> None:
     ("handler", "reason", "error", "problem"),
     [
         (too_large, "not_retryable", ArtifactTooLarge, "artifact 'a' of task {id} has more than 1024 bytes"),
-        (bad_name, "attempts_exhausted", BadArtifactName, "no artifact can be called '../a'"),
+        (bad_name, "attempts_exhausted", BadArtifactName, "artifact name '../a' is not valid"),
         (nothing_saved, "attempts_exhausted", ArtifactError, "task {id} has no artifact 'b'; its artifacts: 'a'"),
         (
             damaged,

@@ -211,7 +211,7 @@ async def test_the_command_shows_past_states(app: App) -> None:
     await tamper(app, handle, mood="never so")
     drifted = await cli(app, "state", handle.id, "--check")
     assert (drifted.code, drifted.out) == (1, "")
-    assert "is not what its log comes to since event" in drifted.err
+    assert "differs from its event log since event" in drifted.err
     for options in (("--at", "1", "--check"), ("--check", "--skip-unreadable"), ("--at", "x"), ("--at", "-1")):
         assert (await cli(app, "state", handle.id, *options)).code == 2
 

@@ -195,7 +195,7 @@ async def test_an_unknown_task_is_handed_back_a_few_times_and_then_buried(app: A
     await work_off(app)
     found = await letter(app, handle)
     assert (found.reason, found.attempts, found.crashes) == (Reason.UNKNOWN_TASK, 0, 0)
-    assert "no handler for task 'not-yet-deployed' on this worker; it knows sound" in found.message
+    assert "no handler for task 'not-yet-deployed' on this worker; registered: sound" in found.message
     log = [(event.type, event.data.get("delay")) for event in await history(handle)]
     assert log == [("returned", 0.05), ("returned", 0.1), ("buried", None)]
 

@@ -121,7 +121,7 @@ async def test_a_run_that_hangs_in_a_step_is_ended_as_idle_and_tried_again_and_b
         found = await letter(app, handle)
         assert (found.reason, found.attempts, found.crashes) == (Reason.TIMEOUT, 2, 0)
         assert found.error.endswith("TaskIdle")
-        assert found.message.startswith("task 'job' did nothing for 0.2 s in step 'fetch': ")
+        assert found.message.startswith("task 'job' made no progress for 0.2 s in step 'fetch': ")
         assert attempts == [1, 2]
         assert set(await recorded_steps(app, handle)) == {"d:quick", "s:#handoff"}
 
@@ -140,7 +140,9 @@ async def test_the_workers_idle_limit_is_for_tasks_that_have_none(limited: Limit
 
         handle, another = await job.enqueue(), await other.enqueue()
         await work_off(app)
-        assert (await letter(app, handle)).message.startswith("task 'job' did nothing for 0.2 s outside its steps: ")
+        assert (await letter(app, handle)).message.startswith(
+            "task 'job' made no progress for 0.2 s outside its steps: "
+        )
         assert await soon(another.result()) == "slept"
 
 

@@ -400,7 +400,7 @@ async def test_a_second_crash_in_a_row_waits_and_one_too_many_buries(settings: S
         assert record.error is not None
         message = str(record.error["message"])
         if seen:
-            assert message.endswith("the last one: SIGSEGV in step 'boom' before any step was recorded")
+            assert message.endswith("last crash: SIGSEGV in step 'boom' before any step was recorded")
         assert "3 deliveries ended" in message
 
 

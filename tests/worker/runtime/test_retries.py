@@ -218,7 +218,7 @@ async def test_one_crash_too_many_and_it_is_buried_without_being_run(app: App) -
     await work_off(app)
     found = await letter(app, handle)
     assert (found.reason, found.crashes, found.attempts) == (Reason.CRASH_LOOP, 3, 0)
-    assert "suspected of killing its workers" in found.message
+    assert "probably kills its workers" in found.message
     assert runs == []
 
 

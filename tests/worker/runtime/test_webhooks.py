@@ -111,7 +111,7 @@ async def test_what_waits_when_the_worker_ends_is_posted_still(listener: Listene
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "hook", "ftp://x/y"])
 def test_a_url_that_is_none_is_refused_and_not_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_WEBHOOK_URL", url)
-    with pytest.raises(ConfigurationError, match=r"PERDURE_WEBHOOK_URL: .*no URL of http or https") as refused:
+    with pytest.raises(ConfigurationError, match=r"PERDURE_WEBHOOK_URL: .*must be an http or https URL") as refused:
         load_settings()
     assert url not in str(refused.value)
 
