@@ -13,10 +13,9 @@ import orjson
 from ...queues import Entry, Kind, LeaseLost, check_size
 from ..durable import AlreadyDone, Context, StepCall, codec_of, forget_steps, store_findings
 from ..errors import Reschedule, RetryLater, StateError, StepInDoubt
-from ..journal import Event, PlanStep, StepStatus
+from ..journal import Event, PlanStep, StepRecord, StepStatus
 from ..journal.agent_events import Changed, Finished, Planned, PlannedStep
 from ..journal.run_events import StepCompleted, StepFailed, StepStarted
-from ..journal.step_record import StepRecord
 from .agent import Agent, S
 from .autosave import Autosave, snapshots
 from .coherence import CoherenceMonitor, watching

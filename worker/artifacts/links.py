@@ -102,8 +102,7 @@ async def orphans(
 
     Args:
         links: Returns the linked hashes; called again for each batch. Its exceptions end the search, so that an
-            unreadable
-            link never makes an orphan.
+            unreadable link never makes an orphan.
         grace: Seconds.
     """
     before = time.time() - grace

@@ -22,7 +22,7 @@ from ..journal import (
     HANDOFF_TOKENS,
     BadEdit,
     Handoff,
-    Past,
+    PastState,
     Point,
     check_state,
     diff,
@@ -121,7 +121,7 @@ async def _compare(
         print_text(f"{change['op']:8}{change['path'] or '/'}{value}")
 
 
-def _warn(past: Past) -> None:
+def _warn(past: PastState) -> None:
     for problem in past.skipped[:_MOST]:
         note(f"left out: {problem}")
     if len(past.skipped) > _MOST:
@@ -138,7 +138,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def _print_state(past: Past) -> None:
+def _print_state(past: PastState) -> None:
     """The state for people: each field by its name, lists one item to a line."""
     shown: dict[str, str | None] = {"event": str(past.number), "agent": past.agent}
     for name, value in past.state.items():

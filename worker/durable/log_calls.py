@@ -9,9 +9,8 @@ from typing import Any, Final
 from pydantic_core import from_json, to_json
 
 from ...queues import Entry, Kind
-from ..journal import Event
+from ..journal import Event, StepRecord
 from ..journal.agent_events import ToolCalled
-from ..journal.step_record import StepRecord
 from .run import Run
 from .step import Durability, StepOptions, check_place, run_step
 

@@ -30,8 +30,8 @@ from ...queues import (
     send_message,
 )
 from ..errors import StepMismatch, StepOutsideTask
+from ..journal import StepRecord
 from ..journal.run_events import MessageSent, Received, Waited, WaitStarted
-from ..journal.step_record import StepRecord
 from .codec import fingerprint
 from .run import Run
 from .step import Durability, check_place

@@ -15,9 +15,8 @@ import orjson
 from ...deadletter import Evidence, Retry, backoff
 from ...queues import Entry, Kind, PayloadTooLarge, check_size
 from ..errors import Reschedule, StepInDoubt, StepMismatch, StepOutsideTask, StepTimeout
-from ..journal import Event
+from ..journal import Event, StepRecord
 from ..journal.run_events import StepFailed, StepStarted
-from ..journal.step_record import StepRecord
 from .codec import Codec, codec_of, fingerprint, is_async
 from .middleware import StepCall
 from .run import Run

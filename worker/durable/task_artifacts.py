@@ -15,9 +15,8 @@ from ...queues import Entry, Gateway, Kind, Namespace, deployment_id, retry_whil
 from ..artifacts import ArtifactLink, ArtifactStore, Data, check_artifact_name, field_of, open_store
 from ..artifacts.links import links_among
 from ..errors import ArtifactError
-from ..journal import Artifact
+from ..journal import Artifact, StepRecord
 from ..journal.agent_events import ArtifactSaved
-from ..journal.step_record import StepRecord
 from ..log import log_wait
 from ..settings import Settings
 from .run import Run

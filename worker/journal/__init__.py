@@ -38,13 +38,14 @@ from .handoff import (
     handoff_of,
     state_after,
 )
-from .history import Past, check_state, read_snapshot, state_at
+from .history import PastState, check_state, read_snapshot, state_at
 from .json_patch import BadPatch, Patch, apply, diff
 from .parsing import Foreign, Unreadable, parse_event, register_event
 from .reducer import KEPT, empty_state, reduce
 from .resumption import After, Resumption
 from .snapshot import BLOB, SNAPSHOT, StoredState, decode_snapshot, encode_snapshot
 from .state import AgentState, Artifact, Decision, Discovery, Ephemeral, PlanStep, StepStatus, WaitingFor
+from .step_record import StepRecord
 
 __all__ = [
     "BLOB",
@@ -64,12 +65,13 @@ __all__ = [
     "Foreign",
     "Handoff",
     "Message",
-    "Past",
+    "PastState",
     "Patch",
     "PlanStep",
     "Point",
     "Resumption",
     "Role",
+    "StepRecord",
     "StepStatus",
     "StoredState",
     "ToolCall",

@@ -33,7 +33,7 @@ from ...queues import (
 )
 from ...queues.security import ANY
 from ..errors import BadHistory
-from .history import Past
+from .history import PastState
 from .json_patch import BadPatch, apply, diff
 from .reducer import State, empty_state
 from .run_events import Forked
@@ -41,109 +41,7 @@ from .snapshot import SNAPSHOT, encode_snapshot
 from .state import AgentState
 from .step_record import StepRecord
 
-__all__ = ["RECORDED", "BadEdit", "Fork", "Point", "Records", "edited", "fork"]
-
-
-class BadEdit(ValueError):
-    """An edit of the state or the arguments that cannot be applied."""
-
-
-def edited(
-    state: State, arguments: dict[str, Any], edit: Mapping[str, Any], *, agent: bool, secret: Collection[str]
-) -> tuple[State, dict[str, Any]]:
-    """Return the state and the arguments with new values.
-
-    Args:
-        edit: Values by name or path (`context.mood`).
-        agent: Whether the task is an agent; the edit of a function changes its arguments only.
-        secret: Names of arguments that are not in the state; `*` for all of them.
-
-    Raises `BadEdit`.
-    """
-    for path, value in edit.items():
-        name = path.partition(".")[0]
-        if agent and name not in state and name not in arguments:
-            raise BadEdit(
-                f"cannot edit {name!r}: the state has no such field; its fields are {', '.join(sorted(state))}"
-            )
-        if agent and not (name in arguments and (name in secret or ANY in secret)):
-            state = _set(state, path, value)
-        if name in arguments or not agent:
-            arguments = _set(arguments, path, value)
-    if agent and edit:
-        try:
-            AgentState.model_validate({name: state[name] for name in AgentState.model_fields if name in state})
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise BadEdit(f"the edited state is invalid: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    return state, arguments
-
-
-def _set(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    names = path.split(".")
-    place: Any = document
-    for name in names[:-1]:
-        try:
-            place = place[int(name) if isinstance(place, list) else name]
-        except (LookupError, TypeError, ValueError):
-            raise BadEdit(f"cannot edit {path!r}: {name!r} does not exist") from None
-    there = isinstance(place, list) and names[-1].isdigit()
-    pointer = "/" + "/".join(name.replace("~", "~0").replace("/", "~1") for name in names)
-    try:
-        changed: dict[str, Any] = apply(
-            document, [{"op": "replace" if there else "add", "path": pointer, "value": value}]
-        )
-    except BadPatch:
-        raise BadEdit(f"cannot edit {path!r}: it does not exist") from None
-    return changed
-
-
-_OWN: Final = {"message_sent": "send", "planned": "plan", "waited": "inbox"}
-"""Name of the record by event type, if it differs from the type."""
-
-RECORDED: Final = ("step_completed", "tool_called")
-"""Types of events that carry the key of their step record."""
-
-
-class Records:
-    """Index of the log: position of the last event of each step record and of each message read.
-
-    An event of a type outside `RECORDED` belongs to the record that has its name and its ordinal within the scope.
-
-    Attributes:
-        written: Position of the last event of each step record, by key.
-        messages: Position of the event that read each message, by number in the inbox.
-        forked: Whether the task is a fork itself, which started with records that its log does not mention.
-    """
-
-    def __init__(self) -> None:
-        self.written: dict[str, int] = {}
-        self.messages: dict[int, int] = {}
-        self.forked = False
-        self._times: Counter[str] = Counter()
-
-    def take(self, event: TaskEvent, position: int) -> None:
-        data = event.data if isinstance(event.data, dict) else {}
-        if event.type == "replayed" and data.get("fresh"):
-            self.written.clear()
-            self._times.clear()
-            self.forked = False
-        elif event.type == "forked":
-            self.forked = True
-        elif event.type in RECORDED and event.step is not None:
-            self.written[event.step] = position
-        elif event.type == "received" and isinstance(data.get("number"), int):
-            self.messages[data["number"]] = position
-        elif event.number is not None:
-            key = self._key(event, data)
-            self._times[key] += 1
-            self.written[key if self._times[key] == 1 else f"{key}#{self._times[key]}"] = position
-
-    def _key(self, event: TaskEvent, data: Mapping[str, Any]) -> str:
-        name = _OWN.get(event.type, event.type)
-        if event.type == "artifact_saved":
-            name += f":{data.get('name')}"
-        return f"{event.step}/#{name}" if event.step is not None else f"#{name}"
+__all__ = ["RECORDED", "BadEdit", "Fork", "Point", "Records", "edit_task", "fork"]
 
 
 Point = int | str | None
@@ -153,6 +51,7 @@ _ARTIFACTS: Final = "#artifact:"
 """Prefix of the checkpoint keys of artifact links."""
 
 _FINISH: Final = "#finish"
+
 _REPLAN: Final = "#replan"
 """Checkpoint keys of an agent's result, and of the note that a replan is due."""
 
@@ -192,8 +91,7 @@ async def fork(
     Args:
         at: Point in the source's log.
         edit: New values by name or path (`context.mood`). For an agent they go into its state, and into its arguments
-            where
-            those have the name; for a function into its arguments.
+            where those have the name; for a function into its arguments.
         new_id: Id of the fork; generated if omitted. A second call with the same id returns the same fork.
         lenient: Skip events that cannot be read.
 
@@ -208,7 +106,7 @@ async def fork(
     origin = await read_task_input(gateway, partition, task_id)
     known = await _as_of(producer, partition, task_id, at, lenient=lenient)
     secret = {mark[0] if mark else ANY for mark in origin.envelope.secrets}
-    state, arguments = edited(
+    state, arguments = edit_task(
         known.state, from_json(origin.arguments), edit or {}, agent=known.agent is not None, secret=secret
     )
     data = to_json(arguments) if edit else origin.arguments
@@ -243,7 +141,7 @@ async def fork(
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _SourceAt:
     """Source task as of a point in its log.
 
     Attributes:
@@ -280,21 +178,21 @@ class _Known:
         return False
 
 
-async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Point, *, lenient: bool) -> _Known:
-    past, records = Past(task_id, lenient), Records()
+async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Point, *, lenient: bool) -> _SourceAt:
+    past, records = PastState(task_id, lenient), Records()
     cut = 0 if at == 0 else None
     position = 0
     async for event in walk_events(producer.gateway, partition, task_id):
         position += 1
-        records.take(event, position)
+        records.add(event, position)
         if cut is None:
-            past.take(event)
+            past.apply(event)
             if _is_at(event, past, at):
                 cut = position
     if cut is None and at is not None:
         raise BadHistory(task_id, f"the log of task {task_id} has no event, entry or step {at!r}")
     point = position if cut is None else cut
-    return _Known(
+    return _SourceAt(
         past.state,
         past.number,
         past.entry,
@@ -307,13 +205,13 @@ async def _as_of(producer: Producer, partition: Partition, task_id: str, at: Poi
     )
 
 
-def _is_at(event: TaskEvent, past: Past, at: Point) -> bool:
+def _is_at(event: TaskEvent, past: PastState, at: Point) -> bool:
     if isinstance(at, int):
         return past.number == at
     return at is not None and (event.id == at or (event.step == at and event.type in RECORDED))
 
 
-def _links(known: _Known, saved: Mapping[str, bytes]) -> dict[str, bytes]:
+def _links(known: _SourceAt, saved: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the artifact links as they were at this point."""
     artifacts = {one["name"]: one for one in known.state["artifacts"]}
     return {
@@ -321,3 +219,105 @@ def _links(known: _Known, saved: Mapping[str, bytes]) -> dict[str, bytes]:
         for key, data in saved.items()
         if (name := key.removeprefix(_ARTIFACTS)) in artifacts
     }
+
+
+_RECORD_NAMES: Final = {"message_sent": "send", "planned": "plan", "waited": "inbox"}
+"""Name of the record by event type, if it differs from the type."""
+
+RECORDED: Final = ("step_completed", "tool_called")
+"""Types of events that carry the key of their step record."""
+
+
+class Records:
+    """Index of the log: position of the last event of each step record and of each message read.
+
+    An event of a type outside `RECORDED` belongs to the record that has its name and its ordinal within the scope.
+
+    Attributes:
+        written: Position of the last event of each step record, by key.
+        messages: Position of the event that read each message, by number in the inbox.
+        forked: Whether the task is a fork itself, which started with records that its log does not mention.
+    """
+
+    def __init__(self) -> None:
+        self.written: dict[str, int] = {}
+        self.messages: dict[int, int] = {}
+        self.forked = False
+        self._times: Counter[str] = Counter()
+
+    def add(self, event: TaskEvent, position: int) -> None:
+        data = event.data if isinstance(event.data, dict) else {}
+        if event.type == "replayed" and data.get("fresh"):
+            self.written.clear()
+            self._times.clear()
+            self.forked = False
+        elif event.type == "forked":
+            self.forked = True
+        elif event.type in RECORDED and event.step is not None:
+            self.written[event.step] = position
+        elif event.type == "received" and isinstance(data.get("number"), int):
+            self.messages[data["number"]] = position
+        elif event.number is not None:
+            key = self._key(event, data)
+            self._times[key] += 1
+            self.written[key if self._times[key] == 1 else f"{key}#{self._times[key]}"] = position
+
+    def _key(self, event: TaskEvent, data: Mapping[str, Any]) -> str:
+        name = _RECORD_NAMES.get(event.type, event.type)
+        if event.type == "artifact_saved":
+            name += f":{data.get('name')}"
+        return f"{event.step}/#{name}" if event.step is not None else f"#{name}"
+
+
+class BadEdit(ValueError):
+    """An edit of the state or the arguments that cannot be applied."""
+
+
+def edit_task(
+    state: State, arguments: dict[str, Any], edit: Mapping[str, Any], *, agent: bool, secret: Collection[str]
+) -> tuple[State, dict[str, Any]]:
+    """Return the state and the arguments with new values.
+
+    Args:
+        edit: Values by name or path (`context.mood`).
+        agent: Whether the task is an agent; the edit of a function changes its arguments only.
+        secret: Names of arguments that are not in the state; `*` for all of them.
+
+    Raises `BadEdit`.
+    """
+    for path, value in edit.items():
+        name = path.partition(".")[0]
+        if agent and name not in state and name not in arguments:
+            raise BadEdit(
+                f"cannot edit {name!r}: the state has no such field; its fields are {', '.join(sorted(state))}"
+            )
+        if agent and not (name in arguments and (name in secret or ANY in secret)):
+            state = _set_value(state, path, value)
+        if name in arguments or not agent:
+            arguments = _set_value(arguments, path, value)
+    if agent and edit:
+        try:
+            AgentState.model_validate({name: state[name] for name in AgentState.model_fields if name in state})
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise BadEdit(f"the edited state is invalid: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    return state, arguments
+
+
+def _set_value(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    names = path.split(".")
+    place: Any = document
+    for name in names[:-1]:
+        try:
+            place = place[int(name) if isinstance(place, list) else name]
+        except (LookupError, TypeError, ValueError):
+            raise BadEdit(f"cannot edit {path!r}: {name!r} does not exist") from None
+    there = isinstance(place, list) and names[-1].isdigit()
+    pointer = "/" + "/".join(name.replace("~", "~0").replace("/", "~1") for name in names)
+    try:
+        changed: dict[str, Any] = apply(
+            document, [{"op": "replace" if there else "add", "path": pointer, "value": value}]
+        )
+    except BadPatch:
+        raise BadEdit(f"cannot edit {path!r}: it does not exist") from None
+    return changed

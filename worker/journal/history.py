@@ -16,11 +16,11 @@ from .reducer import State, empty_state, reduce
 from .run_events import Started
 from .snapshot import BLOB, SNAPSHOT, StoredState, decode_snapshot
 
-__all__ = ["Past", "check_state", "read_snapshot", "state_at", "walk_states"]
+__all__ = ["PastState", "check_state", "read_snapshot", "state_at", "walk_states"]
 
 
 @dataclass(slots=True)
-class Past:
+class PastState:
     """Reduction of a task's log up to the last entry that was read.
 
     Attributes:
@@ -38,7 +38,7 @@ class Past:
     agent: str | None = None
     skipped: list[str] = field(default_factory=list)
 
-    def take(self, found: TaskEvent) -> None:
+    def apply(self, found: TaskEvent) -> None:
         """Apply the next entry. Raises `BadHistory` if it cannot be read or leaves a gap, unless lenient."""
         self.entry = found.id
         if found.number is None:
@@ -70,7 +70,7 @@ class Past:
 
 async def walk_states(
     gateway: Gateway, partition: Partition, task_id: str, *, lenient: bool = False
-) -> AsyncIterator[tuple[TaskEvent, Past]]:
+) -> AsyncIterator[tuple[TaskEvent, PastState]]:
     """Yield every entry of a task's log with the reduction up to it, which is one object that changes.
 
     Args:
@@ -78,20 +78,20 @@ async def walk_states(
 
     Raises `BadHistory`.
     """
-    past = Past(task_id, lenient)
+    past = PastState(task_id, lenient)
     async for found in walk_events(gateway, partition, task_id):
-        past.take(found)
+        past.apply(found)
         yield found, past
 
 
 async def state_at(
     gateway: Gateway, partition: Partition, task_id: str, at: int | None = None, *, lenient: bool = False
-) -> Past:
+) -> PastState:
     """Return the reduction up to an event. at: its number, 0 for the state before all of them, None for the latest.
 
     Raises `BadHistory`, also if there is no such event.
     """
-    past = Past(task_id, lenient)
+    past = PastState(task_id, lenient)
     if at == 0:
         return past
     async for _, past in walk_states(gateway, partition, task_id, lenient=lenient):

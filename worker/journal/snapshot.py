@@ -31,93 +31,6 @@ __all__ = [
     "split",
 ]
 
-BLOB: Final = "#blob:"
-"""Prefix of the checkpoint keys of large values; the SHA-256 of their bytes follows, in hexadecimal."""
-
-LARGE: Final = 16 * 1024
-"""Size of a value's JSON in bytes above which it is stored apart."""
-
-_REF: Final = "$ref"
-_HASH: Final = "sha256:"
-
-
-class BadBlob(ValueError):
-    """A large value that is missing or does not match its hash."""
-
-
-def blob_key(data: bytes) -> str:
-    """Return the checkpoint key of a value's JSON."""
-    return BLOB + hashlib.sha256(data).hexdigest()
-
-
-def split(value: Any, blobs: dict[str, bytes] | None) -> Any:
-    """Return the stored form of a value.
-
-    Inner values are moved out first, so a large object of small parts is stored again only if the object itself is
-    large. The outermost value always stays.
-
-    Args:
-        blobs: Receives the values that are stored apart, by key; None leaves all of them in place.
-    """
-    return _children(value, blobs)[0]
-
-
-def _split(value: Any, blobs: dict[str, bytes] | None) -> tuple[Any, int]:
-    stored, size = _children(value, blobs)
-    if blobs is None or size <= LARGE:
-        return stored, size
-    data = orjson.dumps(stored)
-    key = blob_key(data)
-    blobs[key] = data
-    return {_REF: _HASH + key.removeprefix(BLOB)}, _REFERENCE
-
-
-_REFERENCE: Final = len('{"$ref":"sha256:"}') + 64
-
-
-def _children(value: Any, blobs: dict[str, bytes] | None) -> tuple[Any, int]:
-    """Return a value with its parts in stored form, and the size of its JSON in bytes."""
-    match value:
-        case list():
-            parts = [_split(part, blobs) for part in value]
-            return [part for part, _ in parts], max(2, sum(size + 1 for _, size in parts) + 1)
-        case dict():
-            if value.keys() == {_REF}:
-                stored, size = _children(value[_REF], blobs)
-                return {_REF: [stored]}, size + len('{"$ref":[]}')
-            fields = {name: _split(part, blobs) for name, part in value.items()}
-            sizes = sum(len(orjson.dumps(name)) + 2 + size for name, (_, size) in fields.items())
-            return {name: part for name, (part, _) in fields.items()}, max(2, sizes + 1)
-        case _:
-            return value, len(orjson.dumps(value))
-
-
-def join(value: Any, blobs: Mapping[str, bytes]) -> Any:
-    """Return the value of a stored form; the inverse of `split`. Raises `BadBlob`."""
-    match value:
-        case list():
-            return [join(part, blobs) for part in value]
-        case dict():
-            if value.keys() != {_REF}:
-                return {name: join(part, blobs) for name, part in value.items()}
-            inner = value[_REF]
-            if isinstance(inner, list) and len(inner) == 1:
-                return {_REF: join(inner[0], blobs)}
-            if isinstance(inner, str) and inner.startswith(_HASH):
-                return join(_fetched(BLOB + inner.removeprefix(_HASH), blobs), blobs)
-            raise BadBlob(f"{value!r} is not a reference to a value")
-        case _:
-            return value
-
-
-def _fetched(key: str, blobs: Mapping[str, bytes]) -> Any:
-    data = blobs.get(key)
-    if data is None:
-        raise BadBlob(f"the value {key!r} is missing")
-    if blob_key(data) != key:
-        raise BadBlob(f"the bytes of the value {key!r} do not match its hash")
-    return orjson.loads(data)
-
 
 SNAPSHOT: Final = "#state"
 """Checkpoint key of the snapshot."""
@@ -125,7 +38,23 @@ SNAPSHOT: Final = "#state"
 SNAPSHOT_VERSION: Final = 1
 """Format version that this code writes, and the latest that it reads."""
 
+BLOB: Final = "#blob:"
+"""Prefix of the checkpoint keys of large values; the SHA-256 of their bytes follows, in hexadecimal."""
+
+LARGE: Final = 16 * 1024
+"""Size of a value's JSON in bytes above which it is stored apart."""
+
+_REF: Final = "$ref"
+
+_HASH: Final = "sha256:"
+
+_REFERENCE: Final = len('{"$ref":"sha256:"}') + 64
+
 _NO_BLOBS: Final[Mapping[str, bytes]] = {}
+
+
+class BadBlob(ValueError):
+    """A large value that is missing or does not match its hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +105,74 @@ def decode_snapshot(task_id: str, data: bytes, blobs: Mapping[str, bytes] = _NO_
         if isinstance(default, list | dict) and type(known) is not type(default):
             raise BadSnapshot(task_id, f"its {name} must be {'a list' if isinstance(default, list) else 'an object'}")
     return StoredState(number, agent, state)
+
+
+def blob_key(data: bytes) -> str:
+    """Return the checkpoint key of a value's JSON."""
+    return BLOB + hashlib.sha256(data).hexdigest()
+
+
+def split(value: Any, blobs: dict[str, bytes] | None) -> Any:
+    """Return the stored form of a value.
+
+    Inner values are moved out first, so a large object of small parts is stored again only if the object itself is
+    large. The outermost value always stays.
+
+    Args:
+        blobs: Receives the values that are stored apart, by key; None leaves all of them in place.
+    """
+    return _children(value, blobs)[0]
+
+
+def _split(value: Any, blobs: dict[str, bytes] | None) -> tuple[Any, int]:
+    stored, size = _children(value, blobs)
+    if blobs is None or size <= LARGE:
+        return stored, size
+    data = orjson.dumps(stored)
+    key = blob_key(data)
+    blobs[key] = data
+    return {_REF: _HASH + key.removeprefix(BLOB)}, _REFERENCE
+
+
+def _children(value: Any, blobs: dict[str, bytes] | None) -> tuple[Any, int]:
+    """Return a value with its parts in stored form, and the size of its JSON in bytes."""
+    match value:
+        case list():
+            parts = [_split(part, blobs) for part in value]
+            return [part for part, _ in parts], max(2, sum(size + 1 for _, size in parts) + 1)
+        case dict():
+            if value.keys() == {_REF}:
+                stored, size = _children(value[_REF], blobs)
+                return {_REF: [stored]}, size + len('{"$ref":[]}')
+            fields = {name: _split(part, blobs) for name, part in value.items()}
+            sizes = sum(len(orjson.dumps(name)) + 2 + size for name, (_, size) in fields.items())
+            return {name: part for name, (part, _) in fields.items()}, max(2, sizes + 1)
+        case _:
+            return value, len(orjson.dumps(value))
+
+
+def join(value: Any, blobs: Mapping[str, bytes]) -> Any:
+    """Return the value of a stored form; the inverse of `split`. Raises `BadBlob`."""
+    match value:
+        case list():
+            return [join(part, blobs) for part in value]
+        case dict():
+            if value.keys() != {_REF}:
+                return {name: join(part, blobs) for name, part in value.items()}
+            inner = value[_REF]
+            if isinstance(inner, list) and len(inner) == 1:
+                return {_REF: join(inner[0], blobs)}
+            if isinstance(inner, str) and inner.startswith(_HASH):
+                return join(_fetch_blob(BLOB + inner.removeprefix(_HASH), blobs), blobs)
+            raise BadBlob(f"{value!r} is not a reference to a value")
+        case _:
+            return value
+
+
+def _fetch_blob(key: str, blobs: Mapping[str, bytes]) -> Any:
+    data = blobs.get(key)
+    if data is None:
+        raise BadBlob(f"the value {key!r} is missing")
+    if blob_key(data) != key:
+        raise BadBlob(f"the bytes of the value {key!r} do not match its hash")
+    return orjson.loads(data)

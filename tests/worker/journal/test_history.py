@@ -12,7 +12,7 @@ import pytest
 from perdure import Agent, AgentState, App, Context, Ephemeral, PlanStep, Retry, Settings, TaskHandle
 from perdure.queues import TaskEvent, TaskExists, checkpoint_fields, recorded_results, set_partitions
 from perdure.worker.errors import BadHistory, StateDrift
-from perdure.worker.journal import BadEdit, Past, check_state, diff, fork, forks, read_snapshot, state_at
+from perdure.worker.journal import BadEdit, PastState, check_state, diff, fork, forks, read_snapshot, state_at
 from perdure.worker.journal.agent_events import Changed
 from pydantic import SecretStr
 
@@ -121,7 +121,7 @@ async def test_values_that_are_not_json_are_logged_as_the_live_state_has_them(ap
 
 
 def test_a_fresh_replay_resets_the_state() -> None:
-    past = Past("t")
+    past = PastState("t")
     entries: list[tuple[str, dict[str, Any], int | None]] = [
         ("started", {"goal": "one", "agent": "a"}, 1),
         ("replayed", {"fresh": False}, None),
@@ -130,7 +130,7 @@ def test_a_fresh_replay_resets_the_state() -> None:
         ("discovered", {"fact": "a wall"}, 3),
     ]
     for position, (kind, data, number) in enumerate(entries):
-        past.take(TaskEvent(f"{position}-0", position, kind, None, data, number))
+        past.apply(TaskEvent(f"{position}-0", position, kind, None, data, number))
         if position == 2:
             assert (past.state["goal"], len(past.state["decisions"]), past.agent) == ("one", 1, "a")
     assert (past.state["goal"], past.state["decisions"], past.agent) == ("", [], None)

@@ -15,9 +15,8 @@ from ....queues import Entry, Kind
 from ...durable import Run
 from ...durable.codec import is_async
 from ...errors import CompactionFailed
-from ...journal import AgentState, Message
+from ...journal import AgentState, Message, StepRecord
 from ...journal.agent_events import Compacted
-from ...journal.step_record import StepRecord
 from ...log import logger
 from .conversation import SUMMARY, completed, exchanges
 from .tokens import TokenCounter, message_tokens
