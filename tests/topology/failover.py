@@ -151,10 +151,10 @@ async def primary_killed(program: Path, folder: Path, rounds: int, *, full_cover
                 slot = slot_of(NAMESPACE.partition(queues[number % len(queues)]).ready)
                 owner = cluster.owner(slot)
                 hit = {queue for queue in queues if primary(NAMESPACE.partition(queue)) is owner}
-                begun = time.monotonic()
+                started = time.monotonic()
                 victim = await run_sync(cluster.kill_primary, slot)
                 await run_sync(cluster.failed_over, slot, victim)
-                load.faults.append(Fault(begun, time.monotonic(), frozenset(hit)))
+                load.faults.append(Fault(started, time.monotonic(), frozenset(hit)))
                 await acknowledged(load, 200)
                 await run_sync(cluster.restart, victim)
             await acknowledged(load, 100)

@@ -195,16 +195,16 @@ async def test_a_read_is_interrupted_before_and_while_it_blocks(gateway: Gateway
 async def test_a_heartbeat_follows_a_slot(
     gateway: Gateway, namespace: Namespace, partition: Partition, move: Migration
 ) -> None:
-    beat = Beating(gateway, partition)
+    heartbeat = RecordingHeartbeat(gateway, partition)
     entry = await gateway.command("XADD", partition.ready, "*", "field", "value")
-    beat.hold(await taken(gateway, partition, entry))
-    async with beat:
+    heartbeat.hold(await taken(gateway, partition, entry))
+    async with heartbeat:
         await renewed(gateway, partition)
         move.begin()
         move.keys()
         move.finish()
         await renewed(gateway, partition)
-    assert beat.lost == []
+    assert heartbeat.lost == []
     await gateway.command("DEL", partition.ready, partition.nudge)
 
 
@@ -213,7 +213,7 @@ async def taken(gateway: Gateway, partition: Partition, entry: bytes) -> Deliver
     return Delivery(partition, entry, "w", 1, {})
 
 
-class Beating:
+class RecordingHeartbeat:
     """A heartbeat every 0.2 s for deliveries of worker `w`, which keeps its errors."""
 
     def __init__(self, gateway: Gateway, *partitions: Partition) -> None:
@@ -225,7 +225,7 @@ class Beating:
     def hold(self, delivery: Delivery) -> None:
         self.leases.hold(Held(delivery, "id", lost=lambda: self.lost.append(delivery)))
 
-    async def __aenter__(self) -> Beating:
+    async def __aenter__(self) -> RecordingHeartbeat:
         self._beat.start()
         return self
 
@@ -263,12 +263,12 @@ async def test_a_lost_node_is_replaced_and_does_not_delay_other_nodes(program: P
                 for one in map(namespace.partition, "abcdefghijklmnop")
                 if cluster.owner(slot_of(one.ready)) is not cluster.owner(slot_of(lost.ready))
             )
-            beat = Beating(gateway)
+            heartbeat = RecordingHeartbeat(gateway)
             for one in (lost, other):
                 await gateway.command("XGROUP", "CREATE", one.ready, GROUP, "0", "MKSTREAM")
                 entry = await gateway.command("XADD", one.ready, "*", "field", "value")
-                beat.hold(await taken(gateway, one, entry))
-            async with beat, Producer(namespace=namespace.name, gateway=gateway) as producer:
+                heartbeat.hold(await taken(gateway, one, entry))
+            async with heartbeat, Producer(namespace=namespace.name, gateway=gateway) as producer:
                 handle = await producer.enqueue("t", queue="default")
                 assert await gateway.command("WAIT", 1, 5000, node_of=lost.ready) >= 1
                 waiter = asyncio.create_task(handle.result())
@@ -283,8 +283,8 @@ async def test_a_lost_node_is_replaced_and_does_not_delay_other_nodes(program: P
                 await handle.cancel()
                 with pytest.raises(TaskCancelled):
                     await soon(waiter)
-            assert beat.lost == []
-            assert beat.troubles[0] is not None
-            assert beat.troubles[-1] is None
+            assert heartbeat.lost == []
+            assert heartbeat.troubles[0] is not None
+            assert heartbeat.troubles[-1] is None
         finally:
             await gateway.close()

@@ -111,25 +111,25 @@ async def test_all_connections_leave_a_primary_that_was_not_demoted(sentinels: S
     former = sentinels.primary
     former.command("ACL", "SETUSER", "default", "-replicaof", "-slaveof", "-config")
     async with App("leaving", settings=Settings(redis_url=sentinels.url(), namespace=namespace_name)) as app:
-        begun, go_on = asyncio.Event(), asyncio.Event()
+        started, proceed = asyncio.Event(), asyncio.Event()
 
         @app.task
         async def waits(ctx: Context) -> str:
-            begun.set()
-            await go_on.wait()
+            started.set()
+            await proceed.wait()
             return "done"
 
         async with working(app):
             running = await waits.enqueue()
-            await soon(begun.wait())
+            await soon(started.wait())
             waiting = asyncio.create_task(running.result())
-            await until(lambda: _listens(former), "somebody waits for news")
+            await until(lambda: _listens(former), "a waiter has subscribed")
             assert former.command("WAIT", 2, 20_000) == 2
             sentinels.replace_primary()
             heir = sentinels.failed_over(former)
             await until(lambda: _left(former), "every connection has left the former primary")
             later = await waits.enqueue()
-            go_on.set()
+            proceed.set()
             assert await soon(waiting) == await soon(later.result()) == "done"
             for handle in (running, later):
                 assert heir.command("HGET", handle.partition.record(handle.id), "state") == b"succeeded"

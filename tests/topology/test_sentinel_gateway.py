@@ -98,18 +98,18 @@ async def test_all_connections_find_the_new_primary(
     leases, lost, troubles = Leases(), list[str](), list[QueueError | None]()
     delivery = Delivery(partition, entry, "w", 1, {})
     leases.hold(Held(delivery, "id", lost=lambda: lost.append("lost")))
-    beat = LeaseHeartbeat(gateway.address, None, "w", leases, 0.6, troubles.append)
+    heartbeat = LeaseHeartbeat(gateway.address, None, "w", leases, 0.6, troubles.append)
     async with Producer(namespace=namespace.name, gateway=gateway) as producer:
         handle = await producer.enqueue("t", queue="another")
         await gateway.command("WAIT", 2, 5000)
         waiter = asyncio.create_task(handle.result())
         waits = asyncio.create_task(connection.read(*read))
         victim = sentinels.kill_primary()
-        beat.start()
+        heartbeat.start()
         try:
             await until(lambda: recovered(troubles), "the heartbeat has found the new server")
         finally:
-            await asyncio.to_thread(beat.stop)
+            await asyncio.to_thread(heartbeat.stop)
         with pytest.raises(QueueError):
             await soon(waits)
         assert await handle.status() == "queued"

@@ -77,7 +77,7 @@ def ordinary_user() -> Iterator[None]:
 
 def test_every_acknowledged_write_is_synced_and_nothing_listens_on_a_port(directory: Path) -> None:
     with EmbeddedServer(directory) as share, client(share.socket) as connection:
-        told = connection.config_get("*")
+        config = connection.config_get("*")
     expected = {
         "appendonly": "yes",
         "appendfsync": "always",
@@ -88,7 +88,7 @@ def test_every_acknowledged_write_is_synced_and_nothing_listens_on_a_port(direct
         "unixsocket": str(directory / "redis.sock"),
         "dir": str(directory),
     }
-    assert {name: told[name] for name in expected} == expected
+    assert {name: config[name] for name in expected} == expected
 
 
 def test_the_directory_and_its_files_are_private(directory: Path) -> None:
