@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from anyio.to_thread import run_sync
 from perdure import App, Context, NotReplicated, Producer, Settings, State, TaskHandle, Unavailable
-from perdure.queues import Address, ConfigurationError, Namespace, Replication, set_partitions
+from perdure.queues import Address, Namespace, Replication, set_partitions
 from perdure.queues.transport.clients import is_read_only
-from perdure.worker.settings import load_settings
 
 from tests.conftest import default_kind
 from tests.support.command_line import call
@@ -376,17 +375,6 @@ def test_the_command_line_reports_unconfirmed_tasks(
     assert "task mine is stored on" in answer.err
     assert "start the server" not in answer.err
     assert call("enqueue", "t", *where, "--durability", "quorum").code == 2
-
-
-@pytest.mark.parametrize("name", ["PERDURE_REPLICAS", "PERDURE_REPLICATION_TIMEOUT"])
-def test_an_invalid_number_is_refused_by_producer_and_worker_alike(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    for wrong in ("0", "many"):
-        monkeypatch.setenv(name, wrong)
-        with pytest.raises(ConfigurationError, match=f"{name}: .* \\(got '{wrong}'\\)") as of_producer:
-            Producer()
-        with pytest.raises(ConfigurationError) as of_worker:
-            load_settings()
-        assert str(of_producer.value) == str(of_worker.value)
 
 
 async def test_another_value_of_durability_is_refused(producer: Producer) -> None:

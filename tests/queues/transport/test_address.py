@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from perdure.queues import (
     Address,
     BadAddress,
-    ConnectionSettings,
     Namespace,
     QueueError,
     check_name,
@@ -181,33 +180,6 @@ def test_a_standalone_server_has_no_nodes() -> None:
     for url in ("redis://host", "unix:///run/redis.sock", "embedded:/data"):
         address = parse(url)
         assert (address.nodes, address.service, address.clustered) == ((), None, False)
-
-
-def test_defaults_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PERDURE_DATA_DIR", str(tmp_path))
-    assert ConnectionSettings().data_folder == tmp_path
-    assert ConnectionSettings().address == Address(directory=tmp_path)
-    assert ConnectionSettings(data_dir=DATA).address == Address(directory=DATA)
-    monkeypatch.setenv("PERDURE_REDIS_URL", "redis://elsewhere")
-    assert ConnectionSettings().address == Address("redis://elsewhere")
-    assert ConnectionSettings(redis_url="redis://here").address == Address("redis://here")
-
-
-def test_the_default_data_folder_follows_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("PERDURE_DATA_DIR")
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    assert ConnectionSettings().data_folder == tmp_path / "data" / "perdure"
-    monkeypatch.delenv("XDG_DATA_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert ConnectionSettings().data_folder == tmp_path / ".local" / "share" / "perdure"
-
-
-def test_the_namespace_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ConnectionSettings().namespace == "perdure"
-    monkeypatch.setenv("PERDURE_NAMESPACE", "mine")
-    assert ConnectionSettings().namespace == "mine"
-    monkeypatch.setenv("PERDURE_NAMESPACE", "")
-    assert ConnectionSettings().namespace == "perdure"
 
 
 @given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True))

@@ -1,0 +1,69 @@
+"""Settings of the connection: defaults, environment, arguments, and the same errors for producers and workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from perdure.queues import Address, ConfigurationError, ConnectionSettings, Producer, read_settings
+from perdure.worker.settings import load_settings
+
+DATA = Path("/data")
+
+
+def test_defaults_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PERDURE_DATA_DIR", str(tmp_path))
+    assert ConnectionSettings().data_folder == tmp_path
+    assert ConnectionSettings().address == Address(directory=tmp_path)
+    assert ConnectionSettings(data_dir=DATA).address == Address(directory=DATA)
+    monkeypatch.setenv("PERDURE_REDIS_URL", "redis://elsewhere")
+    assert ConnectionSettings().address == Address("redis://elsewhere")
+    assert ConnectionSettings(redis_url="redis://here").address == Address("redis://here")
+
+
+def test_the_default_data_folder_follows_the_xdg_specification(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("PERDURE_DATA_DIR")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert ConnectionSettings().data_folder == tmp_path / "data" / "perdure"
+    monkeypatch.delenv("XDG_DATA_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert ConnectionSettings().data_folder == tmp_path / ".local" / "share" / "perdure"
+
+
+def test_the_namespace_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ConnectionSettings().namespace == "perdure"
+    monkeypatch.setenv("PERDURE_NAMESPACE", "mine")
+    assert ConnectionSettings().namespace == "mine"
+    monkeypatch.setenv("PERDURE_NAMESPACE", "")
+    assert ConnectionSettings().namespace == "perdure"
+
+
+@pytest.mark.parametrize("name", ["PERDURE_REPLICAS", "PERDURE_REPLICATION_TIMEOUT"])
+def test_an_invalid_number_is_refused_by_producer_and_worker_alike(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for wrong in ("0", "many"):
+        monkeypatch.setenv(name, wrong)
+        with pytest.raises(ConfigurationError, match=f"{name}: .* \\(got '{wrong}'\\)") as of_producer:
+            Producer()
+        with pytest.raises(ConfigurationError) as of_worker:
+            load_settings()
+        assert str(of_producer.value) == str(of_worker.value)
+
+
+def test_arguments_take_precedence_and_none_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_NAMESPACE", "environment")
+    monkeypatch.setenv("PERDURE_REPLICAS", "2")
+    settings = read_settings(ConnectionSettings, {"namespace": "argument", "replicas": None})
+    assert (settings.namespace, settings.replicas) == ("argument", 2)
+
+
+def test_an_unknown_setting_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no setting is called leese"):
+        read_settings(ConnectionSettings, {"leese": 3})
+
+
+def test_a_url_is_not_quoted_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_REDIS_URL", "redis://:topsecret@localhost")
+    monkeypatch.setenv("PERDURE_NAMESPACE", "a b")
+    with pytest.raises(ConfigurationError, match="PERDURE_NAMESPACE") as raised:
+        Producer()
+    assert "topsecret" not in str(raised.value)
