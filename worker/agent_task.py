@@ -1,7 +1,4 @@
-"""An agent as it is enqueued: by its goal, which is worked for once.
-
-The id of an agent's task: the same for the same goal, so that a goal is worked for once.
-"""
+"""An agent as callers enqueue it: by a goal, whose task id is derived from the goal so that it runs once."""
 
 from __future__ import annotations
 
@@ -22,21 +19,19 @@ __all__ = ["AgentTask", "goal_id"]
 
 
 def goal_id(agent: str, key: str | None, arguments: Mapping[str, Any]) -> str:
-    """The task id of a goal. key: the caller's name for it; else it is known by its arguments, which are JSON data
-    without secrets.
-    """
-    known: list[Any] = [agent, "goal", dict(arguments)] if key is None else [agent, "key", key]
-    data = orjson.dumps(known, option=orjson.OPT_SORT_KEYS)
+    """Return the task id of a goal, derived from `key` if given, else from `arguments`, which hold no secrets."""
+    identity: list[Any] = [agent, "goal", dict(arguments)] if key is None else [agent, "key", key]
+    data = orjson.dumps(identity, option=orjson.OPT_SORT_KEYS)
     return f"goal-{hashlib.sha256(data).hexdigest()[:40]}"
 
 
 class AgentTask(Generic[S]):
-    """A registered agent. kind: its class. task: what the worker runs."""
+    """A registered agent: its class `kind`, and the `task` that workers run."""
 
-    def __init__(self, kind: type[Agent[S]], form: StateType[S], task: Task[..., Any]) -> None:
+    def __init__(self, kind: type[Agent[S]], state_type: StateType[S], task: Task[..., Any]) -> None:
         self.kind = kind
         self.task = task
-        self._form = form
+        self._state_type = state_type
 
     @property
     def name(self) -> str:
@@ -48,26 +43,32 @@ class AgentTask(Generic[S]):
 
     @property
     def arguments(self) -> Arguments:
-        """Its goal and its inputs, as they travel."""
+        """The goal and the inputs, as they are enqueued."""
         return self.task.arguments
 
     async def enqueue(
         self, goal: str, *, key: str | None = None, fresh: bool = False, **inputs: Any
     ) -> TaskHandle[Any]:
-        """Have a goal worked for; once this returns, it is never lost.
+        """Enqueue a goal. Once this returns, it is never lost.
 
-        A goal is worked for once. It is known by `key`, or else by what is given here; where it is known already, this
-        is the handle of its task, whatever that has come to: one that is finished has its result, and nothing is run.
-        anew: where it has ended, however it did, it is begun afresh, and what is kept of the former run goes. inputs:
-        fields of the state.
+        The same goal is enqueued once: if its task exists, in whatever state, the handle of that task is returned and
+        nothing is run.
 
-        Raises `InvalidArguments` before anything is sent, `StillRunning` for `anew` where it has not ended,
-        `PayloadTooLarge`, `Unavailable`.
+        Args:
+            key: identifies the goal; by default the goal and the inputs do.
+            fresh: restart a goal whose task has ended, and drop the steps and state of the earlier run.
+            inputs: fields of the state.
+
+        Raises:
+            InvalidArguments: the goal or an input is not valid; nothing was sent.
+            StillRunning: `fresh` was asked for and the task has not ended.
+            PayloadTooLarge: the arguments are over the limit.
+            Unavailable: Redis did not answer.
         """
-        task, form = self.task, self._form
+        task = self.task
         arguments, secrets = task.arguments.encode_call((goal,), inputs)
         try:
-            form.kind(**task.arguments.decode(arguments))
+            self._state_type.kind(**task.arguments.decode(arguments))
         except ValidationError as error:
             raise InvalidArguments(task.name, problem_of(error)) from None
         task_id = self._id(arguments, key)
@@ -86,18 +87,16 @@ class AgentTask(Generic[S]):
         return await producer.send_one(message, queue=task.queue, decode=task.decode)
 
     def task_id(self, goal: str, *, key: str | None = None, **inputs: Any) -> str:
-        """The id of the task that works for a goal, enqueued or not: where messages to it are sent.
-
-        Of what is given here it needs what was given to `enqueue`. Raises `InvalidArguments`.
-        """
+        """Return the task id of a goal, enqueued or not, from the arguments of `enqueue`. Raises `InvalidArguments`."""
         arguments, _ = self.task.arguments.encode_call((goal,), inputs)
         return self._id(arguments, key)
 
     def _id(self, arguments: bytes, key: str | None) -> str:
         if key == "":
-            raise InvalidArguments(self.task.name, "key: it is empty, and all goals would be one; leave it out")
-        shown = {name: one for name, one in orjson.loads(arguments).items() if name not in self._form.ephemeral}
-        return goal_id(self.task.name, key, shown)
+            raise InvalidArguments(self.task.name, "key must not be empty; omit it to derive the id from the goal")
+        decoded = orjson.loads(arguments)
+        stored = {name: value for name, value in decoded.items() if name not in self._state_type.ephemeral}
+        return goal_id(self.task.name, key, stored)
 
     def __repr__(self) -> str:
         return f"AgentTask({self.name!r}, queue={self.queue!r})"

@@ -1,4 +1,25 @@
-"""Agents: the loop over their state, what they hand on, and what they are given to go on with."""
+"""Agents: a class that plans, acts and finishes, run by a loop that stores its state with each step.
+
+| module | content |
+|---|---|
+| `agent.py` | `Agent`, the base class |
+| `handler.py` | the task handler that runs an agent |
+| `loop.py` | plan, steps of the plan, replan, finish |
+| `live_state.py` | the state of a run beside the reduction of its event log; checkpoints and snapshots |
+| `restoration.py` | the state that earlier runs left: snapshot and later events |
+| `state_type.py` | stored, ephemeral and input fields of a state class; applies an event to one field |
+| `autosave.py` | progress and snapshots while a step runs |
+| `background.py` | a coroutine for the duration of a block |
+| `context/` | the prompt of a model: layers, budgets, compaction, provider formats |
+| `coherence/` | checks whether an agent still works on its goal |
+
+The state has two copies. `LiveState.state` is the object that the agent changes; `LiveState.logged_state` is the
+reduction of the event log, as JSON. A checkpoint event contains the difference between them, so that the log alone is
+enough to restore the state. An event that is logged between checkpoints changes both copies.
+
+A step that is cut off runs again with the state of its start. Nothing may therefore be written to `logged_state`
+except through an event.
+"""
 
 from .agent import Agent, S
 from .coherence import Coherence, CoherenceMonitor

@@ -1,4 +1,4 @@
-"""What an agent is: a class that plans, acts and finishes, over a state that the runtime keeps."""
+"""Base class of agents: plan, act and finish over a state that the runtime stores."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ S = TypeVar("S", bound=AgentState)
 
 
 class Agent(Generic[S]):
-    """An agent. Subclass it with the type of its state:
+    """An agent, subclassed with the type of its state:
 
     class Research(Agent[ResearchState]):
         async def plan(self, ctx, state): ...
         async def act(self, ctx, state, step): ...
         async def finish(self, ctx, state): ...
 
-    The runtime makes an instance per run, without arguments, and calls it: `plan` once, `act` for every step of the
-    plan in its order, `finish` once. What they change in the state is stored in the act that stores that they are
-    done; when one is cut off, the changes are undone, and it is called again with the steps (`ctx.step`) that it had
-    recorded. So the state is the agent's only memory: what stands in `self` does not outlive the run.
+    The runtime creates an instance per run, without arguments, and calls `plan` once, `act` for each step of the plan
+    in order, and `finish` once. Their changes to the state are stored atomically with the record that they are done. A
+    method that is cut off is called again, with its changes undone and with the steps (`ctx.step`) that it recorded.
+    Attributes of `self` do not outlive the run; only the state does.
 
-    in_doubt: what becomes of a risky step that was begun and has no record, where there is no `verify`: `retry` acts
-    again, `fail` sends the task to the dead letters. snapshot_every: events between two snapshots of the state, which
-    bounds what a resumed run reads. save_every: seconds between two saves of a step's `progress`. coherence: checks of
-    whether it still knows what it is doing, see docs/explanation/coherence.md.
+    Attributes:
+        in_doubt: what to do with a risky step that started and has no record, if `verify` is not defined: `retry` runs
+            it again, `fail` makes the task a dead letter.
+        snapshot_every: events between two snapshots of the state; it bounds what a resumed run reads.
+        save_every: seconds between two saves of a step's `progress`.
+        coherence: checks whether the agent still works on its goal, see docs/explanation/coherence.md.
     """
 
     state_type: ClassVar[type[AgentState]] = AgentState
@@ -50,35 +52,35 @@ class Agent(Generic[S]):
                         cls.state_type = argument
 
     async def plan(self, ctx: Context, state: S) -> Sequence[PlanStep]:
-        """The steps to be taken, in their order."""
+        """Return the steps in the order in which to take them."""
         raise NotImplementedError(f"{type(self).__name__} has no plan")
 
     async def act(self, ctx: Context, state: S, step: PlanStep) -> Any:
-        """Take one step. What it returns is JSON data, or of the type it declares, and goes to `state.results`.
+        """Take one step. The result, JSON data or of the annotated return type, is put into `state.results`.
 
-        The keys of steps called in here begin with that of this one.
+        Keys of `ctx.step` calls in this method are prefixed with the key of the step.
         """
         raise NotImplementedError(f"{type(self).__name__} has no act")
 
     async def finish(self, ctx: Context, state: S) -> Any:
-        """The result, when every step of the plan is done."""
+        """Return the result of the task. Called when every step of the plan is closed."""
         raise NotImplementedError(f"{type(self).__name__} has no finish")
 
     async def remember(self, ctx: Context, state: S) -> Sequence[NewMemory | str]:
-        """What is worth knowing beyond this task, called after `finish`: texts, or memories of a type of their own.
+        """Return memories to keep after this task, as texts or `NewMemory`. Called after `finish`.
 
-        It goes to the long-term memory under the agent's name before the outcome is stored, and only once.
+        They are stored once in the long-term memory, under the agent's name, before the outcome is stored.
         """
         return ()
 
     async def replan(self, ctx: Context, state: S) -> Sequence[PlanStep] | None:
-        """Called after each step: new steps for those that are still open, or None where the plan stays.
+        """Return steps that replace the open ones, or None to keep the plan. Called after each step.
 
-        Where a step failed, `state.current` is its key, and its `error` says why; else that is None. With new steps it
-        is given up, unless it is among them; without, it is retried with the task.
+        After a failed step `state.current` is its key and its `error` the cause; otherwise `state.current` is None. A
+        failed step that is not among the new steps is given up. If the plan is kept, the task is retried with it.
         """
         return None
 
     async def verify(self, ctx: Context, state: S, step: PlanStep) -> AlreadyDone[Any] | None:
-        """Of a risky step that was begun and has no record: whether it happened, with its result."""
+        """Find out whether a risky step that started and has no record took effect. Return its result, or None."""
         return None

@@ -1,4 +1,4 @@
-"""What is stored while a step is under way: its progress once in a while, and a snapshot when one is due."""
+"""Writes while a step runs: its progress at intervals, and snapshots of the state when they are due."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["Autosave", "snapshots"]
 
 
 class Autosave(RunObserver):
-    """Saves the progress of one step. What an earlier run saved of it is there to begin with."""
+    """Saver of one step's progress, which starts with the progress that an earlier run saved."""
 
-    def __init__(self, session: LiveState[Any], step: PlanStep, every: float) -> None:
-        """every: seconds between two saves."""
-        self._run = session.run
-        self._session = session
+    def __init__(self, live: LiveState[Any], step: PlanStep, every: float) -> None:
+        """Load the saved progress. `every` is the number of seconds between two saves."""
+        self._run = live.run
+        self._live = live
         self._step = step
         self._every = every
         self._saved = self._run.history.saved.get(step.key, b"{}")
@@ -33,17 +33,17 @@ class Autosave(RunObserver):
         step.progress.update(orjson.loads(self._saved))
 
     @asynccontextmanager
-    async def keeping(self) -> AsyncIterator[None]:
-        """Save for as long as the block runs."""
+    async def running(self) -> AsyncIterator[None]:
+        """Save at intervals and at each checkpoint of the run during the block."""
         self._run.observe(self)
         try:
-            async with in_background(self._save_at_times()):
+            async with in_background(self._save_periodically()):
                 yield
         finally:
             self._run.unobserve(self)
 
     async def on_checkpoint(self) -> None:
-        """Save the step's progress, where it has changed. Raises `PayloadTooLarge`, `LeaseLost`, `TypeError`."""
+        """Save the step's progress if it has changed. Raises `PayloadTooLarge`, `LeaseLost`, `TypeError`."""
         data = orjson.dumps(self._step.progress)
         if data == self._saved:
             return
@@ -52,28 +52,28 @@ class Autosave(RunObserver):
         self._saved = self._run.history.saved[self._step.key] = data
         self._run.touch()
 
-    async def _save_at_times(self) -> None:
+    async def _save_periodically(self) -> None:
         while True:
             await asyncio.sleep(self._every)
             try:
                 await self.on_checkpoint()
             except LeaseLost:
-                return  # the run has been told
+                return  # the lease heartbeat has cancelled the run
             except (PayloadTooLarge, TypeError) as error:
                 logger.bind(id=self._run.id).warning(
-                    "the progress of step {} cannot be saved: {}", self._step.key, error
+                    "could not save the progress of step {}: {}", self._step.key, error
                 )
 
 
 @asynccontextmanager
-async def snapshots(session: LiveState[Any]) -> AsyncIterator[None]:
-    """Store a snapshot whenever one is due, for as long as the block runs."""
-    async with in_background(_snapshot_when_due(session)):
+async def snapshots(live: LiveState[Any]) -> AsyncIterator[None]:
+    """Store snapshots when they are due, during the block."""
+    async with in_background(_snapshot_when_due(live)):
         yield
 
 
-async def _snapshot_when_due(session: LiveState[Any]) -> None:
+async def _snapshot_when_due(live: LiveState[Any]) -> None:
     while True:
-        await session.wanted.wait()
-        if entries := session.snapshot():
-            await session.run.recorder.put(*entries, wait=False)
+        await live.snapshot_due.wait()
+        if entries := live.snapshot():
+            await live.run.recorder.put(*entries, wait=False)

@@ -1,4 +1,4 @@
-"""Having something done while something else is."""
+"""A coroutine that runs for the duration of a block."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["in_background"]
 
 
 @asynccontextmanager
-async def in_background(act: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Have something done while the block runs; what the block raises comes out as it is."""
-    doing = asyncio.create_task(act)
+async def in_background(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run a coroutine during the block and cancel it at the end. Its own exception is dropped."""
+    task = asyncio.create_task(coroutine)
     try:
         yield
     finally:
-        doing.cancel()
-        await asyncio.gather(doing, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

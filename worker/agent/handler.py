@@ -1,4 +1,4 @@
-"""The handler of an agent's task: an async function whose arguments are the goal and the agent's inputs."""
+"""Task handler of an agent: an async function of the goal and the agent's inputs."""
 
 from __future__ import annotations
 
@@ -19,42 +19,44 @@ Handler = Callable[..., Coroutine[Any, Any, Any]]
 
 
 def make_handler(
-    kind: type[Agent[Any]], form: StateType[Any], *, replicated: bool = False, check: Callable[[], bool]
+    kind: type[Agent[Any]], state_type: StateType[Any], *, replicated: bool = False, check: Callable[[], bool]
 ) -> Handler:
-    """An async function that runs the agent.
+    """Return an async function that runs the agent.
 
-    replicated: a step of the plan is done when replicas know it. check: whether states are compared with what their
-    logs come to.
+    Args:
+        replicated: whether a step of the plan is done only when Redis replicas have its record.
+        check: returns whether states are compared with the reduction of their logs.
 
-    Raises `TaskDefinitionError` for a class that is no agent.
+    Raises:
+        TaskDefinitionError: `kind` is not a usable subclass of `Agent`.
     """
-    _check(kind, form.agent)
+    _check(kind, state_type.agent)
 
     async def handler(ctx: Context, goal: str, **inputs: Any) -> Any:
         run = CURRENT_RUN.get()
-        if run is None or run.id != ctx.task_id or run.envelope.task != form.agent:
-            raise StepOutsideTask(f"agent {form.agent!r} runs as a task of its own: enqueue it")
-        session = LiveState(run, form, snapshot_every=kind.snapshot_every, check=check())
-        return await Loop(kind(), ctx, session, replicated=replicated).drive(goal, inputs)
+        if run is None or run.id != ctx.task_id or run.envelope.task != state_type.agent:
+            raise StepOutsideTask(f"agent {state_type.agent!r} cannot be called in another task; enqueue it")
+        live = LiveState(run, state_type, snapshot_every=kind.snapshot_every, check=check())
+        return await Loop(kind(), ctx, live, replicated=replicated).drive(goal, inputs)
 
-    parameters = {"ctx": Context, "goal": str, **{name: form.annotation(name) for name in form.inputs}}
-    handler.__name__ = handler.__qualname__ = form.agent
+    parameters = {"ctx": Context, "goal": str, **{name: state_type.annotation(name) for name in state_type.inputs}}
+    handler.__name__ = handler.__qualname__ = state_type.agent
     handler.__doc__ = kind.__doc__
     handler.__annotations__ = {**parameters, "return": _returned(kind)}
-    handler.__signature__ = _signature(parameters, form)  # type: ignore[attr-defined]  # inspect.signature reads it
+    handler.__signature__ = _signature(parameters, state_type)  # type: ignore[attr-defined]  # inspect.signature reads it
     return handler
 
 
-def _signature(parameters: dict[str, Any], form: StateType[Any]) -> inspect.Signature:
-    """That of `async def handler(ctx, goal, *, ...)`; inputs with a default may be left out."""
+def _signature(parameters: dict[str, Any], state_type: StateType[Any]) -> inspect.Signature:
+    """Return the signature of `async def handler(ctx, goal, *, ...)`; inputs with a default are optional."""
     found = []
     for name, annotation in parameters.items():
-        own = name in form.inputs
+        is_input = name in state_type.inputs
         found.append(
             inspect.Parameter(
                 name,
-                inspect.Parameter.KEYWORD_ONLY if own else inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                default=None if own and not form.fields[name].is_required() else inspect.Parameter.empty,
+                inspect.Parameter.KEYWORD_ONLY if is_input else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=None if is_input and not state_type.fields[name].is_required() else inspect.Parameter.empty,
                 annotation=annotation,
             )
         )
@@ -63,25 +65,25 @@ def _signature(parameters: dict[str, Any], form: StateType[Any]) -> inspect.Sign
 
 def _check(kind: object, name: str) -> None:
     if not isinstance(kind, type) or not issubclass(kind, Agent):
-        raise TaskDefinitionError(f"agent {name!r} must be a subclass of Agent, and {kind!r} is none")
+        raise TaskDefinitionError(f"agent {name!r} must be a subclass of Agent, got {kind!r}")
     for method in ("plan", "act", "finish"):
         if getattr(kind, method) is getattr(Agent, method):
-            raise TaskDefinitionError(f"agent {name!r} has no {method}: define 'async def {method}'")
+            raise TaskDefinitionError(f"agent {name!r} has no {method}; define 'async def {method}'")
     for method in ("plan", "act", "finish", "replan", "verify", "remember"):
         if not inspect.iscoroutinefunction(getattr(kind, method)):
-            raise TaskDefinitionError(f"agent {name!r}: its {method} must be an 'async def'")
+            raise TaskDefinitionError(f"agent {name!r}: {method} must be an 'async def'")
     if kind.snapshot_every < 1 or kind.save_every <= 0:
         raise TaskDefinitionError(f"agent {name!r}: snapshot_every must be 1 or more, save_every more than 0 seconds")
     if kind.in_doubt not in ("retry", "fail"):
-        raise TaskDefinitionError(f"agent {name!r}: in_doubt must be 'retry' or 'fail', not {kind.in_doubt!r}")
+        raise TaskDefinitionError(f"agent {name!r}: in_doubt must be 'retry' or 'fail', got {kind.in_doubt!r}")
     try:
         inspect.signature(kind).bind()
     except TypeError as error:
-        raise TaskDefinitionError(f"agent {name!r}: its class is called without arguments: {error}") from None
+        raise TaskDefinitionError(f"agent {name!r}: its class must be callable without arguments: {error}") from None
 
 
 def _returned(kind: type[Agent[Any]]) -> Any:
-    """What `finish` returns, as far as its annotation can be resolved."""
+    """Return the return annotation of `finish`, `Any` if it cannot be resolved."""
     try:
         return get_type_hints(kind.finish, include_extras=True).get("return", Any)
     except (NameError, TypeError):

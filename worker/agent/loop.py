@@ -155,7 +155,7 @@ class Loop(Generic[S]):
 
     async def _reach(self, step: PlanStep, *, doubtful: bool) -> Any:
         """The step's result: by taking it, or by learning that it happened already."""
-        async with Autosave(self._session, step, self._agent.save_every).keeping():
+        async with Autosave(self._session, step, self._agent.save_every).running():
             if doubtful:
                 happened = await self._resolve_doubt(step)
                 if happened is not None:
@@ -166,7 +166,7 @@ class Loop(Generic[S]):
         if type(self._agent).verify is not Agent.verify:
             answer = await self._agent.verify(self._ctx, self._state, step)
             if answer is not None and not isinstance(answer, AlreadyDone):
-                raise TypeError(f"verify of step {step.key!r} must return Happened(result) or None, not {answer!r}")
+                raise TypeError(f"verify of step {step.key!r} must return AlreadyDone(result) or None, got {answer!r}")
             return answer
         if self._agent.in_doubt == "fail":
             raise StepInDoubt(step.key, f"{self._run.id}:{step.key}")

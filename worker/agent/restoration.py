@@ -1,4 +1,4 @@
-"""From the checkpoint and the log to the state: the snapshot, and the events after it."""
+"""Restoration of an agent's state from the latest snapshot and the events after it."""
 
 from __future__ import annotations
 
@@ -23,35 +23,39 @@ from ..journal import (
 __all__ = ["Restored", "restore"]
 
 _CHUNK: Final = 200
-"""Entries of the log that are read at once, at most."""
+"""Most log entries read at once."""
 
-_BESIDES: Final = 10
-"""Entries without a number among them that are reckoned with."""
+_UNNUMBERED: Final = 10
+"""Log entries without a number that a read allows for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The state as JSON, as the last event left it. number: of that event. since: how many came after the snapshot.
-    begun: whether the agent was started at all.
+    """The state of an agent after its last event, as JSON.
+
+    Attributes:
+        number: the number of that event.
+        since: how many events were applied to the snapshot.
+        started: whether an earlier run started the agent.
     """
 
     state: dict[str, Any]
     number: int
     since: int
-    begun: bool
+    started: bool
 
 
 async def restore(run: Run, agent: str) -> Restored:
-    """What former runs left. What reading costs is bounded by the events since the last snapshot.
+    """Return the state that earlier runs left. The cost is bounded by the events since the last snapshot.
 
-    Raises `BadSnapshot` where the snapshot or an event after it cannot be read; both are left as they are.
+    Raises `BadSnapshot` if the snapshot or an event after it cannot be read; nothing is changed then.
     """
     snapshot = _snapshot(run.history, run.id, agent)
-    state, number, begun = (empty_state(), 0, False) if snapshot is None else (snapshot.state, snapshot.number, True)
+    state, number, started = (empty_state(), 0, False) if snapshot is None else (snapshot.state, snapshot.number, True)
     last, found = -1, list[TaskEvent]()
-    while last != (told := max(run.events, run.history.events)):  # what was told meanwhile, as of a notice, counts too
+    while last != (latest := max(run.events, run.history.events)):  # an event may be logged during the read
         await run.flush()
-        last, found = told, await _events_after(run, number, told)
+        last, found = latest, await _events_after(run, number, latest)
     for event in found:
         typed = parse_event(event)
         if isinstance(typed, Unreadable):
@@ -60,8 +64,8 @@ async def restore(run: Run, agent: str) -> Restored:
             state = reduce(state, typed, event.number or 0)
         except BadPatch as error:
             raise BadSnapshot(run.id, str(error)) from None
-        begun = begun or typed.type == "started"
-    return Restored(state, last, len(found), begun)
+        started = started or typed.type == "started"
+    return Restored(state, last, len(found), started)
 
 
 def _snapshot(history: History, task_id: str, agent: str) -> StoredState | None:
@@ -71,20 +75,20 @@ def _snapshot(history: History, task_id: str, agent: str) -> StoredState | None:
     blobs = {key: value for key, value in history.saved.items() if key.startswith(BLOB)}
     found = decode_snapshot(task_id, data, blobs)
     if found.agent != agent:
-        raise BadSnapshot(task_id, f"it is that of agent {found.agent!r}, and {agent!r} was to go on from it")
+        raise BadSnapshot(task_id, f"it belongs to agent {found.agent!r}, not to {agent!r}")
     return found
 
 
 async def _events_after(run: Run, number: int, last: int) -> list[TaskEvent]:
-    """The events `number + 1` to `last`, oldest first; of those, only what came after a fresh start."""
+    """Return the events `number + 1` to `last` in order, without those before a fresh replay."""
     wanted: list[TaskEvent] = []
     before: str | None = None
     while last > number:
-        most = min(_CHUNK, last - number - len(wanted) + _BESIDES)
+        most = min(_CHUNK, last - number - len(wanted) + _UNNUMBERED)
         chunk = await read_last_events(run.gateway, run.delivery.partition, run.id, most, before=before)
         for event in chunk:
             if event.number is not None and event.number > last:
-                continue  # it was told since this began
+                continue  # logged after this read started
             if event.number is not None and event.number > number:
                 wanted.append(event)
             elif event.number is not None:
@@ -98,7 +102,7 @@ async def _events_after(run: Run, number: int, last: int) -> list[TaskEvent]:
 
 
 def _complete(task_id: str, found: list[TaskEvent], first: int, last: int) -> list[TaskEvent]:
-    """What was read newest first, in its order. Raises `BadSnapshot` where one is missing."""
+    """Return events that were read newest first in their order. Raises `BadSnapshot` if one is missing."""
     found.reverse()
     numbers = [event.number for event in found]
     if numbers != list(range(first, last + 1)):

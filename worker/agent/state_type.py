@@ -1,8 +1,7 @@
-"""The type of an agent's state: which of its fields are stored, how, and what its inputs are.
+"""The type of an agent's state: its stored, ephemeral and input fields, and incremental updates from events.
 
-Doing to a field of a state what an event did to its stored form, without looking at all of it.
-
-Lists grow at their end, steps of a plan change one at a time, results are added: the cost is that of what came.
+An event changes a field at the cost of what is new: items at the end of a list, steps of the plan one at a time, new
+keys of an object.
 """
 
 from __future__ import annotations
@@ -21,75 +20,22 @@ from ..errors import StateMismatch, StateUnstorable, TaskDefinitionError
 from ..journal import AgentState, Ephemeral, PlanStep
 from .agent import S
 
-__all__ = ["StateType", "follow", "problem_of"]
+__all__ = ["StateType", "problem_of"]
 
 _MISSING: Final = object()
+
+_RESERVED: Final = frozenset({"ctx", "self", "goal", "key", "fresh"})
+"""Names of parameters of `AgentTask.enqueue` and of handlers, which inputs must not have."""
 
 Read = Callable[[Any], Any]
 
 
-def follow(state: AgentState, name: str, before: Any, after: Any, read: Read) -> bool:
-    """Change a field as its stored form was changed; False, with nothing done, where that cannot be told from this.
-
-    before, after: its stored forms, of which what stayed is the very same. read: makes of a stored form, or of one with
-    some of its parts, what the state has. What the agent has changed itself stays.
-    """
-    match before, after, getattr(state, name, None):
-        case list(), list(), list() as held:
-            return _grow(held, before, after, read) or (name == "plan" and _update_steps(held, before, after))
-        case dict(), dict(), dict() as held:
-            return _add(held, before, after, read)
-        case _:
-            setattr(state, name, read(after))
-            return True
-
-
-def _grow(held: list[Any], before: list[Any], after: list[Any], read: Read) -> bool:
-    """New items at the end, for which the oldest may have gone."""
-    if len(held) != len(before):
-        return False
-    for dropped in (0, 1):
-        stayed = len(before) - dropped
-        if 0 <= stayed <= len(after) and all(
-            one is other for one, other in zip(before[dropped:], after[:stayed], strict=True)
-        ):
-            added = read(after[stayed:])
-            del held[:dropped]
-            held += added
-            return True
-    return False
-
-
-def _update_steps(held: list[PlanStep], before: list[Any], after: list[Any]) -> bool:
-    """New values in fields of steps that are there. The steps stay the same objects."""
-    if len(before) != len(after):
-        return False
-    changed = [(old, new) for old, new in zip(before, after, strict=True) if old is not new]
-    found = {step.key: step for step in held}
-    if any(old["key"] != new["key"] or new["key"] not in found for old, new in changed):
-        return False
-    for old, new in changed:
-        for name, value in new.items():
-            if old.get(name, _MISSING) != value:
-                setattr(found[new["key"]], name, value)
-    return True
-
-
-def _add(held: dict[str, Any], before: dict[str, Any], after: dict[str, Any], read: Read) -> bool:
-    """New values under some names."""
-    if not before.keys() <= after.keys():
-        return False
-    held.update(read({name: value for name, value in after.items() if before.get(name, _MISSING) is not value}))
-    return True
-
-
-_RESERVED: Final = frozenset({"ctx", "self", "goal", "key", "fresh"})
-
-
 class StateType(Generic[S]):
-    """One agent's type of state. Raises `TaskDefinitionError` for one that cannot be kept.
+    """The state class of an agent. Raises `TaskDefinitionError` if it cannot be stored.
 
-    inputs: those of its own fields that may be given when a goal is enqueued. ephemeral: those that are never stored.
+    Attributes:
+        inputs: its own fields that may be passed to `enqueue`.
+        ephemeral: fields that are never stored.
     """
 
     def __init__(self, agent: str, kind: type[S]) -> None:
@@ -99,11 +45,11 @@ class StateType(Generic[S]):
         self.ephemeral = frozenset(name for name, field in self.fields.items() if Ephemeral in field.metadata)
         self._adapters: dict[str, TypeAdapter[Any]] = {}
         own = [name for name in self.fields if name not in AgentState.model_fields]
-        self.inputs = tuple([name for name in own if name not in self.ephemeral or self._travels(name)])
+        self.inputs = tuple([name for name in own if name not in self.ephemeral or self._is_enqueueable(name)])
         self._check()
 
-    def _travels(self, name: str) -> bool:
-        """Whether values of an ephemeral field's type can be enqueued."""
+    def _is_enqueueable(self, name: str) -> bool:
+        """Return whether values of an ephemeral field's type can be enqueued."""
         try:
             TypeAdapter(self.annotation(name))
         except PydanticUserError:
@@ -111,7 +57,7 @@ class StateType(Generic[S]):
         return True
 
     def annotation(self, name: str) -> Any:
-        """The declared type of a field."""
+        """Return the declared type of a field."""
         field = self.fields[name]
         return field.annotation if name in self.ephemeral else field.rebuild_annotation()
 
@@ -119,20 +65,20 @@ class StateType(Generic[S]):
         what = f"agent {self.agent!r}: field {{!r}} of its state {self.kind.__name__}"
         for name, field in self.fields.items():
             if name in self.inputs and name in _RESERVED:
-                raise TaskDefinitionError(f"{what.format(name)} has a name that enqueuing uses itself: rename it")
+                raise TaskDefinitionError(f"{what.format(name)} has the name of a parameter of enqueue; rename it")
             if name in self.ephemeral:
                 if field.is_required():
-                    raise TaskDefinitionError(f"{what.format(name)} is ephemeral: give it a default to begin with")
+                    raise TaskDefinitionError(f"{what.format(name)} is ephemeral and must have a default")
                 if name in AgentState.model_fields:
-                    raise TaskDefinitionError(f"{what.format(name)} is every agent's, and always stored")
+                    raise TaskDefinitionError(f"{what.format(name)} is a field of AgentState and cannot be ephemeral")
             elif has_secret(self._adapter(name).core_schema):
                 raise TaskDefinitionError(
-                    f"{what.format(name)} is a secret, which is stored nowhere: make it Annotated[..., Ephemeral] with "
-                    "a default; as an input it is there again in every run"
+                    f"{what.format(name)} is a secret and must not be stored; make it Annotated[..., Ephemeral] with a "
+                    "default: as an input it is set again in every run"
                 )
 
     def dump(self, task_id: str, state: S, names: Collection[str] | None = None) -> bytes:
-        """The state's stored fields as JSON, all or those named. Raises `StateUnstorable`."""
+        """Return the stored fields as JSON, all or those in `names`. Raises `StateUnstorable`."""
         try:
             wanted = None if names is None else set(names)
             data = state.model_dump_json(include=wanted, exclude=set(self.ephemeral), warnings="error")
@@ -141,8 +87,9 @@ class StateType(Generic[S]):
         return data.encode()
 
     def load(self, task_id: str, stored: dict[str, Any]) -> S:
-        """A state from JSON. What it holds that this class does not know, as of a later version of the agent, is left
-        out. Raises `StateMismatch`.
+        """Return a state from JSON, without fields that only a later version of the class has.
+
+        Raises `StateMismatch`.
         """
         known = {name: value for name, value in stored.items() if name in self.fields and name not in self.ephemeral}
         try:
@@ -150,19 +97,19 @@ class StateType(Generic[S]):
         except ValidationError as error:
             raise StateMismatch(task_id, self.agent, problem_of(error)) from None
 
-    def follow(self, state: S, name: str, before: Any, after: Any) -> bool:
-        """Do to a field what an event did to its stored form; False, with nothing done, where that takes all of it."""
+    def apply_change(self, state: S, name: str, before: Any, after: Any) -> bool:
+        """Change a field as an event changed its stored form; return False if all of it must be assigned instead."""
         if name not in self.fields:
             return True
         try:
-            return follow(
+            return _apply_change(
                 state, name, before, after, lambda part: self._adapter(name).validate_json(orjson.dumps(part))
             )
         except ValidationError:
             return False
 
     def assign(self, task_id: str, state: S, changed: dict[str, Any]) -> None:
-        """Put fields into a state, from JSON, all or none; lists and objects stay the same objects.
+        """Set fields of a state from JSON, all or none. Lists and dicts are changed in place.
 
         Raises `StateMismatch`.
         """
@@ -191,7 +138,67 @@ class StateType(Generic[S]):
 
 
 def problem_of(error: ValidationError) -> str:
-    """The first thing that is wrong, and where; without what was given."""
+    """Return the first problem and its location, without the input value."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where}: {first['msg']}" if where else first["msg"]
+
+
+def _apply_change(state: AgentState, name: str, before: Any, after: Any, read: Read) -> bool:
+    """Change a field as its stored form was changed. Changes that the agent made itself stay.
+
+    Args:
+        before: the stored form before the event.
+        after: the stored form after it; unchanged parts are the same objects as in `before`.
+        read: converts a stored form, or a part of it, to the value that the state holds.
+
+    Returns:
+        False, with nothing changed, if the change cannot be applied incrementally.
+    """
+    match before, after, getattr(state, name, None):
+        case list(), list(), list() as held:
+            return _grow(held, before, after, read) or (name == "plan" and _update_steps(held, before, after))
+        case dict(), dict(), dict() as held:
+            return _add(held, before, after, read)
+        case _:
+            setattr(state, name, read(after))
+            return True
+
+
+def _grow(held: list[Any], before: list[Any], after: list[Any], read: Read) -> bool:
+    """Append new items; the oldest one may have been dropped for them."""
+    if len(held) != len(before):
+        return False
+    for dropped in (0, 1):
+        stayed = len(before) - dropped
+        if 0 <= stayed <= len(after) and all(
+            one is other for one, other in zip(before[dropped:], after[:stayed], strict=True)
+        ):
+            added = read(after[stayed:])
+            del held[:dropped]
+            held += added
+            return True
+    return False
+
+
+def _update_steps(held: list[PlanStep], before: list[Any], after: list[Any]) -> bool:
+    """Set changed fields of existing steps. The steps stay the same objects."""
+    if len(before) != len(after):
+        return False
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if old is not new]
+    found = {step.key: step for step in held}
+    if any(old["key"] != new["key"] or new["key"] not in found for old, new in changed):
+        return False
+    for old, new in changed:
+        for name, value in new.items():
+            if old.get(name, _MISSING) != value:
+                setattr(found[new["key"]], name, value)
+    return True
+
+
+def _add(held: dict[str, Any], before: dict[str, Any], after: dict[str, Any], read: Read) -> bool:
+    """Add or replace values of an object."""
+    if not before.keys() <= after.keys():
+        return False
+    held.update(read({name: value for name, value in after.items() if before.get(name, _MISSING) is not value}))
+    return True

@@ -261,7 +261,7 @@ async def test_a_state_that_grows_is_warned_of_and_over_the_limit_it_is_a_dead_l
         found = await letter(app, handle)
     assert found.error == "perdure.worker.errors.StateTooLarge"
     assert "largest fields: pages (370," in found.message
-    warnings = [line for line in log if line.startswith("the state of agent")]
+    warnings = [line for line in log if line.startswith("state of agent")]
     assert len(warnings) == 2, "once above 64 KB, and once above twice that"
 
 
@@ -348,7 +348,7 @@ async def test_a_field_that_this_version_does_not_know_stays_as_it_is(app: App, 
         (b'"total":1', b'"total":"one"', "StateMismatch", "total: Input should be a valid integer"),
         (b'{"v":1', b'{"v":7', "BadSnapshot", "version 7"),
         (b'{"v":1', b'{"v":1,', "BadSnapshot", "not JSON"),
-        (b'"agent":"count"', b'"agent":"other"', "BadSnapshot", "it is that of agent 'other'"),
+        (b'"agent":"count"', b'"agent":"other"', "BadSnapshot", "it belongs to agent 'other'"),
         (b'"total":1', b'"total":{"$ref":"sha256:00"}', "BadSnapshot", "'#blob:00' is missing"),
     ],
 )

@@ -44,22 +44,22 @@ def test_nothing_is_wrong_with_an_agent_that_knows_what_it_is_doing() -> None:
 
 
 def test_another_goal() -> None:
-    assert wrong({"goal": "x" * 500}) == {"goal": f"its goal is '{'x' * 79}..., and 'g' was enqueued"}
-    assert wrong({"goal": ""}) == {"goal": "its goal is '', and 'g' was enqueued"}
+    assert wrong({"goal": "x" * 500}) == {"goal": f"the goal is '{'x' * 79}..., but 'g' was enqueued"}
+    assert wrong({"goal": ""}) == {"goal": "the goal is '', but 'g' was enqueued"}
 
 
 @pytest.mark.parametrize(
     ("state", "detail"),
     [
-        ({"plan": steps(a="done", b="done"), "results": {"b": None}}, "done without a result: 'a'"),
-        ({"plan": steps(a="done"), "results": {"a": 1, "z": 2}}, "a result of no step of the plan: 'z'"),
+        ({"plan": steps(a="done", b="done"), "results": {"b": None}}, "steps done without a result: 'a'"),
+        ({"plan": steps(a="done"), "results": {"a": 1, "z": 2}}, "results without a step in the plan: 'z'"),
         ({"plan": steps(a="running", b="running"), "current": "a"}, "2 steps are running at once: 'a', 'b'"),
         ({"plan": steps(a="pending"), "current": "b"}, "the current step 'b' is not in the plan"),
         ({"plan": steps(a="done"), "results": {"a": 1}, "current": "a"}, "the current step 'a' is done"),
-        ({"plan": steps(a="pending") * 2}, "2 steps of the plan are called 'a'"),
+        ({"plan": steps(a="pending") * 2}, "2 steps of the plan have the key 'a'"),
         (
             {"plan": steps(**dict.fromkeys("abcdefg", "done"))},
-            "done without a result: 'a', 'b', 'c', 'd', 'e' and 2 more",
+            "steps done without a result: 'a', 'b', 'c', 'd', 'e' and 2 more",
         ),
     ],
 )
@@ -69,7 +69,7 @@ def test_a_plan_that_does_not_fit_its_results(state: dict[str, Any], detail: str
 
 def test_nothing_got_done() -> None:
     assert wrong({"plan": steps(a="running"), "current": "a"}, idle=1801.0) == {
-        "progress": "nothing got done in step 'a' for more than 30 minutes"
+        "progress": "no progress in step 'a' for more than 30 minutes"
     }
     assert "progress" in wrong(coherence=Coherence(stuck_minutes=0.5), idle=31.0)
 
@@ -77,9 +77,9 @@ def test_nothing_got_done() -> None:
 def test_the_same_call_again_and_again() -> None:
     same, other = Call("search", '{"q":1}'), Call("search", '{"q":2}')
     assert wrong(calls=[same] * 4) == {}
-    told = 'search({"q":1}) was called 5 times among the last 5 calls'
+    told = 'search({"q":1}) was called 5 times in the last 5 calls'
     assert wrong(calls=[same] * 5) == {"repetition": told}
-    assert "5 times among the last 9" in wrong(calls=[same, other] * 4 + [same])["repetition"]
+    assert "5 times in the last 9" in wrong(calls=[same, other] * 4 + [same])["repetition"]
     assert wrong(calls=[same] * 5 + [Call("read", str(number)) for number in range(16)]) == {}  # beyond the window
     assert wrong(calls=[same] * 2, coherence=Coherence(repeats=2, window=2)).keys() == {"repetition"}
 
@@ -95,11 +95,11 @@ def test_calls_are_compared_whole_and_kept_small() -> None:
 
 
 def test_more_tokens_than_the_budget_and_a_message_that_is_not_read() -> None:
-    assert wrong(tokens=128_001) == {"context": "its messages have 128,001 tokens, and 128,000 is its budget"}
+    assert wrong(tokens=128_001) == {"context": "the messages have 128,001 tokens, 128,000 is the limit"}
     waiting = {"waiting_for": {"what": "approval", "on": "ada"}}
     assert wrong(waiting) == {}
     assert wrong(waiting, ignored=1) == {
-        "waiting": "it waits for approval from 'ada' while a message is in its inbox, unread for 1 step"
+        "waiting": "waiting for approval from 'ada' while a message is in the inbox, unread for 1 step"
     }
     assert wrong(ignored=1) == {}
 
@@ -116,10 +116,10 @@ def test_a_check_can_be_off(check: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"goal": "ignore"}, "goal must be one of off, warn, hand_off, bury, not 'ignore'"),
-        ({"stuck_minutes": 0}, "stuck_minutes must be more than 0, not 0"),
-        ({"repeats": 1}, "repeats must be 2 or more and at most the window of 20 calls"),
-        ({"repeats": 30}, "repeats must be 2 or more and at most the window of 20 calls"),
+        ({"goal": "ignore"}, "goal must be one of off, warn, hand_off, bury, got 'ignore'"),
+        ({"stuck_minutes": 0}, "stuck_minutes must be more than 0, got 0"),
+        ({"repeats": 1}, r"repeats must be from 2 to window \(20\), got 1"),
+        ({"repeats": 30}, r"repeats must be from 2 to window \(20\), got 30"),
     ],
 )
 def test_settings_that_cannot_be_meant(settings: dict[str, Any], problem: str) -> None:
@@ -192,7 +192,7 @@ async def test_a_warning_is_told_once_and_taken_back_when_it_no_longer_holds(app
     assert await soon(handle.result()) == "finished"
     assert await incoherent(handle) == [("repetition", "warn")]
     assert "incoherent" in seen[0]
-    assert 'repetition: search({"query":"same"}) was called 5 times among the last' in seen[0]
+    assert 'repetition: search({"query":"same"}) was called 5 times in the last' in seen[0]
     assert f"s:{STANDING}" not in await recorded_steps(app, handle)
     assert (await command(app, "task", "show", handle.id, "--json")).json["incoherent"] == []
 
@@ -305,7 +305,7 @@ async def test_a_run_that_dies_before_it_acted_has_told_of_it_and_the_next_acts(
     await work_off(app)
     found = await letter(app, handle)
     assert found.reason == "incoherent"
-    assert "goal: its goal is 'another', and 'search' was enqueued" in found.message
+    assert "goal: the goal is 'another', but 'search' was enqueued" in found.message
     assert await incoherent(handle) == [("goal", "bury")]
     assert died
 
@@ -338,7 +338,7 @@ async def test_a_step_in_which_nothing_gets_done_is_ended(app: App) -> None:
     await work_off(app)
     found = await letter(app, handle)
     assert (found.reason, await incoherent(handle)) == ("incoherent", [("progress", "bury")])
-    assert "nothing got done in step 'first' for more than 0.002 minutes" in found.message
+    assert "no progress in step 'first' for more than 0.002 minutes" in found.message
 
 
 @pytest.mark.integration

@@ -186,9 +186,9 @@ async def test_what_is_open_is_carried_as_structure(app: App) -> None:
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        ("x" * 5000, "takes 1250 tokens and may take 50"),
-        ("  ", "returned nothing"),
-        (17, "returned int, not text"),
+        ("x" * 5000, "at most 50 tokens, got 1250"),
+        ("  ", "returned an empty text"),
+        (17, "must return a string, got int"),
         (RuntimeError("overloaded"), "RuntimeError: overloaded"),
     ],
 )
@@ -240,7 +240,7 @@ async def test_memories_are_asked_for_by_the_goal(app: App) -> None:
     await talkative(app, ContextBuilder(window=10_000, memory=recall, memories=7), prompts, turns=1).enqueue()
     await work_off(app)
     assert asked == [("Talk", 7)]
-    assert prompts[0].messages[0].content == "# What is remembered\n\n- plain\n- with text\n- found"
+    assert prompts[0].messages[0].content == "# Memories\n\n- plain\n- with text\n- found"
 
 
 async def test_the_task_s_own_memories_and_how_it_stands_after_an_interruption(app: App) -> None:
@@ -261,8 +261,8 @@ async def test_the_task_s_own_memories_and_how_it_stands_after_an_interruption(a
     await remembers.enqueue()
     await work_off(app)
     memory, task = prompts[0].messages
-    assert memory.content == "# What is remembered\n\n- A lease passes after fifteen seconds."
-    assert "## How it stands\nthe previous run failed" in task.content
+    assert memory.content == "# Memories\n\n- A lease passes after fifteen seconds."
+    assert "## After the interruption\nthe previous run failed" in task.content
     assert "look at leases first" in task.content
 
 
@@ -360,7 +360,7 @@ async def test_an_agent_cut_off_in_a_call_goes_on_with_the_answer_it_has(app: Ap
         assert anthropic_problems(to_anthropic(prompt)) == []
     assert "solve: Solve it (done)" in kind.prompts[-1].messages[1].content
     assert (
-        "check: Check it (now, attempt 2, failed before: RuntimeError: cut off)" in kind.prompts[-1].messages[1].content
+        "check: Check it (now, attempt 2, last error: RuntimeError: cut off)" in kind.prompts[-1].messages[1].content
     )
 
 

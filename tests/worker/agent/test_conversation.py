@@ -238,7 +238,7 @@ def test_other_forms_of_an_answer_are_read() -> None:
     assert from_anthropic({"content": "plain"}).content == "plain"
     thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
     assert from_anthropic({"content": [thought, {"type": "text", "text": "a"}]}).content == "a"
-    with pytest.raises(ValueError, match="without choices"):
+    with pytest.raises(ValueError, match="must have choices"):
         from_openai({"choices": []})
 
 
@@ -333,7 +333,7 @@ def test_what_came_meanwhile_is_all_told_of() -> None:
     assert prompt.tokens["inbox"] <= 200
     prompt = assemble(Layers(AgentState(), inbox=[f"message {number}" for number in range(100)]), 2000)
     assert prompt.messages[0].content == "message 0"
-    assert prompt.messages[-1].content == f"[{prompt.left_out['inbox']} more messages came, which are not shown.]"
+    assert prompt.messages[-1].content == f"[{prompt.left_out['inbox']} more messages are not shown.]"
     assert len(prompt.messages) - 1 + prompt.left_out["inbox"] == 100
     assert prompt.tokens["inbox"] <= 200
 

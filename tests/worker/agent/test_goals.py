@@ -166,7 +166,7 @@ async def test_what_cannot_be_a_state_is_refused_before_anything_is_sent(app: Ap
     cases: list[tuple[dict[str, Any], str]] = [
         ({}, "missing a required .*argument: 'where'"),  # 3.12 adds "keyword-only"
         ({"where": "nowhere"}, "is no place"),
-        ({"where": "shop", "key": ""}, "key: it is empty"),
+        ({"where": "shop", "key": ""}, "key must not be empty"),
     ]
     for inputs, problem in cases:
         with pytest.raises(InvalidArguments, match=problem):
@@ -247,16 +247,16 @@ def with_state(state: type[AgentState]) -> type[Agent[Any]]:
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
-        (without("plan"), "has no plan: define 'async def plan'"),
+        (without("plan"), "has no plan; define 'async def plan'"),
         (without("act"), "has no act"),
         (without("finish"), "has no finish"),
-        (type("Plain", (Bare,), {"act": lambda self, ctx, state, step: None}), "its act must be an 'async def'"),
+        (type("Plain", (Bare,), {"act": lambda self, ctx, state, step: None}), "act must be an 'async def'"),
         (type("Asking", (Bare,), {"__init__": lambda self, model: None}), "without arguments: .*'model'"),
         (type("Eager", (Bare,), {"snapshot_every": 0}), "snapshot_every must be 1 or more"),
         (type("Hasty", (Bare,), {"save_every": 0}), "save_every more than 0"),
-        (type("Unsure", (Bare,), {"in_doubt": "guess"}), "in_doubt must be 'retry' or 'fail', not 'guess'"),
-        (with_state(Secretive), r"field 'password' .* is a secret, which is stored nowhere"),
-        (with_state(Homeless), "field 'client' .* give it a default"),
+        (type("Unsure", (Bare,), {"in_doubt": "guess"}), "in_doubt must be 'retry' or 'fail', got 'guess'"),
+        (with_state(Secretive), r"field 'password' .* is a secret and must not be stored"),
+        (with_state(Homeless), "field 'client' .* must have a default"),
         (with_state(Keyed), "field 'key' .* rename it"),
         (str, "must be a subclass of Agent"),
     ],

@@ -430,7 +430,7 @@ async def test_an_agent_is_a_task_of_its_own(app: App) -> None:
 
     handle = await outer.enqueue()
     await work_off(app)
-    assert "agent 'inner' runs as a task of its own: enqueue it" in (await letter(app, handle)).message
+    assert "agent 'inner' cannot be called in another task; enqueue it" in (await letter(app, handle)).message
 
 
 async def test_what_the_agent_did_to_a_list_itself_stays_when_an_event_adds_to_it(app: App) -> None:

@@ -32,7 +32,7 @@ def state() -> AgentState:
 def test_what_came_at_the_end_of_a_list_is_added_and_what_is_there_stays_the_same(state: AgentState) -> None:
     before, held, first = stored(state, "decisions"), state.decisions, state.decisions[0]
     first.choice = "changed by the agent"
-    assert FORM.follow(state, "decisions", before, [*before, decision(3)])
+    assert FORM.apply_change(state, "decisions", before, [*before, decision(3)])
     assert state.decisions is held
     assert [one.choice for one in held] == ["changed by the agent", "choice 2", "choice 3"]
     assert held[0] is first
@@ -40,7 +40,7 @@ def test_what_came_at_the_end_of_a_list_is_added_and_what_is_there_stays_the_sam
 
 def test_what_went_at_the_beginning_of_a_list_for_it_goes(state: AgentState) -> None:
     before = stored(state, "decisions")
-    assert FORM.follow(state, "decisions", before, [before[1], decision(3)])
+    assert FORM.apply_change(state, "decisions", before, [before[1], decision(3)])
     assert [one.n for one in state.decisions] == [2, 3]
 
 
@@ -48,7 +48,7 @@ def test_a_step_that_changed_stays_the_same_object(state: AgentState) -> None:
     before, step = stored(state, "plan"), state.plan[1]
     state.plan[1].arguments["of"] = "the agent"
     state.plan.reverse()
-    assert FORM.follow(state, "plan", before, [before[0], {**before[1], "status": "running", "attempts": 2}])
+    assert FORM.apply_change(state, "plan", before, [before[0], {**before[1], "status": "running", "attempts": 2}])
     assert (step.status, step.attempts, step.arguments) == ("running", 2, {"of": "the agent"})
     assert [one.key for one in state.plan] == ["b", "a"]
 
@@ -56,17 +56,17 @@ def test_a_step_that_changed_stays_the_same_object(state: AgentState) -> None:
 def test_results_are_added_to(state: AgentState) -> None:
     before = stored(state, "results")
     state.results["own"] = 7
-    assert FORM.follow(state, "results", before, {**before, "y": None})
+    assert FORM.apply_change(state, "results", before, {**before, "y": None})
     assert state.results == {"x": 1, "own": 7, "y": None}
 
 
 def test_what_is_neither_list_nor_object_is_put_in_its_place(state: AgentState) -> None:
-    assert FORM.follow(state, "current", None, "a")
-    assert FORM.follow(state, "waiting_for", None, {"what": "message", "on": "", "why": ""})
+    assert FORM.apply_change(state, "current", None, "a")
+    assert FORM.apply_change(state, "waiting_for", None, {"what": "message", "on": "", "why": ""})
     assert (state.current, state.waiting_for) == ("a", WaitingFor(what="message"))
-    assert FORM.follow(state, "waiting_for", {"what": "message", "on": "", "why": ""}, None)
+    assert FORM.apply_change(state, "waiting_for", {"what": "message", "on": "", "why": ""}, None)
     assert state.waiting_for is None
-    assert FORM.follow(state, "of a later version", 1, 2)
+    assert FORM.apply_change(state, "of a later version", 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -84,18 +84,18 @@ def test_what_is_neither_list_nor_object_is_put_in_its_place(state: AgentState) 
 )
 def test_what_cannot_be_told_is_left_to_whoever_looks_at_all_of_it(state: AgentState, name: str, after: Any) -> None:
     whole = state.model_copy(deep=True)
-    assert not FORM.follow(state, name, stored(state, name), after)
+    assert not FORM.apply_change(state, name, stored(state, name), after)
     assert state == whole
 
 
 def test_a_step_that_the_agent_has_taken_out_is_not_changed(state: AgentState) -> None:
     before = stored(state, "plan")
     del state.plan[1]
-    assert not FORM.follow(state, "plan", before, [before[0], {**before[1], "attempts": 2}])
+    assert not FORM.apply_change(state, "plan", before, [before[0], {**before[1], "attempts": 2}])
 
 
 def test_a_list_that_the_agent_has_changed_is_left_alone(state: AgentState) -> None:
     before = stored(state, "decisions")
     del state.decisions[0]
-    assert not FORM.follow(state, "decisions", before, [*before, decision(3)])
+    assert not FORM.apply_change(state, "decisions", before, [*before, decision(3)])
     assert [one.n for one in state.decisions] == [2]

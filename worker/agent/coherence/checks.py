@@ -1,17 +1,4 @@
-"""The checks, by name. Each is a function from what there is to what is wrong with it, if anything.
-
-Whether the agent still works for what it was asked for.
-
-Whether the plan and the results fit each other.
-
-Whether anything gets done: within its time, within its context, and with the messages that have come.
-
-Whether the agent does the same thing again and again.
-
-What the checks look at.
-
-What an agent did lately, as its events tell.
-"""
+"""The six coherence checks: pure functions of a `View` of an agent."""
 
 from __future__ import annotations
 
@@ -48,7 +35,7 @@ _SHOWN: Final = 120
 
 
 class Call(NamedTuple):
-    """A call of a tool. arguments: canonical JSON, or its beginning. digest: of all of it, where that is not all."""
+    """A tool call. `arguments` is canonical JSON; if it is cut, `digest` is the hash of all of it."""
 
     tool: str
     arguments: str
@@ -56,7 +43,7 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, tool: str, arguments: Mapping[str, Any]) -> Call:
-        """The call: the same for arguments in another order, and small, however large they are."""
+        """Return a call of bounded size, equal for arguments in another order."""
         data = orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS)
         text = data.decode()
         if len(text) <= _SHOWN:
@@ -66,10 +53,15 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """An agent, at one moment. state: the reduction of its log, as JSON. goal: that of the envelope.
+    """An agent at one moment.
 
-    calls: the last ones, the latest last. idle: seconds since anything got done. tokens: of its messages. ignored:
-    steps that were done while it waited for a message, and one was there.
+    Attributes:
+        state: the reduction of its event log, as JSON.
+        goal: the goal that was enqueued.
+        calls: recent tool calls, the latest last.
+        idle: seconds since the last progress.
+        tokens: tokens of its messages.
+        ignored: steps done while the awaited message was in the inbox.
     """
 
     state: Mapping[str, Any]
@@ -80,14 +72,15 @@ class View:
     ignored: int = 0
 
 
-_SHOWN_GOAL = 80
+_SHOWN_GOAL: Final = 80
+"""Characters of a goal in a finding."""
 
 
 def check_goal(view: View, coherence: Coherence) -> tuple[str, str] | None:
-    held = view.state.get("goal", "")
-    if held == view.goal:
+    goal = view.state.get("goal", "")
+    if goal == view.goal:
         return None
-    return f"its goal is {_short(held)}, and {_short(view.goal)} was enqueued", str(held)
+    return f"the goal is {_short(goal)}, but {_short(view.goal)} was enqueued", str(goal)
 
 
 def _short(text: object) -> str:
@@ -96,20 +89,20 @@ def _short(text: object) -> str:
 
 
 def check_plan(view: View, coherence: Coherence) -> tuple[str, str] | None:
-    wrong = list(_wrong(view.state))
-    return ("; ".join(wrong), "; ".join(wrong)) if wrong else None
+    problems = "; ".join(_plan_problems(view.state))
+    return (problems, problems) if problems else None
 
 
-def _wrong(state: Mapping[str, Any]) -> Iterator[str]:
+def _plan_problems(state: Mapping[str, Any]) -> Iterator[str]:
     plan, results, current = state.get("plan", ()), state.get("results", {}), state.get("current")
     status = {step["key"]: step["status"] for step in plan}
     for key, times in Counter(step["key"] for step in plan).items():
         if times > 1:
-            yield f"{times} steps of the plan are called {key!r}"
+            yield f"{times} steps of the plan have the key {key!r}"
     if missing := [key for key, one in status.items() if one == "done" and key not in results]:
-        yield f"done without a result: {_listed(missing)}"
+        yield f"steps done without a result: {_listed(missing)}"
     if unknown := [key for key in results if key not in status]:
-        yield f"a result of no step of the plan: {_listed(unknown)}"
+        yield f"results without a step in the plan: {_listed(unknown)}"
     running = [key for key, one in status.items() if one == "running"]
     if len(running) > 1:
         yield f"{len(running)} steps are running at once: {_listed(running)}"
@@ -128,23 +121,23 @@ def check_progress(view: View, coherence: Coherence) -> tuple[str, str] | None:
     if view.idle <= coherence.stuck_minutes * 60:
         return None
     where = f" in step {view.state['current']!r}" if view.state.get("current") else ""
-    return f"nothing got done{where} for more than {coherence.stuck_minutes:g} minutes", ""
+    return f"no progress{where} for more than {coherence.stuck_minutes:g} minutes", ""
 
 
 def check_context(view: View, coherence: Coherence) -> tuple[str, str] | None:
     if view.tokens <= coherence.context_tokens:
         return None
-    return f"its messages have {view.tokens:,} tokens, and {coherence.context_tokens:,} is its budget", ""
+    return f"the messages have {view.tokens:,} tokens, {coherence.context_tokens:,} is the limit", ""
 
 
 def check_waiting(view: View, coherence: Coherence) -> tuple[str, str] | None:
     awaited = view.state.get("waiting_for")
     if not awaited or not view.ignored:
         return None
-    whom = f" from {awaited['on']!r}" if awaited.get("on") else ""
+    sender = f" from {awaited['on']!r}" if awaited.get("on") else ""
     what = awaited.get("what") or "something"
     steps = f"{view.ignored} step{'s' if view.ignored > 1 else ''}"
-    return f"it waits for {what}{whom} while a message is in its inbox, unread for {steps}", ""
+    return f"waiting for {what}{sender} while a message is in the inbox, unread for {steps}", ""
 
 
 def check_repetition(view: View, coherence: Coherence) -> tuple[str, str] | None:
@@ -154,12 +147,12 @@ def check_repetition(view: View, coherence: Coherence) -> tuple[str, str] | None
     call, times = Counter(calls).most_common(1)[0]
     if times < coherence.repeats:
         return None
-    told = f"{call.tool}({call.arguments})"
-    return f"{told} was called {times} times among the last {len(calls)} calls", f"{told} {call.digest}".rstrip()
+    text = f"{call.tool}({call.arguments})"
+    return f"{text} was called {times} times in the last {len(calls)} calls", f"{text} {call.digest}".rstrip()
 
 
 class Finding(NamedTuple):
-    """What a check found. detail: for a person. about: what stays the same while the same thing is wrong."""
+    """A finding of a check. `detail` is for people, `about` identifies the finding for as long as it holds."""
 
     check: str
     detail: str
@@ -174,11 +167,11 @@ CHECKS: Final[dict[str, Callable[[View, Coherence], tuple[str, str] | None]]] = 
     "context": check_context,
     "waiting": check_waiting,
 }
-"""A check gives what is wrong, and what tells that apart from anything else that it may find."""
+"""The checks by name. A check returns `detail` and `about` of its finding, or None."""
 
 
 def run_checks(view: View, coherence: Coherence) -> list[Finding]:
-    """What is wrong, by all checks that are not off."""
+    """Return the findings of all checks that are not off."""
     found = []
     for name, check in CHECKS.items():
         if coherence.policy(name) != "off" and (wrong := check(view, coherence)) is not None:
@@ -199,29 +192,29 @@ _PROGRESS: Final = frozenset(
         "finished",
     }
 )
-"""Events that tell of something done. Talking is none, nor is a tool that is called as it was before."""
+"""Types of events that count as progress. Messages and repeated tool calls do not."""
 
 
 class RecentCalls:
-    """The last calls of tools, and when anything got done."""
+    """The last tool calls, and the time of the last progress."""
 
     def __init__(self, window: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """window: calls that are kept."""
+        """Keep the last `window` calls."""
         self._clock = clock
         self.calls: deque[Call] = deque(maxlen=window)
         self.progressed = clock()
 
     @property
     def idle(self) -> float:
-        """Seconds since anything got done."""
+        """Return the seconds since the last progress."""
         return self._clock() - self.progressed
 
-    def hear(self, event: Event, *, former: bool = False) -> None:
-        """former: it happened in a former run, at a time that this clock does not know."""
-        done = event.type in _PROGRESS
+    def record(self, event: Event, *, from_earlier_run: bool = False) -> None:
+        """Record an event. One of an earlier run does not count as progress: its time is not on this clock."""
+        progress = event.type in _PROGRESS
         if isinstance(event, ToolCalled):
             call = Call.of(event.tool, event.arguments)
-            done = call not in self.calls
+            progress = call not in self.calls
             self.calls.append(call)
-        if done and not former:
+        if progress and not from_earlier_run:
             self.progressed = self._clock()

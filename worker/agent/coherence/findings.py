@@ -1,4 +1,4 @@
-"""What is known to be wrong with an agent, as its checkpoint keeps it: so that it is told of once, and can be shown."""
+"""Findings that hold, stored in the checkpoint so that each is reported once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from .settings import Policy
 __all__ = ["STANDING", "StoredFinding", "StoredFindings", "stored_findings"]
 
 STANDING: Final = "#coherence"
-"""The field of the checkpoint."""
+"""Checkpoint field of the stored findings."""
 
 VERSION: Final = 1
+"""Latest version of the stored form that this code reads."""
 
 
 class StoredFinding(BaseModel):
-    """A finding that still holds. n: the number of the event that told of it. policy: what followed. known: a person
-    has come since, and let the task go on: it has no further consequence.
+    """A finding that still holds.
+
+    Attributes:
+        policy: its consequence.
+        n: the number of the event that reported it.
+        known: whether a person has since let the task continue; the finding then has no further consequence.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -33,7 +38,7 @@ class StoredFinding(BaseModel):
 
 
 class StoredFindings(BaseModel):
-    """All that hold. mail: the number of the last message in the task's inbox when the last one was found."""
+    """All findings that hold. `mail` is the number of the last inbox message when the latest finding was made."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -43,7 +48,7 @@ class StoredFindings(BaseModel):
 
     @classmethod
     def decode(cls, data: bytes | None) -> StoredFindings:
-        """What was stored. It can be found anew, so what cannot be read is as good as nothing."""
+        """Read what `encode` returned. Unreadable data counts as no findings: the checks find them again."""
         if data is None:
             return cls()
         try:
@@ -54,10 +59,6 @@ class StoredFindings(BaseModel):
 
     def encode(self) -> bytes:
         return self.model_dump_json().encode()
-
-    def holds(self, check: str, about: str) -> StoredFinding | None:
-        """The finding, where it is known."""
-        return next((one for one in self.findings if (one.check, one.about) == (check, about)), None)
 
 
 async def stored_findings(gateway: Gateway, partition: Partition, task_id: str) -> tuple[StoredFinding, ...]:

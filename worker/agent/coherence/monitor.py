@@ -88,11 +88,11 @@ class CoherenceMonitor(RunObserver):
             known = tuple([one.model_copy(update={"known": True}) for one in self.findings])
             await self._store(self._standing.mail, known)
         for event in reversed([*takewhile(lambda one: not one.starts_afresh, events)]):
-            self._trail.hear(parse_event(event), former=True)
+            self._trail.record(parse_event(event), from_earlier_run=True)
 
     def on_event(self, event: Event, number: int) -> None:
         """An event was numbered. A call that is made again and again is looked at soon, all else at the boundary."""
-        self._trail.hear(event)
+        self._trail.record(event)
         if event.type == "tool_called" and self._coherence.repetition != "off":
             view = View(self._state(), self._goal, tuple(self._trail.calls))
             if check_repetition(view, self._coherence) is not None:

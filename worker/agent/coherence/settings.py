@@ -1,4 +1,4 @@
-"""What counts as incoherent, and what follows: an agent's `coherence`."""
+"""Settings of an agent's coherence checks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Final, Literal
 __all__ = ["Coherence", "Policy"]
 
 Policy = Literal["off", "warn", "hand_off", "bury"]
-"""What follows a finding. warn: an event and a line in the log. hand_off: the same, and the task is parked, with its
-handoff, until somebody sends it a message. bury: the same, and it becomes a dead letter `incoherent`."""
+"""Consequence of a finding. `warn` logs an event and a warning. `hand_off` also parks the task, with its handoff
+document, until it receives a message. `bury` also makes it a dead letter with reason `incoherent`."""
 
 _POLICIES: Final = ("off", "warn", "hand_off", "bury")
 
@@ -18,10 +18,13 @@ _POLICIES: Final = ("off", "warn", "hand_off", "bury")
 class Coherence:
     """The checks of one agent, each with its policy.
 
-    goal: its goal is that which was enqueued. plan: plan and results are consistent. progress: something got done
-    within `stuck_minutes`. repetition: no tool was called `repeats` times with the same arguments among the last
-    `window` calls. context: its messages have no more than `context_tokens`. waiting: it does not wait for a message
-    that has come.
+    Attributes:
+        goal: the goal of the state is the one that was enqueued.
+        plan: plan and results are consistent.
+        progress: the agent made progress within `stuck_minutes`.
+        repetition: no tool was called `repeats` times with the same arguments in the last `window` calls.
+        context: the messages have at most `context_tokens` tokens.
+        waiting: the agent does not wait for a message that is in its inbox.
     """
 
     goal: Policy = "warn"
@@ -39,13 +42,13 @@ class Coherence:
         for one in fields(self):
             value = getattr(self, one.name)
             if one.type == "Policy" and value not in _POLICIES:
-                raise ValueError(f"coherence: {one.name} must be one of {', '.join(_POLICIES)}, not {value!r}")
+                raise ValueError(f"coherence: {one.name} must be one of {', '.join(_POLICIES)}, got {value!r}")
             if one.type != "Policy" and not value > 0:
-                raise ValueError(f"coherence: {one.name} must be more than 0, not {value!r}")
+                raise ValueError(f"coherence: {one.name} must be more than 0, got {value!r}")
         if not 2 <= self.repeats <= self.window:
-            raise ValueError(f"coherence: repeats must be 2 or more and at most the window of {self.window} calls")
+            raise ValueError(f"coherence: repeats must be from 2 to window ({self.window}), got {self.repeats}")
 
     def policy(self, check: str) -> Policy:
-        """What follows a finding of this check."""
+        """Return the policy of a check."""
         policy: Policy = getattr(self, check)
         return policy

@@ -1,4 +1,4 @@
-"""The context of a running task's next call of a model: repaired, compacted where it is due, and put together."""
+"""Builder of the context for the next call of a model in a running task: repairs, compacts, assembles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...durable import CURRENT_RUN, Context, Run
 from ...durable.codec import is_async
 from ...errors import StepOutsideTask
 from ...journal import AgentState
-from .compaction import Summarizer, compact, recall
+from .compaction import Summarizer, apply_recorded_summary, compact
 from .conversation import repair
 from .layers import Layers, assemble
 from .prompt import Budgets, Prompt
@@ -26,25 +26,30 @@ R = TypeVar("R")
 
 
 class SearchesMemory(Protocol):
-    """A store of what is remembered, such as `HybridStore`. What it finds is text, or has a `text`, the best first."""
+    """Protocol of memory stores such as `HybridStore`. Results are texts or have a `text`, the best first."""
 
     async def search(self, query: str, *, limit: int) -> Sequence[Any]: ...
 
 
 Recall = Callable[[str, int], Awaitable[Sequence[Any]]]
-"""A function in place of a store: what is remembered that bears on a goal, at most so many."""
+"""A function in place of a store: returns at most so many memories for a goal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextBuilder:
-    """How an agent's context is rebuilt, for whichever run asks for it; see docs/context.md.
+    """Configuration of an agent's context; see docs/how-to/context.md.
 
-    window: tokens that the model takes. identity, rules: said first, at every call the same. memory: asked for what
-    bears on the goal, up to `memories` of them; True for the task's own, `ctx.memory`. last: how many messages of the
-    conversation at most; all that fit where it is None. counter: of tokens; see `default_counter`.
-
-    summarizer: asked, once the context takes `compact_at` of the window, for a summary of all but the last `keep`
-    messages. retry, on_failure: how often, and what follows when it gives none that can be used, see `compact`.
+    Attributes:
+        window: tokens that the model accepts.
+        identity: the start of every prompt.
+        rules: follow the identity, the same in every prompt.
+        memory: a store or function that is searched for the goal; True for the task's own, `ctx.memory`.
+        memories: most memories in a prompt.
+        last: most messages of the conversation; None for all that fit.
+        counter: token counter, see `default_counter`.
+        summarizer: summarizes all but the last `keep` messages when the context takes `compact_at` of the window.
+        retry: how often and how far apart the summarizer is called, see `compact`.
+        on_failure: what to do if it returns no usable summary, see `compact`.
     """
 
     window: int
@@ -63,11 +68,11 @@ class ContextBuilder:
 
     def __post_init__(self) -> None:
         if self.window < 1:
-            raise ValueError(f"window is a number of tokens, 1 or more, not {self.window}")
+            raise ValueError(f"window must be 1 token or more, got {self.window}")
         if not 0 < self.compact_at <= 1:
-            raise ValueError(f"compact_at is a share of the window, more than 0 and at most 1, not {self.compact_at}")
+            raise ValueError(f"compact_at must be more than 0 and at most 1, got {self.compact_at}")
         if self.keep < 1:
-            raise ValueError(f"keep is a number of messages, 1 or more, not {self.keep}")
+            raise ValueError(f"keep must be 1 message or more, got {self.keep}")
 
     @overload
     async def ask(
@@ -107,10 +112,11 @@ class ContextBuilder:
         timeout: float | None = None,
         retry: Retry | None = None,
     ) -> Any:
-        """Call a model with the context, as a step of this name: an answer that is recorded is not asked for again,
-        and no context is built for it. For everything else see `build` and `Context.step`.
+        """Call a model with the context, as a step. A recorded answer is returned without building a context.
+
+        For the other arguments and errors see `build` and `Context.step`.
         """
-        recall(_run_of(ctx), state, self.keep)
+        apply_recorded_summary(_run_of(ctx), state, self.keep)
 
         @functools.wraps(model)
         async def called() -> Any:
@@ -131,11 +137,15 @@ class ContextBuilder:
         in_flight: Iterable[str] = (),
         resumption: str | None = None,
     ) -> Prompt:
-        """The context for a call of a model that is made now; for one that may be on record already, see `ask`.
+        """Return the context for a call of a model that is made now; `ask` also handles recorded answers.
 
-        A call of a tool that has no result gets one that says it was interrupted, in the state and in the log: answer
-        first what can be answered. inbox: messages that came meanwhile. in_flight: what was begun and goes on
-        elsewhere. resumption: how it stands, in place of `ctx.resumption`.
+        Tool calls without a result get an "interrupted" result, in the state and in the log. Run the tools that can
+        still answer first.
+
+        Args:
+            inbox: messages that arrived in the meantime.
+            in_flight: work that continues elsewhere, such as child tasks.
+            resumption: text in place of `ctx.resumption`.
 
         Raises `ContextTooLarge`, `CompactionFailed`, `StepOutsideTask`, `LeaseLost`.
         """
@@ -145,15 +155,15 @@ class ContextBuilder:
             state=state,
             identity=self.identity,
             rules=self.rules,
-            memories=await self._remembered(ctx, state.goal),
+            memories=await self._search_memory(ctx, state.goal),
             resumption=self._resumption(ctx) if resumption is None else resumption,
             in_flight=tuple(in_flight),
-            inbox=[_arrived(one) for one in inbox],
+            inbox=[_inbox_text(one) for one in inbox],
         )
-        prompt = self._assembled(layers)
+        prompt = self._assemble(layers)
         if self.summarizer is None or prompt.wanted < self.compact_at * self.window:
             return prompt
-        shorter = await compact(
+        compacted = await compact(
             run,
             state,
             self.summarizer,
@@ -163,42 +173,42 @@ class ContextBuilder:
             retry=self.retry,
             on_failure=self.on_failure,
         )
-        return self._assembled(layers) if shorter else prompt
+        return self._assemble(layers) if compacted else prompt
 
-    def _assembled(self, layers: Layers) -> Prompt:
+    def _assemble(self, layers: Layers) -> Prompt:
         return assemble(layers, self.window, budgets=self.budgets, counter=self.counter, last=self.last)
 
     def _resumption(self, ctx: Context) -> str:
         found = ctx.resumption
         return "" if found is None else found.text(int(self.window * self.budgets.task), count=self.counter.count)
 
-    async def _remembered(self, ctx: Context, goal: str) -> list[str]:
+    async def _search_memory(self, ctx: Context, goal: str) -> list[str]:
         memory: SearchesMemory | Recall | bool = ctx.memory if self.memory is True else self.memory
         if isinstance(memory, bool) or not goal:
             return []
         found = await (memory(goal, self.memories) if callable(memory) else memory.search(goal, limit=self.memories))
-        return [_wording(one) for one in found]
+        return [_text_of(one) for one in found]
 
 
 def _run_of(ctx: Context) -> Run:
     run = CURRENT_RUN.get()
     if run is None or run.closed or run.id != ctx.task_id:
         raise StepOutsideTask(
-            "a context is rebuilt from the handler that was given this ctx, while it runs: what is repaired and "
-            "compacted on the way is recorded"
+            "a context can be built only in the handler that received this ctx, while it runs: repairs and compactions "
+            "are recorded by its run"
         )
     return run
 
 
-def _wording(found: Any) -> str:
-    """The text of something remembered: of a string itself, of what a search found that of its memory."""
+def _text_of(found: Any) -> str:
+    """Return the text of a memory: a string, an object with `text`, or a search result with `memory`."""
     if isinstance(found, str):
         return found
     return str(getattr(found, "memory", found).text)
 
 
-def _arrived(message: object) -> str:
-    """A message of an inbox, with who sent it."""
+def _inbox_text(message: object) -> str:
+    """Return an inbox message as text, with its sender."""
     content = getattr(message, "content", message)
     text = content if isinstance(content, str) else orjson.dumps(content, default=str).decode()
     sender = getattr(message, "sender", "")

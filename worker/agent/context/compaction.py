@@ -1,4 +1,4 @@
-"""The oldest turns of a conversation are replaced by a summary of them, once, and the log keeps them as they were."""
+"""Compaction: a recorded summary replaces the oldest messages of a conversation; the event log keeps them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,19 @@ from ...log import logger
 from .conversation import SUMMARY, completed, exchanges
 from .tokens import TokenCounter, message_tokens
 
-__all__ = ["CompactionRequest", "Summarizer", "compact", "cut_at", "recall"]
+__all__ = ["CompactionRequest", "Summarizer", "apply_recorded_summary", "compact", "cut_at"]
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionRequest:
-    """What a summarizer is given. messages: whole exchanges, the oldest first; the first may be a former summary.
+    """The input of a summarizer.
 
-    first, last: numbers of the events that they came with. goal: of the task. budget: tokens that the summary may take.
+    Attributes:
+        messages: whole exchanges, the oldest first; the first message may be an earlier summary.
+        first: the number of the first event that the messages come from.
+        last: the number of the last such event.
+        goal: the goal of the task.
+        budget: tokens that the summary may take.
     """
 
     messages: tuple[Message, ...]
@@ -39,20 +44,20 @@ class CompactionRequest:
 
 
 Summarizer = Callable[[CompactionRequest], Awaitable[str] | str]
-"""Makes a summary of old turns; async, or sync (it is run in a thread)."""
+"""Function that returns a summary of old messages. A sync function runs in a thread."""
 
 _GAIN: Final = 2
-"""A summary must make room: what it replaces has so many times its budget."""
+"""Least ratio of the replaced tokens to the budget of the summary."""
 
 _CLIPPED: Final = 160
-"""Characters of a turn in a digest."""
+"""Characters of a message in a digest."""
 
 _COMPACTED: Final = "#compacted:"
-"""What the keys of these steps begin with; a digest of the turns follows."""
+"""Prefix of the step keys of compactions; a hash of the messages follows."""
 
 
 def cut_at(messages: Sequence[Message], keep: int) -> int:
-    """How many of the oldest messages can go so that at least the last `keep` stay, and no exchange is cut."""
+    """Return how many of the oldest messages to replace. Whole exchanges go; at least the last `keep` messages stay."""
     at = 0
     for exchange in exchanges(messages):
         if at + len(exchange) > len(messages) - keep:
@@ -72,14 +77,18 @@ async def compact(
     retry: Retry | None = None,
     on_failure: Literal["error", "digest"] = "error",
 ) -> bool:
-    """Replace the oldest turns by their summary; whether there was anything to gain by it.
+    """Replace the oldest messages with their summary. Return False if that would not free enough tokens.
 
-    The summary's record and the event that replaces the turns are one write: either both are there or neither, and a
-    summary that is there is never asked for again. budget: tokens of the summary. retry: how often the summarizer is
-    asked, and how long apart. on_failure: where none of its answers can be used, raise `CompactionFailed`, or have a
-    digest of the turns instead: the beginning of each, as many of the latest as the budget takes.
+    The record of the summary and the event that replaces the messages are one atomic write, so a recorded summary is
+    never requested again.
+
+    Args:
+        budget: tokens of the summary.
+        retry: how often and how far apart the summarizer is called.
+        on_failure: if no summary is usable, raise `CompactionFailed`, or use a digest: the start of each message, as
+            many of the latest as fit the budget.
     """
-    if recall(run, state, keep):
+    if apply_recorded_summary(run, state, keep):
         return True
     messages = tuple(state.messages)
     old = messages[: cut_at(messages, keep)]
@@ -87,12 +96,12 @@ async def compact(
     if not fresh or sum(message_tokens(one, counter) for one in old) < _GAIN * budget:
         return False
     first, last = _range(run, old)
-    asked = CompactionRequest(tuple(completed(old)), first, last, state.goal, budget)
+    request = CompactionRequest(tuple(completed(old)), first, last, state.goal, budget)
     key = _key(run, old)
     run.step_began(key)
     try:
-        summary = await _summary(run, summarizer, asked, counter, retry or Retry(), on_failure)
-        text = f"[Summary of events {first} to {last}: {len(old)} messages, which the log of the task has whole.]"
+        summary = await _summary(run, summarizer, request, counter, retry or Retry(), on_failure)
+        text = f"[Summary of events {first} to {last}: {len(old)} messages, kept in full in the task's event log.]"
         text += f"\n{summary}"
         event = Compacted(first=first, last=last, messages=len(old), summary=text, step=run.keys.within)
         record = StepRecord(orjson.dumps({"first": first, "summary": text})).encode()
@@ -101,12 +110,12 @@ async def compact(
         run.step_ended(key)
     run.history.done[key] = record
     _replace(state, messages, len(old), first, text)
-    logger.info("Task {} compacted {} messages, events {} to {}", run.id, len(old), first, last)
+    logger.bind(task=run.envelope.task, id=run.id).info("compacted {} messages, events {} to {}", len(old), first, last)
     return True
 
 
-def recall(run: Run, state: AgentState, keep: int) -> bool:
-    """Replace the oldest turns by the summary that a former run of the same handler had of just them, if it had."""
+def apply_recorded_summary(run: Run, state: AgentState, keep: int) -> bool:
+    """Replace the oldest messages with the summary that an earlier run recorded for exactly these, if there is one."""
     if not any(_COMPACTED in key for key in run.history.done):
         return False
     messages = tuple(state.messages)
@@ -120,13 +129,13 @@ def recall(run: Run, state: AgentState, keep: int) -> bool:
 
 
 def _replace(state: AgentState, messages: tuple[Message, ...], cut: int, first: int, text: str) -> None:
-    """What the event does to a state, done to one that no session keeps: a session has heard of the event already."""
+    """Replace messages in the state of a function task. An agent's live state has applied the event already."""
     if tuple(state.messages) == messages:
         state.messages[:cut] = [Message(role="user", content=text, name=SUMMARY, n=first)]
 
 
 def _key(run: Run, old: Sequence[Message]) -> str:
-    """Names the step by what is summarized: a run that begins again behind a summary asks for another one."""
+    """Return the step key, which depends on the messages: other messages need another summary."""
     return f"{run.keys.scope}{_COMPACTED}{_digest(old)}"
 
 
@@ -136,14 +145,14 @@ def _digest(messages: Sequence[Message]) -> str:
 
 
 def _range(run: Run, old: Sequence[Message]) -> tuple[int, int]:
-    """The events that the turns came with. Of turns that came with none it is known only that they were before now."""
+    """Return the first and last event of the messages. Messages without a number are older than the latest event."""
     numbers = [one.n for one in old if one.n is not None]
     last = max(numbers) if len(numbers) == len(old) else max(run.events, run.history.events)
     return min(numbers, default=1), last
 
 
 async def _summary(
-    run: Run, summarizer: Summarizer, asked: CompactionRequest, counter: TokenCounter, retry: Retry, on_failure: str
+    run: Run, summarizer: Summarizer, request: CompactionRequest, counter: TokenCounter, retry: Retry, on_failure: str
 ) -> str:
     problem = ""
     for attempt in range(1, retry.max_attempts + 1):
@@ -151,43 +160,45 @@ async def _summary(
             await anyio.sleep(backoff(retry, attempt - 1))
         run.touch()
         try:
-            found = await _ask(run, summarizer, asked)
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong in a user's function
+            found = await _ask(run, summarizer, request)
+        except Exception as error:  # noqa: BLE001 - a user's function may raise anything
             problem = f"the summarizer raised {type(error).__name__}: {error}"
             if not retry.allows(error):
                 break
             continue
-        problem = _problem(found, asked.budget, counter)
+        problem = _problem_of(found, request.budget, counter)
         if not problem:
             return str(found).strip()
     if on_failure == "error":
-        raise CompactionFailed(run.id, asked.first, asked.last, problem)
-    logger.warning("Task {}: {}; a digest of events {} to {} takes its place", run.id, problem, asked.first, asked.last)
-    return _digest_of(asked, counter)
+        raise CompactionFailed(run.id, request.first, request.last, problem)
+    logger.bind(task=run.envelope.task, id=run.id).warning(
+        "compaction used a digest of events {} to {}: {}", request.first, request.last, problem
+    )
+    return _digest_of(request, counter)
 
 
-async def _ask(run: Run, summarizer: Summarizer, asked: CompactionRequest) -> Any:
-    found = summarizer(asked) if is_async(summarizer) else await run.threads.run(summarizer, (asked,), {})
+async def _ask(run: Run, summarizer: Summarizer, request: CompactionRequest) -> Any:
+    found = summarizer(request) if is_async(summarizer) else await run.threads.run(summarizer, (request,), {})
     return await found if isinstance(found, Awaitable) else found
 
 
-def _problem(found: Any, budget: int, counter: TokenCounter) -> str:
+def _problem_of(found: Any, budget: int, counter: TokenCounter) -> str:
     if not isinstance(found, str):
-        return f"the summarizer returned {type(found).__name__}, not text"
+        return f"the summarizer must return a string, got {type(found).__name__}"
     if not found.strip():
-        return "the summarizer returned nothing"
+        return "the summarizer returned an empty text"
     tokens = counter.count(found)
-    return f"the summary takes {tokens} tokens and may take {budget}" if tokens > budget else ""
+    return f"the summary must have at most {budget} tokens, got {tokens}" if tokens > budget else ""
 
 
-def _digest_of(asked: CompactionRequest, counter: TokenCounter) -> str:
-    """The beginning of each turn, as many of the latest as the budget takes."""
+def _digest_of(request: CompactionRequest, counter: TokenCounter) -> str:
+    """Return the start of each message, as many of the latest as fit the budget."""
     lines: list[str] = []
-    room = asked.budget
-    for message in reversed(asked.messages):
-        said = " ".join(message.content.split())
+    room = request.budget
+    for message in reversed(request.messages):
+        text = " ".join(message.content.split())
         tools = ", ".join(call.name for call in message.tool_calls)
-        line = f"{message.role}: {said[:_CLIPPED]}{'...' if len(said) > _CLIPPED else ''}"
+        line = f"{message.role}: {text[:_CLIPPED]}{'...' if len(text) > _CLIPPED else ''}"
         line += f" (called {tools})" if tools else ""
         room -= counter.count(line + "\n")
         if room < 0:

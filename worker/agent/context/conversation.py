@@ -1,19 +1,14 @@
-"""A conversation as every provider takes it: the system's words first, then user and assistant by turns.
+"""Conversations that every provider accepts: exchanges, turns, and results for interrupted tool calls.
 
-The rules that both providers' documents and refusals give, the stricter one where they differ:
-- it begins and ends with the user, roles alternate, no text is blank;
-- an assistant's calls are answered in the turn right after, all of them, each once, before any text;
-- ids of calls are unique, 1 to 40 of A-Z a-z 0-9 _ -; names of tools 1 to 64 of the same.
+The rules are those of both providers' documents and error replies, the stricter one if they differ:
+- a conversation starts and ends with the user, roles alternate, no text is blank;
+- all tool calls of an assistant are answered in the next turn, each once, before any text;
+- ids of calls are unique, 1 to 40 characters of A-Z a-z 0-9 _ -; names of tools 1 to 64 of the same.
+
+Providers reject a call without a result, which a crash leaves, and a result without a call, which a cut history leaves.
 
 Anthropic: Messages API reference ("messages", "system"), and "Tool use: handling tool use and tool result blocks".
 OpenAI: Chat Completions API reference ("messages"), and "Function calling".
-
-What in a conversation belongs together: a call of tools and its results are never told apart.
-
-Providers refuse a conversation with a call that has no result, or a result that has no call. A crash leaves the one, a
-history that is cut leaves the other.
-
-Calls of tools that a crash left without a result get one, in the state and in the log.
 """
 
 from __future__ import annotations
@@ -28,10 +23,11 @@ from ....queues import Entry, Kind
 from ...durable import Run
 from ...journal import AgentState, Message, Patch, ToolCall
 from ...journal.agent_events import Repaired
+from ...journal.step_record import StepRecord
 from ...log import logger
 
 __all__ = [
-    "GO_ON",
+    "CONTINUE",
     "INTERRUPTED",
     "Turn",
     "completed",
@@ -43,12 +39,12 @@ __all__ = [
     "turns_of",
 ]
 
-INTERRUPTED: Final = "[interrupted: the run was cut off before this call had a result; it may or may not have acted]"
-"""The result of a call that never got one."""
+INTERRUPTED: Final = "[interrupted before this call returned a result; it may or may not have taken effect]"
+"""Result of a call that was interrupted."""
 
 
 def exchanges(messages: Sequence[Message]) -> list[Sequence[Message]]:
-    """The conversation in pieces that must not be cut: a call with everything up to its last result, or one message."""
+    """Return the exchanges of a conversation: a call with all messages up to its last result, or a single message."""
     found: list[Sequence[Message]] = []
     at = 0
     while at < len(messages):
@@ -59,7 +55,7 @@ def exchanges(messages: Sequence[Message]) -> list[Sequence[Message]]:
 
 
 def _end(messages: Sequence[Message], at: int) -> int:
-    """Where the exchange that begins here ends: results are looked for up to the assistant's next message."""
+    """Return the end of the exchange that starts at `at`. Results count up to the assistant's next message."""
     ids = {call.id for call in messages[at].tool_calls} if messages[at].role == "assistant" else set()
     end = at + 1
     for place in range(at + 1, len(messages) if ids else at):
@@ -71,24 +67,24 @@ def _end(messages: Sequence[Message], at: int) -> int:
 
 
 def dangling(exchange: Sequence[Message]) -> list[ToolCall]:
-    """The calls of an exchange that have no result. Of two calls with one id, the first result is the first one's."""
+    """Return the calls of an exchange without a result. Results of calls with equal ids belong to them in order."""
     results = [one.tool_call_id for one in exchange[1:] if one.role == "tool"]
-    without = []
+    missing = []
     for call in exchange[0].tool_calls if exchange[0].role == "assistant" else ():
         if call.id in results:
             results.remove(call.id)
         else:
-            without.append(call)
-    return without
+            missing.append(call)
+    return missing
 
 
 def interruption(call: ToolCall) -> Message:
-    """The result of a call that never got one."""
+    """Return the result of a call that was interrupted."""
     return Message(role="tool", content=INTERRUPTED, tool_call_id=call.id)
 
 
 def insertions(messages: Sequence[Message]) -> list[tuple[int, ToolCall]]:
-    """Calls without a result, each with the place in the list where its result is to be inserted, in order."""
+    """Return calls without a result, each with the index at which to insert one, in order."""
     found, end = [], 0
     for exchange in exchanges(messages):
         end += len(exchange)
@@ -97,38 +93,38 @@ def insertions(messages: Sequence[Message]) -> list[tuple[int, ToolCall]]:
 
 
 def completed(messages: Sequence[Message]) -> list[Message]:
-    """The conversation in which every call has a result."""
-    whole: list[Message] = []
+    """Return the conversation with a result for every call."""
+    found: list[Message] = []
     for exchange in exchanges(messages):
-        whole += exchange
-        whole += map(interruption, dangling(exchange))
-    return whole
+        found += exchange
+        found += map(interruption, dangling(exchange))
+    return found
 
 
 def repair_of(messages: Sequence[Message]) -> Patch:
-    """What `completed` does to the messages of a state, as changes to the state."""
+    """Return the patch that does to the messages of a state what `completed` does."""
     return tuple(
         {"op": "add", "path": f"/messages/{place + before}", "value": interruption(call).model_dump(mode="json")}
         for before, (place, call) in enumerate(insertions(messages))
     )
 
 
-GO_ON: Final = "Go on."
-"""What the user says where the assistant had the last word."""
+CONTINUE: Final = "Continue."
+"""User message after a conversation that ends with the assistant."""
 
-NOT_SHOWN: Final = "[What came before is not shown.]"
-"""What the user says where the assistant had the first word."""
+NOT_SHOWN: Final = "[Earlier messages are not shown.]"
+"""User message before a conversation that starts with the assistant."""
 
 NO_OUTPUT: Final = "[no output]"
-"""The result of a call that returned nothing."""
+"""Result of a call that returned an empty text."""
 
 SUMMARY: Final = "summary"
-"""The name of the message that stands for earlier ones."""
+"""Name of the message that replaces earlier ones."""
 
 
 @dataclass(slots=True)
 class Turn:
-    """Everything that one side says before the other one does. results: by the id of the call, in the calls' order."""
+    """Consecutive messages of one role as one. `results` are pairs of call id and text, in the order of the calls."""
 
     role: Literal["user", "assistant"]
     texts: list[str] = field(default_factory=list)
@@ -137,7 +133,7 @@ class Turn:
 
 
 def split_system(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
-    """What the system says at the beginning, and the rest."""
+    """Return the system messages at the start, and the rest."""
     for at, message in enumerate(messages):
         if message.role != "system":
             return messages[:at], messages[at:]
@@ -145,7 +141,7 @@ def split_system(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequen
 
 
 def turns_of(messages: Sequence[Message]) -> list[Turn]:
-    """The conversation as turns. Takes any messages; what cannot be said as it is, is said as text."""
+    """Return the conversation as turns that providers accept. Messages that fit no rule become text of the user."""
     turns: list[Turn] = []
     ids = _Ids()
     for exchange in exchanges(messages):
@@ -153,23 +149,23 @@ def turns_of(messages: Sequence[Message]) -> list[Turn]:
         if head.role != "assistant":
             _add(turns, Turn("user", _as_text(head)))
             continue
-        names = [ids.fresh(call.id) for call in head.tool_calls]
+        names = [ids.unique(call.id) for call in head.tool_calls]
         calls = [
             ToolCall(id=name, name=_tool_name(call.name), arguments=call.arguments)
             for name, call in zip(names, head.tool_calls, strict=True)
         ]
-        _add(turns, Turn("assistant", _said(head.content), calls))
+        _add(turns, Turn("assistant", _nonblank(head.content), calls))
         if calls:
             _add(turns, _answer(head, names, exchange[1:]))
     if not turns or turns[0].role == "assistant":
         turns.insert(0, Turn("user", [NOT_SHOWN]))
     if turns[-1].role == "assistant":
-        turns.append(Turn("user", [GO_ON]))
+        turns.append(Turn("user", [CONTINUE]))
     return turns
 
 
 def _add(turns: list[Turn], turn: Turn) -> None:
-    """Add a turn, to the last one if that is of the same side. No results come after texts: they follow their calls."""
+    """Append a turn, or merge it into the last one of the same role. Results precede texts: they follow their calls."""
     if not (turn.texts or turn.calls or turn.results):
         return
     if turns and turns[-1].role == turn.role:
@@ -182,7 +178,7 @@ def _add(turns: list[Turn], turn: Turn) -> None:
 
 
 def _answer(head: Message, names: list[str], rest: Sequence[Message]) -> Turn:
-    """The user's turn after calls: a result for each of them, then whatever else was said meanwhile."""
+    """Return the user's turn after calls: a result for each call, then all other messages as text."""
     results: list[str | None] = [None] * len(names)
     texts: list[str] = []
     for message in rest:
@@ -203,7 +199,7 @@ def _answer(head: Message, names: list[str], rest: Sequence[Message]) -> Turn:
 
 
 def _as_text(message: Message) -> list[str]:
-    """What a message says, where it is the user who says it: with the name of whoever it really was."""
+    """Return a message as text of the user, marked with its real role or name."""
     if not message.content.strip():
         return []
     match message.role:
@@ -216,21 +212,21 @@ def _as_text(message: Message) -> list[str]:
     return [message.content]
 
 
-def _said(text: str) -> list[str]:
+def _nonblank(text: str) -> list[str]:
     return [text] if text.strip() else []
 
 
 class _Ids:
-    """Ids of calls as providers take them, each once. The same conversation gets the same ids every time."""
+    """Unique ids of calls in the form that providers accept. Equal conversations get equal ids."""
 
     def __init__(self) -> None:
         self._used: set[str] = set()
 
-    def fresh(self, wanted: str) -> str:
-        name, again = wanted, 0
+    def unique(self, wanted: str) -> str:
+        name, attempt = wanted, 0
         while name in self._used or not _ID.fullmatch(name):
-            again += 1
-            name = f"call_{hashlib.sha256(f'{wanted}/{again}'.encode()).hexdigest()[:24]}"
+            attempt += 1
+            name = f"call_{hashlib.sha256(f'{wanted}/{attempt}'.encode()).hexdigest()[:24]}"
         self._used.add(name)
         return name
 
@@ -242,13 +238,10 @@ def _tool_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "_"
 
 
-_RECORD: Final = b"{}\nnull"
-
-
 async def repair(run: Run, state: AgentState) -> tuple[str, ...]:
-    """Give every call of the conversation a result; returns the ids of those that had none.
+    """Add a result to every call without one; return the ids of these calls.
 
-    The log is told once of each set of calls: a former run of the same handler may have told it. Raises `LeaseLost`.
+    Each set of calls is logged once, also if an earlier run of the same handler repaired it. Raises `LeaseLost`.
     """
     missing = insertions(state.messages)
     if not missing:
@@ -257,10 +250,13 @@ async def repair(run: Run, state: AgentState) -> tuple[str, ...]:
     place = f"{len(state.messages)}:{calls}"
     key = f"{run.keys.scope}#repaired:{hashlib.blake2b(place.encode(), digest_size=8).hexdigest()}"
     if key not in run.history.done:
+        record = StepRecord(b"null").encode()
         event = Repaired(calls=calls, changes=repair_of(state.messages), step=run.keys.within)
-        await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, _RECORD), run.next_entry(event), wait=True)
-        run.history.done[key] = _RECORD
-        logger.warning("Task {}: no result is known of {} calls of tools: {}", run.id, len(calls), ", ".join(calls))
-    if insertions(state.messages):  # no session keeps this state, which would have heard of the event
+        await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, record), run.next_entry(event), wait=True)
+        run.history.done[key] = record
+        logger.bind(task=run.envelope.task, id=run.id).warning(
+            "repaired {} interrupted tool calls: {}", len(calls), ", ".join(calls)
+        )
+    if insertions(state.messages):  # a function task; a live state has applied the event
         state.messages[:] = completed(state.messages)
     return calls

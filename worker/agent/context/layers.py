@@ -1,9 +1,10 @@
-"""A model's context put together from its layers, each within its budget. Pure: the same in, the same out."""
+"""Assembly of a prompt from its layers, each within its token budget. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from ...errors import ContextTooLarge
 from ...journal import AgentState, Message
@@ -14,17 +15,27 @@ from .tokens import PER_MESSAGE, Estimate, TokenCounter, message_tokens
 
 __all__ = ["Layers", "assemble"]
 
+_LEAST: Final = 24
+"""Tokens of a text that is not cut further: the note about the cut takes nearly as many."""
+
+_NOTE: Final = 24
+"""Most tokens of a note that says how many messages are not shown."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """What a context is made of, in this order.
+    """The parts of a context.
 
-    identity, rules: who the agent is and what it must keep to; the same at every call, so providers can cache them.
-    memories: what is remembered that bears on the goal, the best first. resumption: how it stands after an
-    interruption. in_flight: what was begun and has not ended, such as children. state: its goal, plan, decisions and
-    messages. inbox: what came meanwhile, the oldest first.
+    Only identity and rules have the role `system`. Everything else is data that others may have written.
 
-    Only identity and rules speak as the system: everything else is data, which somebody else may have written.
+    Attributes:
+        state: goal, plan, decisions and messages.
+        identity: the start of every prompt, the same in each, so that providers can cache it.
+        rules: follow the identity, also the same in each prompt.
+        memories: memories for the goal, the best first.
+        resumption: text about an interruption.
+        in_flight: work that has not ended, such as child tasks.
+        inbox: messages that arrived in the meantime, the oldest first.
     """
 
     state: AgentState
@@ -61,20 +72,24 @@ def assemble(
     counter: TokenCounter | None = None,
     last: int | None = None,
 ) -> Prompt:
-    """Put the layers together. window: tokens. last: how many messages of the conversation at most.
+    """Assemble a prompt from its layers.
 
-    Over a budget go the oldest turns, the memories of the lowest rank, and what is long or came last in the inbox;
-    never half of an exchange with tools, never the goal. Raises `ContextTooLarge`, naming the layer, where what must
-    stay does not fit.
+    Over a budget, the oldest messages, the memories of the lowest rank, and long or late inbox messages are left out.
+    Exchanges are dropped whole, and the goal is never dropped. Raises `ContextTooLarge`, with the layer, if a required
+    part does not fit.
+
+    Args:
+        window: tokens that the model accepts.
+        last: most messages of the conversation.
     """
     budgets = budgets or Budgets()
     draft = _Draft(counter or Estimate())
     _identity(draft, layers, int(window * budgets.identity))
-    arrived = _inbox(draft, layers.inbox, int(window * budgets.inbox))
+    inbox = _inbox(draft, layers.inbox, int(window * budgets.inbox))
     memories, memory_wanted = _fitting(layers.memories, draft, int(window * budgets.memory))
     draft.leave_out("memories", len(layers.memories) - len(memories))
     if memories:
-        draft.add("memory", _user("# What is remembered\n\n" + "\n".join(f"- {one}" for one in memories)))
+        draft.add("memory", _user("# Memories\n\n" + "\n".join(f"- {one}" for one in memories)))
     task = task_text(
         layers.state,
         draft.counter,
@@ -84,16 +99,18 @@ def assemble(
     )
     draft.left_out.update(task.left_out)
     if task.text:
-        draft.add("task", _user(f"# The task\n\n{task.text}"))
+        draft.add("task", _user(f"# Task\n\n{task.text}"))
     draft.wanted += memory_wanted + task.wanted
     room = int(window * (1 - budgets.reserve)) - sum(draft.tokens.values())
-    room -= sum(message_tokens(one, draft.counter) for one in arrived)
+    room -= sum(message_tokens(one, draft.counter) for one in inbox)
     if room < 0:
         task_tokens = draft.tokens.get("task", 0)
-        raise ContextTooLarge("task", task_tokens, max(0, task_tokens + room), "goal and open steps leave no room")
+        raise ContextTooLarge(
+            "task", task_tokens, max(0, task_tokens + room), "goal and open steps leave no room for the conversation"
+        )
     _turns(draft, layers.state.messages, room, last)
-    if arrived:
-        draft.add("inbox", *arrived)
+    if inbox:
+        draft.add("inbox", *inbox)
     cacheable = 1 if "identity" in draft.tokens else 0
     return Prompt(tuple(draft.messages), cacheable, draft.tokens, draft.left_out, draft.wanted)
 
@@ -115,12 +132,12 @@ def _identity(draft: _Draft, layers: Layers, budget: int) -> None:
             "identity",
             draft.tokens["identity"],
             budget,
-            "nothing of identity and rules is left out: shorten them, or give the layer more (Budgets.identity)",
+            "shorten identity and rules, or raise Budgets.identity",
         )
 
 
 def _fitting(items: Iterable[str], draft: _Draft, budget: int) -> tuple[list[str], int]:
-    """The first items that fit, and what all of them take."""
+    """Return the first items that fit, and the tokens of all items."""
     kept: list[str] = []
     wanted, full = 0, False
     for item in items:
@@ -132,23 +149,23 @@ def _fitting(items: Iterable[str], draft: _Draft, budget: int) -> tuple[list[str
 
 
 def _inbox(draft: _Draft, texts: Sequence[str], budget: int) -> list[Message]:
-    """The messages that came, the long ones cut to their share; of more than fit the first, and how many there are."""
+    """Return inbox messages, long ones cut to their share; if not all fit, the first ones and a note about the rest."""
     wanted = sum(message_tokens(_user(text), draft.counter) for text in texts)
     draft.wanted += wanted
     if wanted <= budget:
         return [_user(text) for text in texts]
     share = max(_LEAST, budget // len(texts) - PER_MESSAGE)
     kept, _ = _fitting([_cut(text, share, draft.counter) for text in texts], draft, budget - _NOTE)
-    gone = len(texts) - len(kept)
-    draft.leave_out("inbox", gone)
-    return [*map(_user, kept), *([_user(f"[{gone} more messages came, which are not shown.]")] if gone else [])]
+    hidden = len(texts) - len(kept)
+    draft.leave_out("inbox", hidden)
+    return [*map(_user, kept), *([_user(f"[{hidden} more messages are not shown.]")] if hidden else [])]
 
 
 def _turns(draft: _Draft, messages: Sequence[Message], room: int, last: int | None) -> None:
-    """The summary, if there is one, and the latest exchanges; of one that is too large by itself, its beginning."""
-    whole = completed(messages)
-    pinned = whole[:1] if whole and whole[0].name == SUMMARY else []
-    pieces = exchanges(whole[len(pinned) :])
+    """Add the summary, if any, and the latest exchanges. If the last exchange alone is too large, cut its texts."""
+    repaired = completed(messages)
+    pinned = repaired[:1] if repaired and repaired[0].name == SUMMARY else []
+    pieces = exchanges(repaired[len(pinned) :])
     costs = [sum(message_tokens(one, draft.counter) for one in piece) for piece in pieces]
     pinned_cost = sum(message_tokens(one, draft.counter) for one in pinned)
     draft.wanted += pinned_cost + sum(costs)
@@ -163,15 +180,15 @@ def _turns(draft: _Draft, messages: Sequence[Message], room: int, last: int | No
             break
         room -= cost
         kept[:0] = piece
-    gone = len(whole) - len(pinned) - len(kept)
-    draft.leave_out("turns", gone)
-    note = [_user(f"[{gone} earlier messages are not shown.]")] if gone else []
-    if whole:
+    hidden = len(repaired) - len(pinned) - len(kept)
+    draft.leave_out("turns", hidden)
+    note = [_user(f"[{hidden} earlier messages are not shown.]")] if hidden else []
+    if repaired:
         draft.add("turns", *pinned, *note, *kept)
 
 
 def _clipped(piece: Sequence[Message], room: int, counter: TokenCounter) -> list[Message]:
-    """The exchange with its longest texts cut until it fits."""
+    """Return the exchange with its longest texts cut until it fits."""
     clipped = list(piece)
     while (over := sum(message_tokens(one, counter) for one in clipped) - room) > 0:
         tokens, at = max((counter.count(one.content), at) for at, one in enumerate(clipped))
@@ -183,7 +200,7 @@ def _clipped(piece: Sequence[Message], room: int, counter: TokenCounter) -> list
 
 
 def _cut(text: str, room: int, counter: TokenCounter) -> str:
-    """The beginning of a text, and how much more there was, where it takes more tokens than there is room for."""
+    """Return a text, cut to its start with a note of the rest if it takes more than `room` tokens."""
     tokens = counter.count(text)
     keep = len(text) * max(0, room - _LEAST // 2) // max(tokens, 1)
     while tokens > room:
@@ -192,10 +209,3 @@ def _cut(text: str, room: int, counter: TokenCounter) -> str:
             return cut
         keep = keep * 3 // 4
     return text
-
-
-_LEAST = 24
-"""Tokens of a text that is not cut any further: the note that it was cut takes nearly as much."""
-
-_NOTE = 24
-"""Tokens that a note takes which says how much is not shown, at most."""

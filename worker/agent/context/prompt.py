@@ -1,4 +1,4 @@
-"""What is handed to a model: provider-neutral messages, and what they cost."""
+"""A prompt: provider-neutral messages with their token counts."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ __all__ = ["Budgets", "Prompt"]
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """How much of the window each layer may take, as shares of it. The turns take what the others leave.
+    """Shares of the window that layers may take. The turns take the rest.
 
-    identity: identity and rules; more is an error, for nothing of them may be left out. memory, task, inbox: what is
-    over it is left out; the goal, what is open in the plan and what is waited for never are. reserve: for the answer
-    and for the descriptions of the tools. summary: what a summary may take.
+    Attributes:
+        identity: identity and rules. Exceeding it is an error, because nothing of them is left out.
+        memory: the excess is left out.
+        task: the excess is left out, except for the goal, open steps and what the task waits for.
+        inbox: the excess is left out.
+        reserve: for the answer and the descriptions of tools.
+        summary: for the summary of a compaction.
     """
 
     identity: float = 0.10
@@ -29,15 +33,18 @@ class Budgets:
     def __post_init__(self) -> None:
         shares = (self.identity, self.memory, self.task, self.inbox, self.reserve)
         if min(*shares, self.summary) < 0 or sum(shares) >= 1:
-            raise ValueError(f"budgets are shares of the window, together less than 1 so that turns have room: {self}")
+            raise ValueError(f"budgets must be shares of the window, 0 or more and together less than 1, got {self}")
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A model's context. cacheable: how many messages at the beginning are the same every time.
+    """The context of a call of a model.
 
-    tokens: by layer (identity, memory, task, turns, inbox). left_out: how many of what did not fit (memories, turns,
-    messages of the inbox, decisions and so on). wanted: the tokens it would have had with everything.
+    Attributes:
+        cacheable: how many messages at the start are the same in every prompt.
+        tokens: tokens by layer (identity, memory, task, turns, inbox).
+        left_out: number of items that did not fit, by kind (memories, turns, inbox, decisions and so on).
+        wanted: the tokens that the prompt would have with nothing left out.
     """
 
     messages: tuple[Message, ...]
@@ -48,5 +55,5 @@ class Prompt:
 
     @property
     def total(self) -> int:
-        """Tokens of all layers."""
+        """Return the tokens of all layers."""
         return sum(self.tokens.values())

@@ -1,11 +1,8 @@
-"""The shape of Anthropic's Messages API.
+"""Message formats of providers: Anthropic's Messages API, and OpenAI's Chat Completions, which many endpoints accept.
 
-https://docs.anthropic.com/en/api/messages, .../build-with-claude/prompt-caching and
-.../agents-and-tools/tool-use/implement-tool-use
-
-The shape of OpenAI's Chat Completions, which many other endpoints take.
-
-https://platform.openai.com/docs/api-reference/chat/create and https://platform.openai.com/docs/guides/function-calling
+Anthropic: https://docs.anthropic.com/en/api/messages, .../build-with-claude/prompt-caching and
+.../agents-and-tools/tool-use/implement-tool-use. OpenAI: https://platform.openai.com/docs/api-reference/chat/create and
+https://platform.openai.com/docs/guides/function-calling.
 """
 
 from __future__ import annotations
@@ -22,11 +19,14 @@ from .tokens import arguments_json
 
 __all__ = ["MALFORMED", "from_anthropic", "from_openai", "to_anthropic", "to_openai"]
 
+MALFORMED: Final = "$malformed"
+"""Name of the only argument of a call whose arguments are not a JSON object; its value is the model's text."""
+
 
 def to_anthropic(prompt: Prompt | Sequence[Message]) -> dict[str, Any]:
-    """`system` (where there is any) and `messages` of a request. Any conversation comes out valid, see `turns.py`.
+    """Return `messages` of a request, and `system` if there is any. Any conversation becomes valid, see `turns_of`.
 
-    The last block of the static beginning is marked for the cache, with everything before it.
+    The last cacheable block of `system` is marked for the prompt cache, which covers all blocks before it.
     """
     messages = prompt.messages if isinstance(prompt, Prompt) else prompt
     cacheable = prompt.cacheable if isinstance(prompt, Prompt) else 0
@@ -57,7 +57,7 @@ def _blocks(turn: Turn) -> list[dict[str, Any]]:
 
 
 def from_anthropic(answer: Mapping[str, Any] | Any) -> Message:
-    """The message of an answer, as JSON data or as a client's object. What it thought is not kept."""
+    """Return the message of an answer, given as JSON data or as the client's object. Thinking blocks are dropped."""
     found = answer if isinstance(answer, Mapping) else answer.model_dump()
     content = found.get("content") or []
     if isinstance(content, str):
@@ -71,25 +71,21 @@ def from_anthropic(answer: Mapping[str, Any] | Any) -> Message:
     return Message(role="assistant", content=text, tool_calls=calls)
 
 
-MALFORMED: Final = "$malformed"
-"""The one argument of a call whose arguments were no JSON object: what the model wrote in place of it."""
-
-
 def to_openai(prompt: Prompt | Sequence[Message]) -> list[dict[str, Any]]:
-    """The `messages` of a request. Any conversation comes out valid, see `turns.py`."""
+    """Return `messages` of a request. Any conversation becomes valid, see `turns_of`."""
     messages = prompt.messages if isinstance(prompt, Prompt) else prompt
     system, rest = split_system(messages)
-    words = [one.content for one in system if one.content.strip()]
-    out: list[dict[str, Any]] = [{"role": "system", "content": "\n\n".join(words)}] if words else []
+    texts = [one.content for one in system if one.content.strip()]
+    out: list[dict[str, Any]] = [{"role": "system", "content": "\n\n".join(texts)}] if texts else []
     for turn in turns_of(rest):
         out += [{"role": "tool", "tool_call_id": name, "content": result} for name, result in turn.results]
         text = "\n\n".join(turn.texts)
         if turn.role == "user":
             out += [{"role": "user", "content": text}] if turn.texts else []
             continue
-        said: dict[str, Any] = {"role": "assistant", "content": text if turn.texts else None}
+        entry: dict[str, Any] = {"role": "assistant", "content": text if turn.texts else None}
         if turn.calls:
-            said["tool_calls"] = [
+            entry["tool_calls"] = [
                 {
                     "id": call.id,
                     "type": "function",
@@ -97,19 +93,19 @@ def to_openai(prompt: Prompt | Sequence[Message]) -> list[dict[str, Any]]:
                 }
                 for call in turn.calls
             ]
-        out.append(said)
+        out.append(entry)
     return out
 
 
 def from_openai(answer: Mapping[str, Any] | Any) -> Message:
-    """The message of an answer: of a whole completion, or of the message in it, as JSON data or as a client's object.
+    """Return the message of a completion or of a message in it, given as JSON data or as the client's object.
 
-    Arguments that are no JSON object are kept, under `MALFORMED`. Raises `ValueError` where there is no message.
+    Arguments that are not a JSON object are kept under `MALFORMED`. Raises `ValueError` if there is no message.
     """
     found = answer if isinstance(answer, Mapping) else answer.model_dump()
     if "choices" in found:
         if not found["choices"]:
-            raise ValueError("a completion without choices has no message")
+            raise ValueError("a completion must have choices, got none")
         found = found["choices"][0]["message"]
     calls = tuple(
         ToolCall(
@@ -123,8 +119,8 @@ def from_openai(answer: Mapping[str, Any] | Any) -> Message:
 
 
 def parse_arguments(written: Any) -> dict[str, Any]:
-    """What a model wrote as a call's arguments."""
-    if isinstance(written, dict):  # as some endpoints have them
+    """Return the arguments of a call as an object."""
+    if isinstance(written, dict):  # some endpoints send an object
         return written
     if not written:
         return {}

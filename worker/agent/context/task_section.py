@@ -1,4 +1,4 @@
-"""The current task as a model is told of it: structure that never goes, and what may go where there is no room."""
+"""The task section of a prompt: required lines, and optional lines within a token budget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["TaskText", "task_text"]
 
 @dataclass(slots=True)
 class _Section:
-    """Lines under a heading. name: of what may be left out; None where nothing may. Kept are the last ones."""
+    """Lines under a heading. `name` is set if lines may be left out; the last ones are kept."""
 
     heading: str
     lines: Sequence[str]
@@ -26,7 +26,7 @@ class _Section:
 
 @dataclass(frozen=True, slots=True)
 class TaskText:
-    """The layer's text, empty where there is nothing to say; how many of what was left out; what all of it takes."""
+    """The text of the section (empty if there is none), the left-out lines by kind, and the tokens of all lines."""
 
     text: str
     left_out: dict[str, int]
@@ -36,40 +36,39 @@ class TaskText:
 def task_text(
     state: AgentState, counter: TokenCounter, budget: int, *, resumption: str = "", in_flight: Sequence[str] = ()
 ) -> TaskText:
-    """The task within a budget of tokens.
+    """Return the task section within a budget of tokens.
 
-    Goal, open steps, what is waited for and what is in flight are there whatever the budget. For the rest the order in
-    which it gets what room there is: how it stands after an interruption, decisions, discoveries, artifacts, steps
-    that are done; of each the latest.
+    Goal, open steps, what the task waits for and what is in flight are always included. The rest of the budget goes to
+    the resumption, decisions, discoveries, artifacts and closed steps, in this order; the latest of each are kept.
     """
-    firm = [
+    required = [
         _Section("## Goal", [state.goal] if state.goal else []),
         _Section("## Open steps", [_open_step(step, state.current) for step in state.plan if _is_open(step)]),
         _Section("## Waiting for", _waiting(state)),
         _Section("## In flight", _listed(in_flight)),
     ]
-    soft = [
-        _Section("## How it stands", resumption.strip().splitlines(), "resumption"),
-        _Section("## Decided", _listed(_decisions(state)), "decisions"),
-        _Section("## Found out", _listed(_discoveries(state)), "discoveries"),
+    optional = [
+        _Section("## After the interruption", resumption.strip().splitlines(), "resumption"),
+        _Section("## Decisions", _listed(_decisions(state)), "decisions"),
+        _Section("## Discoveries", _listed(_discoveries(state)), "discoveries"),
         _Section("## Artifacts", [f"- {one.name} ({one.size} bytes)" for one in state.artifacts], "artifacts"),
-        _Section("## Steps done", [_closed_step(step) for step in state.plan if not _is_open(step)], "steps"),
+        _Section("## Closed steps", [_closed_step(step) for step in state.plan if not _is_open(step)], "steps"),
     ]
-    for section in firm:
+    for section in required:
         section.kept = list(section.lines)
-    room = budget - sum(counter.count(section.text()) for section in firm if section.kept)
+    room = budget - sum(counter.count(section.text()) for section in required if section.kept)
     wanted = budget - room
-    for section in soft:
+    for section in optional:
         cost = sum(counter.count(line + "\n") for line in section.lines) + counter.count(section.heading)
         wanted += cost if section.lines else 0
         room -= _fill(section, room, counter)
-    shown = [section.text() for section in (*firm, *soft) if section.kept]
-    left_out = {section.name: len(section.lines) - len(section.kept) for section in soft if section.name}
+    shown = [section.text() for section in (*required, *optional) if section.kept]
+    left_out = {section.name: len(section.lines) - len(section.kept) for section in optional if section.name}
     return TaskText("\n\n".join(shown), {name: count for name, count in left_out.items() if count}, wanted)
 
 
 def _fill(section: _Section, room: int, counter: TokenCounter) -> int:
-    """Put as many lines into the section as there is room for: of a text the first, of a list the last."""
+    """Fill the section up to `room` tokens, with the first lines of a text or the last items of a list."""
     room -= (spent := counter.count(section.heading + "\n"))
     prose = section.name == "resumption"
     for line in section.lines if prose else reversed(section.lines):
@@ -91,7 +90,7 @@ def _is_open(step: PlanStep) -> bool:
 def _open_step(step: PlanStep, current: str | None) -> str:
     notes = [step.status.value] if step.key != current else ["now"]
     notes += [f"attempt {step.attempts}"] if step.attempts > 1 else []
-    notes += [f"failed before: {step.error}"] if step.error else []
+    notes += [f"last error: {step.error}"] if step.error else []
     return f"- {step.key}: {step.title} ({', '.join(notes)})"
 
 
@@ -111,7 +110,7 @@ def _waiting(state: AgentState) -> list[str]:
 def _decisions(state: AgentState) -> Iterable[str]:
     for one in state.decisions:
         reasoning = f": {one.reasoning}" if one.reasoning else ""
-        instead = f" (left open: {', '.join(one.alternatives)})" if one.alternatives else ""
+        instead = f" (instead of: {', '.join(one.alternatives)})" if one.alternatives else ""
         yield f"{one.choice}{reasoning}{instead}"
 
 

@@ -1,4 +1,4 @@
-"""How many tokens a text takes: counted where a tokenizer is at hand, estimated where none is."""
+"""Token counters: tiktoken if it is available, else an estimate."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ...journal import Message, estimated_tokens
 __all__ = ["Estimate", "Tiktoken", "TokenCounter", "default_counter", "message_tokens"]
 
 PER_MESSAGE: Final = 4
-"""Tokens that a message takes besides its texts: its role and its borders."""
+"""Tokens of a message besides its texts: its role and delimiters."""
 
 
 class TokenCounter(Protocol):
-    """Counts the tokens of a text."""
+    """Protocol of token counters."""
 
     def count(self, text: str) -> int: ...
 
@@ -36,13 +36,13 @@ _VOCABULARIES: Final = {
     "o200k_base": "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d",
     "cl100k_base": "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
 }
-"""SHA-256 of the files that tiktoken reads, as its own `tiktoken_ext/openai_public.py` has them."""
+"""SHA-256 of tiktoken's vocabulary files, from its module `tiktoken_ext/openai_public.py`."""
 
 
 class Tiktoken:
-    """What OpenAI's tokenizer says. Never downloads: the vocabulary must be in tiktoken's cache.
+    """A counter that uses OpenAI's tokenizer. It never downloads: the vocabulary must be in tiktoken's cache.
 
-    Raises `LookupError` where tiktoken is not installed, or its vocabulary is not there.
+    Raises `LookupError` if tiktoken is not installed or the vocabulary is not in its cache.
     """
 
     def __init__(self, encoding: str = "o200k_base") -> None:
@@ -60,7 +60,7 @@ class Tiktoken:
 
 
 def _cached(encoding: str) -> Path | None:
-    """The file in which tiktoken keeps a vocabulary, if it is there and whole: another one it would fetch anew."""
+    """Return tiktoken's cached file of a vocabulary if it is intact; tiktoken would download any other."""
     folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
     folder = str(Path(tempfile.gettempdir()) / "data-gym-cache") if folder is None else folder
     if not folder or encoding not in _VOCABULARIES:
@@ -68,15 +68,15 @@ def _cached(encoding: str) -> Path | None:
     source = f"https://openaipublic.blob.core.windows.net/encodings/{encoding}.tiktoken"
     path = Path(folder) / hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
     try:
-        whole = hashlib.sha256(path.read_bytes()).hexdigest() == _VOCABULARIES[encoding]
+        intact = hashlib.sha256(path.read_bytes()).hexdigest() == _VOCABULARIES[encoding]
     except OSError:
         return None
-    return path if whole else None
+    return path if intact else None
 
 
 @lru_cache(maxsize=8)
 def default_counter(encoding: str = "o200k_base") -> TokenCounter:
-    """tiktoken where it is installed and has its vocabulary, else the estimate."""
+    """Return a tiktoken counter if tiktoken and its vocabulary are installed, else the estimate."""
     try:
         return Tiktoken(encoding)
     except LookupError:
@@ -84,7 +84,7 @@ def default_counter(encoding: str = "o200k_base") -> TokenCounter:
 
 
 def message_tokens(message: Message, counter: TokenCounter) -> int:
-    """What a message takes: its text, the names and the JSON arguments of the tools it calls, and its borders."""
+    """Return the tokens of a message: text, delimiters, and the names and JSON arguments of its tool calls."""
     tokens = PER_MESSAGE + counter.count(message.content)
     for call in message.tool_calls:
         tokens += PER_MESSAGE + counter.count(call.name) + counter.count(arguments_json(call.arguments))
@@ -92,5 +92,5 @@ def message_tokens(message: Message, counter: TokenCounter) -> int:
 
 
 def arguments_json(arguments: dict[str, Any]) -> str:
-    """A call's arguments as JSON."""
+    """Return the arguments of a tool call as JSON."""
     return to_json(arguments, inf_nan_mode="null", fallback=str).decode()
