@@ -1,6 +1,6 @@
-"""The loop that drives an agent: plan, the steps of the plan, finish; each recorded in one act with the state.
+"""Loop that drives an agent: plan, the steps of the plan, finish. Each is recorded atomically with the state.
 
-What was cut off is called again with the state as it was when it began, and with the steps that it had recorded.
+A method that is cut off is called again with the state of its start and with the steps that it recorded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ..journal.agent_events import Changed, Finished, Planned, PlannedStep
 from ..journal.run_events import StepCompleted, StepFailed, StepStarted
 from .agent import Agent, S
 from .autosave import Autosave, snapshots
-from .coherence import CoherenceMonitor, watching
+from .background import in_background
+from .coherence import CoherenceMonitor
 from .context.tokens import Estimate, message_tokens
 from .live_state import LiveState
 
@@ -27,33 +28,33 @@ __all__ = ["Loop"]
 _PLAN: Final = "#plan"
 _REPLAN: Final = "#replan"
 _FINISH: Final = "#finish"
-"""Keys in the checkpoint, and scopes of steps, of what is no step of the plan."""
+"""Checkpoint keys and step scopes of the methods that are not steps of the plan."""
 
-_STANDING: Final = {"status", "attempts", "error"}
-"""Fields of a step that tell how it has fared."""
+_OUTCOME_FIELDS: Final = {"status", "attempts", "error"}
+"""Fields of a step that the loop sets, not the plan."""
 
 _OPEN: Final = (StepStatus.PENDING, StepStatus.RUNNING)
 
 
 class Loop(Generic[S]):
-    """One run of an agent. replicated: a step is done when replicas know it."""
+    """One run of an agent. If `replicated`, a step is done only when Redis replicas have its record."""
 
-    def __init__(self, agent: Agent[S], ctx: Context, session: LiveState[S], *, replicated: bool = False) -> None:
+    def __init__(self, agent: Agent[S], ctx: Context, live: LiveState[S], *, replicated: bool = False) -> None:
         self._agent = agent
         self._ctx = ctx
-        self._session = session
-        self._run = session.run
+        self._live = live
+        self._run = live.run
         self._replicated = replicated
         self._replans = type(agent).replan is not Agent.replan
 
     async def drive(self, goal: str, inputs: dict[str, Any]) -> Any:
-        """Run the agent to its end, from wherever former runs have brought it; returns what `finish` returned."""
+        """Run the agent from the point that earlier runs reached; return the result of `finish`."""
         recorded = self._run.history.done.get(_FINISH)
         if recorded is not None:
             return codec_of(self._agent.finish).decode(StepRecord.decode(recorded).result)
-        await self._session.open(goal, inputs)
-        watch = await self._watch(goal)
-        async with snapshots(self._session), watching(watch):
+        await self._live.open(goal, inputs)
+        monitor = await self._monitor(goal)
+        async with snapshots(self._live), in_background(monitor.run()):
             await self._plan()
             while (step := await self._next()) is not None:
                 if await self._take(step) and self._replans:
@@ -62,48 +63,43 @@ class Loop(Generic[S]):
 
     @property
     def _state(self) -> S:
-        return self._session.state
+        return self._live.state
 
-    async def _watch(self, goal: str) -> CoherenceMonitor:
-        session = self._session
-        counter = Estimate()  # a tokenizer would take its time, before every step
-        watch = CoherenceMonitor(
+    async def _monitor(self, goal: str) -> CoherenceMonitor:
+        live = self._live
+        counter = Estimate()  # a tokenizer is too slow to run before every step
+        monitor = CoherenceMonitor(
             self._run,
             goal,
             self._agent.coherence,
-            state=lambda: session.logged_state,
-            tokens=lambda: sum(message_tokens(message, counter) for message in session.state.messages),
+            state=lambda: live.logged_state,
+            tokens=lambda: sum(message_tokens(message, counter) for message in live.state.messages),
         )
-        await watch.open()
-        self._run.observe(watch)
-        return watch
+        await monitor.open()
+        self._run.observe(monitor)
+        return monitor
 
     async def _next(self) -> PlanStep | None:
         """Return the next step of the plan, unless the run is stopped here."""
         await self._run.plan_boundary()
         return next((step for step in self._state.plan if step.status in _OPEN), None)
 
-    # plan, replan, finish
-
     async def _plan(self) -> None:
         if _PLAN in self._run.history.done or self._state.plan:
-            await self._replan_where_due()
+            if _REPLAN in self._run.history.saved:
+                await self._replan()
             return
         steps = await self._within(_PLAN, lambda: self._agent.plan(self._ctx, self._state))
         mark = Entry(Kind.DONE_WITH_EVENT, _PLAN, StepRecord(b"null").encode())
         await self._record(_PLAN, Planned(steps=_planned("plan", steps)), mark)
 
-    async def _replan_where_due(self) -> None:
-        if _REPLAN in self._run.history.saved:
-            await self._replan()
-
     async def _replan(self) -> None:
-        """Ask for another plan, after a step is done. Where this is cut off, it is asked for again."""
+        """Ask for another plan after a step. It is asked for again if the run is cut off."""
         steps = await self._within(_REPLAN, lambda: self._agent.replan(self._ctx, self._state))
         due = Entry(Kind.DROP, _REPLAN, b"")
         if steps is not None:
             await self._record(_REPLAN, Planned(steps=_planned("replan", steps), again=True), due)
-        elif self._session.has_changed():
+        elif self._live.has_changed():
             await self._record(_REPLAN, Changed(), due)
         else:
             await self._run.recorder.put(due, *self._parts_gone(_REPLAN), wait=False)
@@ -114,23 +110,21 @@ class Loop(Generic[S]):
         return result
 
     async def _close(self) -> tuple[bytes, Any]:
-        """The result, as JSON and as its record will give it back; what is to be remembered is remembered."""
+        """Call `finish` and store memories. Return the result as JSON and as its record decodes."""
         agent = self._agent
         data, result = codec_of(agent.finish).encode("finish", await agent.finish(self._ctx, self._state))
         check_size("what finish returned", len(data), self._run.payload_limit)
         await store_findings(self._run, await agent.remember(self._ctx, self._state))
         return data, result
 
-    # a step of the plan
-
     async def _take(self, step: PlanStep) -> bool:
-        """Take a step; returns whether it is done. Where it failed and was replaced, it is not."""
-        doubtful = step.risky and step.status is StepStatus.RUNNING
+        """Take a step and return whether it is done. A step that failed and was replaced is not."""
+        in_doubt = step.risky and step.status is StepStatus.RUNNING
         attempt = step.attempts + 1
         await self._start(step, attempt)
         step = self._named(step.key)
         try:
-            result = await self._hooked(step, attempt, lambda: self._reach(step, doubtful=doubtful))
+            result = await self._hooked(step, attempt, lambda: self._reach(step, in_doubt=in_doubt))
         except (LeaseLost, StateError, StepInDoubt):
             raise
         except Exception as error:
@@ -146,20 +140,20 @@ class Loop(Generic[S]):
         return True
 
     async def _start(self, step: PlanStep, attempt: int) -> None:
-        """Tell that the step begins; of a risky one, before anything else happens."""
+        """Log the start of a step, and wait for the write if the step is risky."""
         run = self._run
-        left = self._parts_gone(_REPLAN)  # of a plan that was asked for and not made
-        told = self._session.checkpoint(StepStarted(step=step.key, title=step.title, attempt=attempt))
+        left = self._parts_gone(_REPLAN)  # steps of a replan that was cut off
+        event_entry = self._live.checkpoint(StepStarted(step=step.key, title=step.title, attempt=attempt))
         replicated = step.risky and self._replicated
-        await run.recorder.put(told, *left, *self._session.snapshot(), wait=step.risky, replicated=replicated)
+        await run.recorder.put(event_entry, *left, *self._live.snapshot(), wait=step.risky, replicated=replicated)
 
-    async def _reach(self, step: PlanStep, *, doubtful: bool) -> Any:
-        """The step's result: by taking it, or by learning that it happened already."""
-        async with Autosave(self._session, step, self._agent.save_every).running():
-            if doubtful:
-                happened = await self._resolve_doubt(step)
-                if happened is not None:
-                    return happened.result
+    async def _reach(self, step: PlanStep, *, in_doubt: bool) -> Any:
+        """Return the result of a step: from `verify` if an earlier run may have done it, else from `act`."""
+        async with Autosave(self._live, step, self._agent.save_every).running():
+            if in_doubt:
+                done = await self._resolve_doubt(step)
+                if done is not None:
+                    return done.result
             return await self._agent.act(self._ctx, self._state, step)
 
     async def _resolve_doubt(self, step: PlanStep) -> AlreadyDone[Any] | None:
@@ -173,24 +167,22 @@ class Loop(Generic[S]):
         return None
 
     async def _failed(self, key: str, attempt: int, error: Exception) -> None:
-        """Tell of it; where the agent has no other plan then, the error is the run's, and the task's retry decides."""
-        session, run = self._session, self._run
-        session.rollback()
+        """Log a failed step. Raise its error if the agent keeps its plan: then the retry policy of the task decides."""
+        live, run = self._live, self._run
+        live.rollback()
         event = StepFailed(step=key, attempt=attempt, error=type(error).__name__, message=str(error)[:2000])
-        told = session.checkpoint(event)
-        await run.recorder.put(told, *session.snapshot(), wait=False)
+        event_entry = live.checkpoint(event)
+        await run.recorder.put(event_entry, *live.snapshot(), wait=False)
         if not self._replans:
             raise error
         steps = await self._within(_REPLAN, lambda: self._agent.replan(self._ctx, self._state))
         if steps is None:
-            session.rollback()
+            live.rollback()
             raise error
         if all(step.key != key for step in steps):
             self._named(key).status = StepStatus.FAILED
-        given_up = forget_steps([key, *self._parts(key)], run.history)
-        await self._record(_REPLAN, Planned(steps=_planned("replan", steps), again=True), *given_up)
-
-    # what they have in common
+        dropped = forget_steps([key, *self._parts(key)], run.history)
+        await self._record(_REPLAN, Planned(steps=_planned("replan", steps), again=True), *dropped)
 
     async def _hooked(self, step: PlanStep, attempt: int, act: Callable[[], Awaitable[Any]]) -> Any:
         """Act on a step of the plan, within the step hooks of the middleware."""
@@ -200,26 +192,26 @@ class Loop(Generic[S]):
         return await self._run.around_step(call, lambda: self._within(step.key, act))
 
     async def _within(self, scope: str, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Call a method of the agent, whose steps are parts of what is named here."""
+        """Call a method of the agent with `scope` as the prefix of its step keys."""
         with self._run.keys.inside(f"{scope}/"):
             return await call()
 
     async def _record(self, key: str, event: Event, *entries: Entry) -> None:
-        """Store what is done, the state with it, and drop its parts: all in one act, with a snapshot where one is due.
+        """Store a record with the state, and drop its inner steps, in one write with a snapshot if one is due.
 
         Raises `StateTooLarge`, `StateUnstorable`, `LeaseLost`.
         """
-        run, session = self._run, self._session
+        run, live = self._run, self._live
         parts = self._parts(key)
-        told = session.checkpoint(event)
+        event_entry = live.checkpoint(event)
         dropped = forget_steps([key, *parts] if isinstance(event, StepCompleted) else parts, run.history)
-        snapshot = session.snapshot(more=len(parts))
-        await run.recorder.put(told, *entries, *dropped, *snapshot, wait=True, replicated=self._replicated)
+        snapshot = live.snapshot(more=len(parts))
+        await run.recorder.put(event_entry, *entries, *dropped, *snapshot, wait=True, replicated=self._replicated)
         run.touch()
         run.step_recorded()
 
     def _parts(self, key: str) -> list[str]:
-        """The keys of the steps that are parts of what is named here."""
+        """Return the keys of the recorded steps with this prefix."""
         return self._run.keys.under(f"{key}/", self._run.history)
 
     def _parts_gone(self, key: str) -> list[Entry]:
@@ -230,15 +222,15 @@ class Loop(Generic[S]):
 
 
 def _planned(what: str, steps: Sequence[PlanStep]) -> tuple[PlannedStep, ...]:
-    """The steps as the log tells of them. Raises `TypeError`, `ValueError` for what is no plan."""
+    """Return the steps as logged. Raises `TypeError` or `ValueError` if they are not a valid plan."""
     listed = list(steps)
     for step in listed:
         if not isinstance(step, PlanStep):
-            raise TypeError(f"{what} must return a list of PlanStep, and {step!r} is none")
+            raise TypeError(f"{what} must return a list of PlanStep, got an item {step!r}")
         if not step.key or len(step.key) > 200 or "/" in step.key or "#" in step.key:
-            raise ValueError(f"{what}: a step's key is 1 to 200 characters without '/' and '#', not {step.key!r}")
+            raise ValueError(f"{what}: a step key must be 1 to 200 characters without '/' and '#', got {step.key!r}")
     keys = [step.key for step in listed]
     if len(set(keys)) < len(keys):
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"{what}: two steps have the key {twice!r}: each needs one of its own")
-    return tuple([PlannedStep.model_validate(step.model_dump(mode="json", exclude=_STANDING)) for step in listed])
+        raise ValueError(f"{what}: step keys must be unique, got {twice!r} twice")
+    return tuple([PlannedStep.model_validate(step.model_dump(mode="json", exclude=_OUTCOME_FIELDS)) for step in listed])

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from perdure import Agent, AgentState, App, Coherence, Context, PlanStep, Retry, Settings, Snooze, State, TaskHandle
 from perdure.queues import Entry
-from perdure.worker.agent.coherence import STANDING, CoherenceMonitor, StoredFindings, View, run_checks
+from perdure.worker.agent.coherence import FINDINGS, CoherenceMonitor, StoredFindings, View, run_checks
 from perdure.worker.agent.coherence.checks import Call
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.journal.run_events import WaitStarted
@@ -193,7 +193,7 @@ async def test_a_warning_is_told_once_and_taken_back_when_it_no_longer_holds(app
     assert await incoherent(handle) == [("repetition", "warn")]
     assert "incoherent" in seen[0]
     assert 'repetition: search({"query":"same"}) was called 5 times in the last' in seen[0]
-    assert f"s:{STANDING}" not in await recorded_steps(app, handle)
+    assert f"s:{FINDINGS}" not in await recorded_steps(app, handle)
     assert (await command(app, "task", "show", handle.id, "--json")).json["incoherent"] == []
 
 
@@ -203,7 +203,7 @@ async def test_looks_that_find_nothing_new_write_nothing(app: App, monkeypatch: 
     put = CheckpointWriter.put
 
     async def noted(recorder: CheckpointWriter, *entries: Entry, **options: Any) -> None:
-        written.extend(entry.kind for entry in entries if entry.step == STANDING)
+        written.extend(entry.kind for entry in entries if entry.step == FINDINGS)
         await put(recorder, *entries, **options)
 
     monkeypatch.setattr(CheckpointWriter, "put", noted)

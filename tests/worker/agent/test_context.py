@@ -359,9 +359,7 @@ async def test_an_agent_cut_off_in_a_call_goes_on_with_the_answer_it_has(app: Ap
         assert openai_problems(to_openai(prompt)) == []
         assert anthropic_problems(to_anthropic(prompt)) == []
     assert "solve: Solve it (done)" in kind.prompts[-1].messages[1].content
-    assert (
-        "check: Check it (now, attempt 2, last error: RuntimeError: cut off)" in kind.prompts[-1].messages[1].content
-    )
+    assert "check: Check it (now, attempt 2, last error: RuntimeError: cut off)" in kind.prompts[-1].messages[1].content
 
 
 class Chatty(Agent[AgentState]):

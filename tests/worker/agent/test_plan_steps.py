@@ -225,8 +225,8 @@ async def test_a_replan_that_changes_nothing_adds_nothing_to_the_log(app: App) -
 @pytest.mark.parametrize(
     ("steps", "problem"),
     [
-        (["a", "a"], "two steps have the key 'a'"),
-        (["a/b"], "without '/' and '#', not 'a/b'"),
+        (["a", "a"], "step keys must be unique, got 'a' twice"),
+        (["a/b"], "without '/' and '#', got 'a/b'"),
         ([""], "1 to 200 characters"),
     ],
 )

@@ -12,12 +12,12 @@ long as it holds, in the write that stores it. See docs/explanation/coherence.md
 """
 
 from .checks import View, run_checks
-from .findings import STANDING, StoredFinding, StoredFindings, stored_findings
-from .monitor import CoherenceMonitor, watching
+from .findings import FINDINGS, StoredFinding, StoredFindings, stored_findings
+from .monitor import CoherenceMonitor
 from .settings import Coherence
 
 __all__ = [
-    "STANDING",
+    "FINDINGS",
     "Coherence",
     "CoherenceMonitor",
     "StoredFinding",
@@ -25,5 +25,4 @@ __all__ = [
     "View",
     "run_checks",
     "stored_findings",
-    "watching",
 ]

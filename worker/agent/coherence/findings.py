@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ....queues import Gateway, Partition, checkpoint_fields
 from .settings import Policy
 
-__all__ = ["STANDING", "StoredFinding", "StoredFindings", "stored_findings"]
+__all__ = ["FINDINGS", "StoredFinding", "StoredFindings", "stored_findings"]
 
-STANDING: Final = "#coherence"
+FINDINGS: Final = "#coherence"
 """Checkpoint field of the stored findings."""
 
 VERSION: Final = 1
@@ -63,5 +63,5 @@ class StoredFindings(BaseModel):
 
 async def stored_findings(gateway: Gateway, partition: Partition, task_id: str) -> tuple[StoredFinding, ...]:
     """Return the stored findings of a task's agent, empty if there are none. Raises `DecryptionError`."""
-    saved = await checkpoint_fields(gateway, partition, task_id, STANDING)
-    return StoredFindings.decode(saved.get(STANDING)).findings
+    saved = await checkpoint_fields(gateway, partition, task_id, FINDINGS)
+    return StoredFindings.decode(saved.get(FINDINGS)).findings

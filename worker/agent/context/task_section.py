@@ -26,7 +26,7 @@ class _Section:
 
 @dataclass(frozen=True, slots=True)
 class TaskText:
-    """The text of the section (empty if there is none), the left-out lines by kind, and the tokens of all lines."""
+    """The text of the section, which may be empty, the left-out lines by kind, and the tokens of all lines."""
 
     text: str
     left_out: dict[str, int]
