@@ -18,7 +18,7 @@ from .errors import HandOffRefused, TaskCancelled, TaskFailed, TaskNotFound
 from .event_log import TaskEvent, read_events, walk_events
 from .inbox import InboxMessage, Sent, read_inbox, send_message
 from .inspection import find_task
-from .keys import GROUP, NOBODY, Namespace, Partition
+from .keys import GROUP, RESERVED, Namespace, Partition
 from .pubsub import TaskNotifications
 from .records import Record, State, read_record
 from .security import RESULT
@@ -165,7 +165,7 @@ class TaskHandle(Generic[R]):
             partition.log(self.id),
             partition.due,
         ]
-        answer: bytes = await self._gateway.run(_CANCEL, keys, [GROUP, NOBODY, self.id, int(self._retention * 1000)])
+        answer: bytes = await self._gateway.run(_CANCEL, keys, [GROUP, RESERVED, self.id, int(self._retention * 1000)])
         if answer == b"missing":
             raise TaskNotFound(self.id, f"queue {partition.queue!r}")
         return State.RUNNING if answer == b"requested" else State(answer.decode())

@@ -1,34 +1,34 @@
-"""Every key Perdure has in Redis. No other module puts a key together.
+"""Key names: every key that Perdure has in Redis. No other module builds a key.
 
-All keys of a task share the hash tag `{namespace:queue:partition}`, so one script may touch them on Redis Cluster
-as on one server.
+All keys of a task share the hash tag `{namespace:queue:partition}`, so that one script may use them on Redis Cluster as
+on one server.
 
-    key                           type    owner               lives
+    key                           type    writer              lifetime
     {ns:queue:n}:ready            stream  producers, workers  as long as the queue; holds live messages only
     {ns:queue:n}:nudge            stream  scripts, workers    as long as the queue; at most 16 entries, hints only
     {ns:queue:n}:due              zset    producers, workers  while anything is scheduled (score: ms of Redis' clock)
-    {ns:queue:n}:dead             stream  deadletter          while it holds dead letters; trimmed past retention
-    {ns:queue:n}:watch            string  workers             TTL of a few seconds: who promotes what is due
-    {ns:queue:n}:cleaning         string  workers             TTL of half a minute: who cleaned up last
-    {ns:queue:n}:closed           hash    rerouting           from when the queue left the partition; TTL once retired
-    {ns:queue:n}:sweep            string  workers             TTL of half a sweep's interval
-    {ns:queue:n}:mark             string  replication         TTL of a minute: what a replica is asked for
-    {ns:queue:n}:task:ID          hash    all scripts         no TTL while the task is live, retention afterwards;
-                                                              its inbox is in it: fields m:1 ..., see inbox.py
-    {ns:queue:n}:task:ID:steps    hash    write_checkpoint.lua          like its task
+    {ns:queue:n}:dead             stream  deadletter          while it has dead letters; trimmed past the retention
+    {ns:queue:n}:watch            string  workers             fleet lock for promoting; TTL of a few seconds
+    {ns:queue:n}:cleaning         string  workers             fleet lock for cleaning up; TTL of half a minute
+    {ns:queue:n}:sweep            string  workers             fleet lock for claiming; TTL of half a claim interval
+    {ns:queue:n}:closed           hash    resharding.py       from the closing of the partition; TTL once retired
+    {ns:queue:n}:mark             string  replication.py      write that replicas confirm; TTL of a minute
+    {ns:queue:n}:task:ID          hash    all scripts         no TTL while the task is live, then the retention;
+                                                              holds the inbox: fields m:1 ..., see inbox.py
+    {ns:queue:n}:task:ID:steps    hash    write_checkpoint    like its task
     {ns:queue:n}:task:ID:log      stream  scripts             like its task
-    {ns}:queues                   hash    producers, workers  for ever: one field per queue (its route, routes.py)
-    {ns}:deployment               hash    deployment.py       for ever: the deployment's id
-    {ns}:sharing:QUEUE            zset    workers             TTL of a few refreshes (score: ms), one member per sharer
-    {ns}:workers                  zset    workers             one member per worker that beat lately (score: ms)
-    {ns}:worker:ID                hash    workers             TTL of six announcements; a string (JSON) of older workers
-    {ns}:supervisors              zset    supervisors         TTL of a few announcements (score: ms of the last one)
-    {ns}:supervisor:ID            hash    supervisors         TTL of a few announcements
+    {ns}:queues                   hash    producers, workers  for ever: one field per queue (its route, route.py)
+    {ns}:deployment               hash    presence.py         for ever: the id of the deployment
+    {ns}:sharing:QUEUE            zset    workers             members of a queue; TTL of a few refreshes (score: ms)
+    {ns}:workers                  zset    workers             one member per registered worker (score: ms)
+    {ns}:worker:ID                hash    workers             TTL of six registrations; a string (JSON) of old workers
+    {ns}:supervisors              zset    supervisors         TTL of a few registrations (score: ms of the last one)
+    {ns}:supervisor:ID            hash    supervisors         TTL of a few registrations
     {ns}:crashes:NAME             zset    supervisors         TTL of the window; one member per crash (score: ms)
-    {ns}:paused                   zset    supervisors         TTL of 30 days (score: ms at which a pause is forgotten)
+    {ns}:paused                   zset    supervisors         TTL of 30 days (score: ms at which a pause is dropped)
     {ns}:pause:NAME               hash    supervisors         until it is lifted; TTL of 30 days
 
-A task's record key is also the name of the channel on which its news is published.
+The record key of a task is also the channel of its notifications.
 """
 
 from __future__ import annotations
@@ -36,34 +36,33 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-__all__ = ["GROUP", "NOBODY", "RELEASED", "SUSPECTS", "Namespace", "Partition", "check_name", "is_nobody"]
+__all__ = ["GROUP", "RELEASED", "RESERVED", "SUSPECTS", "Namespace", "Partition", "check_name", "is_reserved"]
 
 GROUP = "workers"
-"""The one consumer group of every ready and nudge stream."""
+"""The consumer group of every ready and nudge stream."""
 
-NOBODY = "~"
-"""First character of consumers that are no workers, but names for what waits to be taken up again."""
+RESERVED = "~"
+"""First character of the consumers that are not workers."""
 
 RELEASED = "~released"
-"""The consumer that holds what was given back."""
+"""Consumer of released messages."""
 
 SUSPECTS = "~suspects"
-"""The consumer that holds what a worker died with, for one who runs it alone."""
+"""Consumer of quarantined messages."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-def is_nobody(consumer: str) -> bool:
-    """Whether a consumer is no worker, but a name for what waits to be taken up again."""
-    return consumer.startswith(NOBODY)
+def is_reserved(consumer: str) -> bool:
+    """Return whether a consumer is not a worker, but a name for released or quarantined messages."""
+    return consumer.startswith(RESERVED)
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return `name` where it can stand in a key; `ValueError` with the rule where it cannot."""
+    """Return a name that is valid in a key. Raises `ValueError` with the rule for any other."""
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"{kind} {name!r} cannot stand in a key: use 1 to 64 letters, digits, '.', '_' or '-', "
-            "beginning with a letter or digit"
+            f"{kind} must be 1 to 64 letters, digits, '.', '_' or '-', and start with a letter or digit, got {name!r}"
         )
     return name
 
@@ -103,13 +102,13 @@ class Partition:
 
     @property
     def records(self) -> str:
-        """Pattern of every record, step hash and log of this partition, for SCAN."""
+        """SCAN pattern of all records, step hashes and logs of this partition."""
         return self._task.replace("[", "\\[") + "*"
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """All of one deployment's keys. Two namespaces on one Redis never see each other."""
+    """Keys of one deployment. Two namespaces on one Redis share no key."""
 
     name: str = "perdure"
 
@@ -128,7 +127,7 @@ class Namespace:
         return f"{{{self.name}}}:deployment"
 
     def records(self, queue: str | None = None) -> str:
-        """Pattern of the records, step hashes and logs of one queue, or of all, for SCAN."""
+        """Return the SCAN pattern of the records, step hashes and logs of one queue, or of all queues."""
         return f"{{{self.name}:{queue or '*'}:*}}:task:*"
 
     def sharing(self, queue: str) -> str:

@@ -11,7 +11,7 @@ import orjson
 
 from .envelope import Envelope
 from .errors import DecryptionError, Refused, UnreadableEnvelope
-from .keys import GROUP, Partition, is_nobody
+from .keys import GROUP, Partition, is_reserved
 from .security import ERROR, NO_CIPHER, RESULT, SecretPaths, TaskCipher, arguments_field, mask, read_secret_paths
 from .transport import Command, Gateway, is_missing_group, pairs
 
@@ -187,7 +187,7 @@ async def _read_messages(
     for (position, _, stream), found in zip(wanted, replies, strict=False):
         pending: list[Any] = next(holders, []) if stream == partition.ready else []
         owner = pending[0][1].decode() if pending else None
-        if owner is not None and is_nobody(owner):
+        if owner is not None and is_reserved(owner):
             owner = None
         messages[position] = _Message(pairs(found[0][1]) if found else {}, owner)
     return messages

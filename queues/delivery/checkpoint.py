@@ -1,4 +1,4 @@
-"""The checkpoint of a task, as Redis keeps it: step records by key, opaque to this room."""
+"""The checkpoint of a task in Redis: step records by key, whose content this package does not interpret."""
 
 from __future__ import annotations
 
@@ -19,57 +19,63 @@ from .settlement import Counters
 
 __all__ = ["Entry", "History", "Kind", "last_step", "load_history", "recorded_steps", "touch_step", "write_entries"]
 
-_RECORD = queue_script("write_checkpoint")
-_NOTE = queue_script("touch_step")
+_TOUCH = queue_script("touch_step")
+_WRITE = queue_script("write_checkpoint")
 
 
 class Kind(StrEnum):
-    """What a write into the checkpoint says of its step."""
+    """Kind of a write into the checkpoint."""
 
     DONE = "done"
     INTENT = "intent"
     SAVED = "saved"
     DONE_WITH_EVENT = "mark"
-    """Done, and an event that goes along tells of it."""
+    """The step is done, and an event of its own is logged with it."""
     EVENT = "event"
-    """One entry of the event log: `step` is its type, `value` its number, `log` its data."""
+    """An entry of the event log: `step` is its type, `value` its number, `log` its data."""
     DROP = "drop"
-    """What is kept of the step goes: it is part of something larger that is recorded in the same act."""
+    """Delete what is stored of the step: it is part of something larger that is recorded in the same script."""
     CONSUMED = "taken"
     """A message of the inbox was used: `step` is its number there."""
     TRANSFERRED = "moved"
-    """Another task goes on in the place of this one, and is to have the messages that come: `value` is its id."""
+    """The task has a successor, which gets the messages from now on: `value` is its id."""
 
 
 class Entry(NamedTuple):
-    """One write into the checkpoint. log: JSON that goes to the event log with a DONE or an EVENT."""
+    """One write into the checkpoint. log: JSON data of the event that a DONE or an EVENT logs."""
 
     kind: Kind
     step: str
     value: bytes
     log: bytes = b"{}"
 
-    def encrypted(self, seal: TaskCipher) -> Entry:
-        """The entry as it is stored. Once only: written again, it must be the same."""
+    def encrypted(self, cipher: TaskCipher) -> Entry:
+        """Return the entry as it is stored. Call it once: if the entry is written again, it must be the same."""
         if self.kind is Kind.EVENT:
-            return self._replace(log=seal.encrypt(event_field(int(self.value)), self.log))
+            return self._replace(log=cipher.encrypt(event_field(int(self.value)), self.log))
         if self.kind not in _FIELD_PREFIX:
             return self
-        return self._replace(value=seal.encrypt(f"{_FIELD_PREFIX[self.kind]}:{self.step}", self.value))
+        return self._replace(value=cipher.encrypt(f"{_FIELD_PREFIX[self.kind]}:{self.step}", self.value))
 
 
 _FIELD_PREFIX = {Kind.DONE: "d", Kind.DONE_WITH_EVENT: "d", Kind.INTENT: "i", Kind.SAVED: "s"}
-"""What the names of a step hash's fields begin with."""
+"""Prefixes of the fields of a step hash."""
 
 
 @dataclass(slots=True)
 class History:
-    """What earlier runs of a task left: counters, step records, intents without a result, progress within steps.
+    """State that earlier runs of a task left.
 
-    events: the number of the last event that a run wrote into the log. mail: that of the last message that was sent
-    to its inbox. suspect: its worker died, and nobody knows yet whether it was the cause. excused: crashes that no
-    longer count against it. enqueued: when it was first, in milliseconds; None where that is the time of its message.
-    crash: what is known of the last one.
+    Attributes:
+        done: Step records, by key. intents: risky steps that were about to act. saved: progress within steps.
+        events: Number of the last event that a run logged.
+        mail: Number of the last message that was sent to the task's inbox.
+        quarantined: Whether the task is suspected of killing its worker.
+        forgiven_crashes: Crashes that do not count against the task.
+        enqueued: Time of the first enqueue in milliseconds; None if it is the time of the message.
+        crash: Evidence of the last crash.
+        latest: The last events of the log, newest first.
+        alive_at: Time at which the running step was last alive, in milliseconds. read_at: time of this read.
     """
 
     counters: Counters = field(default_factory=Counters)
@@ -89,22 +95,27 @@ class History:
 
     @property
     def counted_crashes(self) -> int:
-        """Crashes that count against the task: those since it last got further."""
+        """Crashes that count against the task: those since its last progress."""
         return self.counters.crashes - self.forgiven_crashes
 
-    def decrypt(self, seal: TaskCipher) -> None:
-        """Open what is sealed. Raises `DecryptionError`."""
-        for shelf, records in (("d", self.done), ("i", self.intents), ("s", self.saved)):
+    def decrypt(self, cipher: TaskCipher) -> None:
+        """Decrypt the checkpoint in place. Raises `DecryptionError`."""
+        for prefix, records in (("d", self.done), ("i", self.intents), ("s", self.saved)):
             for step, value in records.items():
-                records[step] = seal.decrypt(f"{shelf}:{step}", value)
+                records[step] = cipher.decrypt(f"{prefix}:{step}", value)
 
 
 async def write_entries(
     gateway: Gateway, delivery: Delivery, task_id: str, entries: Sequence[Entry], *, replicated: bool = False
 ) -> bool:
-    """Write entries in one atomic act. Returns whether the task's cancellation was requested; raises `LeaseLost`.
+    """Write entries in one script. Return whether the task's cancellation was requested.
 
-    replicated: return only when replicas have them, and raise `NotReplicated` where too few do in time.
+    Args:
+        replicated: Return only when replicas have the entries.
+
+    Raises:
+        LeaseLost: The lease has passed to another worker.
+        NotReplicated: Too few replicas have the entries in time.
     """
     partition = delivery.partition
     keys = [partition.ready, partition.record(task_id), partition.steps(task_id), partition.log(task_id)]
@@ -112,29 +123,29 @@ async def write_entries(
     for entry in entries:
         args += (entry.kind, entry.step, entry.value, entry.log)
     if replicated:
-        answer = await gateway.run_replicated(_RECORD, keys, args, partition.mark)
+        answer = await gateway.run_replicated(_WRITE, keys, args, partition.mark)
     else:
-        answer = await gateway.run(_RECORD, keys, args)
+        answer = await gateway.run(_WRITE, keys, args)
     if not answer:
         raise LeaseLost(task_id, f"record of {', '.join(entry.step for entry in entries)}")
     return bool(answer == 2)
 
 
 async def touch_step(gateway: Gateway, delivery: Delivery, task_id: str, step: str) -> None:
-    """Note that a step is still running. Raises `LeaseLost`."""
+    """Store that a step is still running. Raises `LeaseLost`."""
     partition = delivery.partition
-    if not await gateway.run(_NOTE, [partition.ready, partition.record(task_id)], [*delivery.fence, step]):
+    if not await gateway.run(_TOUCH, [partition.ready, partition.record(task_id)], [*delivery.fence, step]):
         raise LeaseLost(task_id, f"note of {step}")
 
 
 async def recorded_steps(gateway: Gateway, partition: Partition, task_id: str) -> list[str]:
-    """The keys of a task's recorded steps, by name."""
+    """Return the keys of a task's recorded steps, sorted."""
     names = await gateway.command("HKEYS", partition.steps(task_id))
     return sorted(name.removeprefix(b"d:").decode() for name in names if name.startswith(b"d:"))
 
 
 async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str | None:
-    """The step that was recorded last, as the task's log tells; None where none was lately."""
+    """Return the step that was recorded last, or None if the last 100 events of the log contain none."""
     for event in await read_last_events(gateway, partition, task_id, 100):
         if event.type == "step_completed" and event.step is not None:
             return event.step
@@ -144,11 +155,11 @@ async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str
 _FIELDS: Final = ("attempts", "crashes", "returns", "excused", "events", "mail", "cancel", "suspect", "crash", "at")
 
 _LATEST: Final = 8
-"""Events of the log that tell how the former run ended."""
+"""Events of the log that are read: enough to see how the previous run ended."""
 
 
 async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> History:
-    """Read what earlier runs left, in one round trip; what is sealed of the checkpoint is still so."""
+    """Read the state that earlier runs left, in one round trip. The checkpoint is not decrypted yet."""
     partition = delivery.partition
     counts, alive, steps, latest, time = await gateway.pipeline(
         [
@@ -162,7 +173,7 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
     )
     attempts, crashes, returns, excused, events, mail = (int(value or 0) for value in counts[:6])
     cancel, suspect, crash, enqueued = counts[6:]
-    # Every delivery of this message before this one ended without an outcome: an outcome would have closed it.
+    # Each earlier delivery of this message ended without an outcome: an outcome would have deleted the message.
     history = History(
         Counters(attempts, crashes + delivery.count - 1, returns),
         events=events,
@@ -176,8 +187,8 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         read_at=int(time[0]) * 1000 + int(time[1]) // 1000,
     )
     history.quarantined = suspect is not None or (delivery.count > 1 and history.counted_crashes > 0)
-    shelves = {b"d": history.done, b"i": history.intents, b"s": history.saved}
+    records = {b"d": history.done, b"i": history.intents, b"s": history.saved}
     for name, value in pairs(steps).items():
         kind, _, step = name.partition(b":")
-        shelves[kind][step.decode()] = value
+        records[kind][step.decode()] = value
     return history

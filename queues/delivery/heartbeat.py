@@ -1,4 +1,4 @@
-"""Renewing leases, from a thread of its own: a blocked event loop does not lose them at once."""
+"""The heartbeat: renews leases from its own thread, so that a blocked event loop does not lose them at once."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from .leases import Leases
 
 __all__ = ["LeaseHeartbeat"]
 
-_BEAT = queue_script("renew_leases")
+_RENEW = queue_script("renew_leases")
 
 _BATCH = 500
-"""Deliveries renewed by one call of the script."""
+"""Deliveries that one call of the script renews at most."""
 
 
 class LeaseHeartbeat:
-    """Renews all of a worker's leases every third of the lease.
+    """Renewal of all leases of a worker, each third of the lease.
 
-    When a delivery turns out to be another worker's, its `on_lost` is called; when somebody asked for the task to be
-    cancelled, its `on_cancel`. `on_trouble` hears what kept a beat from happening, None when one succeeded again.
-    `may_beat` is asked before each: while it says no, nothing is renewed, and others take what is held once its lease
-    has passed.
+    If a delivery has passed to another worker, its `on_lost` is called; if its task's cancellation was requested, its
+    `on_cancel`.
+
+    Args:
+        on_error: Called with the error of a renewal that failed, and with None after the next one that succeeded.
+        should_renew: Called before each renewal. While it returns False, nothing is renewed, and other workers claim
+            the deliveries after the lease.
     """
 
     def __init__(
@@ -51,45 +54,45 @@ class LeaseHeartbeat:
         self._on_error = on_error
         self._should_renew = should_renew
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="perdure beat", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="perdure heartbeat", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop beating; returns when the thread has ended or its last call has timed out."""
+        """Stop the thread; return when it has ended, or its last call has timed out."""
         self._stop.set()
         self._thread.join(timeout=self._interval + 1.0)
 
     def _run(self) -> None:
-        line = _open_connection(self._address, self._socket, self._interval)
-        troubled = held_back = False
+        connection = _open_connection(self._address, self._socket, self._interval)
+        failed = paused = False
         try:
-            while not self._stop.wait(self._interval / 4 if troubled or held_back else self._interval):
-                held_back = not self._should_renew()
-                if held_back:
+            while not self._stop.wait(self._interval / 4 if failed or paused else self._interval):
+                paused = not self._should_renew()
+                if paused:
                     continue
                 try:
-                    self._renew_all(line)
+                    self._renew_all(connection)
                 except QueueError as error:
-                    troubled = True
+                    failed = True
                     self._on_error(error)
                 else:
-                    if troubled:
+                    if failed:
                         self._on_error(None)
-                    troubled = False
+                    failed = False
         finally:
-            line.close()
+            connection.close()
 
-    def _renew_all(self, line: _RenewalConnection) -> None:
-        """One beat. A node of a cluster that does not answer keeps no lease on another one from being renewed."""
-        trouble: QueueError | None = None
+    def _renew_all(self, connection: _RenewalConnection) -> None:
+        """Renew all leases. An unavailable node of a cluster does not affect leases on other nodes."""
+        failure: QueueError | None = None
         by_partition = self._leases.by_partition()
-        # Who did not answer lately is asked last, and once only: its silence takes time.
-        for partition in sorted(by_partition, key=lambda partition: line.is_suspect(partition.ready)):
+        # A node that did not answer lately comes last, and is called once only: its time-out takes time.
+        for partition in sorted(by_partition, key=lambda partition: connection.is_suspect(partition.ready)):
             held = by_partition[partition]
             for start in range(0, len(held), _BATCH):
-                if trouble is not None and line.is_suspect(partition.ready):
+                if failure is not None and connection.is_suspect(partition.ready):
                     break
                 batch = held[start : start + _BATCH]
                 keys = [partition.ready, *(one.record for one in batch)]
@@ -97,33 +100,33 @@ class LeaseHeartbeat:
                 for one in batch:
                     args += (one.delivery.entry, one.delivery.count)
                 try:
-                    lost, cancelled = self._call(line, partition, keys, args)
+                    lost, cancelled = self._call(connection, partition, keys, args)
                 except QueueError as error:
-                    trouble = error
+                    failure = error
                     continue
                 for position in lost:
-                    # Settled since the table was read? Then it is no longer held, and nothing is lost.
+                    # A delivery that was settled since the table was read is not lost.
                     if self._leases.holds(partition, batch[position].delivery.entry):
                         batch[position].on_lost()
                 for position in cancelled:
                     batch[position].on_cancel()
-        line.refresh()
-        if trouble is not None:
-            raise trouble
+        connection.refresh()
+        if failure is not None:
+            raise failure
 
     def _call(
-        self, line: _RenewalConnection, partition: Partition, keys: list[str], args: list[Any]
+        self, connection: _RenewalConnection, partition: Partition, keys: list[str], args: list[Any]
     ) -> tuple[list[int], list[int]]:
         with translated(f"{self._address.shown} ({partition.queue})"):
             try:
-                reply: Any = line.execute(partition.ready, "EVALSHA", _BEAT.sha, len(keys), *keys, *args)
+                reply: Any = connection.execute(partition.ready, "EVALSHA", _RENEW.sha, len(keys), *keys, *args)
             except NoScriptError:
-                reply = line.execute(partition.ready, "EVAL", _BEAT.source, len(keys), *keys, *args)
+                reply = connection.execute(partition.ready, "EVAL", _RENEW.source, len(keys), *keys, *args)
         return reply[0], reply[1]
 
 
 class _RenewalConnection(Protocol):
-    """A way to the server that holds a key."""
+    """Connection to the server that holds a key."""
 
     def execute(self, key: str, *command: Argument) -> Any: ...
 
@@ -135,7 +138,7 @@ class _RenewalConnection(Protocol):
 
 
 class _SingleConnection:
-    """One server, on one connection."""
+    """One connection to one server."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
@@ -144,7 +147,7 @@ class _SingleConnection:
         try:
             return self._client.execute_command(*command)
         except RedisError as error:
-            if is_read_only(error):  # demoted: the next connection finds the one that was promoted
+            if is_read_only(error):  # a demoted server: the next connection goes to the new primary
                 self._client.connection_pool.disconnect()
             raise
 
@@ -152,7 +155,7 @@ class _SingleConnection:
         return False
 
     def refresh(self) -> None:
-        """There is nothing to learn about one server."""
+        """Do nothing: one server has no topology."""
 
     def close(self) -> None:
         self._client.close()

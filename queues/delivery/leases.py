@@ -1,7 +1,7 @@
-"""Deliveries, their fence, and the table of those this worker holds.
+"""Deliveries, their fencing tokens, and the table of the deliveries that this worker holds.
 
-A lease is the time for which a delivery is its worker's alone. It has no key of its own: it is the idle time of the
-pending entry, and the fence that guards every write is read from that entry too (owner and delivery count).
+A lease is the time for which a delivery belongs to its worker. It has no key: it is the idle time of the pending entry.
+The fence of every write is checked against that entry, too (owner and delivery count).
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ __all__ = ["Delivery", "Holder", "Leases"]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One handing of a message to one worker.
+    """One hand-out of a message to one worker.
 
-    count: Redis' delivery count of the entry, 1 for the first. claimed: it was taken over from another worker, or
-    given back by one. history: the task ran or waited before, so there is a record worth reading.
+    Attributes:
+        count: Redis' delivery count of the entry, 1 for the first.
+        claimed: Whether it was claimed from another worker, or released by one.
     """
 
     partition: Partition
@@ -39,16 +40,17 @@ class Delivery:
 
     @property
     def has_history(self) -> bool:
+        """Whether the task ran or waited before, so that its record is worth reading."""
         return self.claimed or b"again" in self.fields
 
     @property
     def key(self) -> tuple[str, bytes]:
-        """What names the message in all of Redis: its stream and its entry."""
+        """Stream and entry id of the message, unique in Redis."""
         return (self.partition.ready, self.entry)
 
 
 class Holder(Protocol):
-    """Whoever holds a delivery. The callbacks are called in the beat thread."""
+    """Holder of a delivery. The callbacks are called in the heartbeat thread."""
 
     @property
     def delivery(self) -> Delivery: ...
@@ -57,32 +59,32 @@ class Holder(Protocol):
     def record(self) -> str: ...
 
     def on_lost(self) -> None:
-        """The lease has passed to another."""
+        """Handle that the lease has passed to another worker."""
 
     def on_cancel(self) -> None:
-        """Somebody asked for the task's cancellation."""
+        """Handle a request to cancel the task."""
 
 
 H = TypeVar("H", bound=Holder, default=Holder)
 
 
 class Leases(Generic[H]):
-    """The deliveries a worker holds. Shared between the event loop and the beat thread."""
+    """Deliveries that a worker holds. Shared by the event loop and the heartbeat thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: dict[tuple[str, bytes], H] = {}
 
     def hold(self, holder: H) -> H | None:
-        """Have the holder's lease renewed from now on. Returns who held the same message here before, if anybody."""
+        """Renew the holder's lease from now on. Return the previous holder of the same message here, if any."""
         key = holder.delivery.key
         with self._lock:
-            former = self._held.get(key)
+            previous = self._held.get(key)
             self._held[key] = holder
-        return former
+        return previous
 
     def drop(self, holder: H) -> None:
-        """Stop renewing: the delivery was settled, given back or lost."""
+        """Stop renewing: the delivery was settled, released or lost."""
         key = holder.delivery.key
         with self._lock:
             if self._held.get(key) is holder:
@@ -93,14 +95,14 @@ class Leases(Generic[H]):
             return (partition.ready, entry) in self._held
 
     def by_partition(self) -> dict[Partition, list[H]]:
-        """What is held now, for one beat."""
+        """Return the current holders, by partition."""
         grouped: dict[Partition, list[H]] = {}
         for holder in self.holders():
             grouped.setdefault(holder.delivery.partition, []).append(holder)
         return grouped
 
     def holders(self) -> list[H]:
-        """Who holds something now."""
+        """Return the current holders."""
         with self._lock:
             return list(self._held.values())
 

@@ -1,6 +1,6 @@
-"""Ending a delivery: each way is one script, and each is refused once the lease has passed.
+"""Settlement of a delivery: succeed, cancel, reschedule, park, release. Each is one script, fenced by the delivery.
 
-`bury` is the dead letters' own (deadletter/burial.py).
+Burying is part of the package `deadletter`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,12 @@ _NO_DATA = b"{}"
 
 
 class Counters(NamedTuple):
-    """What has been tried. attempts: runs that ended by themselves. crashes: deliveries that ended without any
-    outcome. returns: times the task was handed back because this worker does not know its name.
+    """Counters of a task.
+
+    Attributes:
+        attempts: Runs that ended with a result, an exception or a time-out.
+        crashes: Deliveries that ended without an outcome.
+        requeues: Times the task was returned by a worker that cannot run it.
     """
 
     attempts: int = 0
@@ -40,7 +44,7 @@ class Counters(NamedTuple):
     requeues: int = 0
 
     def attempted(self) -> Counters:
-        """With one attempt more."""
+        """Return the counters with one more attempt."""
         return Counters(self.attempts + 1, self.crashes, self.requeues)
 
 
@@ -57,12 +61,17 @@ async def succeed(
     written: bool = True,
     handed_to: str | None = None,
 ) -> None:
-    """Store the result and acknowledge. ran, ttl: seconds. Raises `LeaseLost`.
+    """Store the result and acknowledge the message.
 
-    handed_to: the id of the task that goes on, whose result is this one's.
+    Args:
+        ran: Seconds that the run took.
+        ttl: Seconds for which the record is kept.
+        envelope: The envelope of the message if the caller has decoded it; saves a read in the script.
+        written: False if this delivery has written nothing into the checkpoint.
+        handed_to: Id of the successor, whose result is this task's result.
 
-    envelope: the message's, where the caller has read it, which saves the script reading the message once more.
-    written: False where this delivery has put nothing into the checkpoint.
+    Raises:
+        LeaseLost: The lease has passed to another worker.
     """
     if gateway.encryptor.active:
         result = gateway.encryptor.of(delivery.partition, task_id).encrypt(RESULT, result)
@@ -80,7 +89,7 @@ async def cancelled(
     envelope: Envelope | None = None,
     written: bool = True,
 ) -> None:
-    """Store that the task was cancelled and acknowledge; see `succeed`."""
+    """Store that the task was cancelled, and acknowledge the message. See `succeed`."""
     await _finish(gateway, delivery, task_id, State.CANCELLED, b"null", counters, ran, ttl, envelope, written)
 
 
@@ -119,14 +128,14 @@ async def _finish(
 
 
 _SMALL: Final = 1024
-"""Bytes of arguments that are sent along rather than moved from the message by the script."""
+"""Bytes of arguments up to which they are sent with the outcome. Larger ones are moved by the script."""
 
 
 def _kept(delivery: Delivery, envelope: Envelope) -> Sequence[Argument]:
-    """What the record keeps of the message, where sending it is cheaper than having the script read it.
+    """Return the fields of the message that the record keeps, if sending them is cheaper than a read in the script.
 
-    An envelope that says no more than id and name is kept as the name alone. The time of enqueuing is the message's
-    own, unless the task ran or waited before: then its record has it.
+    An envelope with only id and name is kept as the name. The time of the enqueue is that of the message, unless the
+    task ran or waited before: then its record has it.
     """
     arguments = delivery.fields.get(b"args", b"")
     if len(arguments) > _SMALL or b"again" in delivery.fields:
@@ -138,7 +147,7 @@ def _kept(delivery: Delivery, envelope: Envelope) -> Sequence[Argument]:
 
 
 def _whole(delivery: Delivery) -> Sequence[Argument]:
-    """All of the message, as the script would move it; the time of enqueuing of one that waited is in its record."""
+    """Return all fields of the message, as the script would move them."""
     known: tuple[Argument, ...] = tuple(
         one for name in ("env", "args") for one in (name, delivery.fields.get(name.encode(), b""))
     )
@@ -222,9 +231,14 @@ def _milliseconds(delay: float) -> int:
 
 
 async def release(gateway: Gateway, delivery: Delivery, task_id: str | None, *, data: dict[str, object] | None) -> None:
-    """Give the message back at no cost, for another worker to take at once. Raises `LeaseLost`.
+    """Release the message at no cost, so that another worker takes it at once.
 
-    task_id and data are None for a delivery that was never looked at: nothing is logged then.
+    Args:
+        task_id: None for a delivery that was never started.
+        data: Data of the logged event; None for a delivery that was never started: nothing is logged.
+
+    Raises:
+        LeaseLost: The lease has passed to another worker.
     """
     partition = delivery.partition
     known = task_id or f"entry-{delivery.entry.decode()}"

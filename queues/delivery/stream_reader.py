@@ -1,10 +1,10 @@
-"""The blocking read of several partitions at once, never for more messages than there is room for.
+"""Stream readers: blocking XREADGROUP over several partitions, never for more messages than there are free slots.
 
-COUNT holds for each stream of an XREADGROUP, so the room is dealt out before it is known who has messages: each
-partition gets a share, and the shares never sum to more. On one server, one connection waits for all partitions. In a
-cluster a command stays in one slot, so each partition has a connection; when the first has brought something, the
-others are told to come back, with what they may have by then. A partition whose node is away is left out for a while,
-so that it holds up no other.
+COUNT applies to each stream of an XREADGROUP, so the free slots are divided before it is known which partitions have
+messages: each partition gets a share. On one server, one connection blocks on all partitions. In a cluster a command
+stays in one hash slot, so each partition has a connection; when the first one returns messages, the other reads are
+interrupted, and return what they have by then. A partition whose node is unavailable is left out for a while, so that
+it does not delay the others.
 """
 
 from __future__ import annotations
@@ -22,26 +22,25 @@ from ..transport import Argument, BlockingConnection, Gateway
 __all__ = ["PerNodeReader", "SingleNodeReader", "Stream", "StreamReader", "read_partitions"]
 
 Stream = tuple[bytes, list[tuple[bytes, list[bytes] | None]]]
-"""A stream's key, and the entries that came from it."""
+"""Key of a stream, and the entries that were read from it."""
 
-_INSIST: Final = 0.02
-"""Seconds after which a read that was told to come back is told again: it may not have been waiting yet."""
-
+_INTERRUPT_INTERVAL: Final = 0.02
+"""Seconds after which a read is interrupted again: it may not have been blocking yet."""
 
 _FIRST_ABSENCE: Final = 0.1
 _LONGEST_ABSENCE: Final = 1.0
-"""Seconds for which a partition that could not be read is left out, the first time and after many."""
+"""Seconds for which an unavailable partition is left out, the first time and after many."""
 
-_LATE: Final = 0.05
-"""Seconds that the others have to answer once one has."""
+_GRACE: Final = 0.05
+"""Seconds that the other reads have to return once one has."""
 
-_SHORTEST: Final = 0.001
-"""Seconds that a read waits at least: 0 would mean without end."""
+_SHORTEST_BLOCK: Final = 0.001
+"""Smallest number of seconds for BLOCK, where 0 means for ever."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Absence:
-    """Why a partition is left out, for how long (seconds) and until when (monotonic clock)."""
+    """Absence of a partition: its error, its length in seconds, and its end on the monotonic clock."""
 
     error: Unavailable
     delay: float
@@ -53,28 +52,28 @@ class _Absence:
 
 
 class StreamReader(Protocol):
-    """Reads from ready and nudge streams of partitions, as one worker."""
+    """Reader of the ready and nudge streams of partitions, as one worker."""
 
     async def read(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Stream]:
-        """Up to `count` entries from each stream; waits up to `block` seconds for the first, None for not at all."""
+        """Read up to `count` entries of each stream; block up to `block` seconds for the first, None: do not block."""
 
     async def interrupt(self) -> None:
-        """End a read that waits."""
+        """End a blocking read."""
 
     def keep(self, partitions: Sequence[Partition]) -> None:
-        """From now on no others are read."""
+        """Note the partitions that are read from now on."""
 
     def is_away(self, partition: Partition) -> bool:
-        """Whether the partition could not be reached when it was tried last, while others are."""
+        """Return whether the partition was unavailable at its last read, while others are available."""
 
     def rests(self, partition: Partition) -> bool:
-        """Whether it is away, and not to be tried again yet."""
+        """Return whether the partition is unavailable, and not to be tried again yet."""
 
     def mark_unavailable(self, partition: Partition, error: Unavailable) -> bool:
-        """The partition could not be reached; whether it is left out for that, and the others go on."""
+        """Note that a partition is unavailable. Return whether the others are read without it."""
 
     def returned(self) -> list[Partition]:
-        """Those that could be read again since this was asked last."""
+        """Return the partitions that became available since the last call."""
 
     async def close(self) -> None: ...
 
@@ -97,7 +96,7 @@ def _command(worker: str, partitions: Sequence[Partition], count: int, block: fl
 
 
 class SingleNodeReader:
-    """One server: one command. One that may wait has a connection of its own; others go out with everything else."""
+    """Reader for one server: one command for all partitions. Blocking reads have a separate connection."""
 
     def __init__(self, gateway: Gateway, reader: BlockingConnection, worker: str) -> None:
         self._gateway = gateway
@@ -114,10 +113,10 @@ class SingleNodeReader:
         await self._reader.interrupt()
 
     def keep(self, partitions: Sequence[Partition]) -> None:
-        """There is one connection for all."""
+        """Do nothing: there is one connection for all."""
 
     def is_away(self, partition: Partition) -> bool:
-        """All are, or none is; then the read says so."""
+        """Return False: if the server is unavailable, all partitions are, and the read raises."""
         return False
 
     def rests(self, partition: Partition) -> bool:
@@ -134,7 +133,7 @@ class SingleNodeReader:
 
 
 class PerNodeReader:
-    """A cluster: a command for each partition, and for one that may wait a connection to the node that has it."""
+    """Reader for a cluster: one command for each partition, and for blocking reads a connection to its node."""
 
     def __init__(self, gateway: Gateway, worker: str) -> None:
         self._gateway = gateway
@@ -148,22 +147,22 @@ class PerNodeReader:
 
     async def read(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Stream]:
         await self._close_others()
-        here = self._here(partitions)
-        found = await self._look(here, count) if here else []
+        available = self._available(partitions)
+        found = await self._poll(available, count) if available else []
         if found or block is None:
             return found
-        here = self._here(partitions)
-        if not here:
+        available = self._available(partitions)
+        if not available:
             return []
         soonest = min((absence.left for absence in self._absences.values()), default=block)
-        return await self._wait(here, count, max(_SHORTEST, min(block, soonest)))
+        return await self._wait(available, count, max(_SHORTEST_BLOCK, min(block, soonest)))
 
-    def _here(self, partitions: Sequence[Partition]) -> list[Partition]:
-        """Those that may be asked now. Raises the last error where all that are read are away."""
-        here = [partition for partition in partitions if not self.rests(partition)]
-        if not here and self._absences.keys() >= self._kept:
+    def _available(self, partitions: Sequence[Partition]) -> list[Partition]:
+        """Return the partitions to read now. Raises the last error if all partitions are unavailable."""
+        available = [partition for partition in partitions if not self.rests(partition)]
+        if not available and self._absences.keys() >= self._kept:
             raise self._absences[partitions[0]].error
-        return here
+        return available
 
     def is_away(self, partition: Partition) -> bool:
         return partition in self._absences
@@ -181,7 +180,7 @@ class PerNodeReader:
         return returned
 
     def _note(self, partition: Partition, error: Unavailable | None) -> None:
-        """Remember that a partition could not be read, or that it could. (A read that was interrupted says neither.)"""
+        """Note whether a partition could be read. (An interrupted read shows neither.)"""
         before = self._absences.pop(partition, None)
         if error is not None:
             delay = _FIRST_ABSENCE if before is None else min(before.delay * 2, _LONGEST_ABSENCE)
@@ -189,21 +188,21 @@ class PerNodeReader:
         elif before is not None:
             self._returned.append(partition)
 
-    async def _look(self, partitions: Sequence[Partition], count: int) -> list[Stream]:
-        """Ask all at once. Who does not answer soon, because its slot is sought, counts as away, and is heard later."""
-        looks = {
+    async def _poll(self, partitions: Sequence[Partition], count: int) -> list[Stream]:
+        """Read all at once. A partition that does not answer soon counts as unavailable; its reply is used later."""
+        reads = {
             partition: self._late.pop(partition) if partition in self._late else self._ask(partition, count)
             for partition in partitions
         }
         try:
-            await asyncio.wait(looks.values(), return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait(looks.values(), timeout=_LATE)
+            await asyncio.wait(reads.values(), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(reads.values(), timeout=_GRACE)
         except BaseException:
-            await _cancel(looks.values())
+            await _cancel(reads.values())
             raise
-        done = {partition: look for partition, look in looks.items() if look.done()}
-        for partition in looks.keys() - done.keys():
-            self._late[partition] = looks[partition]
+        done = {partition: read for partition, read in reads.items() if read.done()}
+        for partition in reads.keys() - done.keys():
+            self._late[partition] = reads[partition]
             self._note(partition, Unavailable(f"queue {partition.queue}, partition {partition.index} does not answer"))
         replies = await asyncio.gather(*done.values(), return_exceptions=True)
         for partition, reply in zip(done, replies, strict=True):
@@ -215,7 +214,7 @@ class PerNodeReader:
         return asyncio.ensure_future(self._gateway.command_now(*command))
 
     async def _wait(self, partitions: Sequence[Partition], count: int, block: float) -> list[Stream]:
-        """Wait on all at once. However this ends, no read is left behind that could take a message unheard."""
+        """Block on all at once. However this ends, no read is left behind that could take a message unseen."""
         self._waiting = {
             asyncio.ensure_future(reader.read(*_command(self._worker, [partition], count, block))): reader
             for partition in partitions
@@ -226,7 +225,7 @@ class PerNodeReader:
             await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
             while not all(read.done() for read in reads):
                 await self.interrupt()
-                await asyncio.wait(reads, timeout=_INSIST)
+                await asyncio.wait(reads, timeout=_INTERRUPT_INTERVAL)
         finally:
             for read in reads:
                 read.cancel()
@@ -238,14 +237,14 @@ class PerNodeReader:
         return self._streams(replies)
 
     def _streams(self, replies: Sequence[Any]) -> list[Stream]:
-        """What the reads brought. Raises their error where they brought nothing, and not only because some are away."""
+        """Return the messages of the reads. Raises an error if there are none, and not only some are unavailable."""
         found = [stream for reply in replies if not isinstance(reply, BaseException) for stream in reply or []]
         away = [reply for reply in replies if isinstance(reply, Unavailable)]
         errors = [reply for reply in replies if isinstance(reply, Exception) and not isinstance(reply, Unavailable)]
         if away and len(away) == len(replies) and self._absences.keys() >= self._kept:
-            raise away[0]  # else it is others' turn
+            raise away[0]  # otherwise other partitions are read next
         if errors and not found:
-            raise errors[0]  # with something found, the next read meets the same trouble again
+            raise errors[0]  # if messages were found, the next read raises the same error
         return found
 
     def _reader(self, partition: Partition) -> BlockingConnection:
@@ -279,9 +278,7 @@ async def _cancel(futures: Collection[asyncio.Future[Any]]) -> None:
 
 
 def read_partitions(gateway: Gateway, worker: str) -> StreamReader:
-    """The way to read that the server asks for."""
-    return (
-        PerNodeReader(gateway, worker)
-        if gateway.clustered
-        else SingleNodeReader(gateway, gateway.blocking_connection(), worker)
-    )
+    """Return the reader for this kind of server."""
+    if gateway.clustered:
+        return PerNodeReader(gateway, worker)
+    return SingleNodeReader(gateway, gateway.blocking_connection(), worker)

@@ -1,15 +1,13 @@
-"""Which partitions a worker takes new messages of, and in which it serves what is already there.
+"""The partition assignment of a worker: the partitions that it reads from, and those that it serves.
 
-It serves (claims, moves what is due, hears nudges) in all partitions of a queue's route. It takes new messages of the
-generations up to the first that is not drained: of the next ones only when every message of the former was delivered
-once. That is what keeps the order of a key across a change, and all workers do it by themselves: a generation that is
-drained stays so. A former partition where nothing is that a worker could do is left alone, and looked at now and then.
+A worker serves all partitions of a queue's route: it claims, promotes and gets nudges there. It reads new messages from
+the generations up to the first one that is not drained, and from the next one only after each message of the previous
+ones was delivered once. That keeps the order of a key across a change, and needs no agreement between workers, because
+a drained generation stays drained. An empty partition of a previous generation is not served, but checked now and then.
 
-Who of the workers that share a queue reads which partition.
-
-Each partition has the workers that rank highest for it (rendezvous hashing: Thaler and Ravishankar, "A Name-Based
-Mapping Scheme for Rendezvous", 1996). So all workers come to the same answer without asking each other, and when one
-comes or goes, only its own partitions move.
+Workers may share a queue: then each partition belongs to the workers that rank highest for it (rendezvous hashing:
+Thaler and Ravishankar, "A Name-Based Mapping Scheme for Rendezvous", 1996). All workers compute the same assignment
+without communication, and when a worker comes or goes, only its own partitions move.
 """
 
 from __future__ import annotations
@@ -27,38 +25,38 @@ from .route import SINGLE, Generation, Route, spread
 
 __all__ = ["READERS", "PartitionAssignment", "assigned_partitions", "join_group", "leave_group"]
 
-_SHARE = queue_script("join_group")
+_JOIN = queue_script("join_group")
 
 READERS: Final = 2
-"""Workers that read a partition, where there are so many: one may die and nobody waits for the others to notice."""
+"""Workers that read a partition, if there are so many: if one dies, its partitions still have a reader."""
 
 
-def assigned_partitions(worker: str, sharers: Collection[str], partitions: Sequence[Partition]) -> list[Partition]:
-    """The partitions that are for `worker` to read, of all that the sharers have together."""
-    return [partition for partition in partitions if worker in _readers(sharers, partition)]
+def assigned_partitions(worker: str, members: Collection[str], partitions: Sequence[Partition]) -> list[Partition]:
+    """Return the partitions of `worker`, of all that the members share."""
+    return [partition for partition in partitions if worker in _readers(members, partition)]
 
 
-def _readers(sharers: Collection[str], partition: Partition) -> list[str]:
-    place = f"{partition.queue}:{partition.index}:"
-    return nlargest(READERS, sharers, key=lambda sharer: (spread(place + sharer), sharer))
+def _readers(members: Collection[str], partition: Partition) -> list[str]:
+    prefix = f"{partition.queue}:{partition.index}:"
+    return nlargest(READERS, members, key=lambda member: (spread(prefix + member), member))
 
 
 async def join_group(gateway: Gateway, namespace: Namespace, queue: str, worker: str, ttl: float) -> set[str]:
-    """Say that a worker shares a queue, and hear who else does. ttl: seconds after which a silent one is gone."""
-    found = await gateway.run(_SHARE, [namespace.sharing(queue)], [worker, round(ttl * 1000)])
+    """Add a worker to a queue's members; return all members. ttl: seconds after which a silent one is removed."""
+    found = await gateway.run(_JOIN, [namespace.sharing(queue)], [worker, round(ttl * 1000)])
     return {name.decode() for name in found}
 
 
 async def leave_group(gateway: Gateway, namespace: Namespace, queue: str, worker: str) -> None:
-    """Say that the worker has left: its partitions are the others' as soon as they look."""
+    """Remove a worker from a queue's members: the others take its partitions at their next refresh."""
     await gateway.command("ZREM", namespace.sharing(queue), worker)
 
 
-_PRESENCE = 15.0
-"""Seconds after which a silent worker's share is the others'."""
+_MEMBER_TTL: Final = 15.0
+"""Seconds after which the others take the partitions of a silent worker."""
 
-_SOME = 16
-"""Former partitions that are reviewed at one look."""
+_CHECKS: Final = 16
+"""Drained partitions that one refresh checks."""
 
 
 @dataclass(slots=True)
@@ -68,19 +66,19 @@ class _Queue:
     closed: set[int] = field(default_factory=set)
     drained: set[int] = field(default_factory=set)
     empty: set[int] = field(default_factory=set)
-    reviewed: int = 0
+    checked: int = 0
     members: set[str] = field(default_factory=set)
-    taken_from: list[Partition] = field(default_factory=list)
+    read_from: list[Partition] = field(default_factory=list)
     served: list[Partition] = field(default_factory=list)
 
 
 class PartitionAssignment:
-    """One worker's partitions, as of the last look."""
+    """The partitions of one worker, as of the last refresh."""
 
     def __init__(
         self, gateway: Gateway, namespace: Namespace, queues: Sequence[str], worker: str, *, share: bool
     ) -> None:
-        """share: only its part of each queue's partitions, the rest being others' who share."""
+        """share: divide the partitions of each queue with the other workers that share it."""
         self._gateway = gateway
         self._namespace = namespace
         self._worker = worker
@@ -89,23 +87,23 @@ class PartitionAssignment:
         self._queues = [_Queue(name) for name in queues]
 
     @property
-    def taken_from(self) -> list[Partition]:
-        """Where new messages are taken from."""
-        return [partition for queue in self._queues for partition in queue.taken_from]
+    def read_from(self) -> list[Partition]:
+        """Partitions to read new messages from."""
+        return [partition for queue in self._queues for partition in queue.read_from]
 
     @property
     def served(self) -> list[Partition]:
-        """Where claims are made, due tasks are moved, and what was given back is taken up."""
+        """Partitions to claim in, to promote in, and to take released messages from."""
         return [partition for queue in self._queues for partition in queue.served]
 
     @property
     def changing(self) -> bool:
-        """Whether a generation has still to be drained: look again soon."""
+        """Whether a generation is not drained yet: refresh again soon."""
         return any(_undrained(queue) for queue in self._queues)
 
     @property
     def known(self) -> list[Partition]:
-        """All partitions of the routes, whoever reads them: those as well where nothing is but dead letters."""
+        """All partitions of the routes, also those of other workers and those that hold only dead letters."""
         return [self._namespace.partition(queue.name, index) for queue in self._queues for index in queue.route.indexes]
 
     @property
@@ -113,35 +111,35 @@ class PartitionAssignment:
         return {queue.name: queue.route for queue in self._queues}
 
     async def refresh(self) -> None:
-        """Hear of routes, complete changes that were begun, see what is drained and who shares."""
+        """Read the routes and the members, complete unfinished changes, and check which partitions are drained."""
         for queue in self._queues:
             queue.route = await sync_route(self._gateway, self._namespace, queue.name, queue.route)
-            former = [index for generation in queue.route.previous for index in generation.indexes]
-            await self._review(queue, former)
-            await self._close(queue, [index for index in former if index not in queue.closed])
+            previous = [index for generation in queue.route.previous for index in generation.indexes]
+            await self._check_drained(queue, previous)
+            await self._close(queue, [index for index in previous if index not in queue.closed])
             if self._share and not self._leaving:
-                queue.members = await join_group(self._gateway, self._namespace, queue.name, self._worker, _PRESENCE)
+                queue.members = await join_group(self._gateway, self._namespace, queue.name, self._worker, _MEMBER_TTL)
             await self._follow(queue)
 
     async def follow_changes(self) -> None:
-        """See only whether what was to be drained is drained by now: one question for each queue that changes."""
+        """Check only whether generations are drained by now: one round trip for each queue that changes."""
         for queue in self._queues:
             if _undrained(queue):
                 await self._follow(queue)
 
     async def leave(self) -> None:
-        """Leave its share to the others: from now on this worker takes nothing more."""
+        """Leave the partitions to the other workers: from now on this one reads nothing more."""
         self._leaving = True
         for queue in self._queues if self._share else ():
             await leave_group(self._gateway, self._namespace, queue.name, self._worker)
 
     async def _close(self, queue: _Queue, indexes: Sequence[int]) -> None:
-        """Whoever began the change may have died before all was closed."""
+        """Close partitions: the process that started the change may have died before."""
         await close_previous(self._gateway, self._namespace, queue.name, queue.route, indexes)
         queue.closed.update(indexes)
 
     async def _follow(self, queue: _Queue) -> None:
-        """See how far the queue is drained."""
+        """Compute the assignment from how far the queue is drained."""
         reached: list[Generation] = []
         for generation in queue.route.generations:
             reached.append(generation)
@@ -150,7 +148,7 @@ class PartitionAssignment:
         served = self._partitions(queue, queue.route.generations)
         queue.served = assigned_partitions(self._worker, queue.members, served) if self._share else served
         mine = set(queue.served)
-        queue.taken_from = [partition for partition in self._partitions(queue, reached) if partition in mine]
+        queue.read_from = [partition for partition in self._partitions(queue, reached) if partition in mine]
 
     def _partitions(self, queue: _Queue, generations: Sequence[Generation]) -> list[Partition]:
         return [
@@ -161,21 +159,21 @@ class PartitionAssignment:
         ]
 
     async def _is_drained(self, queue: _Queue, generation: Generation) -> bool:
-        """Asks of one partition after another, until one is not drained: a deep backlog costs one question a look."""
+        """Check one partition after another until one is not drained: a long backlog costs one round trip."""
         for index in generation.indexes:
             if index not in queue.drained and not await self._ask(queue, index):
                 return False
         return True
 
-    async def _review(self, queue: _Queue, former: Sequence[int]) -> None:
-        """Look whether some former partitions are still as they were, another part of them each time.
+    async def _check_drained(self, queue: _Queue, previous: Sequence[int]) -> None:
+        """Check some drained partitions again, the next ones each time.
 
-        They may have become empty, or hold something again that was replayed. And a server that came back with less
-        than it had may have lost the mark: then producers may use them again, and they are to be closed again.
+        They may have become empty, or hold a replayed task. A server may have lost the mark in a restart: then
+        producers may write into a partition again, and it must be closed again.
         """
-        start = queue.reviewed if queue.reviewed < len(former) else 0
-        some = [index for index in former[start : start + _SOME] if index in queue.drained]
-        queue.reviewed = start + _SOME
+        start = queue.checked if queue.checked < len(previous) else 0
+        some = [index for index in previous[start : start + _CHECKS] if index in queue.drained]
+        queue.checked = start + _CHECKS
         await asyncio.gather(*(self._ask(queue, index) for index in some))
 
     async def _ask(self, queue: _Queue, index: int) -> bool:

@@ -1,11 +1,11 @@
-"""A queue's route: over which partitions it was, is and will be spread. Pure; rerouting.py changes it in Redis.
+"""The route of a queue: the partitions that it was and is spread over. Pure; resharding.py changes it in Redis.
 
-A route is a list of generations, the oldest first. A generation is a run of partition indexes that were put to use
-together; an index is never used again, so a queue that goes from one partition to four has the generations (0) and
-(1, 2, 3, 4), and going to two adds (5, 6). Producers write into the oldest generation that is not closed, workers
-begin with the oldest that is not read to its end: so tasks of one key keep their order across a change.
+A route is a list of generations, the oldest first. A generation is a range of partition indexes that were added
+together. An index is never used again: a queue that grows from one partition to four has the generations (0) and
+(1, 2, 3, 4), and shrinking to two adds (5, 6). Producers write into the oldest generation that is not closed, workers
+start with the oldest one that is not drained, so tasks of one key keep their order across a change.
 
-In the hash of queues a route is a plain number n while it has the one generation 0..n-1, and JSON otherwise.
+In the hash of queues, a route with the one generation 0..n-1 is stored as the number n, any other as JSON.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import orjson
 __all__ = ["MOST_PARTITIONS", "SINGLE", "Generation", "Route", "UnreadableRoute", "spread"]
 
 MOST_PARTITIONS: Final = 1024
-"""Partitions that one generation may have."""
+"""Largest number of partitions of one generation."""
 
 
 class UnreadableRoute(ValueError):
-    """What stands in the hash of queues is no route that this version knows."""
+    """The stored route is not one that this version can read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Generation:
         return self.first + self.count
 
     def index_of(self, number: int) -> int:
-        """The partition that a number (a hash, or a turn) falls to."""
+        """Return the partition of a number: the hash of a key, or a consecutive number."""
         return self.first + number % self.count
 
 
@@ -56,7 +56,7 @@ class Route:
 
     @property
     def indexes(self) -> Iterator[int]:
-        """Every partition of the queue that may hold anything, the oldest first."""
+        """All partitions of the queue that may hold anything, the oldest first."""
         return (index for generation in self.generations for index in generation.indexes)
 
     @property
@@ -69,17 +69,17 @@ class Route:
         return self.generations[-1]
 
     def changed(self, count: int) -> Route:
-        """The route that spreads over `count` partitions from now on; itself where it does so already."""
+        """Return the route with a new generation of `count` partitions; itself if the last one has that many."""
         if not 1 <= count <= MOST_PARTITIONS:
-            raise ValueError(f"a queue has 1 to {MOST_PARTITIONS} partitions, not {count}")
+            raise ValueError(f"count must be 1 to {MOST_PARTITIONS} partitions, got {count}")
         if self.last.count == count:
             return self
         return Route((*self.generations, Generation(self.last.end, count)))
 
     def joined(self, other: Route) -> Route:
-        """This route with what `other` has beyond its end: a server that lost a change is told of it again.
+        """Return this route with the generations of `other` after its end, for a server that lost a change.
 
-        Where the two disagree, every index of both is kept, so that no task is in a place where nobody looks.
+        If the two differ, all indexes of both are kept, so that every task stays in a partition that workers serve.
         """
         added = list(self.generations)
         for generation in other.generations:
@@ -89,7 +89,7 @@ class Route:
         return Route(tuple(added))
 
     def without(self, generation: Generation) -> Route:
-        """The route after a former generation was retired."""
+        """Return the route without a retired generation."""
         return Route(tuple(one for one in self.generations if one != generation or one == self.last))
 
     def encode(self) -> bytes:
@@ -99,22 +99,22 @@ class Route:
 
     @classmethod
     def decode(cls, data: bytes) -> Route:
-        """Read a route; `UnreadableRoute` for what is none."""
+        """Decode a route. Raises `UnreadableRoute`."""
         try:
             found = orjson.loads(data)
             listed = [[0, found]] if isinstance(found, int) else found["generations"]
             generations = tuple(Generation(int(first), int(count)) for first, count in listed)
         except (ValueError, TypeError, LookupError):
-            raise UnreadableRoute(f"{data!r} is not a route that this version of Perdure knows") from None
+            raise UnreadableRoute(f"route must be a number or JSON with generations, got {data!r}") from None
         if not generations or any(one.first < 0 or one.count < 1 for one in generations):
-            raise UnreadableRoute(f"{data!r} is not a route: it has an empty generation")
+            raise UnreadableRoute(f"route must have generations that are not empty, got {data!r}")
         return cls(generations)
 
 
 SINGLE: Final = Route((Generation(0, 1),))
-"""The route of every queue that nobody has spread."""
+"""The route of a queue that was never spread."""
 
 
 def spread(key: str) -> int:
-    """The number a key stands for, the same in every process and version (BLAKE2b, RFC 7693, of its UTF-8)."""
+    """Return the hash of a key, the same in every process and version (BLAKE2b, RFC 7693, of its UTF-8)."""
     return int.from_bytes(blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest())

@@ -139,7 +139,7 @@ async def test_a_waiting_read_ends_when_a_message_comes(
     taken = await waiting
     assert time.monotonic() - began < 2
     assert ids(taken.deliveries) == [handle.id]
-    await a._reading.close()
+    await a._reader.close()
 
 
 async def test_a_waiting_read_ends_when_its_time_is_up(
@@ -151,7 +151,7 @@ async def test_a_waiting_read_ends_when_its_time_is_up(
     began = time.monotonic()
     assert (await a.read(1, block=0.05)).deliveries == []
     assert time.monotonic() - began >= 0.05
-    await a._reading.close()
+    await a._reader.close()
 
 
 async def test_a_waiting_read_can_be_interrupted(
@@ -166,7 +166,7 @@ async def test_a_waiting_read_can_be_interrupted(
     assert (await asyncio.wait_for(waiting, BOUND / 2)).deliveries == []
     handle = await producer.enqueue("t")
     assert ids((await a.read(1, block=BOUND)).deliveries) == [handle.id]
-    await a._reading.close()
+    await a._reader.close()
 
 
 async def test_a_reader_whose_connection_was_killed_says_so_and_reads_again(
@@ -182,7 +182,7 @@ async def test_a_reader_whose_connection_was_killed_says_so_and_reads_again(
         await asyncio.wait_for(waiting, BOUND / 2)
     handle = await producer.enqueue("t")
     assert ids((await a.read(1, block=BOUND)).deliveries) == [handle.id]
-    await a._reading.close()
+    await a._reader.close()
 
 
 async def test_a_stream_that_goes_while_a_read_waits_is_no_trouble(
@@ -200,7 +200,7 @@ async def test_a_stream_that_goes_while_a_read_waits_is_no_trouble(
     while not taken.deliveries:
         taken = await a.read(1, block=BOUND)
     assert ids(taken.deliveries) == [handle.id]
-    await a._reading.close()
+    await a._reader.close()
 
 
 async def until_blocked(gateway: Gateway, partition: Partition) -> str:

@@ -194,10 +194,10 @@ async def test_of_many_janitors_one_cleans_up(gateway: Gateway, namespace: Names
             return 0
 
         consumer.remove_idle_consumers = forget
-        return Janitor(gateway, namespace, coverage, consumer, dead_letter_ttl=60.0, result_ttl=60.0, worker=name)
+        return Janitor(gateway, namespace, assignment, consumer, dead_letter_ttl=60.0, result_ttl=60.0, worker=name)
 
-    coverage = PartitionAssignment(gateway, namespace, [partition.queue], "w0", share=False)
-    await coverage.refresh()
+    assignment = PartitionAssignment(gateway, namespace, [partition.queue], "w0", share=False)
+    await assignment.refresh()
     await announce(gateway, namespace, INFO, ttl=30.0)
     crew = [janitor(await worker(gateway, partition, name=f"w{number}"), f"w{number}") for number in range(10)]
     await asyncio.gather(*(one.clean() for one in crew))

@@ -26,10 +26,10 @@ async def announced(gateway: Gateway, namespace: Namespace, name: str, *, seen: 
 
 
 async def clean(gateway: Gateway, namespace: Namespace, partition: Partition, consumer: Consumer) -> None:
-    coverage = PartitionAssignment(gateway, namespace, [partition.queue], "me", share=False)
-    await coverage.refresh()
+    assignment = PartitionAssignment(gateway, namespace, [partition.queue], "me", share=False)
+    await assignment.refresh()
     await gateway.command("DEL", partition.cleaning)
-    await Janitor(gateway, namespace, coverage, consumer, dead_letter_ttl=60.0, result_ttl=60.0, worker="me").clean()
+    await Janitor(gateway, namespace, assignment, consumer, dead_letter_ttl=60.0, result_ttl=60.0, worker="me").clean()
 
 
 async def test_names_of_those_who_are_presumed_dead_go_and_others_stay(

@@ -326,4 +326,4 @@ async def test_it_stops_when_told_to(gateway: Gateway, beats: list[LeaseHeartbea
     needs_server(gateway, "the beat has a connection of its own")
     beat = begin(beats, gateway, Leases())
     beat.stop()
-    assert not [thread for thread in threading.enumerate() if thread.name == "perdure beat"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "perdure heartbeat"]

@@ -58,7 +58,7 @@ async def types(gateway: Gateway, partition: Partition, task_id: str) -> list[st
 # set aside
 
 
-async def test_what_is_set_aside_is_nobodys_and_costs_nothing(
+async def test_what_is_set_aside_is_reserveds_and_costs_nothing(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     handle = await producer.enqueue("t")

@@ -64,9 +64,9 @@ async def known_by(
     gateway: Gateway, namespace: Namespace, name: str = "a", *, share: bool = False
 ) -> PartitionAssignment:
     """What a worker that has just come sees of the default queue."""
-    coverage = PartitionAssignment(gateway, namespace, ["default"], name, share=share)
-    await coverage.refresh()
-    return coverage
+    assignment = PartitionAssignment(gateway, namespace, ["default"], name, share=share)
+    await assignment.refresh()
+    return assignment
 
 
 def indexes(partitions: Sequence[Partition]) -> list[int]:
@@ -280,19 +280,19 @@ async def test_a_server_that_was_emptied_is_told_the_route_by_whoever_knows_it(
 ) -> None:
     await producer.enqueue("t")
     await set_partitions(gateway, namespace, "default", 4)
-    coverage = await known_by(gateway, namespace)
+    assignment = await known_by(gateway, namespace)
     await gateway.command("DEL", at(namespace, 0).ready)
-    await coverage.refresh()
-    await coverage.refresh()
-    assert indexes(coverage.served) == [1, 2, 3, 4]
+    await assignment.refresh()
+    await assignment.refresh()
+    assert indexes(assignment.served) == [1, 2, 3, 4]
     await gateway.pipeline([("DEL", namespace.queues), ("DEL", at(namespace, 0).closed)])
     async with Producer(namespace=namespace.name, gateway=gateway) as fresh:
         lonely = await fresh.enqueue("t")
         assert lonely.partition.index == 0
-    await coverage.refresh()
+    await assignment.refresh()
     assert await load_route(gateway, namespace, "default") == FOUR
     assert await partition_status(gateway, at(namespace, 0)) is PartitionStatus.CLOSED
-    assert indexes(coverage.taken_from) == [0]
+    assert indexes(assignment.read_from) == [0]
 
 
 # the command may die anywhere
@@ -338,35 +338,35 @@ async def test_a_command_that_dies_at_any_line_harms_nothing(
         died = True
     assert died == (line < 7)
     between = [await producer.enqueue("t", key=f"k{number}") for number in range(9)]
-    coverage = await known_by(gateway, namespace)
-    route = coverage.routes["default"]
+    assignment = await known_by(gateway, namespace)
+    route = assignment.routes["default"]
     changed = len(route.generations) > 1
     assert changed == (line >= 4)
-    assert indexes(coverage.served) == list(route.indexes)
-    assert indexes(coverage.taken_from) == [0, 1, 2]
+    assert indexes(assignment.served) == list(route.indexes)
+    assert indexes(assignment.read_from) == [0, 1, 2]
     if changed:
         assert [await partition_status(gateway, at(namespace, index)) for index in range(3)] == [
             PartitionStatus.CLOSED
         ] * 3
     after = [await producer.enqueue("t", key=f"k{number}") for number in range(9)]
-    order = await taken_in_order(gateway, namespace, coverage)
+    order = await taken_in_order(gateway, namespace, assignment)
     for one, other, last in zip(before, between, after, strict=True):
         assert [task_id for task_id in order if task_id in {one.id, other.id, last.id}] == [one.id, other.id, last.id]
     assert len(order) == 27
 
 
-async def taken_in_order(gateway: Gateway, namespace: Namespace, coverage: PartitionAssignment) -> list[str]:
+async def taken_in_order(gateway: Gateway, namespace: Namespace, assignment: PartitionAssignment) -> list[str]:
     """All that a worker takes, in the order in which it does."""
     taken: list[str] = []
-    a = await worker(gateway, *coverage.served)
-    await a.assign(coverage.taken_from, coverage.served)
+    a = await worker(gateway, *assignment.served)
+    await a.assign(assignment.read_from, assignment.served)
     while True:
         found = ids(await read(a, 2))
         taken += found
-        before = coverage.taken_from
-        await coverage.refresh()
-        await a.assign(coverage.taken_from, coverage.served)
-        if not found and before == coverage.taken_from:
+        before = assignment.read_from
+        await assignment.refresh()
+        await a.assign(assignment.read_from, assignment.served)
+        if not found and before == assignment.read_from:
             return taken
 
 
@@ -380,18 +380,18 @@ async def test_the_next_generation_waits_until_the_former_is_drained(
     a = await worker(gateway, at(namespace, 0))
     (first,) = await read(a)
     await set_partitions(gateway, namespace, "default", 2)
-    coverage = await known_by(gateway, namespace)
-    assert (indexes(coverage.taken_from), indexes(coverage.served), coverage.changing) == ([0], [0, 1, 2], True)
+    assignment = await known_by(gateway, namespace)
+    assert (indexes(assignment.read_from), indexes(assignment.served), assignment.changing) == ([0], [0, 1, 2], True)
     await handles[1].cancel()
-    await coverage.refresh()
-    assert indexes(coverage.taken_from) == [0]
+    await assignment.refresh()
+    assert indexes(assignment.read_from) == [0]
     (last,) = await read(a, 5)
-    await coverage.refresh()
-    assert (indexes(coverage.taken_from), coverage.changing) == ([0, 1, 2], False)
+    await assignment.refresh()
+    assert (indexes(assignment.read_from), assignment.changing) == ([0, 1, 2], False)
     for delivery, handle in ((first, handles[0]), (last, handles[2])):
         await succeed(gateway, delivery, handle.id, b"null", Counters(), ran=0, ttl=60)
-    await coverage.refresh()
-    assert (indexes(coverage.taken_from), indexes(coverage.served)) == ([1, 2], [1, 2])
+    await assignment.refresh()
+    assert (indexes(assignment.read_from), indexes(assignment.served)) == ([1, 2], [1, 2])
 
 
 async def test_all_cancelled_before_they_were_read_is_drained_too(
@@ -404,12 +404,12 @@ async def test_all_cancelled_before_they_were_read_is_drained_too(
     await set_partitions(gateway, namespace, "default", 2)
     for handle in handles:
         assert await handle.cancel() is State.CANCELLED
-    coverage = await known_by(gateway, namespace)
-    assert indexes(coverage.taken_from) == [0, 1, 2]
+    assignment = await known_by(gateway, namespace)
+    assert indexes(assignment.read_from) == [0, 1, 2]
     await make_due(gateway, later.partition, later.id)
     await promote_due(gateway, later.partition)
-    coverage = await known_by(gateway, namespace)
-    assert indexes(coverage.taken_from) == [0, 1, 2], "what comes later holds the next generation up no more"
+    assignment = await known_by(gateway, namespace)
+    assert indexes(assignment.read_from) == [0, 1, 2], "what comes later holds the next generation up no more"
 
 
 async def test_a_delayed_task_keeps_its_partition_until_it_has_run(
@@ -417,14 +417,14 @@ async def test_a_delayed_task_keeps_its_partition_until_it_has_run(
 ) -> None:
     later = await producer.enqueue("t", delay=60)
     await set_partitions(gateway, namespace, "default", 2)
-    coverage = await known_by(gateway, namespace)
-    assert indexes(coverage.served) == [0, 1, 2]
+    assignment = await known_by(gateway, namespace)
+    assert indexes(assignment.served) == [0, 1, 2]
     await make_due(gateway, later.partition, later.id)
     await promote_due(gateway, later.partition)
     a = await worker(gateway, later.partition)
     await succeed(gateway, await read_one(a), later.id, b"42", Counters(), ran=0, ttl=60)
-    await coverage.refresh()
-    assert indexes(coverage.served) == [1, 2]
+    await assignment.refresh()
+    assert indexes(assignment.served) == [1, 2]
     assert await find_task(gateway, namespace, later.id) == later.partition
 
 
@@ -448,12 +448,12 @@ async def test_what_a_producer_of_a_former_version_puts_into_a_closed_partition_
 ) -> None:
     await sync_route(gateway, namespace, "default")
     await set_partitions(gateway, namespace, "default", 2)
-    coverage = await known_by(gateway, namespace)
-    await coverage.refresh()
-    assert indexes(coverage.taken_from) == [1, 2]
+    assignment = await known_by(gateway, namespace)
+    await assignment.refresh()
+    assert indexes(assignment.read_from) == [1, 2]
     await gateway.command("XADD", at(namespace, 0).ready, "*", "env", "{}")
-    await coverage.refresh()
-    assert indexes(coverage.taken_from) == [0, 1, 2]
+    await assignment.refresh()
+    assert indexes(assignment.read_from) == [0, 1, 2]
 
 
 # retiring
@@ -499,15 +499,15 @@ async def test_a_dead_letter_keeps_its_partition_and_is_taken_up_when_it_is_repl
     handle = await producer.enqueue("t")
     await SETTLING["bury"](gateway, await read_one(await worker(gateway, handle.partition)), handle.id)
     route = await set_partitions(gateway, namespace, "default", 2)
-    coverage = await known_by(gateway, namespace)
-    assert indexes(coverage.taken_from) == [1, 2]
-    assert indexes(coverage.known) == [0, 1, 2]
+    assignment = await known_by(gateway, namespace)
+    assert indexes(assignment.read_from) == [1, 2]
+    assert indexes(assignment.known) == [0, 1, 2]
     assert not await retire_generation(gateway, namespace, "default", route, route.previous[0], 0)
-    (letter,) = [one async for one in list_letters(gateway, coverage.known, Filter())]
+    (letter,) = [one async for one in list_letters(gateway, assignment.known, Filter())]
     assert await replay(gateway, letter, Replay())
-    await coverage.refresh()
-    assert indexes(coverage.taken_from) == [0, 1, 2]
-    a = await worker(gateway, *coverage.taken_from, name="b")
+    await assignment.refresh()
+    assert indexes(assignment.read_from) == [0, 1, 2]
+    a = await worker(gateway, *assignment.read_from, name="b")
     assert ids(await read(a)) == [handle.id]
 
 
@@ -517,17 +517,17 @@ async def test_a_dead_letter_keeps_its_partition_and_is_taken_up_when_it_is_repl
 async def test_workers_that_share_divide_the_partitions_and_inherit(gateway: Gateway, namespace: Namespace) -> None:
     await set_partitions(gateway, namespace, "default", 12)
     crew = {name: await known_by(gateway, namespace, name, share=True) for name in ("a", "b", "c")}
-    for coverage in crew.values():
-        await coverage.refresh()
-    taken = [index for coverage in crew.values() for index in indexes(coverage.taken_from)]
+    for assignment in crew.values():
+        await assignment.refresh()
+    taken = [index for assignment in crew.values() for index in indexes(assignment.read_from)]
     assert sorted(taken) == sorted([*range(12), *range(12)])
     gone = crew.pop("b")
     await gone.leave()
     await gone.refresh()  # while it finishes what it does
     assert b"b" not in await gateway.command("ZRANGE", namespace.sharing("default"), 0, -1)
-    for coverage in crew.values():
-        await coverage.refresh()
-        assert indexes(coverage.taken_from) == list(range(12))
+    for assignment in crew.values():
+        await assignment.refresh()
+        assert indexes(assignment.read_from) == list(range(12))
     await gateway.command("ZADD", namespace.sharing("default"), 1, "c")  # it fell silent long ago
     await crew["a"].refresh()
     assert await gateway.command("ZRANGE", namespace.sharing("default"), 0, -1) == [b"a"]

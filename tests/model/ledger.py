@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import orjson
 from perdure.queues import Delivery, Namespace, Partition
 from perdure.queues.delivery.consumer import RELEASED_IDLE_MS
-from perdure.queues.keys import RELEASED, SUSPECTS, is_nobody
+from perdure.queues.keys import RELEASED, SUSPECTS, is_reserved
 
 from tests.model.later import Id, Later, Moment, Stamped, Value, text_of
 from tests.model.shelf import Fields, Pending, Shelf, Stream
@@ -466,7 +466,7 @@ class Ledger:
             entry = self.held.get(record, "entry")
             assert entry is not None
             pending = self.pending.get(entry)
-            if pending is not None and not is_nobody(pending.owner):
+            if pending is not None and not is_reserved(pending.owner):
                 self.held.put(record, {"cancel": "1"})
                 return "running"
             self.held.put(record, _payload(self.ready.find(entry)))
@@ -599,7 +599,7 @@ class Ledger:
         """Names without a message go, but those of workers that are there."""
         for name in [*self.ready.names]:
             holds = any(held.owner == name for held in self.pending.values())
-            if name not in present and not is_nobody(name) and not holds:
+            if name not in present and not is_reserved(name) and not holds:
                 self._name_gone(name)
 
     def _name_gone(self, worker: str) -> None:

@@ -42,7 +42,7 @@ from perdure.queues import (
 )
 from perdure.queues.delivery.quarantine_store import clear_quarantined, quarantine, report_crash, take_quarantined
 from perdure.queues.enqueueing import BatchEnqueuer
-from perdure.queues.keys import GROUP, RELEASED, SUSPECTS, is_nobody
+from perdure.queues.keys import GROUP, RELEASED, SUSPECTS, is_reserved
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import close_partition
 from perdure.queues.partitions.resharding import partition_status as standing_of
@@ -271,7 +271,7 @@ class Queues(RuleBasedStateMachine):
     @rule(some=st.lists(tasks, unique=True, min_size=1, max_size=3), delay=delays, headers=st.booleans())
     def enqueue(self, some: list[str], delay: int, headers: bool) -> None:
         messages = self.messages(some, headers)
-        sending: Any = BatchEnqueuer(self.ground.gateway, None, delay / 1000)  # type: ignore[arg-type]  # _store uses no router
+        sending: Any = BatchEnqueuer(self.ground.gateway, None, delay / 1000)  # type: ignore[arg-type]  # unused
         stored = [(one.id, one.envelope, one.arguments) for one in messages]
         for _ in range(2):  # the reply may be lost
             expected = self.ledger.schedule(delay, stored) if delay else self.ledger.enqueue(stored)
@@ -819,7 +819,7 @@ class Queues(RuleBasedStateMachine):
         if record is not None and state is not None:
             entry = held.get(self.partition.record(task), "entry")
             pending = self.ledger.pending.get(entry or b"")
-            running = state == b"queued" and pending is not None and not is_nobody(pending.owner)
+            running = state == b"queued" and pending is not None and not is_reserved(pending.owner)
             agree(record.state, (State.RUNNING if running else State(state.decode())))
         for delivery, known in self.deliveries:
             if known == task and self.ledger.owned(delivery):

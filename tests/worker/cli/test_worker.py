@@ -138,7 +138,7 @@ def test_a_queue_that_no_task_is_on_is_warned_of(url: tuple[str, str]) -> None:
     ("args", "code", "said"),
     [
         (("nothing:app",), 2, "no module 'nothing'"),
-        (("tasks:app", "--queues", "a,,b"), 2, "--queues: queue '' cannot stand in a key"),
+        (("tasks:app", "--queues", "a,,b"), 2, "--queues: queue must be 1 to 64 letters"),
         (("tasks:app", "--lease", "0.1"), 2, "lease: Input should be greater than or equal to 0.3"),
         (("tasks:app", "--redis-url", "redis://127.0.0.1:1"), 1, "cannot reach Redis at redis://127.0.0.1:1"),
     ],

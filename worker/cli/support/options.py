@@ -106,7 +106,7 @@ def read_reason(text: str) -> Reason:
     try:
         return Reason(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(Reason)}") from None
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, map(str, Reason)))}") from None
 
 
 ReasonOption = Annotated[

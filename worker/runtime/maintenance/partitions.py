@@ -29,7 +29,7 @@ class AssignmentWatcher:
         self._assignment = assignment
         self._consumer = consumer
         self._on_change = on_change
-        self._taken_from: list[Partition] = []
+        self._read_from: list[Partition] = []
         self._served: list[Partition] = []
         self._woken = anyio.Event()
         self._lock = anyio.Lock()
@@ -52,13 +52,13 @@ class AssignmentWatcher:
             await self._apply()
 
     async def _apply(self) -> None:
-        taken_from, served = self._assignment.taken_from, self._assignment.served
-        if (taken_from, served) == (self._taken_from, self._served):
+        read_from, served = self._assignment.read_from, self._assignment.served
+        if (read_from, served) == (self._read_from, self._served):
             return
-        await self._consumer.assign(taken_from, served)
+        await self._consumer.assign(read_from, served)
         self._on_change(served)
-        self.moves += self._taken_from != taken_from
-        self._taken_from, self._served = taken_from, served
+        self.moves += self._read_from != read_from
+        self._read_from, self._served = read_from, served
 
     async def run(self) -> None:
         while True:
