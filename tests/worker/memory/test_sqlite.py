@@ -239,9 +239,9 @@ async def test_forgotten_memories_leave_no_rows(path: Path) -> None:
 
 async def test_a_vector_of_a_text_that_has_changed_is_not_stored(path: Path) -> None:
     known = EmbedderIdentity("numbers", 100)
-    async with store_at(path) as store:
+    backend = SqliteBackend(path)
+    async with HybridStore(backend) as store:
         await remember(store, "1 as it is now")
-        backend = store._backend
         [(number, text)] = await backend.without_vector(known, 0, 10)
         for wording, left in (("1 as it was", 1), (text, 0)):
             await backend.put_vectors(known, [(number, wording, [1.0] * 100)])

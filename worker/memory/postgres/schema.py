@@ -79,7 +79,7 @@ async def prepare(connection: Connection, store: str, *, create: bool) -> bool:
     Raises `MemoryStoreMissing`, `NotAMemoryStore`.
     """
     await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
-    if not await _there(connection, "perdure_memory_format"):
+    if not await _exists(connection, "perdure_memory_format"):
         if not create:
             raise MemoryStoreMissing(store, "it does not exist in this database; 'perdure memory add' creates it")
         for statement in _TABLES:
@@ -88,7 +88,7 @@ async def prepare(connection: Connection, store: str, *, create: bool) -> bool:
     row = await (await connection.execute("SELECT max(version) FROM perdure_memory_format")).fetchone()
     if row is not None and row[0] != _VERSION:
         raise NotAMemoryStore(store, f"was written by a later version of Perdure (format {row[0]})")
-    return await _there(connection, "perdure_memory_vectors")
+    return await _exists(connection, "perdure_memory_vectors")
 
 
 async def prepare_vectors(connection: Connection, store: str) -> None:
@@ -96,14 +96,14 @@ async def prepare_vectors(connection: Connection, store: str) -> None:
 
     Raises `VectorsUnavailable`.
     """
-    if await _there(connection, "perdure_memory_vectors"):
+    if await _exists(connection, "perdure_memory_vectors"):
         return
     try:
         async with connection.transaction():
             await connection.execute(sql.SQL("CREATE EXTENSION IF NOT EXISTS {}").format(sql.Identifier(_EXTENSION)))
     except errors.InsufficientPrivilege:
         raise VectorsUnavailable(
-            store, "this user may not make pgvector's extension: have it made with 'CREATE EXTENSION vector'"
+            store, "this user cannot create the pgvector extension; have an administrator run 'CREATE EXTENSION vector'"
         ) from None
     except (errors.UndefinedFile, errors.FeatureNotSupported):
         raise VectorsUnavailable(store, "the server has no pgvector; install it (postgresql-NN-pgvector)") from None
@@ -117,6 +117,6 @@ async def check_embedder(connection: Connection, store: str, embedder: EmbedderI
         raise EmbedderMismatch(store, EmbedderIdentity(*row), embedder)
 
 
-async def _there(connection: Connection, table: str) -> bool:
+async def _exists(connection: Connection, table: str) -> bool:
     row = await (await connection.execute("SELECT to_regclass(%s)", (table,))).fetchone()
     return row is not None and row[0] is not None
