@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from ..queues import EnvelopeTemplate, TaskHandle
 from .agent import Agent, S, StateType, problem_of
+from .arguments import Arguments
 from .durable import EnqueueCall
 from .errors import InvalidArguments
-from .registry import Arguments, Task, hooked_message
+from .registry import Task, hooked_message
 
 __all__ = ["AgentTask", "goal_id"]
 

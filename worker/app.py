@@ -312,11 +312,15 @@ async def _open_lifespan(app: App, lifespan: Lifespan) -> AsyncIterator[Any]:
             raise TypeError(f"lifespan must return an async context manager (@asynccontextmanager), got {manager!r}")
         resources = await manager.__aenter__()
     except Exception as error:
-        raise LifespanError(app.name, "open", f"{type(error).__name__}: {error}") from error
+        raise LifespanError(_problem(app, "open", error)) from error
     try:
         yield resources
     finally:
         try:
             await manager.__aexit__(None, None, None)
         except Exception as error:
-            raise LifespanError(app.name, "close", f"{type(error).__name__}: {error}") from error
+            raise LifespanError(_problem(app, "close", error)) from error
+
+
+def _problem(app: App, act: str, error: Exception) -> str:
+    return f"could not {act} the lifespan of app {app.name!r}: {type(error).__name__}: {error}"

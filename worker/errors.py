@@ -395,6 +395,3 @@ class Snooze(Reschedule):
 
 class LifespanError(PerdureError):
     """The lifespan of an app could not be opened or closed."""
-
-    def __init__(self, app: str, act: str, cause: str) -> None:
-        super().__init__(f"could not {act} the lifespan of app {app!r}: {cause}")

@@ -12,15 +12,11 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
-    Sequence,
 )
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Generic, NotRequired, ParamSpec, Protocol, TypeVar, get_type_hints
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
-from pydantic_core import to_json
-from typing_extensions import TypedDict
 
 from ..deadletter import Retry
 from ..queues import (
@@ -30,18 +26,14 @@ from ..queues import (
     Options,
     Producer,
     Replicated,
-    SecretPaths,
     TaskHandle,
     TaskMessage,
-    contains_mask,
-    has_secret,
     key_of,
     map_items,
-    secret_values,
-    unwrap_secrets,
 )
+from .arguments import Arguments, type_hints
 from .durable import Chain, Codec, Context, Durability, EnqueueCall
-from .errors import InvalidArguments, TaskDefinitionError
+from .errors import TaskDefinitionError
 
 __all__ = ["Handler", "Registry", "Task", "TaskCall", "build_message", "hooked_message"]
 
@@ -243,114 +235,6 @@ async def build_message(_call: EnqueueCall, build: Callable[[], TaskMessage], bu
     return built[0].id
 
 
-class Arguments:
-    """The arguments of one handler: bound by its signature, validated and serialised by their annotations."""
-
-    def __init__(self, name: str, handler: Callable[..., Any]) -> None:
-        self._name = name
-        parameters = list(inspect.signature(handler).parameters.values())
-        if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
-            raise TaskDefinitionError(f"task {name!r}: its first parameter must be the Context: async def f(ctx, ...)")
-        for parameter in parameters[1:]:
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-                raise TaskDefinitionError(
-                    f"task {name!r}: parameter {str(parameter)!r} cannot travel by name; give every argument a name"
-                )
-        self._signature = inspect.Signature(parameters[1:])
-        self._in_order = [one.name for one in parameters[1:] if one.kind is not inspect.Parameter.KEYWORD_ONLY]
-        self._adapter = _argument_adapter(name, handler, parameters[1:])
-        self._validate = self._adapter.validator.validate_python
-        self._to_json = self._adapter.serializer.to_json
-        self.has_secrets = has_secret(self._adapter.core_schema)
-
-    def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, SecretPaths]:
-        """Arguments of a call as a JSON object, and where secrets are in it. Raises `InvalidArguments`."""
-        try:
-            checked = self._validate(self._named(args, kwargs))
-            data: bytes = self._to_json(checked)
-            if self.has_secrets or contains_mask(data):
-                whole, secrets = unwrap_secrets(checked, self._adapter.dump_python(checked, mode="json"))
-                return to_json(whole, inf_nan_mode="null"), secrets
-            return data, ()
-        except ValidationError as error:
-            raise InvalidArguments(self._name, self._misfit(args, kwargs) or _problem(error)) from None
-        except (TypeError, ValueError) as error:
-            raise InvalidArguments(self._name, str(error)) from None
-
-    def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call by name, not validated. Raises `InvalidArguments`."""
-        try:
-            return self._named(args, kwargs)
-        except TypeError as error:
-            raise InvalidArguments(self._name, str(error)) from None
-
-    def secret_values(self, arguments: Mapping[str, Any]) -> list[str]:
-        """The secrets among decoded arguments, as text."""
-        whole, secrets = unwrap_secrets(arguments, self._adapter.dump_python(dict(arguments), mode="json"))
-        return secret_values(to_json(whole, inf_nan_mode="null"), secrets)
-
-    def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments by name. `TypeError` for too many, or one given twice."""
-        named = dict(zip(self._in_order, args, strict=False))
-        if len(args) > len(self._in_order) or not named.keys().isdisjoint(kwargs):
-            self._signature.bind(*args, **kwargs)
-        named.update(kwargs)
-        return named
-
-    def _misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-        """What Python says of a call whose arguments are too many, too few, or of other names."""
-        try:
-            self._signature.bind(*args, **kwargs)
-        except TypeError as error:
-            return str(error)
-        return None
-
-    def decode(self, data: bytes) -> dict[str, Any]:
-        """Arguments from a message, by name. Raises `InvalidArguments`."""
-        try:
-            decoded: dict[str, Any] = self._adapter.validate_json(data)
-        except (ValidationError, RecursionError) as error:
-            problem = _problem(error) if isinstance(error, ValidationError) else "nested too deeply"
-            raise InvalidArguments(self._name, problem) from None
-        return decoded
-
-
-def _argument_adapter(
-    name: str, handler: Callable[..., Any], parameters: Sequence[inspect.Parameter]
-) -> TypeAdapter[Any]:
-    hints = _hints(name, handler)
-    fields: dict[str, Any] = {}
-    for parameter in parameters:
-        declared = hints.get(parameter.name, Any)
-        fields[parameter.name] = declared if parameter.default is parameter.empty else NotRequired[declared]
-    shape = TypedDict(f"arguments of {name}", fields)  # type: ignore[misc]  # its fields are the handler's parameters
-    shape.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined]
-    try:
-        return TypeAdapter(shape)
-    except PydanticUserError as error:
-        raise TaskDefinitionError(f"task {name!r}: {error.message}") from None
-
-
-def _hints(name: str, handler: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return get_type_hints(handler, include_extras=True)
-    except (NameError, TypeError) as error:
-        raise TaskDefinitionError(
-            f"task {name!r}: an annotation cannot be resolved: {error}; import the type where the module is loaded, "
-            "not only under TYPE_CHECKING"
-        ) from None
-
-
-def _problem(error: ValidationError) -> str:
-    found = error.errors(include_url=False)
-    parts = []
-    for one in found[:3]:
-        where = ".".join(str(part) for part in one["loc"])
-        parts.append(f"{where}: {one['msg']}" if where else one["msg"])
-    more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
-    return "; ".join(parts) + more
-
-
 class Registry(Mapping[str, Task[Any, Any]]):
     """The tasks of one app, by name."""
 
@@ -397,7 +281,7 @@ class Registry(Mapping[str, Task[Any, Any]]):
                     f"task {name!r}: {what} must be more than 0 seconds and at most {LONGEST:.0e}, not {seconds}"
                 )
         try:
-            result = Codec(_hints(name, handler).get("return", Any))
+            result = Codec(type_hints(name, handler).get("return", Any))
         except PydanticUserError as error:
             raise TaskDefinitionError(f"task {name!r}: its result: {error.message}") from None
         task = Task(

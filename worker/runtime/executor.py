@@ -16,18 +16,24 @@ from ..log import logger
 from ..memory import LazyMemoryStore
 from ..registry import Registry
 from ..settings import Settings
-from .crash_limit import CrashLimit
-from .execution import Execution, Stage
-from .handler_call import HandlerCall, outcome_of_stop
 from .outcome import Outcome, Park, Quarantined, Rerun, Success
-from .previous_run import LoadHistory, Resume
 from .quarantine_gate import QuarantineGate
 from .settlement import RunSettlement, settlement_of
 from .settler import Settler
 from .slots import Slots
+from .stages import (
+    Continue,
+    CrashLimit,
+    DecodeArguments,
+    Execution,
+    FindTask,
+    HandlerCall,
+    LoadHistory,
+    Resume,
+    Stage,
+    outcome_of_stop,
+)
 from .stopped_run import HandoffMiddleware
-from .successor import Continue
-from .task_lookup import DecodeArguments, FindTask
 from .webhooks import WebhookMiddleware, WebhookQueue, unreadable_event
 
 __all__ = ["Executor"]

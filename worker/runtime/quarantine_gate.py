@@ -13,8 +13,8 @@ import asyncio
 from ...queues import Delivery, LeaseLost, QueueError, clear_quarantined
 from ..durable import Run, RunObserver
 from ..log import logger
-from .execution import Execution
 from .outcome import Outcome, Quarantined
+from .stages.execution import Execution
 from .supervisor_link import SupervisorLink
 
 __all__ = ["QuarantineGate"]

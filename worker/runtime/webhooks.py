@@ -40,6 +40,7 @@ from .settlement import RunSettlement
 
 __all__ = [
     "WebhookEvent",
+    "WebhookLimits",
     "WebhookMiddleware",
     "WebhookQueue",
     "WebhookTarget",
@@ -48,35 +49,44 @@ __all__ = [
     "unreadable_event",
 ]
 
-_MOST: Final = 1000
-"""Notices that wait at once; one more is dropped."""
-
-_TRIES: Final = 5
-_BACKOFF: Final = Backoff(first=0.5, longest=30.0)
-"""Delays between tries."""
-
-_PASSING: Final = frozenset({408, 425, 429})
-"""Answers of a client's fault that may be others the next time, as all of a server's may."""
-
-_LAST: Final = 3.0
-"""Seconds in which what waits may still be posted when the worker ends."""
+_TRANSIENT: Final = frozenset({408, 425, 429})
+"""Client errors that may not repeat; every server error may not repeat either."""
 
 DeliveryCallback = Callable[[str | None], Awaitable[None]]
-"""Hears how posting came out: None where it was taken, else why it was not."""
+"""Called once with the result of posting: None if it was accepted, else why it was not."""
+
+
+_BACKOFF: Final = Backoff(first=0.5, longest=30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookLimits:
+    """How many events wait at once, how often each is tried, and how long the worker posts while it stops.
+
+    backoff: delays between tries. grace: seconds for what still waits when the worker stops.
+    """
+
+    queued: int = 1000
+    tries: int = 5
+    backoff: Backoff = _BACKOFF
+    grace: float = 3.0
+
+
+_LIMITS: Final = WebhookLimits()
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookEvent:
-    """What there is to tell. told: hears what became of it, once. delivery: the same however often it is posted."""
+    """One event to post. on_posted: called once. delivery: an id that stays the same however often it is posted."""
 
-    about: Mapping[str, Any]
-    told: DeliveryCallback | None = None
+    data: Mapping[str, Any]
+    on_posted: DeliveryCallback | None = None
     delivery: str = field(default_factory=lambda: str(uuid.uuid4()))
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookTarget:
-    """Where notices go. secret: signs them, where it is not empty. timeout: seconds that one try may take."""
+    """The URL that events are posted to. secret: key of the signature, if any. timeout: seconds for one try."""
 
     url: str = field(repr=False)
     secret: bytes = field(default=b"", repr=False)
@@ -84,122 +94,127 @@ class WebhookTarget:
 
     @classmethod
     def of(cls, settings: Settings) -> WebhookTarget | None:
-        """As the settings say; None where they name no URL."""
+        """Return the target of the settings; None if they name no URL."""
         url = settings.webhook_url.get_secret_value()
         secret = settings.webhook_secret.get_secret_value().encode()
         return cls(url, secret, settings.webhook_timeout) if url else None
 
     @property
     def shown(self) -> str:
-        """The URL without what may be secret in it: user, password, path and query."""
+        """The URL without the parts that may be secret: user, password, path and query."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}/..."
 
 
 class WebhookQueue:
-    """The notices of one worker."""
+    """The events of one worker that wait to be posted."""
 
-    def __init__(self, where: WebhookTarget | None) -> None:
-        """where: None tells nobody."""
-        self._where = where
+    def __init__(self, target: WebhookTarget | None, limits: WebhookLimits = _LIMITS) -> None:
+        """target: None drops every event."""
+        self._target = target
+        self._limits = limits
         self._waiting: deque[WebhookEvent] = deque()
-        self._come = anyio.Event()
+        self._added = anyio.Event()
         self._dropped = 0
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody is to be told."""
-        return self._where is not None
+        """Whether there is a target."""
+        return self._target is not None
 
-    def give(self, notice: WebhookEvent) -> None:
-        """Take a notice, which is posted soon. Never waits and never fails."""
-        if self._where is None:
+    def give(self, event: WebhookEvent) -> None:
+        """Queue an event. Never waits and never fails."""
+        if self._target is None:
             return
-        if len(self._waiting) >= _MOST:
+        if len(self._waiting) >= self._limits.queued:
             self._dropped += 1
             if self._dropped == 1:
-                logger.warning("more than {} notices wait for {}: those to come are dropped", _MOST, self._where.shown)
+                logger.warning(
+                    "more than {} webhook events wait for {}: further ones are dropped",
+                    self._limits.queued,
+                    self._target.shown,
+                )
             return
-        self._waiting.append(notice)
-        self._come.set()
+        self._waiting.append(event)
+        self._added.set()
 
     async def run(self) -> None:
-        """Post what is given, one after another, until cancelled; what still waits then has a few seconds."""
-        if self._where is None:
+        """Post the queued events, one after another, until cancelled; then post what still waits, within the grace."""
+        if self._target is None:
             return
         try:
             while True:
-                await self._drain(self._where)
-                self._come = anyio.Event()
+                await self._drain(self._target)
+                self._added = anyio.Event()
                 if not self._waiting:
-                    await self._come.wait()
+                    await self._added.wait()
         finally:
-            with anyio.move_on_after(_LAST, shield=True):
-                await self._drain(self._where)
+            with anyio.move_on_after(self._limits.grace, shield=True):
+                await self._drain(self._target)
             if self._waiting:
-                logger.warning("{} notices were not posted: the worker ends", len(self._waiting))
+                logger.warning("{} webhook events were not posted: the worker stopped", len(self._waiting))
 
-    async def _drain(self, where: WebhookTarget) -> None:
+    async def _drain(self, target: WebhookTarget) -> None:
         while self._waiting:
-            notice = self._waiting[0]
-            failed = await post(where, notice)
+            event = self._waiting[0]
+            failure = await post(target, event, self._limits)
             self._waiting.popleft()
             self._dropped = 0
-            if notice.told is not None:
+            if event.on_posted is not None:
                 try:
-                    await notice.told(failed)
-                except Exception:  # noqa: BLE001 - whoever hears of it has no say in whether others are told
-                    logger.exception("what became of a notice could not be told")
+                    await event.on_posted(failure)
+                except Exception:  # noqa: BLE001 - a failing callback must not stop the other events
+                    logger.exception("could not log the result of a webhook")
 
 
-async def post(where: WebhookTarget, notice: WebhookEvent) -> str | None:
-    """Post one notice, as often as may help. Returns None, or why it was not taken, which is in the log as well."""
-    about = notice.about
-    body = orjson.dumps(dict(about))
-    delays, failed, again = _BACKOFF.delays(), "", True
-    for number in range(1, _TRIES + 1):
+async def post(target: WebhookTarget, event: WebhookEvent, limits: WebhookLimits = _LIMITS) -> str | None:
+    """Post one event, and repeat it where that may help. Returns None, or why it was not accepted; logs that, too."""
+    data = event.data
+    body = orjson.dumps(dict(data))
+    delays, failure, repeat = limits.backoff.delays(), "", True
+    for number in range(1, limits.tries + 1):
         headers = {
             "Content-Type": "application/json",
             "User-Agent": "perdure",
-            "Perdure-Event": str(about.get("event", "")),
-            "Perdure-Delivery": notice.delivery,
+            "Perdure-Event": str(data.get("event", "")),
+            "Perdure-Delivery": event.delivery,
         }
-        if where.secret:
-            headers["Perdure-Signature"] = sign(where.secret, body, int(time.time()))
-        failed, again = await anyio.to_thread.run_sync(_once, where, body, headers, abandon_on_cancel=True)
-        if not failed:
+        if target.secret:
+            headers["Perdure-Signature"] = sign(target.secret, body, int(time.time()))
+        failure, repeat = await anyio.to_thread.run_sync(_once, target, body, headers, abandon_on_cancel=True)
+        if not failure:
             return None
-        if not again or number == _TRIES:
+        if not repeat or number == limits.tries:
             break
         await anyio.sleep(next(delays))
-    logger.warning("the notice {!r} could not be posted to {}: {}", about.get("event"), where.shown, failed)
-    return failed
+    logger.warning("could not post webhook event {!r} to {}: {}", data.get("event"), target.shown, failure)
+    return failure
 
 
 def sign(secret: bytes, body: bytes, at: int) -> str:
-    """The signature header: `t=SECONDS,v1=HEX`, the HMAC-SHA256 of the time, a dot, and the body."""
+    """Return the signature header: `t=SECONDS,v1=HEX`, the HMAC-SHA256 of the time, a dot, and the body."""
     digest = hmac.new(secret, b"%d.%b" % (at, body), hashlib.sha256).hexdigest()
     return f"t={at},v1={digest}"
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_args: Any, **_options: Any) -> None:
-        """A notice goes where it was sent to, and nowhere else."""
+        """Refuse redirects: an event is posted to the configured URL only."""
 
 
 _OPENER: Final = urllib.request.build_opener(_NoRedirect)
 
 
-def _once(where: WebhookTarget, body: bytes, headers: dict[str, str]) -> tuple[str, bool]:
-    """One try, in a thread: why it failed ('' where it did not), and whether another may help."""
-    request = urllib.request.Request(where.url, body, headers, method="POST")  # noqa: S310 - http or https: settings.py
+def _once(target: WebhookTarget, body: bytes, headers: dict[str, str]) -> tuple[str, bool]:
+    """Post once, in a thread. Returns why it failed, '' if it did not, and whether a repetition may help."""
+    request = urllib.request.Request(target.url, body, headers, method="POST")  # noqa: S310 - http or https: settings.py
     try:
-        with _OPENER.open(request, timeout=where.timeout) as answer:
+        with _OPENER.open(request, timeout=target.timeout) as answer:
             answer.read(1)
             return "", False
     except urllib.error.HTTPError as error:
         with error:
-            return f"it answered {error.code}", error.code >= 500 or error.code in _PASSING
+            return f"the server replied {error.code}", error.code >= 500 or error.code in _TRANSIENT
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         return f"{type(reason).__name__}: {reason}", True
@@ -234,62 +249,62 @@ def _resumed_event(run: Run) -> WebhookEvent | None:
     if resumption is None or not resumption.interrupted:
         return None
 
-    async def told(failed: str | None) -> None:
+    async def log_posting(failed: str | None) -> None:
         if not run.closed:
             await run.log_event(Notified(what="resumed", how="webhook", failed=failed))
 
-    about = _about("resumed", run) | {
+    data = _common("resumed", run) | {
         "after": resumption.after,
         "gap": resumption.gap,
         "restored": resumption.restored,
         "summary": resumption.summary(),
     }
-    return WebhookEvent(about, told)
+    return WebhookEvent(data, log_posting)
 
 
 def _stopped_event(run: Run, outcome: Outcome, handoff: Handoff | None) -> WebhookEvent | None:
     """Return the event of a task that was buried or waits for a person; None for any other outcome."""
     match outcome:
         case Burial(reason=reason, counters=counters, error=error):
-            return WebhookEvent(_about("buried", run) | _buried(run.id, reason, counters, error, run))
+            return WebhookEvent(_common("buried", run) | _buried(run.id, reason, counters, error, run))
         case Park() if handoff is not None and any(one.on for one in handoff.waiting_on):
             (waiting,) = [one for one in handoff.waiting_on if one.on][:1]
-            told = {"what": waiting.what, "on": waiting.on} | ({} if _sealed(run) else {"why": waiting.why})
+            waits = {"what": waiting.what, "on": waiting.on} | ({} if _encrypted(run) else {"why": waiting.why})
             remedy = f"perdure task send {run.id} TEXT --from {waiting.on}"
             return WebhookEvent(
-                _about("waiting", run) | told | {"summary": f"it waits for {waiting.on}", "remedy": remedy}
+                _common("waiting", run) | waits | {"summary": f"waits for {waiting.on}", "remedy": remedy}
             )
     return None
 
 
 def unreadable_event(delivery: Delivery, task_id: str, error: BaseException) -> WebhookEvent:
     """Return the event of a buried message that could not be decoded."""
-    about = {"event": "buried", "task": None, "id": task_id, "queue": delivery.partition.queue, "at": _now()}
-    return WebhookEvent(about | _buried(task_id, Reason.UNREADABLE, Counters(), error, None))
+    data = {"event": "buried", "task": None, "id": task_id, "queue": delivery.partition.queue, "at": _now()}
+    return WebhookEvent(data | _buried(task_id, Reason.UNREADABLE, Counters(), error, None))
 
 
-def _about(event: str, run: Run) -> dict[str, Any]:
+def _common(event: str, run: Run) -> dict[str, Any]:
     queue = run.delivery.partition.queue
     return {"event": event, "task": run.envelope.task, "id": run.id, "queue": queue, "at": _now()}
 
 
 def _buried(task_id: str, reason: Reason, counters: Counters, error: BaseException, run: Run | None) -> dict[str, Any]:
     evidence = Evidence.of(error, None if run is None else run.redact)
-    told = {
+    data = {
         "reason": str(reason),
         "error": evidence.error,
         "attempts": counters.attempts,
         "crashes": counters.crashes,
-        "summary": f"given up ({reason}): {evidence.error}",
+        "summary": f"buried ({reason}): {evidence.error}",
         "remedy": f"perdure dlq show {task_id}",
     }
-    return told if run is None or _sealed(run) else told | {"message": evidence.message}
+    return data if run is None or _encrypted(run) else data | {"message": evidence.message}
 
 
-def _sealed(run: Run) -> bool:
+def _encrypted(run: Run) -> bool:
     return run.gateway.encryptor.active
 
 
 def _now() -> int:
-    """Milliseconds since the epoch, by this worker's clock."""
+    """Return milliseconds since the epoch, by this worker's clock."""
     return round(time.time() * 1000)

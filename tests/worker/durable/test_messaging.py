@@ -12,7 +12,7 @@ from perdure import Agent, AgentState, App, Context, PlanStep, Producer, Retry, 
 from perdure.queues import InboxFull, forward_messages, inbox
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.errors import StepOutsideTask
-from perdure.worker.runtime import successor
+from perdure.worker.runtime.stages import successor
 from perdure.worker.settings import Settings
 
 from tests.support.stored_data import FIRST, with_keys

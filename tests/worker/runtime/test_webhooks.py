@@ -1,4 +1,4 @@
-"""Notices: what somebody wants to hear of is posted to a URL, and nothing waits or fails because of it."""
+"""Webhooks: events are posted to a URL, signed and repeated, and no task waits or fails because of one."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from perdure import App, Context, Retry, Settings, TaskFailed
 from perdure.queues import Backoff, Envelope
 from perdure.worker.errors import ConfigurationError
 from perdure.worker.log import logger
-from perdure.worker.runtime import webhooks as notices_module
-from perdure.worker.runtime.webhooks import WebhookEvent, WebhookQueue, WebhookTarget, post, sign
+from perdure.worker.runtime.webhooks import WebhookEvent, WebhookLimits, WebhookQueue, WebhookTarget, post, sign
 from perdure.worker.settings import load_settings
 
 from tests.support.webhook_server import Listener, listening
 from tests.support.workers import give_up, history, soon, steal, work_off, working
 
 SECRET = "a webhook's secret"
+
+QUICK = WebhookLimits(backoff=Backoff(first=0.01))
 
 
 @pytest.fixture
@@ -32,12 +33,7 @@ def listener() -> Iterator[Listener]:
         yield found
 
 
-@pytest.fixture(autouse=True)
-def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices_module, "_BACKOFF", Backoff(first=0.01))
-
-
-async def test_a_notice_is_json_and_signed_with_its_time(listener: Listener) -> None:
+async def test_an_event_is_json_and_signed_with_its_time(listener: Listener) -> None:
     where = WebhookTarget(listener.url, SECRET.encode())
     assert await post(where, WebhookEvent({"event": "buried", "id": "x"})) is None
     headers, about = await listener.heard()
@@ -49,25 +45,25 @@ async def test_a_notice_is_json_and_signed_with_its_time(listener: Listener) -> 
     assert sign(b"other", orjson.dumps(about), int(at)) != headers["Perdure-Signature"]
 
 
-async def test_it_is_tried_again_where_that_may_help_under_the_same_delivery_id(listener: Listener) -> None:
+async def test_a_transient_error_is_repeated_under_the_same_delivery_id(listener: Listener) -> None:
     listener.answers = [503, 429]
-    assert await post(WebhookTarget(listener.url), WebhookEvent({"event": "buried"})) is None
+    assert await post(WebhookTarget(listener.url), WebhookEvent({"event": "buried"}), QUICK) is None
     deliveries = {(await listener.heard())[0]["Perdure-Delivery"] for _ in range(3)}
     assert len(deliveries) == 1
 
 
 @pytest.mark.parametrize(("answer", "tries"), [(404, 1), (302, 1), (500, 5)])
-async def test_where_it_does_not_help_or_help_any_more_it_is_told_why(
+async def test_an_event_that_is_not_accepted_is_dropped_with_the_reason(
     listener: Listener, answer: int, tries: int
 ) -> None:
     listener.answers = [answer] * 9
-    failed = await post(WebhookTarget(listener.url), WebhookEvent({"event": "buried"}))
-    assert failed == f"it answered {answer}"
+    failed = await post(WebhookTarget(listener.url), WebhookEvent({"event": "buried"}), QUICK)
+    assert failed == f"the server replied {answer}"
     assert listener.taken.qsize() == tries
 
 
-async def test_where_nobody_listens_it_is_told_and_the_url_is_not(captured: Callable[[], str]) -> None:
-    failed = await post(WebhookTarget("http://127.0.0.1:9/secret-path"), WebhookEvent({"event": "buried"}))
+async def test_a_refused_connection_is_reported_without_the_url(captured: Callable[[], str]) -> None:
+    failed = await post(WebhookTarget("http://127.0.0.1:9/secret-path"), WebhookEvent({"event": "buried"}), QUICK)
     assert failed is not None
     assert "ConnectionRefusedError" in failed
     assert "secret-path" not in captured()
@@ -82,28 +78,25 @@ def captured() -> Iterator[Callable[[], str]]:
     logger.remove(number)
 
 
-async def test_what_nobody_takes_is_bounded_and_giving_never_waits(
-    listener: Listener, monkeypatch: pytest.MonkeyPatch, captured: Callable[[], str]
-) -> None:
-    monkeypatch.setattr(notices_module, "_MOST", 3)
-    notices = WebhookQueue(WebhookTarget(listener.url))
+async def test_the_queue_is_bounded_and_never_waits(listener: Listener, captured: Callable[[], str]) -> None:
+    queue = WebhookQueue(WebhookTarget(listener.url), WebhookLimits(queued=3))
     for number in range(9):
-        notices.give(WebhookEvent({"event": "buried", "number": number}))
+        queue.give(WebhookEvent({"event": "buried", "number": number}))
     assert "are dropped" in captured()
     async with anyio.create_task_group() as group:
-        group.start_soon(notices.run)
+        group.start_soon(queue.run)
         assert [(await listener.heard())[1]["number"] for _ in range(3)] == [0, 1, 2]
         group.cancel_scope.cancel()
     left = [orjson.loads(body)["number"] for _, body in listener.taken.queue]
     assert set(left) <= {2}  # its answer may not have been heard
 
 
-async def test_what_waits_when_the_worker_ends_is_posted_still(listener: Listener) -> None:
-    notices = WebhookQueue(WebhookTarget(listener.url))
+async def test_events_that_wait_when_the_worker_stops_are_posted(listener: Listener) -> None:
+    queue = WebhookQueue(WebhookTarget(listener.url))
     async with anyio.create_task_group() as group:
-        group.start_soon(notices.run)
+        group.start_soon(queue.run)
         await anyio.lowlevel.checkpoint()
-        notices.give(WebhookEvent({"event": "buried"}))
+        queue.give(WebhookEvent({"event": "buried"}))
         group.cancel_scope.cancel()
     assert (await listener.heard())[1] == {"event": "buried"}
 
@@ -235,4 +228,4 @@ async def test_a_webhook_that_fails_changes_nothing_for_the_task(settings: Setti
             await give_up(app, await steal(app, handle))
             assert await soon(handle.result()) == "done"
         notified = [event.data for event in await history(handle) if event.type == "notified"]
-    assert notified == [{"what": "resumed", "how": "webhook", "failed": "it answered 404"}]
+    assert notified == [{"what": "resumed", "how": "webhook", "failed": "the server replied 404"}]

@@ -18,8 +18,8 @@ from ...log import logger
 from ...registry import Registry, Task
 from ...settings import Settings
 from ..executor import Executor
-from ..handler_call import time_limit_of
 from ..slots import Slots
+from ..stages import time_limit_of
 from .loop_watchdog import stack_of_task
 
 __all__ = ["RunDeadlines"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from ...deadletter import Reason, after_crash, backoff
-from ...queues import Gateway, last_step, retry_while_unavailable
-from ..durable import StopReason
-from ..errors import CrashLoop
-from ..log import log_wait
+from ....deadletter import Reason, after_crash, backoff
+from ....queues import Gateway, last_step, retry_while_unavailable
+from ...durable import StopReason
+from ...errors import CrashLoop
+from ...log import log_wait
+from ..outcome import Burial, Outcome, Rerun
 from .execution import Execution
-from .outcome import Burial, Outcome, Rerun
 
 __all__ = ["CrashLimit"]
 

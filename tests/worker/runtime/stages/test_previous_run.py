@@ -28,7 +28,7 @@ from perdure.queues import HandOffRefused, ServerFull, TaskHandle, Unavailable, 
 from perdure.worker.durable import continuation
 from perdure.worker.journal import Handoff, Resumption
 from perdure.worker.runtime import settler, stopped_run
-from perdure.worker.runtime import successor as handing_on
+from perdure.worker.runtime.stages import successor as handing_on
 from pydantic import SecretStr
 
 from tests.support.consumers import make_due

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ...deadletter import Reason, backoff
-from ...queues import PerdureError
-from ..durable import Context, Run, StopReason
-from ..registry import Task
-from .outcome import Burial, Outcome, Rerun
+from ....deadletter import Reason, backoff
+from ....queues import PerdureError
+from ...durable import Context, Run, StopReason
+from ...registry import Task
+from ..outcome import Burial, Outcome, Rerun
 
 __all__ = ["Execution", "Stage", "hand_back"]
 

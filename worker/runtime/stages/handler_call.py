@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ...queues import Gateway, LeaseLost, PayloadTooLarge, check_size
-from ..durable import (
+from ....queues import Gateway, LeaseLost, PayloadTooLarge, check_size
+from ...durable import (
     CURRENT_RUN,
     STOP_RULES,
     Context,
@@ -21,11 +21,11 @@ from ..durable import (
     counters_after,
     successor_of,
 )
-from ..errors import TaskError, TaskIdle, TaskTimeout, UnserialisableResult
-from ..registry import Task
-from ..settings import Settings
+from ...errors import TaskError, TaskIdle, TaskTimeout, UnserialisableResult
+from ...registry import Task
+from ...settings import Settings
+from ..outcome import Cancelled, Outcome, Park, Release, Success, after_error
 from .execution import Execution
-from .outcome import Cancelled, Outcome, Park, Release, Success, after_error
 from .successor import transfer
 
 __all__ = ["HandlerCall", "outcome_of_stop", "time_limit_of"]

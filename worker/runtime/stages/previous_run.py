@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
-from ...queues import (
+from ....queues import (
     Gateway,
     History,
     ServerFull,
@@ -22,14 +22,14 @@ from ...queues import (
     retry_while_unavailable,
     write_entries,
 )
-from ..durable import STOP_RULES, Run, StopReason, stop_of_event
-from ..errors import BadHandoff
-from ..journal import HANDOFF, Handoff, Resumption, handoff_of
-from ..journal.handoff import RECEIVED, Why
-from ..journal.run_events import Resumed
-from ..log import log_wait, logger
+from ...durable import STOP_RULES, Run, StopReason, stop_of_event
+from ...errors import BadHandoff
+from ...journal import HANDOFF, Handoff, Resumption, handoff_of
+from ...journal.handoff import RECEIVED, Why
+from ...journal.run_events import Resumed
+from ...log import log_wait, logger
+from ..outcome import Cancelled, Outcome
 from .execution import Execution
-from .outcome import Cancelled, Outcome
 
 __all__ = ["LoadHistory", "Resume", "resume"]
 

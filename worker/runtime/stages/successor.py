@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from ...deadletter import Reason
-from ...queues import (
+from ....deadletter import Reason
+from ....queues import (
     Entry,
     Gateway,
     HandOffRefused,
@@ -17,10 +17,10 @@ from ...queues import (
     forward_messages,
     retry_while_unavailable,
 )
-from ..durable import Run, StopReason, counters_after, successor_of
-from ..log import log_wait, logger
+from ...durable import Run, StopReason, counters_after, successor_of
+from ...log import log_wait, logger
+from ..outcome import Burial, Outcome, Success
 from .execution import Execution
-from .outcome import Burial, Outcome, Success
 
 __all__ = ["Continue", "transfer"]
 

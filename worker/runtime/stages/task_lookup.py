@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...deadletter import Reason
-from ...queues import MARK, DecryptionError, KeyMissing, Redaction, arguments_field, secret_values
-from ..durable import Run
-from ..errors import InvalidArguments, UnknownTask
-from ..registry import Registry, Task
-from ..settings import Settings
+from ....deadletter import Reason
+from ....queues import MARK, DecryptionError, KeyMissing, Redaction, arguments_field, secret_values
+from ...durable import Run
+from ...errors import InvalidArguments, UnknownTask
+from ...registry import Registry, Task
+from ...settings import Settings
+from ..outcome import Burial, Outcome
 from .execution import Execution, hand_back
-from .outcome import Burial, Outcome
 
 __all__ = ["DecodeArguments", "FindTask", "decode_arguments"]
 
