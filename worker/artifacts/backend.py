@@ -32,10 +32,10 @@ class Upload(Protocol):
     def write(self, data: bytes | memoryview) -> None: ...
 
     def keep(self, digest: str, size: int) -> None:
-        """Rename the upload to its hash. An object that is there already with the same bytes gets a new modification
-        time.
+        """Rename the upload to its hash.
 
-        Raises `WrongSize` if the object that is there has another size, so that it cannot have the same bytes.
+        An object that is there already with the same bytes gets a new modification time. Raises `WrongSize` if it has
+        another size, so that it cannot have the same bytes.
         """
         ...
 
@@ -45,8 +45,9 @@ class Upload(Protocol):
 
 
 class ArtifactBackend(Protocol):
-    """Place that stores objects. Raises `FileNotFoundError` for a missing object, and any other exception if it is
-    unreachable.
+    """Place that stores objects.
+
+    Raises `FileNotFoundError` for a missing object, and any other exception if it is unreachable.
     """
 
     @property

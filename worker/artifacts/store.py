@@ -177,9 +177,7 @@ class ArtifactStore:
                 yield one
 
     async def remove(self, digest: str, grace: float) -> bool:
-        """Delete an object unless it was saved, or saved again, within the grace (seconds). Return whether it was
-        deleted.
-        """
+        """Delete an object unless it was saved within the grace (seconds). Return whether it was deleted."""
         try:
             return await self._call(
                 f"object {digest}", "removed from", self._backend.remove, digest, time.time() - grace

@@ -69,9 +69,7 @@ class Codec:
 
 
 def _adapter(declared: Any) -> TypeAdapter[Any]:
-    """Return the adapter of a type. Infinities and NaN are stored as strings, unless the type has its own
-    configuration.
-    """
+    """Return the adapter of a type. It stores infinities and NaN as strings, unless the type has a configuration."""
     try:
         return TypeAdapter(declared, config=_CONFIG)
     except PydanticUserError:

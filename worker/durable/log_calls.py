@@ -21,10 +21,9 @@ _MOST_LOGGED: Final = 16_384
 
 
 async def log_once(run: Run, event: Event) -> int:
-    """Log an event unless an earlier run has logged it; the second `decided` of a run matches the second one in the
-    log.
+    """Log an event unless an earlier run has logged it.
 
-    The event is stored with the next write, and always before the outcome.
+    Events are matched by type and order. The event is stored with the next write, and always before the outcome.
 
     Returns:
         Number of the event.

@@ -104,8 +104,10 @@ class Artifacts:
         return [_artifact(link) for link in links_among(self._run.id, self._run.history.saved)]
 
     async def read(self, artifact: str | Artifact) -> bytes:
-        """Return the bytes, verified by their hash. artifact: a name, or what `save` returned, in this task or another
-        one.
+        """Return the bytes, verified by their hash.
+
+        Args:
+            artifact: Name, or what `save` returned, in this task or another one.
 
         Raises:
             ArtifactMissing, ArtifactDamaged, StoreUnavailable

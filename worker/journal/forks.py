@@ -163,9 +163,7 @@ class _SourceAt:
     forked: bool
 
     def has(self, key: str, value: bytes) -> bool:
-        """Return whether a step record existed at this point. The result of an agent never counts, since the fork
-        continues.
-        """
+        """Return whether a step record existed at this point. An agent's result does not count: the fork continues."""
         if self.agent is not None and key == _FINISH:
             return False
         if self.whole or key in self.before:

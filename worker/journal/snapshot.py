@@ -67,8 +67,10 @@ class StoredState:
 
 
 def encode_snapshot(state: dict[str, Any], number: int, agent: str, blobs: dict[str, bytes] | None = None) -> bytes:
-    """Return the snapshot of a state. blobs: receives its large values by key, to be stored in the same act; without
-    it, they stay in the snapshot.
+    """Return the snapshot of a state.
+
+    Args:
+        blobs: Receives large values by key, to be stored in the same act; without it, they stay in the snapshot.
     """
     return orjson.dumps({"v": SNAPSHOT_VERSION, "n": number, "agent": agent, "state": split(state, blobs)})
 

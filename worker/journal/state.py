@@ -61,8 +61,10 @@ class PlanStep(BaseModel):
 
     @property
     def progress(self) -> dict[str, Any]:
-        """Progress of the step as JSON data: saved beside the state at intervals while the step runs, restored when it
-        runs again, and dropped when it is done.
+        """Progress of the step as JSON data.
+
+        It is saved beside the state at intervals while the step runs, restored when it runs again, and dropped when it
+        is done.
         """
         if self._progress is None:  # most steps have none
             self._progress = {}

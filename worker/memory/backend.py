@@ -66,8 +66,7 @@ class Backend(Protocol):
     def store(self) -> str: ...
 
     async def open(self, embedder: EmbedderIdentity | None, *, create: bool) -> None:
-        """Open the database, and create it if it does not exist and `create` is set. The first embedder of a store is
-        recorded.
+        """Open the database, and record the first embedder of a store. create: create a missing one.
 
         Raises `MemoryStoreMissing`, `NotAMemoryStore`, `VectorsUnavailable`, `EmbedderMismatch`.
         """
@@ -84,9 +83,7 @@ class Backend(Protocol):
         ...
 
     async def restore(self, memories: Sequence[tuple[Memory, str, Vector | None]]) -> int:
-        """Store memories unchanged, except those whose id or whose text (per owner and type) is known; return their
-        number.
-        """
+        """Store memories unchanged, except those whose id or text (per owner, type) is known. Return their number."""
         ...
 
     async def by_words(self, words: Sequence[str], where: Where, limit: int) -> list[str]:

@@ -28,8 +28,9 @@ Vector = list[float]
 
 @runtime_checkable
 class Embedder(Protocol):
-    """Function from texts to vectors. `embed` may be async; if it is not, it runs in a thread, which is abandoned when
-    the run that called it ends.
+    """Function from texts to vectors.
+
+    `embed` may be async; if it is not, it runs in a thread, which is abandoned when the run that called it ends.
 
     Attributes:
         name: Identifies the embedder, such as the model's name with its version. Vectors of two embedders cannot be

@@ -113,9 +113,7 @@ _TIERS: Final[tuple[tuple[str, int], ...]] = (
     ("in_doubt", 0),
     (_TEXT, 24),
 )
-"""Limits in the order in which they are applied: the least important kind first. The latest items of a kind stay
-longest.
-"""
+"""Limits in the order of their application, the least important kind first. The latest items of a kind stay longest."""
 
 _FIRST: Final = frozenset({"later", "pending", "attention", "in_progress", "in_doubt", "waiting_on", "tools"})
 """Kinds whose first items matter most; of the other kinds the latest items do."""

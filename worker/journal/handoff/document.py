@@ -146,8 +146,9 @@ class Handoff(_Part):
 
     @classmethod
     def from_json(cls, task_id: str, data: bytes) -> Handoff:
-        """Read what `to_json` returned. Raises `BadHandoff`, which names the task, if it is broken or of a later
-        version.
+        """Read what `to_json` returned.
+
+        Raises `BadHandoff`, which names the task, if the document is broken or of a later version.
         """
         try:
             found = orjson.loads(data)

@@ -29,8 +29,11 @@ class Salvage:
         self.lost = 0
 
     def __iter__(self) -> Iterator[Memory]:
-        """Yield the memories. Raises `MemoryStoreMissing`, `MemoryStoreUnavailable`; `MemoryStoreDamaged` if none can
-        be read.
+        """Yield the memories.
+
+        Raises:
+            MemoryStoreMissing, MemoryStoreUnavailable
+            MemoryStoreDamaged: No memory can be read.
         """
         if not self._path.exists():
             raise MemoryStoreMissing(str(self._path), "it does not exist")
