@@ -33,6 +33,6 @@ def digest(text: str) -> str:
 
 
 def words(query: str) -> list[str]:
-    """Return the distinct words of a query: letters and digits only, so that none is an operator of a query language."""
+    """Return the distinct words of a query: letters and digits only, so none is an operator of a query language."""
     folded = unicodedata.normalize("NFKC", query).casefold()
     return list(dict.fromkeys(_WORD.findall(folded)))[:_MOST_WORDS]
