@@ -260,14 +260,13 @@ def test_a_worker_whose_loop_is_stuck_ends_though_its_supervisor_is_gone() -> No
     program = """
 import asyncio, os, sys, time
 from types import SimpleNamespace
-from perdure.worker.cli import reins
+from perdure.worker.cli.support.worker_process import SupervisedWorker
 from perdure.worker.runtime.supervisor_link import SupervisorLink
-
-reins._LEAVING = 0.1
 
 async def work():
     worker = SimpleNamespace(settings=SimpleNamespace(grace=0.1), stop=lambda: print("never"))
-    reins.Reins(SupervisorLink("worker", int(sys.argv[1]), int(sys.argv[2]))).take(worker)
+    link = SupervisorLink("worker", int(sys.argv[1]), int(sys.argv[2]))
+    SupervisedWorker(link, exit_margin=0.1).attach(worker)
     print("stuck", flush=True)
     time.sleep(1000)
 

@@ -1,4 +1,30 @@
-"""The command line. This file imports nothing but typer: what a command needs is imported when it is called."""
+"""Command line: the program `perdure`.
+
+    worker.py, health.py    worker run, list, health, resume
+    enqueue.py              enqueue: one task, or a file of tasks
+    task.py                 task list, show, result, watch, cancel, artifact
+    task_events.py          task events
+    task_history.py         task state, fork, handoff
+    task_inbox.py           task send, inbox
+    queue.py                queue list, metrics, partitions
+    queue_metrics.py        the Prometheus metrics
+    dlq.py                  dlq list, show, replay, purge, export
+    artifacts.py            artifacts list, gc
+    memory.py               memory add, search, list, forget
+    memory_admin.py         memory export, prune, reembed
+    encryption_keys.py      keys generate, list
+    server.py               server start, stop, status
+    lazy.py                 import of a command when it is called
+    bench/, demo/           perdure bench, perdure demo
+    support/                options, connection, output and errors that commands share
+
+This module imports nothing but typer, so `perdure --help` and completion stay fast; a command is imported when it is
+called. To add a command: write an async function with `@connected` in its module, and add a `LazyCommand` to `COMMANDS`
+or to the table in task.py.
+
+Every command that prints data has `--json`. Ids go to stdout, messages to stderr. Exit codes are in support/errors.py.
+Help texts are imperative sentences with a full stop: what the command does, when to use it, and an example that works.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +41,19 @@ __all__ = ["commands", "main"]
 
 COMMANDS = (
     LazyCommand("demo", ".demo.command:demo", "Kill workers and replay a dead letter, on real files."),
-    LazyCommand("worker", ".worker:app", "Run workers, and see who works."),
-    LazyCommand("enqueue", ".enqueue:enqueue", "Put tasks on a queue."),
-    LazyCommand("task", ".task:app", "See, wait for, watch and cancel tasks, and send them messages."),
-    LazyCommand("queue", ".queue:app", "See queues in numbers."),
-    LazyCommand("dlq", ".dlq:app", "See, replay, purge and export dead letters."),
-    LazyCommand("artifacts", ".artifacts:app", "See what tasks have saved, and collect what nothing links."),
-    LazyCommand("memory", ".memory:app", "What agents know beyond their tasks: add, search, list, forget."),
-    LazyCommand("keys", ".encryption_keys:app", "Make keys of encryption, and see which are in use."),
-    LazyCommand("server", ".server:app", "Start and stop the embedded server."),
-    LazyCommand("bench", ".bench.command:bench", "Measure Perdure on your server, beside a raw client."),
+    LazyCommand("worker", ".worker:app", "Run workers, list them, and check their health."),
+    LazyCommand("enqueue", ".enqueue:enqueue", "Enqueue one task, or a file of tasks."),
+    LazyCommand("task", ".task:app", "List, show, watch, cancel and fork tasks."),
+    LazyCommand("queue", ".queue:app", "List queues, export metrics, set partitions."),
+    LazyCommand("dlq", ".dlq:app", "List, show, replay, purge and export dead letters."),
+    LazyCommand("artifacts", ".artifacts:app", "List artifacts, and delete unlinked ones."),
+    LazyCommand("memory", ".memory:app", "Manage the long-term memories of agents."),
+    LazyCommand("keys", ".encryption_keys:app", "Generate encryption keys, and list those in use."),
+    LazyCommand("server", ".server:app", "Start, stop and inspect the embedded server."),
+    LazyCommand("bench", ".bench.command:bench", "Measure Perdure on your server."),
 )
 
-# The base of all of typer's usage errors; typer exports this one alone.
+# The base class of typer's usage errors, which typer itself does not export.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
 
@@ -52,46 +78,46 @@ def perdure(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Tasks that survive, on Redis Streams.
+    """Run durable tasks and AI agents on Redis Streams.
 
-    Producers put tasks on queues, workers run them step by step, and what
-    is given up waits as a dead letter for its replay. Where no server is
-    named (--redis-url or PERDURE_REDIS_URL), all share an embedded one.
+    Producers enqueue tasks, workers run them step by step, and a task that
+    keeps failing becomes a dead letter, which you can replay. Without
+    --redis-url or PERDURE_REDIS_URL, all commands use an embedded server.
 
     Example: perdure worker run tasks.py:app
     """
 
 
 commands: Any = typer.main.get_command(cli)
-for promise in COMMANDS:
-    commands.add_command(promise)
+for command in COMMANDS:
+    commands.add_command(command)
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run one command and leave with its exit code (see failures.py)."""
+    """Run one command and exit with its exit code (see support/errors.py)."""
     _accept_interrupts()
     try:
         code = commands.main(args, prog_name="perdure", standalone_mode=False)
     except typer.Abort:
         code = 1
-    except USAGE_ERROR as misuse:
+    except USAGE_ERROR as error:
         code = 2
-        _explain(misuse)
+        _explain(error)
     sys.exit(code)
 
 
 def _accept_interrupts() -> None:
     """Restore Python's handler of SIGINT if the process was started with the signal ignored.
 
-    A shell ignores SIGINT for a command in the background, and Python keeps that: a `kill -INT` would have no effect.
+    A shell starts a background command with SIGINT ignored, and Python keeps that: `kill -INT` would have no effect.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _explain(misuse: Any) -> None:
-    """One line about a call that typer refused; where there is nothing to say, the help was shown instead."""
-    message = misuse.format_message().strip().rstrip(".").replace("Value error, ", "")
+def _explain(error: Any) -> None:
+    """Print a usage error as one line. It has no message if typer printed the help instead."""
+    message = error.format_message().strip().rstrip(".").replace("Value error, ", "")
     if message:
-        where = misuse.ctx.command_path if misuse.ctx else "perdure"
+        where = error.ctx.command_path if error.ctx else "perdure"
         typer.echo(f"perdure: {' '.join(message.split())}; see '{where} --help'", err=True)

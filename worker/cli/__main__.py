@@ -1,4 +1,4 @@
-"""`python -m perdure.worker.cli`."""
+"""Entry point of `python -m perdure.worker.cli`."""
 
 from __future__ import annotations
 

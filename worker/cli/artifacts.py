@@ -1,7 +1,4 @@
-"""`perdure artifacts`: what the tasks of a deployment have saved, and what nothing links any more.
-
-`perdure task artifact`: what a task has saved, listed, and fetched from the store.
-"""
+"""`perdure artifacts list` and `gc`: artifacts of a deployment; `perdure task artifact`: artifacts of one task."""
 
 from __future__ import annotations
 
@@ -38,28 +35,32 @@ def artifact(
     place: ConnectionOptions,
     task_id: TaskId,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The artifact. Else all are listed.", show_default=False)
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Name of the artifact. Default: list all.", show_default=False),
     ] = None,
     *,
     output: Annotated[
         str | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Where to put it; - for stdout. Else a file of its own name, here."
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Path of the file; - for stdout. Default: a file with the artifact's name in this folder.",
         ),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """List what a task has saved, or fetch one of them.
+    """List the artifacts of a task, or fetch one of them.
 
-    What is fetched is checked against its hash first: a file is replaced
-    by all of the right bytes or not at all, and nothing else is printed.
+    The hash is checked before anything is written: the file is replaced
+    completely or not at all.
 
     Example: perdure task artifact 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f report.md -o -
     """
     if name is None and output is not None:
-        raise Misuse("--output is for one artifact: name it, as 'perdure task artifact ID' lists them")
+        raise Misuse("--output needs a NAME, as 'perdure task artifact ID' lists them")
     if name is not None and json:
-        raise Misuse("--json is for the list: an artifact is printed as it is, with --output -")
+        raise Misuse("--json is for the list: use --output - to print an artifact")
     anyio.run(_run, place, task_id, name, output, json)
 
 
@@ -73,7 +74,7 @@ async def _run(place: ConnectionOptions, task_id: str, name: str | None, output:
         link = next((link for link in links if link.name == name), None)
         if link is None:
             names = ", ".join(repr(link.name) for link in links) or "none"
-            raise Failed(f"task {task_id} has saved no artifact {name!r}; it has: {names}")
+            raise Failed(f"task {task_id} has no artifact {name!r}; its artifacts: {names}")
         store = await artifact_store(producer.gateway, load_settings(**place.overrides()))
         what = f"artifact {name!r} of task {task_id}"
         if output == STDOUT:
@@ -94,24 +95,24 @@ def _list_of_task(task_id: str, links: list[ArtifactLink], *, json: bool) -> Non
             [(link.name, size_text(link.size), link.media_type, link.hash) for link in links],
         )
     else:
-        note(f"task {task_id} has saved no artifacts")
+        note(f"task {task_id} has no artifacts")
 
 
 def _target(name: str, output: str | None) -> Path:
-    """Where to put it. What somebody has in a file is not replaced unless they name it."""
+    """Return the path for the artifact. An existing file is replaced only if `--output` names it."""
     if output is None:
         target = Path(name)
         if target.exists():
-            raise Failed(f"there is a file {name!r} here already: name it with --output to replace it")
+            raise Failed(f"file {name!r} exists already: give it with --output to replace it")
         return target
     target = Path(output)
     if target.is_dir():
-        raise Misuse(f"{output!r} is a folder: name a file in it, such as {str(target / name)!r}")
+        raise Misuse(f"--output must be a file, got the folder {output!r}: give {str(target / name)!r}")
     return target
 
 
 async def _print(store: ArtifactStore, what: str, link: ArtifactLink) -> None:
-    """Through a temporary file: the bytes are known to be right before the first one is printed."""
+    """Print an artifact, through a temporary file, so that its hash is checked before the first byte is printed."""
     with tempfile.TemporaryDirectory(prefix="perdure-") as folder:
         file = Path(folder) / "fetched"
         await store.fetch(what, link.hash, link.size, file)
@@ -125,17 +126,17 @@ def _copy_to_stdout(file: Path) -> None:
             shutil.copyfileobj(source, sys.stdout.buffer)
         sys.stdout.buffer.flush()
     except OSError as error:
-        if error.errno != errno.EPIPE:  # whoever reads has read enough
-            raise Failed(f"stdout cannot be written: {error}") from error
+        if error.errno != errno.EPIPE:  # the reader has closed the pipe
+            raise Failed(f"could not write to stdout: {error}") from error
 
 
 def describe_link(link: ArtifactLink) -> dict[str, object]:
-    """A link as plain data, for programs."""
+    """Return a link as plain data."""
     return {"name": link.name, "size": link.size, "media_type": link.media_type, "hash": link.hash}
 
 
 def size_text(size: int) -> str:
-    """Bytes in the largest unit that leaves a number above one."""
+    """Return a number of bytes in the largest unit that gives at least one."""
     for unit, length in _UNITS:
         if size >= length:
             return f"{size / length:.1f} {unit}"
@@ -147,7 +148,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def artifacts() -> None:
-    """See what tasks have saved, and collect what nothing links."""
+    """List the artifacts of tasks, and delete unlinked ones."""
 
 
 @app.command("list")
@@ -155,10 +156,12 @@ def artifacts() -> None:
 def list_(
     place: ConnectionOptions,
     *,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="No more than so many.")] = 1000,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N artifacts.")] = 1000,
     json: AsJson = False,
 ) -> None:
-    """List the artifacts of all tasks that are kept, in no particular order. With --json: one object per line.
+    """List the artifacts of all tasks, in no particular order.
+
+    With --json: one object per line.
 
     Example: perdure artifacts list
     """
@@ -187,7 +190,7 @@ async def _list(place: ConnectionOptions, limit: int, json: bool) -> None:
         elif not seen:
             note(f"no artifacts of tasks of namespace {producer.namespace.name!r} on {producer.address.shown}")
     if len(seen) == limit:
-        note(f"there may be more than {limit}: raise --limit to see them")
+        note(f"there may be more than {limit} artifacts: raise --limit to see them")
 
 
 @app.command()
@@ -197,16 +200,18 @@ def gc(
     *,
     grace: Annotated[
         float,
-        in_duration("Only what was saved, or saved again, longer ago than that: 24h, 30min, 7d, or seconds.", "24h"),
+        in_duration("Keep artifacts that were saved within this time: 24h, 30min, 7d, or seconds.", "24h"),
     ] = 86_400.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Delete artifacts that no task links, and print their hashes.
 
-    A run that dies between saving and linking leaves such, and so does a
-    task whose record has expired. Tasks and workers may go on meanwhile:
-    what they have saved within the grace stays.
+    A run that dies between saving and linking leaves such artifacts, and so
+    does a task whose record expires. Run it at any time, also while workers
+    run: artifacts that were saved within the grace are kept.
 
     Example: perdure artifacts gc --dry-run
     """
@@ -218,7 +223,7 @@ async def _collect(place: ConnectionOptions, grace: float, dry_run: bool, json: 
     count = size = 0
     async with place.producer() as producer:
         store = await artifact_store(producer.gateway, load_settings(**place.overrides()))
-        with Bar("tasks looked at") as bar:
+        with Bar("tasks checked") as bar:
             async for orphan in orphans(store, lambda: _linked(producer, bar), grace=grace):
                 if dry_run or await store.remove(orphan.hash, grace):
                     count, size = count + 1, size + orphan.size
@@ -229,7 +234,7 @@ async def _collect(place: ConnectionOptions, grace: float, dry_run: bool, json: 
         drafts = 0 if dry_run else await store.remove_stale_uploads(grace)
     if json:
         print_json({"dry_run": dry_run, "store": store.shown, "count": count, "size": size, "orphans": found})
-    _say(store, count, size, drafts, grace, dry_run=dry_run)
+    _summarize(store, count, size, drafts, grace, dry_run=dry_run)
 
 
 async def _linked(producer: Producer, bar: Bar) -> AsyncIterator[str]:
@@ -239,9 +244,9 @@ async def _linked(producer: Producer, bar: Bar) -> AsyncIterator[str]:
             yield link.hash
 
 
-def _say(store: ArtifactStore, count: int, size: int, drafts: int, grace: float, *, dry_run: bool) -> None:
-    done = "would be deleted" if dry_run else "deleted"
-    rest = f", and {drafts} that were never completed" if drafts else ""
-    note(f"{count} artifacts ({size_text(size)}) that no task links {done} in {store.shown}{rest}")
+def _summarize(store: ArtifactStore, count: int, size: int, drafts: int, grace: float, *, dry_run: bool) -> None:
+    done = "would delete" if dry_run else "deleted"
+    rest = f", and {drafts} incomplete uploads" if drafts else ""
+    note(f"{done} {count} unlinked artifacts ({size_text(size)}) in {store.shown}{rest}")
     if count and dry_run:
         note(f"all of them were saved more than {duration(grace)} ago")

@@ -1,9 +1,4 @@
-"""`perdure dlq`: dead letters, seen and exported; acts.py has what is done to them.
-
-What is done to dead letters: `perdure dlq replay` and `perdure dlq purge`.
-
-Which dead letters a command is about: some by their ids, or all that match.
-"""
+"""`perdure dlq`: list, show, replay, purge and export dead letters."""
 
 from __future__ import annotations
 
@@ -52,7 +47,7 @@ __all__ = ["Selection", "app", "purge", "replay", "select"]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Dead letters, and how many they are; None where that takes reading them all."""
+    """Selected dead letters, and their number; None if counting would mean reading them all."""
 
     letters: AsyncIterator[DeadLetter]
     count: int | None
@@ -67,15 +62,16 @@ async def select(
     reason: Reason | None,
     task: str | None,
 ) -> Selection:
-    """The letters meant, the oldest first. All ids are looked up before anything happens to one of them.
+    """Select dead letters, the oldest first.
 
-    Of `every` letter those are meant that are dead by now: what dies again while it is replayed is not met twice.
+    All ids are looked up before anything is changed. `every` selects those that are dead now, so a task that dies again
+    during a replay is not replayed twice.
     """
-    narrowed = queue is not None or reason is not None or task is not None
-    if ids and (every or narrowed):
-        raise Misuse("give ids, or --all with --queue, --reason and --task: not both")
+    filtered = queue is not None or reason is not None or task is not None
+    if ids and (every or filtered):
+        raise Misuse("give either IDs, or --all with --queue, --reason and --task")
     if not ids and not every:
-        raise Misuse("say which: ids, or --all (with --queue, --reason, --task for some of them)")
+        raise Misuse("give IDs, or --all, which --queue, --reason and --task can limit")
     partitions = await known_partitions(producer, queue)
     if ids:
         return Selection(_each(await _find(producer, partitions, ids)), len(set(ids)))
@@ -88,7 +84,7 @@ async def _find(producer: Producer, partitions: Sequence[Partition], ids: Sequen
     missing = [task_id for task_id, letter in found.items() if letter is None]
     if missing:
         where = f"namespace {producer.namespace.name!r} on {producer.address.shown}"
-        raise Failed(f"no dead letter {', '.join(missing)} in {where}: nothing was done")
+        raise Failed(f"no dead letter {', '.join(missing)} in {where}: nothing was changed")
     return [letter for letter in found.values() if letter is not None]
 
 
@@ -97,7 +93,7 @@ async def _each(letters: Sequence[DeadLetter]) -> AsyncIterator[DeadLetter]:
         yield letter
 
 
-All = Annotated[bool, typer.Option("--all", help="All dead letters, or those that match the options.")]
+All = Annotated[bool, typer.Option("--all", help="Select all dead letters that match the other options.")]
 
 _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:/\s*s)?")
 
@@ -105,7 +101,7 @@ _RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(?:/\s*s)?")
 def read_rate(text: str) -> float:
     found = _RATE.fullmatch(str(text).strip())
     if not found or not float(found[1]):
-        raise typer.BadParameter(f"{text!r} is not a rate: how many per second, such as 5 or 5/s")
+        raise typer.BadParameter(f"must be a number per second, such as 5 or 5/s; got {text!r}")
     return float(found[1])
 
 
@@ -120,25 +116,31 @@ async def replay(
     queue: QueueOption = None,
     rate: Annotated[
         float | None,
-        typer.Option(metavar="N/s", parser=read_rate, help="No more than N per second.", show_default=False),
+        typer.Option(metavar="N/s", parser=read_rate, help="Replay at most N per second.", show_default=False),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Without the checkpoint: from the first step.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Discard the checkpoint: start again with the first step.")
+    ] = False,
     edit_args: Annotated[
-        str | None, typer.Option(metavar="JSON", help="New arguments, a JSON object.", show_default=False)
+        str | None,
+        typer.Option(metavar="JSON", help="Replace the arguments by this JSON object.", show_default=False),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be replayed.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be replayed, and change nothing.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Put dead letters back on their queues, with new attempts; prints the ids.
+    """Put dead letters back on their queues, and print the ids.
 
-    Recorded steps are not run again, unless --fresh asks for it.
+    Use it after you have fixed the cause. Attempts and crashes are counted
+    from zero. Recorded steps do not run again, except with --fresh.
 
     Example: perdure dlq replay --all --reason timeout --rate 5/s
     """
     how = Replay(fresh=fresh, args=_new_arguments(producer, edit_args), rate=rate)
     selected = await select(producer, ids or (), every, queue=queue, reason=reason, task=task)
     if dry_run:
-        await _rehearse(selected, json)
+        await _print_selected(selected, json)
         return
     gone = []
     with Bar("replaying", selected.count) as bar:
@@ -147,7 +149,7 @@ async def replay(
             if not replayed:
                 gone.append(letter.id)
             bar.advance()
-    _sum_up("replayed", bar.done, gone)
+    _summarize("replayed", bar.done, gone)
 
 
 def _new_arguments(producer: Producer, text: str | None) -> bytes | None:
@@ -163,7 +165,7 @@ def _new_arguments(producer: Producer, text: str | None) -> bytes | None:
     return text.strip().encode()
 
 
-async def _rehearse(selected: Selection, json: bool) -> None:
+async def _print_selected(selected: Selection, json: bool) -> None:
     reasons: Counter[str] = Counter()
     async for letter in selected.letters:
         reasons[letter.reason] += 1
@@ -181,16 +183,19 @@ async def purge(
     reason: ReasonOption = None,
     task: TaskNameOption = None,
     queue: QueueOption = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Delete dead letters for good, with their records and checkpoints; prints the ids.
+    """Delete dead letters with their records and checkpoints, and print the ids.
+
+    Use it for tasks that you will not replay; 'perdure dlq export' saves
+    them first. --all asks for confirmation.
 
     Example: perdure dlq purge --all --reason unreadable
     """
     selected = await select(producer, ids or (), every, queue=queue, reason=reason, task=task)
     if every and not yes:
-        _ask(selected.count)
+        _confirm(selected.count)
     gone = []
     with Bar("purging", selected.count) as bar:
         async for letter, purged in purge_all(producer.gateway, selected.letters):
@@ -198,34 +203,34 @@ async def purge(
             if not purged:
                 gone.append(letter.id)
             bar.advance()
-    _sum_up("purged", bar.done, gone)
+    _summarize("purged", bar.done, gone)
 
 
-def _ask(count: int | None) -> None:
+def _confirm(count: int | None) -> None:
     if not _is_terminal():
-        raise Misuse("--all deletes dead letters for good: where nobody can be asked, say --yes")
+        raise Misuse("--all deletes dead letters permanently: add --yes, because stdin is no terminal")
     what = "all that match" if count is None else f"all {count}"
-    if not typer.confirm(f"Delete {what} dead letters, with their checkpoints, for good?", err=True):
+    if not typer.confirm(f"Permanently delete {what} dead letters with their checkpoints?", err=True):
         raise Failed("nothing was purged")
 
 
 def _is_terminal() -> bool:
-    """Whether somebody is there who can be asked."""
+    """Return whether stdin is a terminal."""
     return sys.stdin.isatty()
 
 
 def _report(letter: DeadLetter, what: str, json: bool) -> None:
-    """One letter, as it was dealt with."""
+    """Print one dead letter and its outcome."""
     if json:
         print_json_lines([{"id": letter.id, "outcome": what, "reason": letter.reason, "task": letter.task}])
     elif what != "gone":
         print_data(letter.id)
 
 
-def _sum_up(what: str, done: int, gone: list[str]) -> None:
+def _summarize(what: str, done: int, gone: list[str]) -> None:
     note(f"{what}: {done - len(gone)}")
     if gone:
-        raise Failed(f"{len(gone)} were gone already, replayed or purged by others: {', '.join(gone[:5])}")
+        raise Failed(f"{len(gone)} had been replayed or purged by another command: {', '.join(gone[:5])}")
 
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -233,7 +238,11 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def dlq() -> None:
-    """See, replay, purge and export dead letters: tasks given up, with reason, error and checkpoint."""
+    """List, show, replay, purge and export dead letters.
+
+    A dead letter is a task that was given up. It keeps its reason, error and
+    checkpoint.
+    """
 
 
 @app.command("list")
@@ -244,7 +253,7 @@ async def list_(
     queue: QueueOption = None,
     reason: ReasonOption = None,
     task: TaskNameOption = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="No more than so many.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N dead letters.")] = 100,
     json: AsJson = False,
 ) -> None:
     """List dead letters, the newest first.
@@ -280,15 +289,15 @@ async def list_(
             ],
         )
     else:
-        note(f"no such dead letters in namespace {producer.namespace.name!r} on {producer.address.shown}")
+        note(f"no matching dead letters in namespace {producer.namespace.name!r} on {producer.address.shown}")
     if more:
-        note(f"there are more than {limit}: raise --limit to see them")
+        note(f"more than {limit} dead letters match: raise --limit to see them")
 
 
 @app.command()
 @connected
 async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> None:
-    """Show a dead letter: why it died, where, and what of its work is kept.
+    """Show a dead letter: its reason, error, arguments and recorded steps.
 
     Example: perdure dlq show 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
@@ -334,10 +343,13 @@ async def export(
     reason: ReasonOption = None,
     task: TaskNameOption = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Else stdout.", show_default=False)
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Path of the file. Default: stdout.", show_default=False),
     ] = None,
 ) -> None:
-    """Write dead letters as JSON lines, the oldest first; they stay where they are.
+    """Write dead letters as JSON lines, the oldest first.
+
+    The dead letters are not changed.
 
     Example: perdure dlq export -o letters.jsonl
     """
@@ -351,7 +363,7 @@ async def export(
 
 @contextmanager
 def _opened(path: Path | None) -> Iterator[TextIO | None]:
-    """The file to write to; None for stdout."""
+    """Open the file to write to; None for stdout."""
     if path is None:
         yield None
         return
@@ -359,7 +371,7 @@ def _opened(path: Path | None) -> Iterator[TextIO | None]:
         with path.open("w", encoding="utf-8") as file:
             yield file
     except OSError as error:
-        raise Failed(f"cannot write {path}: {error.strerror}") from None
+        raise Failed(f"could not write {path}: {error.strerror}") from None
 
 
 app.command()(replay)

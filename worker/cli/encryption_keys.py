@@ -1,4 +1,4 @@
-"""`perdure keys`: the keys that data at rest is sealed with; docs/security.md has how they are changed."""
+"""`perdure keys`: generate and list the keys that encrypt data at rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def keys() -> None:
-    """Make keys of encryption, and see which are in use."""
+    """Generate encryption keys, and list those in use."""
 
 
 @app.command()
@@ -28,10 +28,18 @@ def generate(
     *,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="A new file that only you can read.", show_default=False),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the key to this new file, which only you can read.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
-    """Print a new key: 32 random bytes, in base64.
+    """Generate a key: 32 random bytes in base64.
+
+    Name its file in PERDURE_ENCRYPTION_KEY_FILE for workers and producers.
 
     Example: perdure keys generate -o perdure.keys
     """
@@ -41,15 +49,18 @@ def generate(
     try:
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
-        raise Failed(f"cannot make {output}: {error.strerror}") from None
+        raise Failed(f"could not create {output}: {error.strerror}; give a new file") from None
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(f"{generate_key()}\n")
-    note(f"a new key is in {output}: name it as PERDURE_ENCRYPTION_KEY_FILE")
+    note(f"wrote a new key to {output}; set PERDURE_ENCRYPTION_KEY_FILE to this path")
 
 
 @app.command("list")
 def list_(*, json: AsJson = False) -> None:
-    """List the ids of the keys that this environment names; the first one seals, all open.
+    """List the ids of the keys in this environment.
+
+    The first key encrypts; all keys decrypt. Use it to check that all hosts
+    have the same keys.
 
     Example: perdure keys list
     """
@@ -59,4 +70,4 @@ def list_(*, json: AsJson = False) -> None:
     elif found.active:
         print_data("\n".join(found.key_ids))
     else:
-        note("no key is set: data is stored as it is")
+        note("no key is set: data is stored unencrypted")

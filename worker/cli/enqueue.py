@@ -1,12 +1,12 @@
-"""`perdure enqueue`: one task, or a file of them.
+"""`perdure enqueue`: one task, or a file of tasks.
 
-Tasks from a file of JSON lines: all lines are checked before the first task is sent.
+Each line of a file is a JSON object:
 
     {"task": "audit", "args": {"root": "src"}, "queue": "default", "delay": 60, "id": "audit-src",
      "key": "src", "headers": {}}
 
-`args` must be there; what else is missing is the command line's to say. The file is read twice, line by line, so its
-size does not matter.
+`args` is required; the command line has the defaults for the other fields. The file is read twice, line by line, to
+check all lines before the first task is sent, without holding the file in memory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _SHOWN_LINES = 10
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What holds for the lines that do not say otherwise, and the options, size limit and secret arguments of all."""
+    """Defaults for the fields of a line, and the options, size limit and secret arguments of all tasks."""
 
     task: str | None
     queue: str
@@ -66,7 +66,7 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One task to send, where and when."""
+    """One task with its queue and delay."""
 
     queue: str
     delay: float
@@ -87,7 +87,7 @@ class _Line(BaseModel):
 
 @contextmanager
 def opened(path: str) -> Iterator[IO[bytes]]:
-    """The file, or a copy of stdin for `-`: something that can be read twice."""
+    """Open a file, or a copy of stdin for `-`, which can then be read twice."""
     try:
         if path == "-":
             with tempfile.TemporaryFile() as copy:
@@ -97,54 +97,58 @@ def opened(path: str) -> Iterator[IO[bytes]]:
             with Path(path).open("rb") as file:
                 yield file
     except OSError as error:
-        raise Failed(f"cannot read {path}: {error.strerror or error}") from None
+        raise Failed(f"could not read {path}: {error.strerror or error}") from None
 
 
 def check(file: IO[bytes], defaults: Defaults) -> int:
-    """Read all lines once. Returns how many tasks there are; `Misuse` names the lines that are none."""
+    """Check all lines; return the number of tasks.
+
+    Raises:
+        Misuse: Lines are invalid; the text lists them.
+    """
     problems: list[str] = []
-    named = array("Q")  # eight bytes for each id that a line gives: files may be long
+    hashes = array("Q")  # of the given ids, eight bytes each: files may be long
     count = wrong = 0
     for number, text in _numbered(file):
         count += 1
         try:
             message = _item(text, defaults).message
             if message.own_id:
-                named.append(spread(message.id))
+                hashes.append(spread(message.id))
         except ValueError as error:
             wrong += 1
             if len(problems) < _SHOWN_LINES:
                 problems.append(f"line {number}: {problem(error).replace('at line 1 column', 'at column')}")
-    twice = {one for one, other in pairwise(sorted(named)) if one == other}
-    for line in _named_twice(file, defaults, twice) if twice else ():
+    duplicates = {one for one, other in pairwise(sorted(hashes)) if one == other}
+    for line in _duplicate_ids(file, defaults, duplicates) if duplicates else ():
         wrong += 1
         problems.append(line)
     if wrong:
         more = f"\n  and {wrong - _SHOWN_LINES} more lines" if wrong > _SHOWN_LINES else ""
         listed = "".join(f"\n  {line}" for line in problems[:_SHOWN_LINES])
-        raise Misuse(f"nothing was sent, {wrong} of {count} lines cannot be read:{listed}{more}")
+        raise Misuse(f"nothing was sent, {wrong} of {count} lines are invalid:{listed}{more}")
     return count
 
 
-def _named_twice(file: IO[bytes], defaults: Defaults, twice: Set[int]) -> Iterator[str]:
-    """The lines that give an id again."""
+def _duplicate_ids(file: IO[bytes], defaults: Defaults, duplicates: Set[int]) -> Iterator[str]:
+    """Yield a problem for each line that repeats an id."""
     first_lines: dict[str, int] = {}
     for number, text in _numbered(file):
-        with suppress(ValueError):  # that line was named already
+        with suppress(ValueError):  # reported already
             message = _item(text, defaults).message
-            if message.own_id and spread(message.id) in twice:
+            if message.own_id and spread(message.id) in duplicates:
                 first = first_lines.setdefault(message.id, number)
                 if first != number:
-                    yield f"line {number}: id {message.id!r} is also that of line {first}"
+                    yield f"line {number}: id {message.id!r} must be unique, line {first} has it too"
 
 
 def items(file: IO[bytes], defaults: Defaults) -> Iterator[Item]:
-    """The tasks of a file that was checked."""
+    """Yield the tasks of a checked file."""
     for number, text in _numbered(file):
         try:
             yield _item(text, defaults)
         except ValueError as error:
-            raise Failed(f"line {number} was changed while it was read: {problem(error)}") from None
+            raise Failed(f"line {number} changed while the file was read: {problem(error)}") from None
 
 
 def make_message(
@@ -156,7 +160,11 @@ def make_message(
     key: str | None,
     headers: dict[str, str] | None = None,
 ) -> TaskMessage:
-    """A task ready to be sent. Raises `ValueError` of several kinds: `problem` has their text."""
+    """Return a task ready to be sent.
+
+    Raises:
+        ValueError: The task is invalid; see `problem` for the text.
+    """
     message = EnvelopeTemplate(task, headers, defaults.options).message(
         to_json(args), defaults.secrets, key=key, task_id=task_id
     )
@@ -166,7 +174,7 @@ def make_message(
 
 
 def problem(error: ValueError) -> str:
-    """What is wrong, in one line, without the value itself."""
+    """Return the text of an error as one line, without the invalid value."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -186,7 +194,7 @@ def _item(text: bytes, defaults: Defaults) -> Item:
     line = _Line.model_validate(read_object(text))
     task = defaults.task if line.task is None else line.task
     if task is None:
-        raise ValueError("it names no task, and neither does the command line")
+        raise ValueError("task is missing, and the command line has no default for it")
     key = defaults.key if line.key is None else line.key
     message = make_message(task, line.args, defaults, task_id=line.id, key=key, headers=line.headers)
     queue = line.queue or defaults.queue
@@ -194,28 +202,30 @@ def _item(text: bytes, defaults: Defaults) -> Item:
 
 
 class Durability(StrEnum):
-    """What `--durability` can be."""
+    """Values of `--durability`."""
 
     REPLICATED = "replicated"
 
 
-_SHOWN = 500
-"""Ids that are printed together."""
+_PRINTED_TOGETHER = 500
+"""Ids per write to stdout."""
 
 
 @connected
 async def enqueue(
     producer: Producer,
-    task: Annotated[str | None, typer.Argument(metavar="TASK", help="The task's name.", show_default=False)] = None,
+    task: Annotated[str | None, typer.Argument(metavar="TASK", help="Name of the task.", show_default=False)] = None,
     *,
     args: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Its arguments by name, as a JSON object.", show_default=False)
+        str | None, typer.Option(metavar="JSON", help="Arguments by name, as a JSON object.", show_default=False)
     ] = None,
-    queue: Annotated[str, typer.Option(metavar="QUEUE", parser=read_queue, help="Where to put it.")] = "default",
-    delay: Annotated[float, in_seconds("How long it waits before it may run.")] = 0.0,
+    queue: Annotated[str, typer.Option(metavar="QUEUE", parser=read_queue, help="Queue of the task.")] = "default",
+    delay: Annotated[float, in_seconds("Time before the task may run.")] = 0.0,
     file: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Tasks as JSON lines; - for stdin.", show_default=False),
+        typer.Option(
+            metavar="FILE", help="Enqueue the tasks of this file of JSON lines; - for stdin.", show_default=False
+        ),
     ] = None,
     task_id: Annotated[
         str | None,
@@ -223,52 +233,56 @@ async def enqueue(
             "--id",
             metavar="ID",
             parser=read_task_id,
-            help="An id of your own: a task that is known by it already is left alone.",
+            help="Id of the task. If a task with this id exists, nothing is enqueued.",
             show_default=False,
         ),
     ] = None,
     key: Annotated[
         str | None,
         typer.Option(
-            metavar="KEY", help="Tasks of one key are taken up in the order they came in.", show_default=False
+            metavar="KEY",
+            help="Ordering key: tasks with the same key start in the order of enqueuing.",
+            show_default=False,
         ),
     ] = None,
     timeout: Annotated[
         float | None,
-        in_seconds("How long one run may take."),
+        in_seconds("Time limit of one attempt."),
     ] = None,
     max_attempts: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Runs before it is given up.", show_default=False)
+        int | None,
+        typer.Option(min=1, metavar="N", help="Attempts before the task becomes a dead letter.", show_default=False),
     ] = None,
     result_ttl: Annotated[
         float | None,
-        in_seconds("How long its outcome is kept."),
+        in_seconds("Time for which the outcome is kept."),
     ] = None,
     secret: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="An argument that is never to be shown; a.b for a member of one. May be given again.",
+            help="Argument that is never shown; a.b for a member of an argument. Repeatable.",
             show_default=False,
         ),
     ] = None,
     durability: Annotated[
         Durability | None,
         typer.Option(
-            help="Wait until replicas have it too: PERDURE_REPLICAS of them, else one.",
+            help="Wait until Redis replicas have the task too: PERDURE_REPLICAS of them, or one.",
             show_default=False,
         ),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Put a task on a queue; prints its id. Once it is printed, the task is never lost.
+    """Enqueue a task, and print its id.
+
+    When the id is printed, Redis has stored the task.
 
     Example: perdure enqueue audit --args '{"root": "src"}' --delay 60
 
-    With --file, every line is one task, and all are checked before any is
-    sent: {"args": {...}, "task"?, "queue"?, "delay"?, "id"?, "key"?,
-    "headers"?}
-    What a line does not say, the command line says for all.
+    With --file, each line is one task: {"args": {...}, "task"?, "queue"?,
+    "delay"?, "id"?, "key"?, "headers"?}. The command line has the defaults
+    for missing fields. All lines are checked before the first is sent.
 
     Example: perdure enqueue audit --file tasks.jsonl
     """
@@ -282,7 +296,7 @@ async def enqueue(
     if file is None:
         await _send_one(producer, defaults, args, task_id, replicated, json)
     elif args is not None or task_id is not None:
-        raise Misuse("--args and --id are for one task: in a file, every line says its own")
+        raise Misuse("--args and --id are for one task: with --file, give them in each line")
     else:
         await _send_file(producer, defaults, file, replicated, json)
 
@@ -296,7 +310,7 @@ async def _send_one(
     json: bool,
 ) -> None:
     if defaults.task is None:
-        raise Misuse("name a task, or a file of them with --file")
+        raise Misuse("give a TASK, or a file of tasks with --file")
     try:
         arguments = {} if args is None else read_object(args)
     except ValueError as error:
@@ -310,13 +324,13 @@ async def _send_one(
         print_json({"id": message.id, "queue": defaults.queue})
     else:
         print_data(message.id)
-        note(f"{defaults.task} is on queue {defaults.queue} of {producer.address.shown}")
+        note(f"enqueued {defaults.task} on queue {defaults.queue} of {producer.address.shown}")
 
 
 async def _send_file(
     producer: Producer, defaults: Defaults, path: str, durability: Replicated | None, json: bool
 ) -> None:
-    """In the order of the lines; each id is printed once its task is stored."""
+    """Send tasks in the order of the lines; print each id after its task is stored."""
     with opened(path) as file:
         count = check(file, defaults)
         with Bar("enqueuing", count) as bar:
@@ -328,14 +342,14 @@ async def _send_file(
                 )
                 async for handle in handles:
                     sent.append(handle.id)
-                    if len(sent) == _SHOWN:
-                        sent = _show(sent, queue, bar, json)
-                _show(sent, queue, bar, json)
+                    if len(sent) == _PRINTED_TOGETHER:
+                        sent = _print_ids(sent, queue, bar, json)
+                _print_ids(sent, queue, bar, json)
     note(f"tasks enqueued on {producer.address.shown}: {count}")
 
 
-def _show(sent: Sequence[str], queue: str, bar: Bar, json: bool) -> list[str]:
-    """Print the ids of tasks that are stored; returns an empty list, for the next ones."""
+def _print_ids(sent: Sequence[str], queue: str, bar: Bar, json: bool) -> list[str]:
+    """Print the ids of stored tasks; return an empty list for the next ones."""
     if sent and json:
         print_json_lines({"id": task_id, "queue": queue} for task_id in sent)
     elif sent:

@@ -1,4 +1,4 @@
-"""Commands that are imported when they are called, so that `perdure --help` does not wait for what it does not use."""
+"""Commands that are imported when they are called, so that `perdure --help` stays fast."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ __all__ = ["LazyCommand", "LazyGroup", "load"]
 
 
 def load(target: str) -> Any:
-    """The object that `module:attribute` names; a module that begins with a dot is relative to this package."""
+    """Import the object that `module:attribute` names. A leading dot makes the module relative to this package."""
     module, _, attribute = target.partition(":")
     return getattr(import_module(module, __package__), attribute)
 
 
 class LazyCommand(TyperCommand):
-    """Stands for a command where commands are listed or completed; `fetch` imports the command itself."""
+    """Placeholder for a command in lists and completions; `fetch` imports the command.
+
+    Args:
+        target: `module:attribute` of a `typer.Typer`, or of a function that typer can turn into a command.
+    """
 
     def __init__(self, name: str, target: str, help: str) -> None:
-        """target: `module:attribute`, a `typer.Typer` or a function that typer can make a command of."""
         super().__init__(name, help=help)
         self.target = target
 
@@ -36,7 +39,7 @@ class LazyCommand(TyperCommand):
 
 
 class LazyGroup(TyperGroup):
-    """A group of promises: lists them as they are, calls and completes what they stand for."""
+    """Group of lazy commands. Fetches a command when it is called or completed."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)

@@ -1,4 +1,4 @@
-"""`perdure memory`: long-term memories, added, searched, listed, forgotten; memory_upkeep.py has what is for all."""
+"""`perdure memory`: add, search, list and forget long-term memories."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..memory import FoundMemory, HybridStore, Memory, new_memory, strength
-from .memory_admin import export, prune, reembed, take_in
+from .memory_admin import export, import_file, prune, reembed
 from .support.errors import Failed, Misuse
 from .support.memory_store import Owner, Tags, Type, with_memory_store
 from .support.output import AsJson, duration, note, print_data, print_json, print_table
@@ -24,13 +24,13 @@ _SHOWN = 120
 
 @app.callback()
 def memory() -> None:
-    """What agents know beyond their tasks: add, search, list, forget, export, prune.
+    """Add, search, list, forget, export and prune long-term memories of agents.
 
-    Memories are in a file of this host (memory.sqlite3 in the data
-    folder), or for many hosts in PostgreSQL (PERDURE_MEMORY=
-    postgresql://...). They are found by their words, and with an embedder
-    (PERDURE_EMBEDDER=module:attribute) by their meaning. No Redis is
-    needed here.
+    Memories are in a file of this host (memory.sqlite3 in the data folder)
+    or, for several hosts, in PostgreSQL (PERDURE_MEMORY=postgresql://...).
+    Search goes by words and, with an embedder
+    (PERDURE_EMBEDDER=module:attribute), by meaning. These commands do not
+    need Redis.
     """
 
 
@@ -38,72 +38,82 @@ def memory() -> None:
 @with_memory_store(create=True)
 async def add(
     store: HybridStore,
-    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="What to remember.", show_default=False)] = None,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="Text of the memory.", show_default=False)] = None,
     *,
     type: Annotated[
-        str, typer.Option(metavar="TYPE", help="Its kind; what says the same is found within one type.")
+        str, typer.Option(metavar="TYPE", help="Type of the memory; duplicates are found within a type.")
     ] = "fact",
-    owner: Annotated[str, typer.Option(metavar="NAME", help="Whose it is: an agent's name.", show_default=False)] = "",
+    owner: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of the agent that owns it.", show_default=False)
+    ] = "",
     tag: Annotated[
-        list[str] | None, typer.Option(metavar="TAG", help="May be given again.", show_default=False)
+        list[str] | None, typer.Option(metavar="TAG", help="Tag of the memory. Repeatable.", show_default=False)
     ] = None,
-    source: Annotated[str, typer.Option(metavar="SOURCE", help="Where it is from.", show_default=False)] = "",
-    importance: Annotated[float, typer.Option(min=0, max=1, help="From 0 to 1.")] = 0.5,
+    source: Annotated[str, typer.Option(metavar="SOURCE", help="Source of the information.", show_default=False)] = "",
+    importance: Annotated[float, typer.Option(min=0, max=1, help="Importance from 0 to 1.")] = 0.5,
     key: Annotated[
         str | None,
-        typer.Option(metavar="KEY", help="With a key that is known, nothing happens.", show_default=False),
+        typer.Option(metavar="KEY", help="Unique key: if it exists, nothing is stored.", show_default=False),
     ] = None,
     file: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Memories as JSON lines; - for stdin.", show_default=False),
+        typer.Option(
+            metavar="FILE", help="Add the memories of this file of JSON lines; - for stdin.", show_default=False
+        ),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Remember something; prints its id. What says the same as another of its type and owner updates that one.
+    """Store a memory, and print its id.
+
+    If the owner has a memory of this type with the same content, that one is
+    updated.
 
     Example: perdure memory add "Deploys are frozen on Fridays" --type rule --owner ops
 
-    With --file, every line is one memory, and all are checked before any is
-    stored: {"text": ..., "type"?, "owner"?, "tags"?, "metadata"?,
-    "source"?, "importance"?, "key"?}
-    What 'perdure memory export' wrote comes back as it was, unless it is
-    there already.
+    With --file, each line is one memory: {"text": ..., "type"?, "owner"?,
+    "tags"?, "metadata"?, "source"?, "importance"?, "key"?}. All lines are
+    checked before the first is stored. The file may be one that 'perdure
+    memory export' wrote; memories that exist already are skipped.
 
     Example: perdure memory add --file memories.jsonl
     """
     if file is not None:
         if text is not None or key is not None:
-            raise Misuse("TEXT and --key are for one memory: in a file, every line says its own")
-        counts = await take_in(store, file, {"type": type, "owner": owner, "source": source, "tags": tag or []})
+            raise Misuse("TEXT and --key are for one memory: with --file, give them in each line")
+        counts = await import_file(store, file, {"type": type, "owner": owner, "source": source, "tags": tag or []})
         if json:
             print_json(counts)
-        note(f"memories from {file}: {counts['stored']} stored, {counts['known']} known already, in {store.place}")
+        note(f"stored {counts['stored']} memories from {file} in {store.place}; {counts['known']} existed already")
         return
     if text is None:
-        raise Misuse("say what to remember, or name a file with --file")
+        raise Misuse("give a TEXT, or a file of memories with --file")
     new = new_memory(text, type=type, tags=tuple(tag or ()), source=source, importance=importance)
-    began = time.time()
+    started_at = time.time()
     kept = await store.add(new, owner=owner, key=key)
     if json:
         print_json(kept.model_dump(mode="json"))
     else:
         print_data(kept.id)
-        note(f"it is in {store.place}{'' if kept.created >= began else ', and was known'}")
+        note(f"{'stored' if kept.created >= started_at else 'updated'} in {store.place}")
 
 
 @app.command()
 @with_memory_store()
 async def search(
     store: HybridStore,
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="Words, or a whole question.", show_default=False)],
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="Words or a question to search for.", show_default=False)
+    ],
     *,
     owner: Owner = None,
     type: Type = None,
     tag: Tags = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="No more than so many.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N memories.")] = 10,
     json: AsJson = False,
 ) -> None:
-    """Find memories, the best first: by words and meaning, the often and lately used before others.
+    """Search memories by words and meaning, the best match first.
+
+    Recent and frequent use raises the rank.
 
     Example: perdure memory search "when may I deploy?" --owner ops
     """
@@ -114,7 +124,7 @@ async def search(
         columns = ("id", "score#", "words#", "meaning#", "type", "owner", "text")
         print_table(columns, [_found_row(one) for one in found])
     else:
-        note(f"nothing is found in {store.place}")
+        note(f"no matching memories in {store.place}")
 
 
 def _found_row(found: FoundMemory) -> Sequence[str]:
@@ -132,10 +142,12 @@ async def list_(
     owner: Owner = None,
     type: Type = None,
     tag: Tags = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="No more than so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N memories.")] = 50,
     json: AsJson = False,
 ) -> None:
-    """List memories, the newest first. What ranking and pruning go by is their strength; unused, it halves in 69 days.
+    """List memories, the newest first.
+
+    The strength decides rank and pruning. Without use it halves in 69 days.
 
     Example: perdure memory list --owner ops --type rule
     """
@@ -147,9 +159,9 @@ async def list_(
         columns = ("id", "type", "owner", "strength#", "uses#", "used", "text")
         print_table(columns, [_row(one, now) for one in found[:limit]])
     else:
-        note(f"no such memories in {store.place}")
+        note(f"no matching memories in {store.place}")
     if len(found) > limit:
-        note(f"there are more than {limit}: raise --limit to see them, or export them")
+        note(f"more than {limit} memories match: raise --limit to see them, or export them")
 
 
 def _row(memory: Memory, now: float) -> Sequence[str]:
@@ -168,40 +180,44 @@ def _short(text: str) -> str:
 async def forget(
     store: HybridStore,
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]...", help="Memories, by their ids.", show_default=False)
+        list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of the memories.", show_default=False)
     ] = None,
     *,
-    every: Annotated[bool, typer.Option("--all", help="All of --owner, --type and --tag instead.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Select all memories that match --owner, --type and --tag.")
+    ] = False,
     owner: Owner = None,
     type: Type = None,
     tag: Tags = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Remove memories for good; prints their ids.
+    """Delete memories permanently, and print their ids.
 
     Example: perdure memory forget 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     Example: perdure memory forget --all --owner ops --dry-run
     """
     if bool(ids) == every:
-        raise Misuse("name memories by their ids, or say --all with --owner, --type or --tag")
+        raise Misuse("give IDs, or --all with --owner, --type or --tag")
     if every and owner is None and type is None and not tag:
-        raise Misuse("--all needs --owner, --type or --tag: a whole store is removed by removing its file or tables")
+        raise Misuse("--all needs --owner, --type or --tag: to delete everything, delete the file or the tables")
     if every:
         gone = [one.id async for one in store.export(owner=owner, type=type, tags=tag or ())]
     else:
-        asked = list(dict.fromkeys(ids or ()))
-        there = await store.get(asked)
-        gone = [one.id for one in there if owner is None or one.owner == owner]
-        if missing := [one for one in asked if one not in gone]:
-            raise Failed(f"nothing was forgotten, for there is no memory {', '.join(missing)} in {store.place}")
+        requested = list(dict.fromkeys(ids or ()))
+        found = await store.get(requested)
+        gone = [one.id for one in found if owner is None or one.owner == owner]
+        if missing := [one for one in requested if one not in gone]:
+            raise Failed(f"no memory {', '.join(missing)} in {store.place}: nothing was deleted")
     for at in range(0, 0 if dry_run else len(gone), 500):
         await store.forget(gone[at : at + 500], owner=owner)
     if json:
         print_json({"forgotten": gone, "dry_run": dry_run})
     elif gone:
         print_data("\n".join(gone))
-    note(f"memories that {'would be ' if dry_run else 'are '}forgotten: {len(gone)}")
+    note(f"{'would delete' if dry_run else 'deleted'} {len(gone)} memories")
 
 
 app.command()(export)

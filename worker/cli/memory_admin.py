@@ -1,11 +1,12 @@
-"""`perdure memory export`, `prune` and `reembed`: what looks at all memories.
+"""`perdure memory export`, `prune` and `reembed`, and the import of `memory add --file`.
 
-Memories from a file of JSON lines: all lines are checked before the first memory is stored.
+Each line of a file is a JSON object:
 
     {"text": "Deploys are frozen on Fridays", "type": "rule", "owner": "ops", "tags": [], "metadata": {},
      "source": "", "importance": 0.5, "key": null}
 
-A line with an id is one that was exported: it is stored as it was, with its times and counts.
+A line with an id was exported; it is stored unchanged, with its times and counts. All lines are checked before the
+first memory is stored.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from .support.memory_store import Owner, Tags, Type, with_memory_store, with_sto
 from .support.options import read_object
 from .support.output import AsJson, Bar, note, print_data, print_json, print_json_lines
 
-__all__ = ["export", "prune", "reembed", "take_in"]
+__all__ = ["export", "import_file", "prune", "reembed"]
 
 
 @with_store_options
@@ -40,11 +41,17 @@ def export(
     type: Type = None,
     tag: Tags = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Else stdout.", show_default=False)
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Path of the file. Default: stdout.", show_default=False),
     ] = None,
-    salvage: Annotated[bool, typer.Option("--salvage", help="What can still be read of a damaged file.")] = False,
+    salvage: Annotated[
+        bool, typer.Option("--salvage", help="Export what can still be read of a damaged file.")
+    ] = False,
 ) -> None:
-    """Write memories as JSON lines, the oldest first; they stay where they are. 'perdure memory add --file' reads them.
+    """Write memories as JSON lines, the oldest first.
+
+    Use it for backups, or to move memories to another store: 'perdure
+    memory add --file' imports the file. The memories are not changed.
 
     Example: perdure memory export -o memories.jsonl
     Example: perdure memory export --salvage -o saved.jsonl
@@ -62,7 +69,7 @@ def export(
                 async for memory in store.export(owner=owner, type=type, tags=tag or ()):
                     print_json_lines([memory.model_dump(mode="json")], file)
                     bar.advance()
-            note(f"memories exported from {store.place}: {bar.done}")
+            note(f"exported {bar.done} memories from {store.place}")
         finally:
             await store.close()
 
@@ -73,22 +80,22 @@ def _salvage(
     settings: Settings, output: Path | None, owner: str | None, type: str | None, tag: list[str] | None
 ) -> None:
     if is_postgres(settings.memory):
-        raise Misuse("--salvage is for a file: a damaged PostgreSQL has tools of its own")
+        raise Misuse("--salvage is for a file: for PostgreSQL use its own recovery tools")
     reading = Salvage(store_path(settings))
     with Bar("salvaging") as bar, _opened(output) as file:
         for memory in reading:
-            of_owner, of_type = owner in (None, memory.owner), type in (None, memory.type)
-            if of_owner and of_type and set(tag or ()) <= set(memory.tags):
+            owner_matches, type_matches = owner in (None, memory.owner), type in (None, memory.type)
+            if owner_matches and type_matches and set(tag or ()) <= set(memory.tags):
                 print_json_lines([memory.model_dump(mode="json")], file)
                 bar.advance()
-    note(f"memories salvaged from {store_path(settings)}: {bar.done}; places that cannot be read: {reading.lost}")
+    note(f"salvaged {bar.done} memories from {store_path(settings)}; unreadable places: {reading.lost}")
     if reading.lost:
         raise typer.Exit(1)
 
 
 @contextmanager
 def _opened(path: Path | None) -> Iterator[TextIO | None]:
-    """The file to write to; None for stdout."""
+    """Open the file to write to; None for stdout."""
     if path is None:
         yield None
         return
@@ -96,7 +103,7 @@ def _opened(path: Path | None) -> Iterator[TextIO | None]:
         with path.open("w", encoding="utf-8") as file:
             yield file
     except OSError as error:
-        raise Failed(f"cannot write {path}: {error.strerror}") from None
+        raise Failed(f"could not write {path}: {error.strerror}") from None
 
 
 @with_memory_store(embeds=False)
@@ -105,25 +112,29 @@ async def prune(
     *,
     below: Annotated[
         float | None,
-        typer.Option(metavar="STRENGTH", help="Those that are weaker; 'list' shows it.", show_default=False),
+        typer.Option(
+            metavar="STRENGTH", help="Delete memories with less strength; 'memory list' shows it.", show_default=False
+        ),
     ] = None,
     older_than: Annotated[
         float | None,
-        typer.Option(metavar="DAYS", help="Those that were not used for so long.", show_default=False),
+        typer.Option(metavar="DAYS", help="Delete memories that were not used for this time.", show_default=False),
     ] = None,
     keep: Annotated[
         int | None,
-        typer.Option(metavar="N", help="All but the N strongest of each owner and type.", show_default=False),
+        typer.Option(metavar="N", help="Delete all but the N strongest of each owner and type.", show_default=False),
     ] = None,
     owner: Owner = None,
     type: Type = None,
     tag: Tags = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be deleted, and delete nothing.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Remove memories that have grown weak, by a policy that you state; prints their ids, the weakest first.
+    """Delete weak or unused memories, and print their ids, the weakest first.
 
-    What meets any of --below, --older-than and --keep goes.
+    A memory is deleted if any of --below, --older-than and --keep selects it.
 
     Example: perdure memory prune --older-than 365 --keep 1000 --dry-run
     """
@@ -133,15 +144,16 @@ async def prune(
         print_json({"pruned": gone, "dry_run": dry_run})
     elif gone:
         print_data("\n".join(gone))
-    note(f"memories that {'would go' if dry_run else 'are gone'}: {len(gone)}")
+    note(f"{'would delete' if dry_run else 'deleted'} {len(gone)} memories")
 
 
 @with_memory_store(reembedding=True)
 async def reembed(store: HybridStore, *, json: AsJson = False) -> None:
-    """Embed all memories with the embedder that is set, for search by meaning: another one than before, or the first.
+    """Embed all memories with the current embedder.
 
-    Until it has ended, the store is searched by the former vectors. Broken
-    off, it goes on where it was when it is called again.
+    Use it after you have set or changed PERDURE_EMBEDDER. Until it has
+    finished, search uses the previous vectors. If it is interrupted, the
+    next call continues where it stopped.
 
     Example: perdure memory reembed
     """
@@ -151,29 +163,33 @@ async def reembed(store: HybridStore, *, json: AsJson = False) -> None:
             bar.advance(done - bar.done)
     if json:
         print_json({"embedded": done})
-    note(f"memories embedded: {done}, in {store.place}")
+    note(f"embedded {done} memories in {store.place}")
 
 
 _SHOWN = 10
-_AT_ONCE = 64
+_BATCH = 64
 
 
-async def take_in(store: HybridStore, path: str, defaults: Mapping[str, Any]) -> dict[str, int]:
-    """Store the file's memories, in its order; what a line does not say, `defaults` say. Returns how many were new."""
+async def import_file(store: HybridStore, path: str, defaults: Mapping[str, Any]) -> dict[str, int]:
+    """Store the memories of a file in its order; return the numbers of new and of known ones.
+
+    Args:
+        defaults: Values for missing fields of a line.
+    """
     with opened(path) as file:
         count = _check(file, defaults)
-        new, began = 0, time.time()
+        new, started_at = 0, time.time()
         exported: list[Memory] = []
-        with Bar("remembering", count) as bar:
+        with Bar("importing", count) as bar:
             for line in _lines(file, defaults):
                 if isinstance(line, Memory):
                     exported.append(line)
-                    if len(exported) < _AT_ONCE:
+                    if len(exported) < _BATCH:
                         continue
                 else:
                     memory, owner, key = line
                     kept = await store.add(memory, owner=owner, key=key)
-                    new += kept.created >= began and not kept.accesses
+                    new += kept.created >= started_at and not kept.accesses
                     bar.advance()
                 new += await store.restore(exported)
                 bar.advance(len(exported))
@@ -184,7 +200,11 @@ async def take_in(store: HybridStore, path: str, defaults: Mapping[str, Any]) ->
 
 
 def _check(file: IO[bytes], defaults: Mapping[str, Any]) -> int:
-    """Returns how many there are; `Misuse` names the lines that are none."""
+    """Check all lines; return the number of memories.
+
+    Raises:
+        Misuse: Lines are invalid; the text lists them.
+    """
     problems: list[str] = []
     count = wrong = 0
     for number, text in _numbered(file):
@@ -198,7 +218,7 @@ def _check(file: IO[bytes], defaults: Mapping[str, Any]) -> int:
     if wrong:
         more = f"\n  and {wrong - _SHOWN} more lines" if wrong > _SHOWN else ""
         listed = "".join(f"\n  {line}" for line in problems)
-        raise Misuse(f"nothing was stored, {wrong} of {count} lines cannot be read:{listed}{more}")
+        raise Misuse(f"nothing was stored, {wrong} of {count} lines are invalid:{listed}{more}")
     return count
 
 
@@ -207,7 +227,7 @@ def _lines(file: IO[bytes], defaults: Mapping[str, Any]) -> Iterator[Memory | tu
         try:
             yield _read(text, defaults)
         except (ValueError, ValidationError) as error:
-            raise Failed(f"line {number} was changed while it was read: {problem(error)}") from None
+            raise Failed(f"line {number} changed while the file was read: {problem(error)}") from None
 
 
 def _numbered(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -224,5 +244,5 @@ def _read(text: bytes, defaults: Mapping[str, Any]) -> Memory | tuple[NewMemory,
     fields = {**defaults, **fields}
     owner, key = fields.pop("owner"), fields.pop("key", None)
     if not isinstance(owner, str) or not (key is None or isinstance(key, str)):
-        raise ValueError("owner and key are text")
+        raise ValueError("owner and key must be text")
     return new_memory(**{"text": None, **fields}), owner, key

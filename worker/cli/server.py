@@ -1,4 +1,4 @@
-"""`perdure server`: the embedded server, for those who want it to stay."""
+"""`perdure server`: start, stop and inspect the embedded server."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def server() -> None:
-    """Start and stop the embedded server.
+    """Start, stop and inspect the embedded server.
 
-    It starts by itself where a command needs it, and ends with the last
-    process that uses it; started here, it stays until it is stopped.
+    It starts when a command needs it, and stops with the last process that
+    uses it. Started with 'perdure server start', it runs until 'perdure
+    server stop'.
     """
 
 
 @app.command("start")
 def start_(*, data_dir: DataDir = None, json: AsJson = False) -> None:
-    """Start the embedded server, and keep it until it is stopped; prints its address.
+    """Start the embedded server, and print its address.
+
+    It runs until 'perdure server stop'. Use it to keep the server between
+    commands.
 
     Example: perdure server start --data-dir ./perdure-data
     """
@@ -39,28 +43,30 @@ def start_(*, data_dir: DataDir = None, json: AsJson = False) -> None:
         print_json(_summary(directory, found))
     else:
         print_data(_address(directory))
-        note(f"the server is Redis {found.version}, process {found.pid}, on unix://{found.socket}")
+        note(f"started Redis {found.version}, process {found.pid}, on unix://{found.socket}")
 
 
 @app.command("stop")
 def stop_(
     *,
-    force: Annotated[bool, typer.Option("--force", help="Also while others use it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Stop it even if processes use it.")] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Stop the embedded server; its data stay. Refused while others use it, unless --force.
+    """Stop the embedded server. Its data is kept.
+
+    While other processes use it, this fails, except with --force.
 
     Example: perdure server stop
     """
     directory = _directory(data_dir)
     ran = status(directory).running
     stop(directory, force=force)
-    note(f"the server in {directory} {'has stopped' if ran else 'did not run'}")
+    note(f"stopped the server in {directory}" if ran else f"no server was running in {directory}")
 
 
 @app.command("status")
 def status_(*, data_dir: DataDir = None, json: AsJson = False) -> None:
-    """Show the embedded server; starts nothing.
+    """Show the state of the embedded server, without starting it.
 
     Example: perdure server status --json
     """
@@ -73,7 +79,7 @@ def status_(*, data_dir: DataDir = None, json: AsJson = False) -> None:
         {
             "address": _address(directory),
             "running": "yes" if found.running else "no",
-            "stays": "until it is stopped" if found.pinned else "while somebody uses it",
+            "runs until": "perdure server stop" if found.pinned else "the last user exits",
             "version": found.version,
             "process": None if found.pid is None else str(found.pid),
             "users": None if found.users is None else str(found.users),
@@ -94,5 +100,5 @@ def _address(directory: Path) -> str:
 
 
 def _summary(directory: Path, found: ServerStatus) -> dict[str, object]:
-    facts = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(found).items()}
-    return {"address": _address(directory)} | facts
+    fields = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(found).items()}
+    return {"address": _address(directory)} | fields

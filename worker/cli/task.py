@@ -1,9 +1,4 @@
-"""`perdure task`: one task, or all of them, seen from outside.
-
-Following one task on a screen: its events as they come, where it stands, and its outcome.
-
-What a task has besides its record, as `perdure task show` shows it. What cannot be read hides nothing else.
-"""
+"""`perdure task`: list, show, result, watch, cancel; the table of the other task commands."""
 
 from __future__ import annotations
 
@@ -48,11 +43,11 @@ from .task_inbox import inbox, send, shown_due, shown_inbox, shown_wait
 __all__ = ["app", "describe_finding", "finding_text", "link_text", "shown_findings", "shown_links", "watch_on_screen"]
 
 _REFRESH: Final = 1.0
-"""Seconds between looks at the record: that a worker took the task is no event."""
+"""Seconds between two reads of the record: no event says that a worker took the task."""
 
 
 async def watch_on_screen(handle: TaskHandle[Any]) -> Record:
-    """Show the task until it has its outcome; returns its record then."""
+    """Print the events of a task until it ends; return its record."""
     console = stdout()
     if console.is_terminal:
         await _live(handle)
@@ -66,39 +61,40 @@ async def watch_on_screen(handle: TaskHandle[Any]) -> Record:
 
 async def _live(handle: TaskHandle[Any]) -> None:
     console = stdout()
-    with Live(_standing(await handle.record()), console=console, transient=True, redirect_stdout=False) as live:
+    with Live(_spinner(await handle.record()), console=console, transient=True, redirect_stdout=False) as live:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_refresh, handle, live)
             async for event in handle.events():
                 console.print(clean(describe_event(event)))
-                live.update(_standing(await handle.record()))
+                live.update(_spinner(await handle.record()))
             tasks.cancel_scope.cancel()
 
 
 async def _refresh(handle: TaskHandle[Any], live: Live) -> None:
     while True:
         await anyio.sleep(_REFRESH)
-        live.update(_standing(await handle.record()))
+        live.update(_spinner(await handle.record()))
 
 
-def _standing(record: Record) -> Spinner:
-    where = f" in step {record.step}" if record.step else ""
+def _spinner(record: Record) -> Spinner:
+    details = f" in step {record.step}" if record.step else ""
     if record.worker and record.state is State.RUNNING:
-        where += f" on {record.worker}"
-    return Spinner("dots", Text.assemble(clean(f"{record.task} {record.id} "), state_text(record.state), clean(where)))
+        details += f" on {record.worker}"
+    text = Text.assemble(clean(f"{record.task} {record.id} "), state_text(record.state), clean(details))
+    return Spinner("dots", text)
 
 
 def _outcome(record: Record) -> Text:
-    said = f" after {record.attempts} attempts and {record.crashes} crashes"
+    details = f" after {record.attempts} attempts and {record.crashes} crashes"
     if record.reason:
-        said += f", {record.reason}"
+        details += f", {record.reason}"
     if record.error and record.state is State.DEAD:
-        said += f": {record.error.get('error')}: {record.error.get('message')}"
-    return Text.assemble(state_text(record.state), clean(said))
+        details += f": {record.error.get('error')}: {record.error.get('message')}"
+    return Text.assemble(state_text(record.state), clean(details))
 
 
 async def shown_links(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[ArtifactLink]:
-    """What it has saved; none, and a line that says why, where that cannot be read."""
+    """Return the artifacts of a task. If they cannot be read, print why and return none."""
     try:
         return await task_links(gateway, partition, task_id)
     except (ArtifactError, DecryptionError) as error:
@@ -107,7 +103,7 @@ async def shown_links(gateway: Gateway, partition: Partition, task_id: str) -> S
 
 
 async def shown_findings(gateway: Gateway, partition: Partition, task_id: str) -> Sequence[StoredFinding]:
-    """What its agent is known to have wrong; none, and a line that says why, where that cannot be read."""
+    """Return the coherence findings of a task. If they cannot be read, print why and return none."""
     try:
         return await stored_findings(gateway, partition, task_id)
     except DecryptionError as error:
@@ -116,34 +112,34 @@ async def shown_findings(gateway: Gateway, partition: Partition, task_id: str) -
 
 
 def link_text(links: Sequence[ArtifactLink]) -> str | None:
-    """A line for each, if there is any."""
+    """Return one line per artifact, or None."""
     return "\n".join(f"{link.name}  {size_text(link.size)}  {link.hash}" for link in links) or None
 
 
 def finding_text(findings: Sequence[StoredFinding]) -> str | None:
-    """A line for each, if there is any."""
+    """Return one line per finding, or None."""
     return "\n".join(f"{one.check}: {one.detail} ({one.policy}, event {one.n})" for one in findings) or None
 
 
 def describe_finding(finding: StoredFinding) -> dict[str, object]:
-    """A finding as plain data, for programs."""
+    """Return a finding as plain data."""
     return {"check": finding.check, "detail": finding.detail, "policy": finding.policy, "event": finding.n}
 
 
 class _Commands(LazyGroup):
-    """Those below, and those that have a file of their own."""
+    """Commands of this module, and lazy commands of other modules."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        for name, (target, help_text) in _ELSEWHERE.items():
+        for name, (target, help_text) in _OTHER_MODULES.items():
             self.add_command(LazyCommand(name, target, help_text))
 
 
-_ELSEWHERE = {
-    "events": (".task_events:events", "Print what happened to a task, or to the tasks of a queue."),
-    "state": (".task_history:state", "Show the state of a task as one of its events left it."),
-    "fork": (".task_history:fork", "Start a new task from a point of another one's past."),
-    "handoff": (".task_history:handoff", "Print where a task stands, for whoever goes on with it."),
+_OTHER_MODULES = {
+    "events": (".task_events:events", "Print the events of a task, or of the tasks of a queue."),
+    "state": (".task_history:state", "Show the state of a task after one of its events."),
+    "fork": (".task_history:fork", "Start a new task from an event of another task."),
+    "handoff": (".task_history:handoff", "Print the handoff document of a task."),
 }
 
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False)
@@ -151,7 +147,7 @@ app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def task() -> None:
-    """See, wait for, watch and cancel tasks; send them messages; read what they did, and start anew from there."""
+    """List, show, watch and cancel tasks, send them messages, and read or fork their history."""
 
 
 @app.command("list")
@@ -161,13 +157,15 @@ async def list_(
     *,
     queue: QueueOption = None,
     state: Annotated[
-        list[State] | None, typer.Option(help="Only tasks in this state; may be given again.", show_default=False)
+        list[State] | None, typer.Option(help="Only tasks in this state. Repeatable.", show_default=False)
     ] = None,
     task_name: TaskNameOption = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="No more than so many.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N tasks.")] = 100,
     json: AsJson = False,
 ) -> None:
-    """List tasks, the newest first. Those of a large deployment are a sample of --limit.
+    """List tasks, the newest first.
+
+    If more than --limit tasks match, the list is a sample of them.
 
     Example: perdure task list --state running --state queued
     """
@@ -196,31 +194,31 @@ async def list_(
                     str(record.attempts),
                     str(record.crashes),
                     since(record.enqueued_at),
-                    record.reason or (f"waits for {record.waits}" if record.waits else record.step) or "",
+                    record.reason or (f"waiting for {record.waits}" if record.waits else record.step) or "",
                 )
                 for record in found
             ],
         )
     else:
-        note(f"no such tasks in namespace {producer.namespace.name!r} on {producer.address.shown}")
+        note(f"no matching tasks in namespace {producer.namespace.name!r} on {producer.address.shown}")
     if more:
-        note(f"there are more than {limit}: raise --limit to see them")
+        note(f"more than {limit} tasks match: raise --limit to see them")
 
 
 @app.command()
 @connected
 async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> None:
-    """Show all that is known of a task.
+    """Show a task: its state, arguments, result, error and artifacts.
 
     Example: perdure task show 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
     handle = await find_handle(producer, task_id)
     record = await handle.record()
     links = await shown_links(producer.gateway, handle.partition, task_id)
-    wrong = await shown_findings(producer.gateway, handle.partition, task_id)
+    findings = await shown_findings(producer.gateway, handle.partition, task_id)
     if json:
         shown = {"result": as_data(record.shown_result()), "artifacts": [describe_link(link) for link in links]}
-        shown["incoherent"] = [describe_finding(one) for one in wrong]
+        shown["incoherent"] = [describe_finding(one) for one in findings]
         print_json(record.summary() | shown)
         return
     since = ago(await redis_now(producer))
@@ -246,7 +244,7 @@ async def show(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> 
             "step alive": _when(record.step_alive_at, since),
             "result": _text(record.shown_result()),
             "artifacts": link_text(links),
-            "incoherent": finding_text(wrong),
+            "incoherent": finding_text(findings),
             "handed to": record.handed_to,
             "reason": record.reason,
             "error": f"{error.get('error')}: {error.get('message')}" if error else None,
@@ -272,14 +270,15 @@ async def result(
     *,
     timeout: Annotated[
         float | None,
-        in_seconds("Wait so long. Else for ever."),
+        in_seconds("Time to wait. Default: no limit."),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Wait for a task and print its result, which is JSON; of one that was handed on, that of the other.
+    """Wait for a task, and print its result as JSON.
 
-    Ends with 1 when the task is dead, cancelled, or not done in time. With
-    --json, prints the outcome as an object, whatever it is.
+    If another task continues its work, this waits for that one. Exits with
+    1 if the task is dead, cancelled, or not finished in time. With --json,
+    prints the outcome as an object in any case.
 
     Example: perdure task result $(perdure enqueue audit) --timeout 60
     """
@@ -294,7 +293,7 @@ async def result(
         if isinstance(error, TaskOutcome):
             raise
         state = await handle.status()
-        raise Failed(f"task {task_id} has no outcome after {duration(timeout or 0)}: it is {state}") from None
+        raise Failed(f"task {task_id} did not finish within {duration(timeout or 0)}: it is {state}") from None
     if json:
         await _print_outcome(handle)
     else:
@@ -302,14 +301,14 @@ async def result(
 
 
 async def _raw_handle(producer: Producer, task_id: str) -> TaskHandle[str]:
-    """The task, with its result as the JSON text that it is."""
+    """Return a handle whose result is the stored JSON text."""
     partition = (await find_handle(producer, task_id)).partition
     return TaskHandle(task_id, partition, producer.gateway, producer.notifications, bytes.decode)
 
 
 async def _print_outcome(handle: TaskHandle[Any]) -> None:
-    while (following := await handle.successor()) is not None:
-        handle = following
+    while (successor := await handle.successor()) is not None:
+        handle = successor
     record = await handle.record()
     outcome = {"id": record.id, "state": record.state, "result": as_data(record.shown_result())}
     print_json(outcome | {"reason": record.reason, "error": record.error})
@@ -318,9 +317,10 @@ async def _print_outcome(handle: TaskHandle[Any]) -> None:
 @app.command()
 @connected
 async def watch(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> None:
-    """Watch a task until it has its outcome. Ends with 0 when it succeeded.
+    """Print the events of a task as they happen, until it ends.
 
-    With --json: one line per event, and last the task itself.
+    Exits with 0 if the task succeeded, else with 1. With --json: one line
+    per event, then one with the task.
 
     Example: perdure task watch 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
@@ -339,7 +339,10 @@ async def watch(producer: Producer, task_id: TaskId, *, json: AsJson = False) ->
 @app.command()
 @connected
 async def cancel(producer: Producer, task_id: TaskId, *, json: AsJson = False) -> None:
-    """Cancel a task: at once where nobody runs it, else at its next step or beat.
+    """Cancel a task, and print its id.
+
+    A waiting task is cancelled at once. A running task is cancelled at its
+    next step or heartbeat.
 
     Example: perdure task cancel 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
@@ -347,11 +350,11 @@ async def cancel(producer: Producer, task_id: TaskId, *, json: AsJson = False) -
     if json:
         print_json({"id": task_id, "state": state})
     if state not in (State.CANCELLED, State.RUNNING):
-        raise Failed(f"task {task_id} cannot be cancelled: it is {state}")
+        raise Failed(f"could not cancel task {task_id}: it is {state}")
     if not json:
         print_data(task_id)
-    asked = state is State.RUNNING
-    note(f"task {task_id} is running: its worker has been asked" if asked else f"task {task_id} is cancelled")
+    running = state is State.RUNNING
+    note(f"requested cancellation of running task {task_id}" if running else f"cancelled task {task_id}")
 
 
 app.command("artifact")(artifact)

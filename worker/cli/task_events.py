@@ -1,7 +1,4 @@
-"""`perdure task events`: what happened to one task, or to those of a queue; and what it comes to.
-
-Which events of which tasks are meant, and what they come to in numbers.
-"""
+"""`perdure task events`: events of one task or of many, filtered, and their statistics."""
 
 from __future__ import annotations
 
@@ -23,20 +20,22 @@ from .support.events_text import describe_event
 from .support.options import QueueOption, TaskNameOption, read_task_id
 from .support.output import AsJson, ago, print_fields, print_json, print_json_lines, print_table, print_text
 
-__all__ = ["Statistics", "Wanted", "events", "events_of_tasks", "last_events", "last_of"]
+__all__ = ["EventFilter", "Statistics", "events", "events_of_tasks", "last_events", "last_of"]
 
 _PAGE: Final = 200
-"""Events that are read together."""
+"""Events per read."""
 
 _TASKS: Final = 100
-"""Tasks that are asked together whether they have a log."""
+"""Tasks per round trip that reads the lengths of their logs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which events are meant; what is empty does not matter. since: milliseconds of Redis' clock.
+class EventFilter:
+    """Filter of events. Empty fields match everything.
 
-    step: the one of this key, and those within it.
+    Args:
+        step: Key of a step; matches that step and the steps within it.
+        since: Milliseconds of Redis' clock.
     """
 
     types: Sequence[str] = ()
@@ -46,7 +45,7 @@ class Wanted:
 
     @property
     def after(self) -> str:
-        """The event id after which they begin."""
+        """The event id before the first possible match."""
         return f"{self.since - 1}-{2**64 - 1}" if self.since > 0 else "0-0"
 
     def matches(self, event: TaskEvent) -> bool:
@@ -60,9 +59,9 @@ class Wanted:
 
 
 async def last_events(
-    gateway: Gateway, partition: Partition, task_id: str, wanted: Wanted, count: int
+    gateway: Gateway, partition: Partition, task_id: str, wanted: EventFilter, count: int
 ) -> list[TaskEvent]:
-    """The last so many that match, the oldest first; read from the end."""
+    """Return the last `count` matching events, the oldest first. Reads the log backwards."""
     found: list[TaskEvent] = []
     before: str | None = None
     while True:
@@ -74,9 +73,9 @@ async def last_events(
 
 
 async def events_of_tasks(
-    producer: Producer, wanted: Wanted, *, queue: str | None, states: Sequence[State], task: str | None
+    producer: Producer, wanted: EventFilter, *, queue: str | None, states: Sequence[State], task: str | None
 ) -> AsyncIterator[TaskEvent]:
-    """Matching events of all tasks that are meant, task by task: a page of one log is in memory at a time."""
+    """Yield the matching events of tasks, task by task, with one page of one log in memory."""
     some: list[tuple[Partition, str]] = []
     tasks = list_tasks(producer.gateway, producer.namespace, queue=queue, states=states, task=task)
     async for record in tasks:
@@ -90,7 +89,7 @@ async def events_of_tasks(
 
 
 async def _events_of(
-    gateway: Gateway, tasks: Sequence[tuple[Partition, str]], wanted: Wanted
+    gateway: Gateway, tasks: Sequence[tuple[Partition, str]], wanted: EventFilter
 ) -> AsyncIterator[TaskEvent]:
     lengths = await gateway.pipeline([("XLEN", partition.log(task_id)) for partition, task_id in tasks])
     for (partition, task_id), length in zip(tasks, lengths, strict=True):
@@ -101,7 +100,7 @@ async def _events_of(
 
 
 async def last_of(events: AsyncIterator[TaskEvent], count: int) -> list[TaskEvent]:
-    """The latest so many, in the order of time."""
+    """Return the latest `count` events, in the order of time."""
     latest: list[tuple[int, int, str, int, TaskEvent]] = []
     number = 0
     async for event in events:
@@ -114,15 +113,13 @@ async def last_of(events: AsyncIterator[TaskEvent], count: int) -> list[TaskEven
 
 
 _FAILURES: Final = ("step_failed", "attempt_failed", "crashed", "crash_backoff", "buried")
-_SHOWN: Final = 10
-"""Decisions that are shown."""
+_DECISIONS: Final = 10
+"""Latest decisions that the statistics keep."""
 
 
 @dataclass(slots=True)
 class Statistics:
-    """What events come to: how many there are of each type, which tools were used and how often they failed, where it
-    failed last, and the latest decisions.
-    """
+    """Statistics of events: counts per type, calls and failures per tool, the latest failure and decisions."""
 
     tasks: set[str] = field(default_factory=set)
     types: Counter[str] = field(default_factory=Counter)
@@ -132,7 +129,7 @@ class Statistics:
     unreadable: int = 0
     failed_last: TaskEvent | None = None
     failed_step: TaskEvent | None = None
-    decisions: deque[TaskEvent] = field(default_factory=lambda: deque(maxlen=_SHOWN))
+    decisions: deque[TaskEvent] = field(default_factory=lambda: deque(maxlen=_DECISIONS))
 
     def count(self, event: TaskEvent) -> None:
         data = event.data if isinstance(event.data, dict) else {}
@@ -154,7 +151,7 @@ class Statistics:
             self.decisions.append(event)
 
     def summary(self) -> dict[str, Any]:
-        """The numbers as plain data, the most frequent first."""
+        """Return the statistics as plain data, the most frequent first."""
         return {
             "tasks": len(self.tasks),
             "events": self.types.total(),
@@ -184,13 +181,15 @@ _UNITS: Final = {"s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
 
 
 def read_since(text: str) -> tuple[bool, int]:
-    """Whether it counts from now back, and milliseconds."""
+    """Return whether the time is relative to now, and milliseconds."""
     if found := _SPAN.fullmatch(str(text).strip()):
         return True, round(float(found[1]) * _UNITS[found[2] or "s"] * 1000)
     try:
         at = datetime.fromisoformat(str(text).strip())
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no time: say how long ago (90s, 15m, 2h, 3d), or an ISO date") from None
+        raise typer.BadParameter(
+            f"must be a duration before now (90s, 15m, 2h, 3d) or an ISO date, got {text!r}"
+        ) from None
     return False, round((at if at.tzinfo else at.astimezone()).astimezone(UTC).timestamp() * 1000)
 
 
@@ -200,16 +199,17 @@ async def events(
     task_id: Annotated[
         str | None,
         typer.Argument(
-            metavar="ID", parser=read_task_id, help="The task's id. Else those of all tasks.", show_default=False
+            metavar="ID", parser=read_task_id, help="Id of the task. Default: all tasks.", show_default=False
         ),
     ] = None,
     *,
     types: Annotated[
         list[str] | None,
-        typer.Option("--type", metavar="TYPE", help="Only of this type; may be given again.", show_default=False),
+        typer.Option("--type", metavar="TYPE", help="Only events of this type. Repeatable.", show_default=False),
     ] = None,
     step: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Only of this step, and of those within it.", show_default=False)
+        str | None,
+        typer.Option(metavar="KEY", help="Only events of this step and of the steps within it.", show_default=False),
     ] = None,
     tool: Annotated[
         str | None, typer.Option(metavar="NAME", help="Only calls of this tool.", show_default=False)
@@ -217,47 +217,59 @@ async def events(
     since: Annotated[
         Any,
         typer.Option(
-            metavar="TIME", parser=read_since, help="Only since then: 15m, 2h, 3d ago, or a date.", show_default=False
+            metavar="TIME",
+            parser=read_since,
+            help="Only events since then: 15m, 2h or 3d before now, or an ISO date.",
+            show_default=False,
         ),
     ] = None,
-    last: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the last N.", show_default=False)] = None,
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="No more than N.", show_default=False)] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the task has its outcome.")] = False,
-    stats: Annotated[bool, typer.Option("--stats", help="Only what they come to: tools, failures, decisions.")] = False,
+    last: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Print only the last N events.", show_default=False)
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Print only the first N events.", show_default=False)
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for further events until the task ends.")
+    ] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="Print only statistics: types, tools, failures, decisions.")
+    ] = False,
     queue: QueueOption = None,
     state: Annotated[
-        list[State] | None, typer.Option(help="Of tasks in this state; may be given again.", show_default=False)
+        list[State] | None, typer.Option(help="Only tasks in this state. Repeatable.", show_default=False)
     ] = None,
     task_name: TaskNameOption = None,
     json: AsJson = False,
 ) -> None:
-    """Print what happened to a task, the oldest first, or to the tasks of a queue.
+    """Print the events of a task, or of the tasks of a queue, the oldest first.
 
-    Without an ID: task by task, in no particular order; with --last, the last
-    of all. With --json: one object per line. Lines for people are cut short.
+    Use it to see what a task did and why. Without an ID, events are printed
+    task by task; with --last, the last events of all tasks. Long values are
+    cut; --json prints them in full, one object per line.
 
     Example: perdure task events 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --follow
 
     Example: perdure task events --queue research --since 1h --stats
     """
     if last is not None and limit is not None:
-        raise Misuse("--last takes the newest and --limit the oldest of them: give one")
+        raise Misuse("give only one of --last (the newest events) and --limit (the oldest)")
     if stats and (last is not None or limit is not None or follow):
-        raise Misuse("--stats counts all that match: leave --last, --limit and --follow out, and say --since")
-    wanted = Wanted(types or (), step, tool, await _moment(producer, since))
+        raise Misuse("--stats counts all matching events: omit --last, --limit and --follow; use --since")
+    wanted = EventFilter(types or (), step, tool, await _moment(producer, since))
     if task_id is not None:
         if queue or state or task_name:
-            raise Misuse("an ID names one task: --queue, --state and --task are for many")
+            raise Misuse("give either an ID, or --queue, --state and --task")
         found = _of_one(producer, task_id, wanted, last, follow=follow)
     elif follow:
-        raise Misuse("--follow needs the ID of the task that is to be followed")
+        raise Misuse("--follow needs the ID of a task")
     else:
         found = _of_many(producer, wanted, last, queue, state or [], task_name)
     if stats:
-        await _print_statistics(producer, _judged(found), json=json)
+        await _print_statistics(producer, _checked(found), json=json)
         return
     left = limit
-    async for event in _judged(found):
+    async for event in _checked(found):
         if json:
             print_json_lines([event.summary() if task_id else {"task_id": event.task_id} | event.summary()])
         else:
@@ -267,8 +279,8 @@ async def events(
             break
 
 
-async def _judged(found: AsyncIterator[TaskEvent]) -> AsyncIterator[TaskEvent]:
-    """The events, with what keeps this version from reading one: its data may be there and mean something else."""
+async def _checked(found: AsyncIterator[TaskEvent]) -> AsyncIterator[TaskEvent]:
+    """Add the problem to events that this version cannot interpret."""
     async for event in found:
         typed = parse_event(event)
         yield replace(event, problem=typed.problem) if isinstance(typed, Unreadable) else event
@@ -282,7 +294,7 @@ async def _moment(producer: Producer, since: tuple[bool, int] | None) -> int:
 
 
 async def _of_one(
-    producer: Producer, task_id: str, wanted: Wanted, last: int | None, *, follow: bool
+    producer: Producer, task_id: str, wanted: EventFilter, last: int | None, *, follow: bool
 ) -> AsyncIterator[TaskEvent]:
     handle = await find_handle(producer, task_id)
     after = wanted.after
@@ -298,7 +310,7 @@ async def _of_one(
 
 
 async def _of_many(
-    producer: Producer, wanted: Wanted, last: int | None, queue: str | None, states: list[State], task: str | None
+    producer: Producer, wanted: EventFilter, last: int | None, queue: str | None, states: list[State], task: str | None
 ) -> AsyncIterator[TaskEvent]:
     await known_partitions(producer, queue)
     found = events_of_tasks(producer, wanted, queue=queue, states=states, task=task)
@@ -324,8 +336,8 @@ async def _print_statistics(producer: Producer, found: AsyncIterator[TaskEvent],
             "tasks": str(summary["tasks"]),
             "events": str(summary["events"]),
             "cannot be read": str(statistics.unreadable) if statistics.unreadable else None,
-            "failed last": _place(statistics.failed_last, since),
-            "failed step": _place(statistics.failed_step, since),
+            "failed last": _failure(statistics.failed_last, since),
+            "failed step": _failure(statistics.failed_step, since),
         }
     )
     if statistics.types:
@@ -341,10 +353,10 @@ async def _print_statistics(producer: Producer, found: AsyncIterator[TaskEvent],
             print_text(describe_event(event, of_many=statistics.types.total() > 0 and len(statistics.tasks) > 1))
 
 
-def _place(event: TaskEvent | None, since: Any) -> str | None:
+def _failure(event: TaskEvent | None, since: Any) -> str | None:
     if event is None:
         return None
     data = event.data if isinstance(event.data, dict) else {}
-    where = f" in step {event.step or data['step']}" if event.step or data.get("step") else ""
+    step = f" in step {event.step or data['step']}" if event.step or data.get("step") else ""
     what = ": ".join(str(data[name]) for name in ("error", "message", "how") if data.get(name))
-    return f"{event.type}{where}, task {event.task_id}, {since(event.at)}: {' '.join(what.split())}"
+    return f"{event.type}{step}, task {event.task_id}, {since(event.at)}: {' '.join(what.split())}"

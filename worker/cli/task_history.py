@@ -1,9 +1,4 @@
-"""`perdure task state`: the state of a task as any of its events left it.
-
-`perdure task fork`: a new task that goes on from a point of another one's past.
-
-`perdure task handoff`: where a task stands, for whoever goes on with it.
-"""
+"""`perdure task state`, `fork` and `handoff`: past states of a task, forks from them, and the handoff document."""
 
 from __future__ import annotations
 
@@ -48,33 +43,34 @@ async def state(
     *,
     at: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="As event N left it. Else as the latest did.", show_default=False),
+        typer.Option(min=0, metavar="N", help="Show the state after event N. Default: the latest.", show_default=False),
     ] = None,
     difference: Annotated[
         tuple[int, int] | None,
-        typer.Option("--diff", metavar="N M", help="What changed from event N to event M.", show_default=False),
+        typer.Option("--diff", metavar="N M", help="Show the changes from event N to event M.", show_default=False),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Compare the stored snapshot with what the log comes to.")
+        bool, typer.Option("--check", help="Compare the stored snapshot with the state computed from the log.")
     ] = False,
     skip_unreadable: Annotated[
-        bool, typer.Option("--skip-unreadable", help="Leave out events that cannot be read, or are missing.")
+        bool, typer.Option("--skip-unreadable", help="Skip events that are missing or cannot be read.")
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Show the state of a task as one of its events left it.
+    """Show the state of a task after one of its events.
 
-    The numbers of events are those that 'perdure task events' shows as #N.
-    Of a function, the state has what it told: decisions, discoveries, messages.
+    Use it to find out what an agent knew when it decided something. 'perdure
+    task events' shows the numbers of events as #N. The state of a function
+    task has its decisions, discoveries and messages.
 
     Example: perdure task state 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --at 12
 
     Example: perdure task state 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --diff 12 40
     """
     if (at is not None) + (difference is not None) + check > 1:
-        raise Misuse("--at, --diff and --check are three questions: ask one at a time")
+        raise Misuse("give only one of --at, --diff and --check")
     if check and skip_unreadable:
-        raise Misuse("--check is about all events: leave --skip-unreadable out")
+        raise Misuse("--check needs all events: omit --skip-unreadable")
     handle = await find_handle(producer, task_id)
     if check:
         await _check(handle, producer, json=json)
@@ -93,9 +89,9 @@ async def _check(handle: TaskHandle[Any], producer: Producer, *, json: bool) -> 
     stored = await check_state(producer.gateway, handle.partition, handle.id)
     if stored is None:
         past = await state_at(producer.gateway, handle.partition, handle.id)
-        note(f"task {handle.id} has no snapshot; its log is sound, {past.number} events")
+        note(f"task {handle.id} has no snapshot; its log of {past.number} events is consistent")
     else:
-        note(f"task {handle.id}: the snapshot at event {stored.number} is what the log comes to")
+        note(f"task {handle.id}: the snapshot at event {stored.number} equals the state computed from the log")
     if json:
         print_json({"id": handle.id, "sound": True, "snapshot": None if stored is None else stored.number})
 
@@ -104,7 +100,7 @@ async def _compare(
     handle: TaskHandle[Any], producer: Producer, first: int, second: int, *, lenient: bool, json: bool
 ) -> None:
     if min(first, second) < 0:
-        raise Misuse("events are numbered from 1, and 0 stands for before all of them")
+        raise Misuse(f"--diff must be two event numbers, 0 or more, got {first} {second}; 0 is before the first event")
     found = [
         await state_at(producer.gateway, handle.partition, handle.id, number, lenient=lenient)
         for number in (first, second)
@@ -123,9 +119,9 @@ async def _compare(
 
 def _warn(past: PastState) -> None:
     for problem in past.skipped[:_MOST]:
-        note(f"left out: {problem}")
+        note(f"skipped: {problem}")
     if len(past.skipped) > _MOST:
-        note(f"left out: {len(past.skipped) - _MOST} more")
+        note(f"skipped: {len(past.skipped) - _MOST} more")
 
 
 _MOST: Final = 5
@@ -139,7 +135,7 @@ def _shown(value: Any) -> str:
 
 
 def _print_state(past: PastState) -> None:
-    """The state for people: each field by its name, lists one item to a line."""
+    """Print each field by name, and lists with one item per line."""
     shown: dict[str, str | None] = {"event": str(past.number), "agent": past.agent}
     for name, value in past.state.items():
         if value in (None, "", [], {}):
@@ -158,9 +154,9 @@ def _field(name: str, value: Any) -> str:
 
 
 def _step(step: Mapping[str, Any]) -> str:
-    tries = f", try {step['attempts']}" if step.get("attempts", 0) > 1 else ""
+    attempt = f", attempt {step['attempts']}" if step.get("attempts", 0) > 1 else ""
     error = f": {_shown(step['error'])}" if step.get("error") else ""
-    return f"[{step.get('status')}{tries}] {step.get('key')}: {_shown(step.get('title'))}{error}"
+    return f"[{step.get('status')}{attempt}] {step.get('key')}: {_shown(step.get('title'))}{error}"
 
 
 def _decision(one: Mapping[str, Any]) -> str:
@@ -172,20 +168,20 @@ def _discovery(one: Mapping[str, Any]) -> str:
     return f"#{one.get('n')} {_shown(one.get('fact'))}" + (f" [{_shown(one['source'])}]" if one.get("source") else "")
 
 
-def _turn(one: Mapping[str, Any]) -> str:
+def _message(one: Mapping[str, Any]) -> str:
     calls: Sequence[Any] = one.get("tool_calls") or ()
-    asks = f" (asks for {', '.join(str(call.get('name')) for call in calls)})" if calls else ""
-    return f"{one.get('role')}: {_shown(one.get('content', ''))}{asks}"
+    requested = f" (calls {', '.join(str(call.get('name')) for call in calls)})" if calls else ""
+    return f"{one.get('role')}: {_shown(one.get('content', ''))}{requested}"
 
 
-_ITEMS: Final = {"plan": _step, "decisions": _decision, "discoveries": _discovery, "messages": _turn}
+_ITEMS: Final = {"plan": _step, "decisions": _decision, "discoveries": _discovery, "messages": _message}
 
 
 _PAIR = re.compile(r"([^=\s{][^=]*)=(.*)", re.DOTALL)
 
 
 def read_point(text: str) -> Point:
-    """An event's number as a number; else what it is: an entry's id, or a step's key."""
+    """Return an event number as an integer, and an entry id or step key as text."""
     return int(text) if re.fullmatch("[0-9]{1,15}", str(text)) else str(text)
 
 
@@ -199,31 +195,34 @@ async def fork(
         typer.Option(
             metavar="N",
             parser=read_point,
-            help="As it stood after event N, or after the step of this key. Else as it stands now.",
+            help="Fork after event N, or after the step with this key. Default: after the latest event.",
             show_default=False,
         ),
     ] = None,
     edit: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Change it: NAME=VALUE or a JSON object.", show_default=False),
+        typer.Option(
+            metavar="NAME=VALUE", help="Change a value: NAME=VALUE or a JSON object. Repeatable.", show_default=False
+        ),
     ] = None,
     new_id: Annotated[
         str | None,
-        typer.Option("--task-id", metavar="NEW", parser=read_task_id, help="Its id.", show_default=False),
+        typer.Option("--task-id", metavar="NEW", parser=read_task_id, help="Id of the new task.", show_default=False),
     ] = None,
     skip_unreadable: Annotated[
-        bool, typer.Option("--skip-unreadable", help="Leave out events that cannot be read, or are missing.")
+        bool, typer.Option("--skip-unreadable", help="Skip events that are missing or cannot be read.")
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Start a new task from a point of another one's past; prints its id.
+    """Start a new task from an event of another task, and print its id.
 
-    It has the same name, arguments and headers. An agent has the state as of
-    event N, a function the steps that were recorded by then. The former task
-    stays as it is. What is done again has the new task's idempotency keys.
+    Use it to try another continuation. The new task has the same name,
+    arguments and headers; an agent starts with the state after event N, a
+    function with the steps recorded until then. The other task does not
+    change. Repeated steps have new idempotency keys.
 
     --edit changes the state of an agent, or the arguments of a function. A
-    value is JSON, else text; a name may lead inside: context.mood=calm.
+    value is JSON, or else text; a name may be a path: context.mood=calm.
 
     Example: perdure task fork 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --at 12 --edit 'goal=be brief'
     """
@@ -248,9 +247,9 @@ async def fork(
     else:
         print_data(forked.handle.id)
     of = "" if forked.agent is None else f" of agent {forked.agent}"
-    note(f"a new task{of} goes on from event {forked.event} of task {task_id}, with {forked.steps} recorded steps")
+    note(f"forked a new task{of} from event {forked.event} of task {task_id}, with {forked.steps} recorded steps")
     if forked.within is not None:
-        note(f"step {forked.within!r} was under way then: it begins anew, and may tell again what it had told")
+        note(f"step {forked.within!r} was running at that event: it runs again, and may log its events again")
 
 
 def _edits(texts: list[str]) -> dict[str, Any]:
@@ -262,7 +261,7 @@ def _edits(texts: list[str]) -> dict[str, Any]:
         try:
             found |= read_object(text)
         except ValueError as error:
-            raise Misuse(f"--edit takes NAME=VALUE or a JSON object, and {text!r} is neither: {error}") from None
+            raise Misuse(f"--edit must be NAME=VALUE or a JSON object, got {text!r}: {error}") from None
     return found
 
 
@@ -279,24 +278,27 @@ async def handoff(
     task_id: TaskId,
     *,
     budget: Annotated[
-        int, typer.Option(min=1, metavar="TOKENS", help="No longer than this many tokens (estimated).")
+        int, typer.Option(min=1, metavar="TOKENS", help="Greatest length in tokens (estimated).")
     ] = HANDOFF_TOKENS,
-    received: Annotated[bool, typer.Option("--received", help="The one with which another task handed on.")] = False,
+    received: Annotated[
+        bool, typer.Option("--received", help="Print the document that this task received from its predecessor.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Print a task's handoff as Markdown: what is in progress, decided, next, and waited for.
+    """Print the handoff document of a task as Markdown.
 
-    It is what the last run has left; where that left none, or something has
-    happened since, it is drawn up from the event log.
+    Use it to continue a task yourself: it says what is in progress, decided,
+    next and waited for. It is the document that the last run stored, or, if
+    that is missing or outdated, one made from the event log.
 
     Example: perdure task handoff 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f --budget 500
     """
     handle = await find_handle(producer, task_id)
     record = await handle.record()
-    trail = await read_log_tail(producer.gateway, handle.partition, task_id)
-    found = _stored(trail, task_id, RECEIVED) if received else _current(trail, record)
+    tail = await read_log_tail(producer.gateway, handle.partition, task_id)
+    found = _stored(tail, task_id, RECEIVED) if received else _current(tail, record)
     if found is None:
-        note(f"task {task_id} goes on from no other task")
+        note(f"task {task_id} has received no handoff document: it continues no other task")
         raise typer.Exit(1)
     if json:
         small = fitted(found, budget, form=lambda one: one.to_json().decode())
@@ -305,35 +307,35 @@ async def handoff(
         print_text(fitted_text(found, budget).rstrip())
 
 
-def _current(trail: LogTail, record: Record) -> Handoff:
-    """The one that is stored, if nothing has happened since and the task does not run; else one as of now."""
-    stored = _stored(trail, record.id, HANDOFF)
-    if stored is not None and stored.events == trail.number and record.state is not State.RUNNING:
+def _current(tail: LogTail, record: Record) -> Handoff:
+    """Return the stored document if it is up to date, else a new one from the event log."""
+    stored = _stored(tail, record.id, HANDOFF)
+    if stored is not None and stored.events == tail.number and record.state is not State.RUNNING:
         return stored
     step = () if record.step is None or record.state is not State.RUNNING else (record.step,)
-    why = _why(trail, record)
-    drawn = handoff_of(trail, task=record.task or "?", session=record.id, why=why, in_flight=step)
-    return drawn if why == "asked" else drawn.model_copy(update={"at": record.finished_at or trail.events[-1].at})
+    why = _why(tail, record)
+    made = handoff_of(tail, task=record.task or "?", session=record.id, why=why, in_flight=step)
+    return made if why == "asked" else made.model_copy(update={"at": record.finished_at or tail.events[-1].at})
 
 
-def _why(trail: LogTail, record: Record) -> Why:
+def _why(tail: LogTail, record: Record) -> Why:
     if record.state is State.SUCCEEDED:
         return "finished"
     if record.state is State.DEAD:
         return "burial"
-    last = trail.events[-1].type if trail.events else ""
+    last = tail.events[-1].type if tail.events else ""
     stop = stop_of_event(last)
     if stop in (StopReason.LOST, StopReason.FAILED, StopReason.RELEASED):
         return STOP_RULES[stop].why or "asked"
     return "asked"
 
 
-def _stored(trail: LogTail, task_id: str, key: str) -> Handoff | None:
-    data = trail.saved.get(key)
+def _stored(tail: LogTail, task_id: str, key: str) -> Handoff | None:
+    data = tail.saved.get(key)
     if data is None:
         return None
     try:
         return Handoff.from_json(task_id, data)
     except BadHandoff as error:
-        note(f"{error}; this one is from the event log")
+        note(f"{error}; made one from the event log instead")
         return None

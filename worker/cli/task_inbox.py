@@ -1,4 +1,4 @@
-"""Messages from and for people: `perdure task send` and `perdure task inbox`, and what `task show` says of a wait."""
+"""`perdure task send` and `perdure task inbox`: messages to a task; the waiting fields of `task show`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .support.output import AsJson, ago, note, print_data, print_json, print_jso
 
 __all__ = ["inbox", "send", "shown_due", "shown_inbox", "shown_wait"]
 
-_LOOKED_AT = 200
-"""Events of the log among which the last wait is sought."""
+_EVENTS_READ = 200
+"""Latest events that are searched for the last wait."""
 
 
 @connected
@@ -28,25 +28,32 @@ async def send(
     producer: Producer,
     task_id: TaskId,
     text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="What to send; - for stdin.", show_default=False)
+        str | None, typer.Argument(metavar="[TEXT]", help="Text to send; - for stdin.", show_default=False)
     ] = None,
     *,
     data: Annotated[
-        str | None, typer.Option(metavar="JSON", help="JSON in place of a text.", show_default=False)
+        str | None, typer.Option(metavar="JSON", help="Send JSON instead of text.", show_default=False)
     ] = None,
     sender: Annotated[
-        str | None, typer.Option("--from", metavar="NAME", help="Who it is from. Else your login.", show_default=False)
+        str | None,
+        typer.Option("--from", metavar="NAME", help="Name of the sender. Default: your login.", show_default=False),
     ] = None,
     message_id: Annotated[
         str | None,
-        typer.Option("--id", metavar="ID", help="Sent again under the same id, it is there once.", show_default=False),
+        typer.Option(
+            "--id",
+            metavar="ID",
+            help="Id of the message. A second message with this id is ignored.",
+            show_default=False,
+        ),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Send a message to a task, which it reads with ctx.inbox() or awaits with ctx.ask().
+    """Send a message to a task, and print the id of the task that received it.
 
-    A task that waits is woken. Prints the id of the task that has it, which is another
-    one where the task was handed on.
+    Use it to answer a question of a task. The task reads it with ctx.inbox()
+    or ctx.ask(), and wakes up if it waits. If another task continues its
+    work, that one receives the message.
 
     Example: perdure task send 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f yes --from ada
     """
@@ -57,9 +64,7 @@ async def send(
         print_json({"id": sent.task_id, "number": sent.number, "state": sent.state})
     else:
         print_data(sent.task_id)
-    note(
-        f"message {sent.number} from {sender!r} is in the inbox of task {sent.task_id}{await _outlook(producer, sent)}"
-    )
+    note(f"sent message {sent.number} from {sender!r} to task {sent.task_id}{await _delay_reason(producer, sent)}")
 
 
 def _content(text: str | None, data: str | None) -> Any:
@@ -80,17 +85,17 @@ def _login() -> str:
         return ""
 
 
-async def _outlook(producer: Producer, sent: Sent) -> str:
-    """What becomes of the message, where that is not obvious."""
+async def _delay_reason(producer: Producer, sent: Sent) -> str:
+    """Return why the task does not read the message soon, or an empty text."""
     if sent.state is State.DEAD:
-        return "; it is a dead letter, and reads it when it is replayed"
+        return "; it is a dead letter and reads the message after a replay"
     handle = await find_handle(producer, sent.task_id)
     workers = await list_workers(producer.gateway, producer.namespace)
     if not any(handle.partition.queue in worker.queues for worker in workers):
-        return f"; no worker takes tasks of queue {handle.partition.queue!r} now: it is read when one does"
+        return f"; no worker reads queue {handle.partition.queue!r} now: start one"
     record = await handle.record()
     if record.state is State.SCHEDULED and record.waits is None:
-        return "; the task is scheduled, and can read it when its time has come"
+        return "; the task is scheduled and reads the message when it is due"
     return ""
 
 
@@ -100,21 +105,22 @@ async def inbox(
     task_id: TaskId,
     *,
     drop: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Take message N out, unused.", show_default=False)
+        int | None, typer.Option(min=1, metavar="N", help="Remove message N without reading it.", show_default=False)
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Print the messages that a task has not read yet, the oldest first. With --json: one object per line.
+    """Print the messages that a task has not read yet, the oldest first.
 
-    What it has read is in its log: perdure task events ID.
+    'perdure task events ID' shows the messages that it has read. With
+    --json: one object per line.
 
     Example: perdure task inbox 01980f2e-7f6a-7c41-b9a5-7d4f0c1d2e3f
     """
     handle = await find_handle(producer, task_id)
     if drop is not None:
         if not await drop_message(producer.gateway, handle.partition, task_id, drop):
-            raise Failed(f"no message {drop} in the inbox of task {task_id}: it was read, dropped, or never sent")
-        note(f"message {drop} was taken out of the inbox of task {task_id}")
+            raise Failed(f"no message {drop} in the inbox of task {task_id}: it was read, removed, or never sent")
+        note(f"removed message {drop} from the inbox of task {task_id}")
         return
     found = await handle.pending_messages()
     if json:
@@ -124,7 +130,7 @@ async def inbox(
         rows = [(str(one.number), since(one.at), one.sender or "-", _shown(one)) for one in found]
         print_table(("number#", "sent", "from", "content"), rows)
     else:
-        note(f"no messages wait in the inbox of task {task_id}")
+        note(f"no unread messages in the inbox of task {task_id}")
 
 
 def _shown(message: InboxMessage) -> str:
@@ -134,27 +140,27 @@ def _shown(message: InboxMessage) -> str:
 
 
 def shown_inbox(record: Record) -> str | None:
-    """How many messages wait, for `task show`."""
-    return f"{record.unused} not read" if record.unused else None
+    """Return the number of unread messages as text, for `task show`."""
+    return f"{record.unused} unread" if record.unused else None
 
 
 def shown_due(record: Record, when: Callable[[int | None], str | None]) -> str | None:
-    """When it is due; not told of what waits for as long as it takes."""
+    """Return when the task is due, or None if it waits without a limit."""
     endless = record.waits is not None and (record.due_at or 0) > LONGEST * 500
     return None if endless else when(record.due_at)
 
 
 async def shown_wait(producer: Producer, record: Record, since: Callable[[int | None], str]) -> str | None:
-    """What a task waits for, from whom, since when and why, as its log has it."""
+    """Return what a task waits for, from which sender, since when and why, as its log says."""
     if record.waits is None:
         return None
-    said = f"for {'an' if record.waits[0] in 'aeiou' else 'a'} {record.waits}"
+    wait = f"for {'an' if record.waits[0] in 'aeiou' else 'a'} {record.waits}"
     partition = producer.namespace.partition(record.queue, record.partition)
-    events = await read_last_events(producer.gateway, partition, record.id, _LOOKED_AT)
+    events = await read_last_events(producer.gateway, partition, record.id, _EVENTS_READ)
     event = next((one for one in events if one.type == "waiting"), None)
     if event is None:
-        return said
-    told = event.data if isinstance(event.data, dict) else {}
-    whom = f" {'of' if record.waits == 'approval' else 'from'} {told['on']}" if told.get("on") else ""
-    why = f": {told['why']}" if told.get("why") else ""
-    return f"{said}{whom} since {timestamp(event.at)} ({since(event.at)}){why}"
+        return wait
+    data = event.data if isinstance(event.data, dict) else {}
+    sender = f" from {data['on']}" if data.get("on") else ""
+    why = f": {data['why']}" if data.get("why") else ""
+    return f"{wait}{sender} since {timestamp(event.at)} ({since(event.at)}){why}"

@@ -1,4 +1,4 @@
-"""`perdure worker`: running workers, and seeing who works."""
+"""`perdure worker`: run workers and supervisors, list them, resume paused supervisors."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from .support.output import AsJson, ago, duration, note, print_data, print_json,
 
 __all__ = ["app"]
 
-_SUPERVISOR: Final = "Several processes"
+_SUPERVISOR: Final = "Supervisor"
 _HEALTH: Final = "Health"
 
 
 class Partitions(StrEnum):
-    """Which partitions a worker takes from."""
+    """Partitions that a worker reads."""
 
     ALL = "all"
     SHARE = "share"
@@ -43,7 +43,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def worker() -> None:
-    """Run workers and supervisors, see who works, resume what is paused."""
+    """Run workers and supervisors, list them, check their health, and resume paused supervisors."""
 
 
 @app.command()
@@ -52,40 +52,47 @@ def run(
     place: ConnectionOptions,
     context: typer.Context,
     application: Annotated[
-        str, typer.Argument(metavar="APP", help="module:attribute or path/to/file.py:attribute.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="APP", help="The app: module:attribute or path/to/file.py:attribute.", show_default=False
+        ),
     ],
     *,
     queues: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Work on these queues. Else on those of the app's tasks.")
+        str | None, typer.Option(metavar="A,B", help="Read these queues. Default: the queues of the app's tasks.")
     ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="Tasks to run at once.")] = 16,
-    burst: Annotated[bool, typer.Option("--burst", help="End when the queues are empty.")] = False,
+    concurrency: Annotated[int, typer.Option(min=1, metavar="N", help="Run up to N tasks at the same time.")] = 16,
+    burst: Annotated[bool, typer.Option("--burst", help="Exit when the queues are empty.")] = False,
     lease: Annotated[
         float | None,
-        in_seconds("How long a silent worker keeps its tasks; the same for all workers. Else PERDURE_LEASE, else 15."),
+        in_seconds(
+            "Time after which the tasks of a silent worker are claimed by others; use the same for all workers. "
+            "Default: PERDURE_LEASE, then 15."
+        ),
     ] = None,
     grace: Annotated[
         float | None,
-        in_seconds("How long running steps may take to end at shutdown. Else PERDURE_GRACE, else 30."),
+        in_seconds("Time for running steps to finish at shutdown. Default: PERDURE_GRACE, then 30."),
     ] = None,
     partitions: Annotated[
         Partitions | None,
         typer.Option(
-            help="Of its queues' partitions: all, or its share among the workers who share. "
-            "Else PERDURE_PARTITIONS, else all.",
+            help="Read all partitions of the queues, or a share that is balanced with the other workers. "
+            "Default: PERDURE_PARTITIONS, then all.",
             show_default=False,
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Begins the worker's id, and the supervisor's. Else the app's.")
+        str | None,
+        typer.Option(metavar="NAME", help="First part of the ids of worker and supervisor. Default: the app's name."),
     ] = None,
     processes: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="P",
-            help="Supervise so many worker processes, each with --concurrency of its own. Else this process is the "
-            "worker, and nobody starts it again.",
+            help="Run a supervisor with P worker processes, each with its own --concurrency. Default: this process is "
+            "the worker, without a supervisor.",
             rich_help_panel=_SUPERVISOR,
         ),
     ] = None,
@@ -94,8 +101,8 @@ def run(
         typer.Option(
             min=1,
             metavar="N",
-            help="At most so many processes more, for tasks whose worker died: each runs one at a time and nothing "
-            "else. One is always kept waiting. Else as many as there are slots, at most 16.",
+            help="Use up to N additional processes for quarantined tasks, one task per process. One is always ready. "
+            "Default: one per slot, at most 16.",
             rich_help_panel=_SUPERVISOR,
             show_default=False,
         ),
@@ -104,8 +111,8 @@ def run(
         str | None,
         typer.Option(
             metavar="COMMAND",
-            help="Run this in the shell, with JSON on its standard input, when workers crash so often that the "
-            "supervisor pauses.",
+            help="Run this shell command, with JSON on its standard input, when the supervisor pauses because of too "
+            "many crashes.",
             rich_help_panel=_SUPERVISOR,
         ),
     ] = None,
@@ -115,7 +122,7 @@ def run(
             min=0,
             max=65535,
             metavar="PORT",
-            help="Answer HTTP probes here: /livez and /readyz. 0 for any free port, which is logged.",
+            help="Serve the HTTP probes /livez and /readyz on this port. 0: any free port, which is logged.",
             rich_help_panel=_HEALTH,
         ),
     ] = None,
@@ -123,52 +130,53 @@ def run(
         str | None,
         typer.Option(
             metavar="HOST",
-            help="Where they are answered; 0.0.0.0 in a container that is probed from outside. Else 127.0.0.1.",
+            help="Address for the probes, such as 0.0.0.0 in a container. Default: 127.0.0.1.",
             rich_help_panel=_HEALTH,
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Run a worker until it is told to stop.
+    """Run a worker until a signal stops it.
 
-    SIGTERM or Ctrl-C: it takes nothing more, lets running steps end and
-    hands its tasks to others, at no cost. Again: at once. A third time:
-    the process ends, and its tasks are recovered by others.
+    SIGTERM or Ctrl-C: the worker reads no more tasks, lets running steps
+    finish and releases its tasks to other workers, which costs no attempt.
+    The second signal stops it at once. The third one ends the process;
+    other workers then claim its tasks after the lease.
 
-    With --processes, a supervisor runs workers as its children: one that
-    dies is replaced, and what it held goes on at once. It passes signals
-    on. SIGHUP replaces the workers one at a time, to load new code. After
-    too many crashes it pauses, until 'perdure worker resume'.
+    With --processes, a supervisor runs the workers as child processes. It
+    replaces a worker that crashes, and its tasks resume at once. SIGHUP
+    replaces all workers one at a time, to load new code. After too many
+    crashes it pauses until 'perdure worker resume'.
 
     Example: perdure worker run tasks.py:app --processes 4 --concurrency 32
     """
-    chosen = None if name is None else _checked("--name", "worker name", name)
-    listed = _read_queues(queues)
-    probe = load(".support.worker_process:ProbePlace")(health_host, health_port)
+    checked_name = None if name is None else _check("--name", "worker name", name)
+    queue_names = _read_queues(queues)
+    probe = load(".support.worker_process:ProbeOptions")(health_host, health_port)
     if processes is not None:
         load(".support.supervisor_process:run_supervisor")(
-            context, place, probe, processes=processes, isolated=isolated, alert=alert, name=chosen, burst=burst
+            context, place, probe, processes=processes, isolated=isolated, alert=alert, name=checked_name, burst=burst
         )
         return
     if isolated is not None or alert is not None:
-        raise Misuse(f"--{'alert' if isolated is None else 'isolated'} is a supervisor's: give --processes too")
+        raise Misuse(f"--{'alert' if isolated is None else 'isolated'} is for a supervisor: add --processes")
     load(".support.worker_process:run_worker")(
         place,
         probe,
         application,
         concurrency=concurrency,
-        queues=listed,
-        name=chosen,
+        queues=queue_names,
+        name=checked_name,
         burst=burst,
         settings={"lease": lease, "grace": grace, "partitions": partitions},
     )
 
 
 def _read_queues(text: str | None) -> list[str] | None:
-    return None if text is None else [_checked("--queues", "queue", name) for name in dict.fromkeys(text.split(","))]
+    return None if text is None else [_check("--queues", "queue", name) for name in dict.fromkeys(text.split(","))]
 
 
-def _checked(option: str, kind: str, name: str) -> str:
+def _check(option: str, kind: str, name: str) -> str:
     try:
         return check_name(kind, name)
     except ValueError as error:
@@ -178,10 +186,10 @@ def _checked(option: str, kind: str, name: str) -> str:
 @app.command("list")
 @connected
 async def list_(producer: Producer, *, json: AsJson = False) -> None:
-    """List the workers and supervisors that gave a sign of life lately.
+    """List the workers and supervisors that are registered in Redis.
 
-    A supervisor that is paused is listed until it is resumed. With
-    --json: an object with "workers" and "supervisors".
+    A paused supervisor is listed until it is resumed. With --json: an
+    object with "workers" and "supervisors".
 
     Example: perdure worker list
     """
@@ -197,16 +205,16 @@ async def list_(producer: Producer, *, json: AsJson = False) -> None:
         return
     now = await redis_now(producer)
     if workers:
-        _show_workers(workers, now)
+        _print_workers(workers, now)
     else:
         note(f"no workers in namespace {producer.namespace.name!r} on {producer.address.shown}")
     if supervisors:
         if workers:
             print_data("")
-        _show_supervisors(supervisors, now)
+        _print_supervisors(supervisors, now)
 
 
-def _show_workers(workers: list[WorkerInfo], now: int) -> None:
+def _print_workers(workers: list[WorkerInfo], now: int) -> None:
     since = ago(now)
     print_table(
         ("worker", "app", "queues", "running#", "of#", "health", "started", "seen", "host", "pid#", "version"),
@@ -217,7 +225,7 @@ def _show_workers(workers: list[WorkerInfo], now: int) -> None:
                 ", ".join(info.queues),
                 str(info.in_flight),
                 str(info.concurrency),
-                _health_in_a_word(info),
+                _health_summary(info),
                 since(info.started),
                 f"{duration(info.seen)} ago",
                 info.host,
@@ -229,8 +237,8 @@ def _show_workers(workers: list[WorkerInfo], now: int) -> None:
     )
 
 
-def _health_in_a_word(info: WorkerInfo) -> str:
-    """'ready', or what it is not; '?' for a worker of a version that does not tell."""
+def _health_summary(info: WorkerInfo) -> str:
+    """Return 'ready', the levels that fail, or '?' for a worker of a version without health reports."""
     if info.presumed_dead:
         return "presumed dead"
     if not info.health:
@@ -239,7 +247,7 @@ def _health_in_a_word(info: WorkerInfo) -> str:
     return f"not {', '.join(failing)}" if failing else "ready"
 
 
-def _show_supervisors(supervisors: list[SupervisorInfo], now: int) -> None:
+def _print_supervisors(supervisors: list[SupervisorInfo], now: int) -> None:
     since = ago(now)
     print_table(
         ("supervisor", "children", "of#", "crashes#", "within#", "started", "seen", "host", "pid#", "paused"),
@@ -260,11 +268,11 @@ def _show_supervisors(supervisors: list[SupervisorInfo], now: int) -> None:
         ],
     )
     for name in sorted({info.name for info in supervisors if info.paused_since}):
-        note(f"supervisor {name} is paused; when the cause is gone: perdure worker resume {name}")
+        note(f"supervisor {name} is paused; fix the cause, then run: perdure worker resume {name}")
 
 
 def _count_states(info: SupervisorInfo) -> str:
-    """How many children are in which state: '3 working, 1 idle'."""
+    """Return the number of children per state, such as '3 working, 1 idle'."""
     states = Counter(child.state for child in info.children)
     return ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
 
@@ -274,25 +282,29 @@ def _count_states(info: SupervisorInfo) -> str:
 async def resume(
     producer: Producer,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="The supervisor, as listed.", show_default=False)
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Name of the supervisor, as 'worker list' shows it.", show_default=False),
     ] = None,
     *,
-    every: Annotated[bool, typer.Option("--all", help="All that are paused.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Resume all paused supervisors.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Have paused supervisors go on; prints their names.
+    """Resume paused supervisors, and print their names.
 
-    A supervisor pauses when its workers crash too often. This lifts the
-    pause, forgets the crashes, and takes effect within two seconds.
+    A supervisor pauses when its workers crash too often. Fix the cause
+    first. This lifts the pause and resets the crash count; it takes effect
+    within two seconds.
 
     Example: perdure worker resume --all
     """
     if (name is None) is not every:
-        raise Misuse("give the supervisor's name, as 'perdure worker list' shows it, or --all")
+        raise Misuse("give the name of a supervisor, as 'perdure worker list' shows it, or --all")
     paused = await paused_supervisors(producer.gateway, producer.namespace)
     if name is not None and name not in paused:
-        listed = f"paused are {', '.join(paused)}" if paused else "none is"
-        raise Failed(f"no supervisor {name!r} is paused in namespace {producer.namespace.name!r}: {listed}")
+        raise Failed(
+            f"no supervisor {name!r} is paused in namespace {producer.namespace.name!r}; "
+            f"paused supervisors: {', '.join(paused) or 'none'}"
+        )
     lifted = [
         one
         for one in (paused if name is None else [name])

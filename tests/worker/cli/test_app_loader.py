@@ -77,11 +77,11 @@ def test_what_is_no_app_is_told_the_forms(spec: str) -> None:
 
 
 def test_a_file_that_is_not_there() -> None:
-    assert "no Python file jobs.py" in refusal("jobs.py:app")
+    assert "could not find the Python file jobs.py" in refusal("jobs.py:app")
 
 
 def test_a_folder_is_no_file() -> None:
-    assert "no Python file ./" in refusal("./:app")
+    assert "could not find the Python file ./" in refusal("./:app")
 
 
 def test_a_module_that_is_not_there() -> None:
@@ -123,14 +123,14 @@ def test_an_error_in_a_module_that_the_app_imports_is_told_with_that_modules_lin
 
 def test_an_attribute_that_is_not_there_is_told_which_apps_are() -> None:
     write("jobs.py", "from perdure import App\nfirst = App('a')\nsecond = App('b')\nthird = 3\n")
-    assert refusal("jobs:app") == "jobs: has no 'app'; its Apps: jobs:first, jobs:second"
+    assert refusal("jobs:app") == "jobs: has no 'app'; Apps in it: jobs:first, jobs:second"
 
 
 def test_an_attribute_that_is_no_app() -> None:
     write("jobs.py", "from perdure import App\nfirst = App('a')\nthird = 3\n")
-    assert refusal("jobs.py:third") == "jobs.py: 'third' is an int, not an App; its Apps: jobs.py:first"
+    assert refusal("jobs.py:third") == "jobs.py: 'third' is an int, not an App; Apps in it: jobs.py:first"
 
 
 def test_a_module_without_any_app() -> None:
     write("jobs.py", "x = 1\n")
-    assert refusal("jobs:app") == "jobs: has no 'app'; there is no App in it: app = App('name')"
+    assert refusal("jobs:app") == "jobs: has no 'app'; define one: app = App('name')"

@@ -73,7 +73,7 @@ def test_an_artifact_is_fetched(task_id: str) -> None:
     assert process("task", "artifact", task_id, "data.bin", "--output", "-").out.startswith("\x00\x01")
     again = call("task", "artifact", task_id, "report.md")
     assert (again.code, again.out) == (1, "")
-    assert "there is a file 'report.md' here already" in again.err
+    assert "file 'report.md' exists already" in again.err
     Path("other").write_text("former", "utf-8")
     assert call("task", "artifact", task_id, "report.md", "-o", "other").code == 0
     assert Path("other").read_bytes() == b"# Found\n"
@@ -82,10 +82,10 @@ def test_an_artifact_is_fetched(task_id: str) -> None:
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [
-        (("nothing",), 1, "has saved no artifact 'nothing'; it has: 'report.md', 'data.bin'"),
-        (("report.md", "-o", "."), 2, "'.' is a folder: name a file in it, such as 'report.md'"),
+        (("nothing",), 1, "has no artifact 'nothing'; its artifacts: 'report.md', 'data.bin'"),
+        (("report.md", "-o", "."), 2, "--output must be a file, got the folder '.': give 'report.md'"),
         (("report.md", "-o", "no/such/folder"), 1, "to 'no/such/folder'"),
-        (("-o", "x"), 2, "--output is for one artifact"),
+        (("-o", "x"), 2, "--output needs a NAME"),
         (("report.md", "--json"), 2, "--json is for the list"),
     ],
 )
@@ -131,7 +131,7 @@ def test_gc_of_what_cannot_be_read_deletes_nothing(
 def test_a_grace_that_is_no_time(task_id: str, grace: str) -> None:
     answer = call("artifacts", "gc", "--grace", grace)
     assert answer.code == 2
-    assert "is no time" in answer.err
+    assert "must be a number of seconds" in answer.err
 
 
 def test_gc_as_data(task_id: str, folder: Path) -> None:

@@ -37,9 +37,9 @@ print(sorted(heavy), sorted(own - {"perdure.worker", "perdure.worker.cli", "perd
 def test_help_lists_every_command_with_its_purpose() -> None:
     answer = call("--help")
     assert answer.code == 0
-    for promise in COMMANDS:
-        assert str(promise.name) in answer.out
-        assert str(promise.help) in " ".join(answer.out.split())
+    for command in COMMANDS:
+        assert str(command.name) in answer.out
+        assert str(command.help) in " ".join(answer.out.split())
 
 
 def test_version() -> None:
@@ -79,7 +79,7 @@ def test_the_commands_are_these() -> None:
 
 
 def test_the_demo_is_registered_by_the_place_of_its_command() -> None:
-    assert next(promise.target for promise in COMMANDS if promise.name == "demo") == ".demo.command:demo"
+    assert next(command.target for command in COMMANDS if command.name == "demo") == ".demo.command:demo"
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
@@ -132,10 +132,10 @@ def test_a_group_without_a_command_shows_its_help_and_ends_with_2(group: str) ->
         (("task", "list", "--limit", "0"), "'--limit'"),
         (("worker", "run", "tasks:app", "--concurrency", "0"), "'--concurrency'"),
         (("task", "list", "--state", "gone"), "'gone' is not one of 'queued', 'scheduled', 'running'"),
-        (("dlq", "list", "--reason", "bad"), "'bad' is not one of 'attempts_exhausted', 'not_retryable'"),
+        (("dlq", "list", "--reason", "bad"), "must be one of 'attempts_exhausted', 'not_retryable'"),
         (("task", "list", "--queue", "a b"), "queue must be 1 to 64 letters"),
-        (("task", "show", "a/b"), "'a/b' is not a task id"),
-        (("task", "result", "x", "--timeout", "soon"), "'soon' is not a number of seconds"),
+        (("task", "show", "a/b"), "must be a task id: at most 128 letters"),
+        (("task", "result", "x", "--timeout", "soon"), "must be a number of seconds, 0 or more; got 'soon'"),
         (("queue", "list", "--redis-url", "localhost"), "address must be a URL, got 'localhost'; known are redis://"),
         (("queue", "list", "--redis-url", "http://x"), "unknown scheme 'http'"),
         (("queue", "list", "--redis-url", "redis://x/a"), "the database must be a number"),

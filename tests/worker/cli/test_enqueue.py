@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from perdure.worker.cli.support.output import Bar
 
 from tests.support.command_line import Answer, call
 
@@ -40,7 +41,7 @@ def test_the_id_is_on_stdout_and_the_talk_on_stderr() -> None:
     answer = call("enqueue", "audit", "--args", '{"root": "src"}')
     assert answer.code == 0
     assert len(answer.ids) == 1
-    assert answer.err.startswith("perdure: audit is on queue default of unix://")
+    assert answer.err.startswith("perdure: enqueued audit on queue default of unix://")
     found = show(answer.ids[0])
     assert (found["task"], found["args"], found["queue"], found["state"]) == (
         "audit",
@@ -92,9 +93,9 @@ def test_json_for_programs() -> None:
     ("args", "said"),
     [
         ('{"a": 1,', "--args: not JSON: EOF while parsing a value at line 1 column 8"),
-        ("[1]", 'a JSON object is wanted, such as {"root": "src"}, not an array'),
-        ('"a"', "not a string"),
-        ("null", "not null"),
+        ("[1]", 'must be a JSON object, such as {"root": "src"}, got an array'),
+        ('"a"', "got a string"),
+        ("null", "got null"),
         ('{"a": NaN}', "--args: not JSON: expected value at line 1 column 7"),
         ("{'a': 1}", "--args: not JSON: key must be a string at line 1 column 2"),
     ],
@@ -109,12 +110,12 @@ def test_arguments_that_are_no_json_object_are_refused_with_the_place(args: str,
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ((), "name a task"),
+        ((), "give a TASK"),
         (("",), "task: String should have at least 1 character"),
         (("audit", "--timeout", "0"), "timeout: Input should be greater than 0"),
-        (("audit", "--delay", "-1"), "'-1' is not a number of seconds"),
-        (("audit", "--delay", "nan"), "'nan' is not a number of seconds"),
-        (("audit", "--id", "a b"), "'a b' is not a task id"),
+        (("audit", "--delay", "-1"), "0 or more; got '-1'"),
+        (("audit", "--delay", "nan"), "0 or more; got 'nan'"),
+        (("audit", "--id", "a b"), "must be a task id"),
         (("audit", "--queue", "a:b"), "queue must be 1 to 64 letters"),
         (("audit", "--file", "-", "--id", "a"), "--args and --id are for one task"),
         (("audit", "--file", "-", "--args", "{}"), "--args and --id are for one task"),
@@ -187,7 +188,7 @@ def test_a_large_file_is_sent_in_full_and_in_order(redis_url: str, namespace_nam
     ("line", "said"),
     [
         ('{"args": {}', "line 2: not JSON: EOF while parsing an object at column 11"),
-        ("[]", "line 2: a JSON object is wanted"),
+        ("[]", "line 2: must be a JSON object"),
         ({}, "line 2: args: Field required"),
         ({"args": []}, "line 2: args: Input should be a valid dictionary"),
         ({"args": {}, "quue": "x"}, "line 2: quue: Extra inputs are not permitted"),
@@ -197,7 +198,7 @@ def test_a_large_file_is_sent_in_full_and_in_order(redis_url: str, namespace_nam
         ('{"args": {}, "delay": 1e999}', "line 2: delay: Input should be a finite number"),
         ({"args": {}, "id": "a b"}, "line 2: 'a b' cannot be a task's id: use 1 to 128 letters"),
         ({"args": {}, "id": ""}, "line 2: '' cannot be a task's id"),
-        ({"args": {}, "id": "first"}, "line 2: id 'first' is also that of line 1"),
+        ({"args": {}, "id": "first"}, "line 2: id 'first' must be unique, line 1 has it too"),
         ({"args": {}, "headers": {"n": 1}}, "line 2: headers.n: Input should be a valid string"),
         ({"args": {}, "task": ""}, "line 2: task: String should have at least 1 character"),
         ({"args": {"text": "x" * 2000}}, "line 2: the task's envelope and arguments is 2,"),
@@ -208,7 +209,7 @@ def test_one_bad_line_and_nothing_is_sent(line: Any, said: str, monkeypatch: pyt
     monkeypatch.setenv("PERDURE_PAYLOAD_LIMIT", "1024")
     answer = from_lines({"args": {}, "id": "first"}, line, {"args": {}})
     assert (answer.code, answer.out) == (2, "")
-    assert "nothing was sent, 1 of 3 lines cannot be read" in answer.err
+    assert "nothing was sent, 1 of 3 lines are invalid" in answer.err
     assert said in answer.err
     assert queues() == []
 
@@ -216,7 +217,7 @@ def test_one_bad_line_and_nothing_is_sent(line: Any, said: str, monkeypatch: pyt
 def test_a_line_without_a_task_where_the_command_line_names_none() -> None:
     answer = from_lines({"args": {}, "task": "audit"}, {"args": {}}, args=())
     assert answer.code == 2
-    assert "line 2: it names no task, and neither does the command line" in answer.err
+    assert "line 2: task is missing, and the command line has no default for it" in answer.err
 
 
 def test_line_numbers_count_empty_lines() -> None:
@@ -238,7 +239,7 @@ def test_bytes_that_are_no_text_are_refused() -> None:
 def test_a_file_that_is_not_there_is_refused() -> None:
     answer = call("enqueue", "audit", "--file", "nothing.jsonl")
     assert (answer.code, answer.out) == (1, "")
-    assert answer.err == "perdure: cannot read nothing.jsonl: No such file or directory\n"
+    assert answer.err == "perdure: could not read nothing.jsonl: No such file or directory\n"
 
 
 def test_a_file_of_json_answers_line_by_line() -> None:
@@ -250,8 +251,8 @@ def test_a_file_of_json_answers_line_by_line() -> None:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if stderr were a terminal, and everything took its time."""
-    monkeypatch.setattr("perdure.worker.cli.support.output._SHOWN_AFTER", -1.0)
+    """Make stderr look like a terminal, and every command look slow."""
+    monkeypatch.setattr(Bar, "shown_after", -1.0)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("TERM", os.environ.get("TERM") or "xterm")

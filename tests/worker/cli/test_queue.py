@@ -19,7 +19,7 @@ def test_a_queue_is_spread_and_shown() -> None:
     assert call("enqueue", "audit").code == 0
     answer = call("queue", "partitions", "default", "4")
     assert answer.code == 0
-    assert "queue default is spread over 4 partitions from now on: 1 to 4" in answer.err
+    assert "queue default now has 4 partitions: 1 to 4" in answer.err
     assert len(answer.out.splitlines()) == 2 + 5
     for number in range(8):
         assert call("enqueue", "audit", "--id", f"x{number}").code == 0
@@ -37,10 +37,10 @@ def test_a_queue_is_spread_and_shown() -> None:
 
 
 def test_as_many_as_there_are_changes_nothing() -> None:
-    assert "queue default is new: nobody has used it yet" in call("queue", "partitions", "default", "3").err
+    assert "created queue default" in call("queue", "partitions", "default", "3").err
     again = call("queue", "partitions", "default", "3")
     assert again.code == 0
-    assert "queue default has 3 partitions already: nothing was changed" in again.err
+    assert "queue default already has 3 partitions: nothing was changed" in again.err
     assert call("queue", "partitions", "default", "--json").json["generations"] == [{"first": 0, "count": 3}]
 
 

@@ -118,7 +118,7 @@ def test_a_port_that_is_taken_is_told_in_one_line() -> None:
         port = taken.getsockname()[1]
         answer = call("queue", "metrics", "--port", str(port))
     assert answer.code == 1
-    assert answer.err.startswith(f"perdure: cannot listen on 127.0.0.1, port {port}: ")
+    assert answer.err.startswith(f"perdure: could not listen on 127.0.0.1, port {port}: ")
     assert answer.err.count("\n") == 1
 
 

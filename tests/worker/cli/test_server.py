@@ -28,12 +28,12 @@ def test_a_server_stays_until_it_is_stopped(folder: Path) -> None:
     found = call("server", "status", *place, "--json").json
     assert (found["address"], found["running"], found["pinned"]) == (f"embedded:{folder}", True, True)
     shown = call("server", "status", *place).out
-    assert "until it is stopped" in shown
+    assert "perdure server stop" in shown
     assert str(found["pid"]) in shown
     answer = call("server", "stop", *place)
-    assert (answer.code, answer.out, answer.err) == (0, "", f"perdure: the server in {folder} has stopped\n")
+    assert (answer.code, answer.out, answer.err) == (0, "", f"perdure: stopped the server in {folder}\n")
     assert call("server", "status", *place, "--json").json["running"] is False
-    assert call("server", "stop", *place).err == f"perdure: the server in {folder} did not run\n"
+    assert call("server", "stop", *place).err == f"perdure: no server was running in {folder}\n"
 
 
 def test_start_as_json_tells_what_status_tells(folder: Path) -> None:

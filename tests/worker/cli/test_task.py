@@ -123,7 +123,7 @@ def test_result_of_a_dead_task_is_its_error_on_stderr(work: Any) -> None:
 def test_result_that_does_not_come_in_time() -> None:
     task_id = enqueue("add")
     answer = call("task", "result", task_id, "--timeout", "0.05")
-    assert answer == Answer(1, "", f"perdure: task {task_id} has no outcome after 50 ms: it is queued\n")
+    assert answer == Answer(1, "", f"perdure: task {task_id} did not finish within 50 ms: it is queued\n")
 
 
 def test_result_of_a_cancelled_task() -> None:
@@ -152,7 +152,7 @@ def test_the_outcome_as_json_whatever_it_is(work: Any) -> None:
 
 def test_cancel_prints_the_id_and_says_what_became_of_it() -> None:
     task_id = enqueue("add")
-    assert call("task", "cancel", task_id) == Answer(0, f"{task_id}\n", f"perdure: task {task_id} is cancelled\n")
+    assert call("task", "cancel", task_id) == Answer(0, f"{task_id}\n", f"perdure: cancelled task {task_id}\n")
     assert call("task", "show", task_id, "--json").json["state"] == "cancelled"
 
 
@@ -160,7 +160,7 @@ def test_cancel_of_a_task_that_is_done_is_refused(work: Any) -> None:
     task_id = enqueue("add", "--args", '{"a": 1, "b": 2}')
     work()
     answer = call("task", "cancel", task_id)
-    assert answer == Answer(1, "", f"perdure: task {task_id} cannot be cancelled: it is succeeded\n")
+    assert answer == Answer(1, "", f"perdure: could not cancel task {task_id}: it is succeeded\n")
 
 
 def test_cancel_as_json() -> None:
@@ -252,14 +252,14 @@ def test_list_says_when_there_are_more_than_the_limit() -> None:
         enqueue("add")
     answer = call("task", "list", "--limit", "2", "--json")
     assert len(answer.json) == 2
-    assert "there are more than 2" in answer.err
+    assert "more than 2 " in answer.err
     assert call("task", "list", "--limit", "3").err == ""
 
 
 def test_nothing_to_list_is_said_on_stderr() -> None:
     answer = call("task", "list")
     assert (answer.code, answer.out) == (0, "")
-    assert "no such tasks" in answer.err
+    assert "no matching tasks" in answer.err
     assert call("task", "list", "--json").json == []
 
 
@@ -268,7 +268,7 @@ def test_a_queue_that_nobody_used_is_refused_with_those_that_are() -> None:
     answer = call("task", "list", "--queue", "raal")
     assert answer.code == 1
     assert "no queue 'raal'" in answer.err
-    assert "there are: real" in answer.err
+    assert "existing queues: real" in answer.err
 
 
 def test_a_table_is_not_cut_where_no_terminal_is() -> None:

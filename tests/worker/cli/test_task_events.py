@@ -68,7 +68,7 @@ def types(answer: Answer) -> list[str]:
 
 
 def add(settings: Settings, task_id: str, *entries: dict[str, str]) -> None:
-    """Put entries into a task's log, past everything that would write them well."""
+    """Append raw entries to a task's log."""
 
     async def write() -> None:
         async with App("test", settings=settings) as app:
@@ -85,7 +85,7 @@ def test_events_read_as_sentences_without_control_characters(run: Any) -> None:
     told = [line.split("  ", 1)[1] for line in lines]
     assert told == [
         "#1 message_added user: why?\\x1b[2J now",
-        "#2 message_added assistant: let me see (asks for find)",
+        "#2 message_added assistant: let me see (calls find)",
         "#3 tool_called find(words=why) -> WHY, because to know",
         "#4 tool_called rate(text=WHY) -> 3",
         "#5 discovered WHY [the archive]",

@@ -39,18 +39,17 @@ def test_a_person_sees_what_a_task_waits_for_and_answers(work: Any) -> None:
     task_id = call("enqueue", "ships").ids[0]
     work()
     shown = call("task", "show", task_id)
-    assert "for an approval of ada since 20" in shown.out
+    assert "for an approval from ada since 20" in shown.out
     assert "ago): Ship it?" in shown.out
-    assert "\ndue" not in shown.out, "it waits for as long as it takes"
+    assert "\ndue" not in shown.out, "it waits without a limit"
     assert call("task", "show", task_id, "--json").json["waits"] == "approval"
-    assert "waits for approval" in call("task", "list").out
+    assert "waiting for approval" in call("task", "list").out
     sent = call("task", "send", task_id, "yes", "--from", "ada")
     assert (sent.code, sent.ids) == (0, [task_id])
     assert sent.err == (
-        f"perdure: message 1 from 'ada' is in the inbox of task {task_id}; no worker takes tasks of queue 'default' "
-        "now: it is read when one does\n"
+        f"perdure: sent message 1 from 'ada' to task {task_id}; no worker reads queue 'default' now: start one\n"
     )
-    assert "1 not read" in call("task", "show", task_id).out
+    assert "1 unread" in call("task", "show", task_id).out
     work()
     assert "for a message since 20" in call("task", "show", task_id).out
     told = call("task", "send", task_id, "--data", '{"n": 1}', "--from", "bob", "--id", "own", "--json").json
@@ -59,7 +58,7 @@ def test_a_person_sees_what_a_task_waits_for_and_answers(work: Any) -> None:
     work()
     assert call("task", "result", task_id).out == '["yes",[{"n":1}]]\n'
     told = call("task", "events", task_id).out
-    assert "waiting for approval of ada: Ship it?" in told
+    assert "waiting for approval from ada: Ship it?" in told
     assert "received message 1 from ada: yes" in told
     assert 'received message 2 from bob: {"n":1}' in told
     refused = call("task", "send", task_id, "too late")
@@ -71,7 +70,7 @@ def test_a_person_sees_what_a_task_waits_for_and_answers(work: Any) -> None:
 def test_the_inbox_of_a_task() -> None:
     task_id = call("enqueue", "ships", "--delay", "60").ids[0]
     empty = call("task", "inbox", task_id)
-    assert (empty.out, empty.err) == ("", f"perdure: no messages wait in the inbox of task {task_id}\n")
+    assert (empty.out, empty.err) == ("", f"perdure: no unread messages in the inbox of task {task_id}\n")
     call("task", "send", task_id, "-", "--from", "x", stdin=b"first\n")
     call("task", "send", task_id, "--data", "[2]", "--from", "y")
     found = call("task", "inbox", task_id, "--json").lines

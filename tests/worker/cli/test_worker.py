@@ -112,8 +112,8 @@ def test_burst_runs_what_is_queued_and_ends(url: tuple[str, str], redis_url: str
     start, end = answer.err.splitlines()
     worker_id = start.partition("worker ")[2].partition(" ")[0]
     assert worker_id.startswith("audit-")
-    assert f"works on default, second of namespace {namespace_name} at {redis_url}, 16 at once" in start
-    assert f"worker {worker_id} stopped: 3 ran" in end
+    assert f"started: queues default, second, namespace {namespace_name} at {redis_url}, concurrency 16" in start
+    assert f"worker {worker_id} stopped after 3 tasks" in end
 
 
 def test_the_command_line_is_put_over_the_app(url: tuple[str, str], folder: Path) -> None:
@@ -122,7 +122,7 @@ def test_the_command_line_is_put_over_the_app(url: tuple[str, str], folder: Path
     options = ("--queues", "second,second", "--concurrency", "2", "--name", "mine", "--lease", "5", "--grace", "0")
     answer = process("worker", "run", "tasks.py:app", "--burst", *options, *url)
     assert "worker mine-" in answer.err
-    assert "works on second of" in answer.err
+    assert "started: queues second," in answer.err
     assert "2 at once" in answer.err
     assert [task_state(url, task_id)["state"] for task_id in ids] == ["queued", "succeeded"]
     cancel(url, *ids)
@@ -131,11 +131,11 @@ def test_the_command_line_is_put_over_the_app(url: tuple[str, str], folder: Path
 def test_a_queue_that_no_task_is_on_is_warned_of(url: tuple[str, str]) -> None:
     answer = process("worker", "run", "tasks:app", "--burst", "--queues", "defualt", *url)
     assert answer.code == 0
-    assert "no task of app 'audit' is on defualt" in answer.err
+    assert "app 'audit' has no task for queue defualt" in answer.err
 
 
 @pytest.mark.parametrize(
-    ("args", "code", "said"),
+    ("args", "code", "text"),
     [
         (("nothing:app",), 2, "no module 'nothing'"),
         (("tasks:app", "--queues", "a,,b"), 2, "--queues: queue must be 1 to 64 letters"),
@@ -186,7 +186,7 @@ def test_a_second_signal_hands_off_at_once_and_stuck_threads_do_not_keep_the_pro
         answer = worker.wait()
     assert answer.code == 0
     assert "SIGTERM again: stopping at once" in answer.err
-    assert "leaving threads that run code which cannot be stopped: " in answer.err
+    assert "exiting with running threads that cannot be stopped: " in answer.err
     assert (task_state(url, task_id)["state"], events(url, task_id)) == ("queued", ["handed_off"])
     cancel(url, task_id)
 
@@ -198,8 +198,8 @@ def test_a_thread_of_asyncios_own_does_not_keep_the_process_either(url: tuple[st
         worker.send(signal.SIGTERM)
         answer = worker.wait()
     assert answer.code == 0
-    assert "stopped: 1 ran" in answer.err
-    assert "leaving threads that run code which cannot be stopped: " in answer.err
+    assert "stopped after 1 tasks" in answer.err
+    assert "exiting with running threads that cannot be stopped: " in answer.err
     cancel(url, task_id)
 
 
@@ -313,7 +313,7 @@ async def test_paused_supervisors_are_listed_and_resumed(
             )
     listed = await in_thread("worker", "list", *url)
     assert "two fell" in listed.out
-    assert "supervisor two is paused; when the cause is gone: perdure worker resume two" in listed.err
+    assert "supervisor two is paused; fix the cause, then run: perdure worker resume two" in listed.err
     supervisors = (await in_thread("worker", "list", "--json", *url)).json["supervisors"]
     assert {(info["name"], info["why"], info["crashes"]) for info in supervisors} >= {("one", "one fell", 1)}
     assert (await in_thread("worker", "resume", "one", *url)).ids == ["one"]
@@ -335,10 +335,9 @@ async def in_thread(*args: str) -> Answer:
 def test_exit_functions_may_take_longer_than_threads_that_are_stuck(folder: Path) -> None:
     program = """
 import atexit, time
-from perdure.worker.cli.support import worker_process
-worker_process.PATIENCE = 0.05
+from perdure.worker.cli.support.worker_process import force_exit
 atexit.register(lambda: (time.sleep(0.3), print("flushed", flush=True)))
-worker_process.force_exit(3)
+force_exit(3, limit=0.05)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=BOUND, check=False)
     assert (done.returncode, done.stdout) == (0, "flushed\n")
@@ -347,12 +346,11 @@ worker_process.force_exit(3)
 def test_the_exit_code_holds_though_a_thread_is_stuck() -> None:
     program = """
 import threading
-from perdure.worker.cli.support import worker_process
-worker_process.PATIENCE = 0.05
+from perdure.worker.cli.support.worker_process import force_exit
 threading.Thread(target=threading.Event().wait, name="of the user").start()
-print("said", end="")
-worker_process.force_exit(3)
+print("text", end="")
+force_exit(3, limit=0.05)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=BOUND, check=False)
-    assert (done.returncode, done.stdout) == (3, "said")
+    assert (done.returncode, done.stdout) == (3, "text")
     assert done.stderr.endswith("cannot be stopped: of the user\n")

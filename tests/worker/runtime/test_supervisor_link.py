@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import orjson
 import pytest
-from perdure.worker.cli.support.worker_process import _Stops
+from perdure.worker.cli.support.worker_process import StopRequests
 from perdure.worker.runtime.supervisor_link import SUPERVISED, SupervisorLink
 
 from tests.support.workers import BOUND
@@ -84,10 +84,10 @@ def test_a_program_that_a_supervised_worker_starts_is_not_supervised() -> None:
 
 def test_a_signal_to_all_processes_and_the_supervisors_word_are_one_request() -> None:
     stopped: list[int] = []
-    stops = _Stops()
+    stops = StopRequests()
     for who in ("signal", "supervisor"):
-        stops.ask(who, lambda: stopped.append(1))
+        stops.add(who, lambda: stopped.append(1))
     assert len(stopped) == 1
     for who in ("supervisor", "signal"):
-        stops.ask(who, lambda: stopped.append(2))
+        stops.add(who, lambda: stopped.append(2))
     assert stopped == [1, 2]

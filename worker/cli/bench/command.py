@@ -30,15 +30,21 @@ _KEPT_FOR: Final = 600.0
 def bench(
     place: ConnectionOptions,
     *,
-    tasks: Annotated[int, typer.Option(min=100, max=1_000_000, metavar="N", help="Tasks of each measure.")] = 10_000,
-    payload: Annotated[int, typer.Option(min=0, max=500_000, metavar="BYTES", help="Argument of each task.")] = 0,
-    yes: Annotated[bool, typer.Option("--yes", help="Put a server that others may use under load.")] = False,
+    tasks: Annotated[
+        int, typer.Option(min=100, max=1_000_000, metavar="N", help="Number of tasks per measurement.")
+    ] = 10_000,
+    payload: Annotated[
+        int, typer.Option(min=0, max=500_000, metavar="BYTES", help="Size of each task's argument.")
+    ] = 0,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Agree to put load on a server that other clients may use.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Measure Perdure on your server, beside a raw client.
+    """Measure Perdure on your server, compared with a raw client.
 
     Takes about 20 seconds, in a temporary namespace, which is removed at
-    the end, also after Ctrl-C. Asks first where the server is another machine.
+    the end, also after Ctrl-C. Asks first if the server is another machine.
 
     Example: perdure bench --tasks 20000 --payload 1000
     """
@@ -77,8 +83,8 @@ async def _server_line(gateway: Gateway, key: str) -> str:
     with suppress(Refused):  # a managed server may hide them
         info = await gateway.command("INFO", "server", node_of=key)
         setting = pairs(await gateway.command("CONFIG", "GET", "append*", node_of=key))
-    told = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
-    name, version = told.get("server_name", "redis"), told.get("valkey_version") or told.get("redis_version", "?")
+    fields = dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)
+    name, version = fields.get("server_name", "redis"), fields.get("valkey_version") or fields.get("redis_version", "?")
     only, fsync = (setting.get(name, b"?").decode() for name in (b"appendonly", b"appendfsync"))
     return f"{name} {version} at {gateway.address.shown}, appendonly {only}, appendfsync {fsync}"
 

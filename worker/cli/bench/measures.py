@@ -59,11 +59,11 @@ async def pick_up(ctx: Context) -> float:
 
 @app.task(durability="sync")
 async def walk(ctx: Context, steps: int) -> tuple[float, float]:
-    """Record steps one after the other; return when the first began and the last ended."""
-    began = time.perf_counter()
+    """Record steps one after the other; return when the first started and the last ended."""
+    started = time.perf_counter()
     for number in range(steps):
         await ctx.step("step", _echo, number)
-    return began, time.perf_counter()
+    return started, time.perf_counter()
 
 
 async def _echo(number: int) -> int:
@@ -76,9 +76,9 @@ async def measure(raw: Partition, tasks: int, payload: int) -> list[Row]:
         adds, reads, records, trips = _limits(client, raw, "x" * payload, tasks)
     by_calls, at_once = await _enqueue("x" * payload, tasks // 2)
     async with Worker(app, concurrency=_AT_ONCE) as worker:
-        began = time.perf_counter()
+        started = time.perf_counter()
         await worker.run(burst=True)
-        worked = tasks // 2 * 2 / (time.perf_counter() - began)
+        worked = tasks // 2 * 2 / (time.perf_counter() - started)
     steps, latencies = await _steps(tasks), await _latencies()
     add, read = f"XADD, {_ADDED} a trip", f"XREADGROUP + XACK + XDEL, {_READ} a trip"
     record, trip = f"HSET + XADD, {_AT_ONCE} a trip", "XADD + XREADGROUP, 1 a trip"
@@ -102,13 +102,13 @@ async def _enqueue(data: str, count: int) -> tuple[float, float]:
         for _ in numbers:
             await noop.enqueue(data)
 
-    began = time.perf_counter()
+    started = time.perf_counter()
     async with anyio.create_task_group() as producers:
         for _ in range(_AT_ONCE):
             producers.start_soon(produce)
     ended = time.perf_counter()
     await noop.enqueue_many({"data": data} for _ in range(count))
-    return count / (ended - began), count / (time.perf_counter() - ended)
+    return count / (ended - started), count / (time.perf_counter() - ended)
 
 
 async def _steps(count: int) -> float:
@@ -169,9 +169,9 @@ def _timed(client: RawClient, trips: Iterable[list[Command]]) -> list[float]:
     """Return the seconds that each round trip took."""
     found = []
     for commands in trips:
-        began = time.perf_counter()
+        started = time.perf_counter()
         client.pipeline(commands)
-        found.append(time.perf_counter() - began)
+        found.append(time.perf_counter() - started)
     return found
 
 

@@ -1,4 +1,4 @@
-"""APP on the command line: `module:attribute` or `path/to/file.py:attribute`, and the application it names."""
+"""Loader of the APP argument: `module:attribute` or `path/to/file.py:attribute`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from .errors import Misuse
 
 __all__ = ["load_app"]
 
-_FORMS = "APP is module:attribute or path/to/file.py:attribute, such as tasks:app"
+_FORMS = "APP must be module:attribute or path/to/file.py:attribute, such as tasks:app"
 
 
 def load_app(spec: str) -> App:
-    """Import the application. `Misuse` says what is wrong with it, and where in the user's code."""
+    """Import the application.
+
+    Raises:
+        Misuse: The argument is malformed, the import failed (with the line of the user's code), or no `App` was found.
+    """
     target, colon, attribute = spec.rpartition(":")
     if not colon or not target or not attribute:
-        raise Misuse(f"{spec!r} names no application: {_FORMS}")
+        raise Misuse(f"{_FORMS}, got {spec!r}")
     module = _load_file(target) if target.endswith(".py") or os.sep in target else _load_module(target)
     found = vars(module).get(attribute)
     if isinstance(found, App):
@@ -32,14 +36,14 @@ def load_app(spec: str) -> App:
 
 
 def _load_module(name: str) -> ModuleType:
-    """A module, sought in the working directory first."""
+    """Import a module, from the working directory first."""
     sys.path.insert(0, str(Path.cwd()))
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise Misuse(
-                f"there is no module {name!r}: {error.name!r} is neither in {Path.cwd()} nor installed; {_FORMS}"
+                f"could not import {name!r}: no module {error.name!r} in {Path.cwd()} or installed; {_FORMS}"
             ) from None
         raise _broken(name, error) from error
     except (Exception, SystemExit) as error:
@@ -47,14 +51,14 @@ def _load_module(name: str) -> ModuleType:
 
 
 def _load_file(text: str) -> ModuleType:
-    """A file as a module of its own name, with the modules of its folder in reach."""
+    """Import a file as a module named after it, with its folder on the import path."""
     path = Path(text).absolute()
     spec = importlib.util.spec_from_file_location(_module_name(path.stem), path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise Misuse(f"there is no Python file {text}; {_FORMS}")
+        raise Misuse(f"could not find the Python file {text}; {_FORMS}")
     sys.path.insert(0, str(path.parent))
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pydantic look for the module of what they define
+    sys.modules[spec.name] = module  # dataclasses and pydantic look up the module of a class
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -63,31 +67,31 @@ def _load_file(text: str) -> ModuleType:
 
 
 def _module_name(stem: str) -> str:
-    """The file's own name, unless it is that of a module which others rely on."""
+    """Return the file's name, or another one if it would hide an imported or standard module."""
     taken = stem in sys.modules or stem in sys.stdlib_module_names or not stem.isidentifier()
     return f"_app_{stem.replace('.', '_')}" if taken else stem
 
 
 def _broken(target: str, error: BaseException) -> Misuse:
     last = traceback.format_exception_only(error)[-1].strip()
-    return Misuse(f"{target} cannot be imported: {last}{_where(error)}")
+    return Misuse(f"could not import {target}: {last}{_location(error)}")
 
 
-def _where(error: BaseException) -> str:
-    """The user's own line that the error came from: the last one outside of what is installed."""
+def _location(error: BaseException) -> str:
+    """Return the last line of user code in the traceback."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" ({error.filename}:{error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _is_installed(frame.filename)]
-    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    user = [frame for frame in frames if not _is_installed(frame.filename)]
+    return f" ({user[-1].filename}:{user[-1].lineno})" if user else ""
 
 
 def _is_installed(filename: str) -> bool:
     if filename.startswith("<"):
         return True
     path = Path(filename)
-    here = Path(__file__).parents[2]
-    return path.is_relative_to(here) or path.is_relative_to(_STDLIB) or "site-packages" in path.parts
+    package = Path(__file__).parents[2]
+    return path.is_relative_to(package) or path.is_relative_to(_STDLIB) or "site-packages" in path.parts
 
 
 _STDLIB = Path(os.__file__).parent
@@ -96,8 +100,8 @@ _STDLIB = Path(os.__file__).parent
 def _apps_in(target: str, module: ModuleType) -> str:
     apps = [name for name, value in vars(module).items() if isinstance(value, App)]
     if not apps:
-        return "there is no App in it: app = App('name')"
-    return f"its Apps: {', '.join(f'{target}:{name}' for name in apps)}"
+        return "define one: app = App('name')"
+    return f"Apps in it: {', '.join(f'{target}:{name}' for name in apps)}"
 
 
 def _kind(value: object) -> str:

@@ -1,7 +1,4 @@
-"""Where the queues are, as the command line says it, and commands that are given an open connection to them.
-
-From what a person names to what is there: a task by its id, queues by their names.
-"""
+"""Connection options of the commands, the open `Producer` for a command, and lookup of tasks and queues."""
 
 from __future__ import annotations
 
@@ -31,14 +28,14 @@ __all__ = [
 
 P = ParamSpec("P")
 
-_PANEL = "Where the queues are"
+_PANEL = "Connection"
 
 RedisUrl = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="The server: redis://, redis+cluster://, redis+sentinel:// (with TLS: rediss), unix:// or embedded:. "
-        "Else PERDURE_REDIS_URL, else the embedded one.",
+        help="URL of the server: redis://, redis+cluster://, redis+sentinel:// (with TLS: rediss), unix:// or "
+        "embedded:. Default: PERDURE_REDIS_URL, then the embedded server.",
         rich_help_panel=_PANEL,
         show_default=False,
     ),
@@ -47,7 +44,7 @@ NamespaceName = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="The deployment. Else PERDURE_NAMESPACE, else perdure.",
+        help="Namespace of the deployment. Default: PERDURE_NAMESPACE, then perdure.",
         rich_help_panel=_PANEL,
         show_default=False,
     ),
@@ -56,7 +53,7 @@ DataDir = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="The embedded server's folder. Else PERDURE_DATA_DIR, else one in your home folder.",
+        help="Folder of the embedded server. Default: PERDURE_DATA_DIR, then a folder in your home folder.",
         rich_help_panel=_PANEL,
         show_default=False,
     ),
@@ -65,21 +62,21 @@ DataDir = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """Where the queues are; what is None is left to the environment."""
+    """Connection options of a command; None leaves an option to the environment."""
 
     redis_url: str | None = None
     namespace: str | None = None
     data_dir: Path | None = None
 
     def overrides(self) -> dict[str, object]:
-        """What the command line says, as settings. A folder alone means the embedded server in it."""
+        """Return the options as settings. `--data-dir` alone selects the embedded server in that folder."""
         if self.data_dir is not None and not (self.redis_url or "embedded:").startswith("embedded:"):
-            raise Misuse("--data-dir is the embedded server's and --redis-url names another one: give one of them")
+            raise Misuse("--data-dir is for the embedded server, but --redis-url names another one: give one of them")
         url = self.redis_url or (None if self.data_dir is None else "embedded:")
         return {"redis_url": url, "namespace": self.namespace, "data_dir": self.data_dir}
 
     def producer(self) -> Producer:
-        """A way to the queues, not yet open."""
+        """Return a producer that is not open yet."""
         settings = load_settings(**self.overrides())
         return Producer(
             address=settings.address,
@@ -92,7 +89,7 @@ class ConnectionOptions:
 
 
 def with_connection_options(command: Callable[Concatenate[ConnectionOptions, P], None]) -> Callable[..., None]:
-    """Give a command the options that say where the queues are; it gets them as its first argument, a `Place`."""
+    """Add the connection options to a command, which receives them as its first argument."""
 
     @functools.wraps(command)
     def called(*args: Any, **options: Any) -> None:
@@ -111,7 +108,7 @@ def with_connection_options(command: Callable[Concatenate[ConnectionOptions, P],
 
 
 def connected(command: Callable[Concatenate[Producer, P], Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an async command with an open `Producer` as its first argument, and with the options of `placed`."""
+    """Add the connection options to an async command, and run it with an open `Producer` as its first argument."""
 
     @functools.wraps(command)
     def called(place: ConnectionOptions, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -125,13 +122,17 @@ def connected(command: Callable[Concatenate[Producer, P], Coroutine[Any, Any, No
 
 
 async def redis_now(producer: Producer) -> int:
-    """Now, in milliseconds of Redis' clock: what all of Perdure's times are compared with."""
+    """Return the time of the Redis server in milliseconds; all times of Perdure are of this clock."""
     seconds, micros = await producer.gateway.command("TIME")
     return int(seconds) * 1000 + int(micros) // 1000
 
 
 async def find_handle(producer: Producer, task_id: str) -> TaskHandle[Any]:
-    """The task, in whichever queue it is. Raises `TaskNotFound`."""
+    """Find a task in any queue.
+
+    Raises:
+        TaskNotFound: No queue of the namespace has it.
+    """
     handle = await producer.find(task_id)
     if handle is None:
         raise TaskNotFound(task_id, f"any queue of namespace {producer.namespace.name!r} on {producer.address.shown}")
@@ -139,10 +140,14 @@ async def find_handle(producer: Producer, task_id: str) -> TaskHandle[Any]:
 
 
 async def known_partitions(producer: Producer, queue: str | None) -> Sequence[Partition]:
-    """The partitions of one queue, or of all; a queue that nobody ever used is refused."""
+    """Return the partitions of one queue, or of all queues.
+
+    Raises:
+        Failed: The queue does not exist.
+    """
     partitions = await queue_partitions(producer.gateway, producer.namespace, queue)
     if queue is not None and not partitions:
         known = {partition.queue for partition in await queue_partitions(producer.gateway, producer.namespace)}
         names = ", ".join(sorted(known)) or "none"
-        raise Failed(f"no queue {queue!r} in namespace {producer.namespace.name!r}; there are: {names}")
+        raise Failed(f"no queue {queue!r} in namespace {producer.namespace.name!r}; existing queues: {names}")
     return partitions

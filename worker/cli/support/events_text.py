@@ -1,4 +1,4 @@
-"""One event of a task as one line for people."""
+"""Text form of a task's event: one line."""
 
 from __future__ import annotations
 
@@ -15,26 +15,30 @@ __all__ = ["describe_event"]
 Data = Mapping[str, Any]
 
 _LONGEST: Final = 160
-"""Characters of one value: `--json` has the whole."""
+"""Characters of one value. `--json` prints it in full."""
 
 
 def describe_event(event: TaskEvent, *, of_many: bool = False) -> str:
-    """When, which, in which step, and what it says. of_many: with its task, since others stand beside it."""
+    """Return the time, number, type, step and content of an event as one line.
+
+    Args:
+        of_many: Whether to add the task's id, because events of several tasks are printed.
+    """
     data = event.data if isinstance(event.data, dict) else {}
-    if event.problem is not None:  # its sentence would say what may not be so: its fields say what is there
-        told = f"(cannot be read: {event.problem}) {_fields(data)}"
+    if event.problem is not None:  # a sentence could state something false: print the raw fields
+        text = f"(cannot be read: {event.problem}) {_fields(data)}"
     elif event.data is not None and not isinstance(event.data, dict):
-        told = _short(event.data)
+        text = _short(event.data)
     else:
-        told = _SENTENCES.get(event.type, _fields)(data)
+        text = _SENTENCES.get(event.type, _fields)(data)
     task = event.task_id if of_many else ""
     number = "" if event.number is None else f"#{event.number}"
-    line = " ".join([task, number, event.type, _place(event), told])
+    line = " ".join([task, number, event.type, _step(event), text])
     return f"{timestamp(event.at)}  {' '.join(line.split())}"
 
 
-def _place(event: TaskEvent) -> str:
-    """The step that it is about, or that it happened in."""
+def _step(event: TaskEvent) -> str:
+    """Return the step that the event is about or happened in."""
     step = event.step or ""
     if event.type == "tool_called":
         step = step.rpartition("/")[0]
@@ -42,14 +46,14 @@ def _place(event: TaskEvent) -> str:
 
 
 def _short(value: Any, longest: int = _LONGEST) -> str:
-    """A value on one line, no longer than that."""
+    """Return a value on one line, cut to a length."""
     text = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
     text = " ".join(text[: 4 * longest].split())
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
 def _fields(data: Data) -> str:
-    """What is there, by name: for types that have no sentence, such as a user's own."""
+    """Return the fields as NAME=VALUE, for types without a sentence, such as a user's own."""
     shown = (name for name in data if name not in _HIDDEN and data[name] not in (None, "", [], {}))
     return " ".join([*(f"{name}={_short(data[name])}" for name in shown), _changes(data)])
 
@@ -89,20 +93,20 @@ def _discovered(data: Data) -> str:
     return _short(data.get("fact")) + (f" [{_short(data['source'])}]" if data.get("source") else "")
 
 
-def _said(data: Data) -> str:
+def _message_added(data: Data) -> str:
     message = data.get("message")
     if not isinstance(message, dict):
         return _fields(data)
     calls = message.get("tool_calls")
     names = [str(one.get("name")) for one in calls if isinstance(one, dict)] if isinstance(calls, list) else []
-    asks = f" (asks for {', '.join(names)})" if names else ""
-    return f"{message.get('role')}: {_short(message.get('content', ''))}{asks}"
+    requested = f" (calls {', '.join(names)})" if names else ""
+    return f"{message.get('role')}: {_short(message.get('content', ''))}{requested}"
 
 
 def _planned(data: Data) -> str:
     steps = data.get("steps")
     keys = [str(one.get("key")) for one in steps if isinstance(one, dict)] if isinstance(steps, list) else []
-    again = "anew: " if data.get("again") else ""
+    again = "again: " if data.get("again") else ""
     return f"{again}{_short(', '.join(keys))}{_because(data, 'why')}"
 
 
@@ -111,19 +115,19 @@ def _forked(data: Data) -> str:
 
 
 def _compacted(data: Data) -> str:
-    turns, first, last = (data.get(name) for name in ("messages", "first", "last"))
-    return f"{turns} turns (events {first} to {last}) into: {_short(data.get('summary', ''))}"
+    count, first, last = (data.get(name) for name in ("messages", "first", "last"))
+    return f"{count} messages (events {first} to {last}) to: {_short(data.get('summary', ''))}"
 
 
 def _waiting(data: Data) -> str:
-    whom = f" {'of' if data.get('what') == 'approval' else 'from'} {_short(data['on'])}" if data.get("on") else ""
+    source = f" from {_short(data['on'])}" if data.get("on") else ""
     why = f": {_short(data['why'])}" if data.get("why") else ""
-    return f"for {_short(data.get('what') or 'something')}{whom}{why}"
+    return f"for {_short(data.get('what') or 'something')}{source}{why}"
 
 
 def _received(data: Data) -> str:
-    whom = f" from {_short(data['sender'])}" if data.get("sender") else ""
-    return f"message {data.get('number')}{whom}: {_short(data.get('content', ''))}"
+    sender = f" from {_short(data['sender'])}" if data.get("sender") else ""
+    return f"message {data.get('number')}{sender}: {_short(data.get('content', ''))}"
 
 
 def _sent(data: Data) -> str:
@@ -137,7 +141,7 @@ _SENTENCES: Final[dict[str, Callable[[Data], str]]] = {
     "message_sent": _sent,
     "decided": _decided,
     "discovered": _discovered,
-    "message_added": _said,
+    "message_added": _message_added,
     "planned": _planned,
     "forked": _forked,
     "compacted": _compacted,

@@ -1,4 +1,4 @@
-"""Where the memories are, as the command line says it, and commands that are given the open store. None needs Redis."""
+"""Options that select a memory store, and the open store for a command. No Redis is needed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["Owner", "Tags", "Type", "with_memory_store", "with_store_options", "
 
 P = ParamSpec("P")
 
-_PANEL = "Where the memories are"
+_PANEL = "Memory store"
 
-Place = Annotated[
+StorePlace = Annotated[
     str | None,
     typer.Option(
         "--memory",
         metavar="PLACE",
-        help="A file, or postgresql://... Else PERDURE_MEMORY, else memory.sqlite3 in the data folder.",
+        help="File, or postgresql://... Default: PERDURE_MEMORY, then memory.sqlite3 in the data folder.",
         rich_help_panel=_PANEL,
         show_default=False,
     ),
@@ -34,29 +34,34 @@ DataDir = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="The data folder. Else PERDURE_DATA_DIR, else one in your home folder.",
+        help="Data folder. Default: PERDURE_DATA_DIR, then a folder in your home folder.",
         rich_help_panel=_PANEL,
         show_default=False,
     ),
 ]
 
 Owner = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Only those of this agent; '' for nobody's.", show_default=False)
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Only memories of this agent; '' for those without an owner.", show_default=False
+    ),
 ]
-Type = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only this type.", show_default=False)]
+Type = Annotated[
+    str | None, typer.Option("--type", metavar="TYPE", help="Only memories of this type.", show_default=False)
+]
 Tags = Annotated[
     list[str] | None,
-    typer.Option("--tag", metavar="TAG", help="Only with this tag. May be given again.", show_default=False),
+    typer.Option("--tag", metavar="TAG", help="Only memories with this tag. Repeatable.", show_default=False),
 ]
 
 
 def without_embedder(settings: Settings) -> Settings:
-    """For what embeds nothing: another embedder than the store's does no harm there."""
+    """Return the settings for a command that embeds nothing, so that a different embedder is no conflict."""
     return settings.model_copy(update={"embedder": ""})
 
 
 def with_store_options(command: Callable[Concatenate[Settings, P], None]) -> Callable[..., None]:
-    """Give a command the options that say where the memories are; it gets the settings as its first argument."""
+    """Add the memory store options to a command, which receives the settings as its first argument."""
 
     @functools.wraps(command)
     def called(*args: Any, **options: Any) -> None:
@@ -65,7 +70,7 @@ def with_store_options(command: Callable[Concatenate[Settings, P], None]) -> Cal
     own = inspect.signature(command, eval_str=True)
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in (("memory", Place), ("data_dir", DataDir))
+        for name, annotation in (("memory", StorePlace), ("data_dir", DataDir))
     ]
     parameters = [*list(own.parameters.values())[1:], *added]
     called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -76,10 +81,12 @@ def with_store_options(command: Callable[Concatenate[Settings, P], None]) -> Cal
 def with_memory_store(
     *, create: bool = False, embeds: bool = True, reembedding: bool = False
 ) -> Callable[[Callable[Concatenate[HybridStore, P], Coroutine[Any, Any, None]]], Callable[..., None]]:
-    """Run an async command with the open store as its first argument, and with the options of `placed`.
+    """Add the memory store options to an async command, and run it with the open store as its first argument.
 
-    create: make the store where there is none. embeds: it needs the embedder, where one is set. reembedding: open it
-    whosoever's vectors it has.
+    Args:
+        create: Create the store if it does not exist.
+        embeds: Whether the command needs the embedder, if one is set.
+        reembedding: Open the store even if its vectors are from another embedder.
     """
 
     def decorate(command: Callable[Concatenate[HybridStore, P], Coroutine[Any, Any, None]]) -> Callable[..., None]:

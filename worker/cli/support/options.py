@@ -1,4 +1,4 @@
-"""What several commands take, and how its text is read. Each reader refuses what it cannot mean with the rule."""
+"""Options that several commands share, and their parsers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 def read_task_id(text: str) -> str:
     if not _TASK_ID.fullmatch(text):
-        raise typer.BadParameter(f"{text!r} is not a task id: letters, digits, '.', '_' and '-', at most 128")
+        raise typer.BadParameter(f"must be a task id: at most 128 letters, digits, '.', '_' and '-'; got {text!r}")
     return text
 
 
@@ -47,12 +47,12 @@ def read_seconds(text: str | float) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise typer.BadParameter(f"{text!r} is not a number of seconds, 0 or more")
+        raise typer.BadParameter(f"must be a number of seconds, 0 or more; got {text!r}")
     return seconds
 
 
 def in_seconds(help_text: str) -> Any:
-    """An option that takes seconds."""
+    """Return an option for a number of seconds."""
     return typer.Option(metavar="SECONDS", parser=read_seconds, help=help_text, show_default=False)
 
 
@@ -60,26 +60,34 @@ _UNITS = {"": 1.0, "s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 
 def read_duration(text: str | float) -> float:
-    """Seconds: 90, 90s, 30min, 24h, 7d."""
+    """Return the seconds of 90, 90s, 30min, 24h or 7d."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|d|)", str(text).strip())
     if found is None:
-        raise typer.BadParameter(f"{text!r} is no time: give seconds, or a number with s, min, h or d, such as 24h")
+        raise typer.BadParameter(f"must be a number of seconds, or one with s, min, h or d, such as 24h; got {text!r}")
     return float(found[1]) * _UNITS[found[2]]
 
 
 def in_duration(help_text: str, default: str) -> Any:
-    """An option that takes a time with its unit. default: as the help shows it."""
+    """Return an option for a duration with a unit.
+
+    Args:
+        default: As shown in the help.
+    """
     return typer.Option(metavar="TIME", parser=read_duration, help=help_text, show_default=default)
 
 
 def read_object(text: str | bytes) -> dict[str, Any]:
-    """A JSON object; `ValueError` says where it is not one. Unlike Python's own, NaN and Infinity are no JSON."""
+    """Parse a JSON object. NaN and Infinity are refused, which Python's own parser accepts.
+
+    Raises:
+        ValueError: The text is not a JSON object.
+    """
     try:
         found = from_json(text, allow_inf_nan=False)
     except ValueError as error:
         raise ValueError(f"not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError(f'a JSON object is wanted, such as {{"root": "src"}}, not {_kind(found)}')
+        raise ValueError(f'must be a JSON object, such as {{"root": "src"}}, got {_kind(found)}')
     return found
 
 
@@ -88,25 +96,25 @@ def _kind(value: Any) -> str:
     return kinds.get(type(value), "a number")
 
 
-TaskId = Annotated[str, typer.Argument(metavar="ID", parser=read_task_id, help="The task's id.", show_default=False)]
+TaskId = Annotated[str, typer.Argument(metavar="ID", parser=read_task_id, help="Id of the task.", show_default=False)]
 
 TaskIds = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[ID]...", parser=read_task_id, help="Tasks, by their ids.", show_default=False),
+    typer.Argument(metavar="[ID]...", parser=read_task_id, help="Ids of the tasks.", show_default=False),
 ]
 
 QueueOption = Annotated[
-    str | None, typer.Option("--queue", metavar="QUEUE", parser=read_queue, help="Only this queue.")
+    str | None, typer.Option("--queue", metavar="QUEUE", parser=read_queue, help="Only tasks of this queue.")
 ]
-TaskNameOption = Annotated[str | None, typer.Option("--task", metavar="NAME", help="Only tasks of this name.")]
+TaskNameOption = Annotated[str | None, typer.Option("--task", metavar="NAME", help="Only tasks with this name.")]
 
 
 def read_reason(text: str) -> Reason:
-    """Parse a reason, in the words of earlier versions, too."""
+    """Parse a reason; names of earlier versions are accepted."""
     try:
         return Reason(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, map(str, Reason)))}") from None
+        raise typer.BadParameter(f"must be one of {', '.join(map(repr, map(str, Reason)))}; got {text!r}") from None
 
 
 ReasonOption = Annotated[
@@ -115,6 +123,6 @@ ReasonOption = Annotated[
         "--reason",
         metavar=f"[{'|'.join(Reason)}]",
         parser=read_reason,
-        help="Only those given up for this reason.",
+        help="Only dead letters with this reason.",
     ),
 ]

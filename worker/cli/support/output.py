@@ -1,8 +1,6 @@
-"""How things are shown: data on stdout, as tables for people or JSON for programs; talk on stderr.
+"""Output of the commands: data on stdout, as tables or JSON; messages and a progress bar on stderr.
 
-Text that came from tasks may hold anything: control characters are shown, never sent to the terminal.
-
-A progress bar on stderr, for what turns out to take its time.
+Text from tasks is untrusted: control characters are printed as escapes, never sent to the terminal.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Annotated, Any, Final, Self, TextIO
+from typing import Annotated, Any, ClassVar, Final, Self, TextIO
 
 import orjson
 import typer
@@ -44,10 +42,10 @@ __all__ = [
     "timestamp",
 ]
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 _ACTS = r"\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
-"""What a terminal acts upon beyond ASCII: control characters, and those that turn the direction of writing."""
+"""Characters beyond ASCII that a terminal interprets: control characters, and those that change text direction."""
 
 _CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f{_ACTS}]")
 _CONTROL_IN_JSON = re.compile(f"[{_ACTS}]")
@@ -65,7 +63,7 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
 def clean(text: str) -> str:
-    """The text with its control characters made visible; line breaks and tabs stay."""
+    """Escape the control characters of a text, except line breaks and tabs."""
     return _CONTROL.sub(lambda found: _escape(found[0], "\\x"), text)
 
 
@@ -74,37 +72,37 @@ def _escape(char: str, short: str) -> str:
 
 
 def _json(data: Any, option: int = 0) -> str:
-    """JSON that a terminal shows and does not act upon: what it would, is escaped."""
+    """Return JSON in which characters that a terminal interprets are escaped."""
     return _CONTROL_IN_JSON.sub(lambda found: _escape(found[0], "\\u00"), orjson.dumps(data, option=option).decode())
 
 
 def note(message: str) -> None:
-    """Talk to the person: on stderr, under the program's name."""
+    """Print a message on stderr, after the program's name."""
     typer.echo(f"perdure: {clean(message)}", err=True)
 
 
 def print_text(text: str) -> None:
-    """Text for people, on stdout."""
+    """Print text for people on stdout."""
     typer.echo(clean(text))
 
 
 def print_data(text: str) -> None:
-    """Data for a program, as it is: an id, a result."""
+    """Print data for a program, such as an id, unchanged."""
     typer.echo(text)
 
 
 def print_json(data: Any) -> None:
-    """One document."""
+    """Print one JSON document."""
     typer.echo(_json(data, orjson.OPT_INDENT_2))
 
 
 def print_json_lines(documents: Iterable[Any], file: TextIO | None = None) -> None:
-    """Many documents, each in a line of its own, on stdout or in a file."""
+    """Print JSON documents, one per line, on stdout or to a file."""
     typer.echo("\n".join(map(_json, documents)), file=file)
 
 
 def as_data(value: bytes | None) -> Any:
-    """A stored JSON value as data; as text where it is none."""
+    """Return a stored JSON value as data, or as text if it is not JSON."""
     if value is None:
         return None
     try:
@@ -114,7 +112,7 @@ def as_data(value: bytes | None) -> Any:
 
 
 def stdout() -> Console:
-    """A console that takes text as it is; where no terminal cuts lines, they are as long as they need to be."""
+    """Return a console that prints text unchanged, without a line limit if stdout is no terminal."""
     console = Console(markup=False, highlight=False, emoji=False)
     return console if console.is_terminal else Console(markup=False, highlight=False, emoji=False, width=_WIDEST)
 
@@ -124,9 +122,9 @@ _WIDEST: Final = 10_000
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-    """A table. A column whose name ends with `#` holds numbers; the last one is broken into lines where that is needed.
+    """Print a table. A column whose name ends with `#` is right-aligned; the last column wraps.
 
-    Where the others do not fit side by side, each row has its names and values one below the other.
+    If the columns do not fit the terminal, each row is printed as a list of names and values.
     """
     console = stdout()
     cells = [[Text(clean(cell)) if isinstance(cell, str) else cell for cell in row] for row in rows]
@@ -145,9 +143,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]]) ->
 
 
 def print_fields(fields: Mapping[str, str | Text | None]) -> None:
-    """Names and values, one below the other; what is None is left out."""
-    told = ((name, value) for name, value in fields.items() if value is not None)
-    stdout().print(_fields((name, Text(clean(value)) if isinstance(value, str) else value) for name, value in told))
+    """Print names and values, one pair per line, without those that are None."""
+    given = ((name, value) for name, value in fields.items() if value is not None)
+    stdout().print(_fields((name, Text(clean(value)) if isinstance(value, str) else value) for name, value in given))
 
 
 def _fields(fields: Iterable[tuple[str, Text]]) -> Table:
@@ -160,12 +158,12 @@ def _fields(fields: Iterable[tuple[str, Text]]) -> Table:
 
 
 def state_text(state: str) -> Text:
-    """A task's state in its colour."""
+    """Return a task's state in its colour."""
     return Text(state, style=_STATE_STYLES.get(state, ""))
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the largest unit that leaves a number above one, and below a second in milliseconds."""
+    """Return seconds in the largest unit that gives a number of at least one, or in milliseconds."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     unit, size = next((unit, size) for unit, size in _UNITS if seconds >= size)
@@ -173,40 +171,42 @@ def duration(seconds: float) -> str:
 
 
 def ago(now_ms: int) -> Callable[[int | None], str]:
-    """A function that tells a time in milliseconds of Redis' clock by its distance from `now_ms`."""
+    """Return a function that formats a Redis time in milliseconds relative to `now_ms`."""
 
-    def tell_distance(at: int | None) -> str:
+    def relative(at: int | None) -> str:
         if at is None:
             return "-"
         distance = (now_ms - at) / 1000
         return f"{duration(distance)} ago" if distance >= 0 else f"in {duration(-distance)}"
 
-    return tell_distance
+    return relative
 
 
 def timestamp(at: int | None) -> str | None:
-    """A time in milliseconds of Redis' clock as local time, to the millisecond."""
+    """Return a Redis time in milliseconds as local time."""
     if at is None:
         return None
     return datetime.fromtimestamp(at / 1000, UTC).astimezone().isoformat(" ", "milliseconds")
 
 
-_SHOWN_AFTER: Final = 1.0
-"""Seconds: what is done sooner needs no bar."""
-
-
 class Bar:
-    """Counts what is done, and shows it on a terminal once a second has passed.
+    """Counter with a progress bar on stderr.
 
-    Where the ids that a command prints run over the same terminal there is no bar: they show that it goes on.
+    The bar appears if stderr is a terminal and the command takes longer than a second. If stdout is a terminal too,
+    there is no bar, because the printed ids show the progress.
+
+    Args:
+        total: None if unknown.
     """
 
+    shown_after: ClassVar[float] = 1.0
+    """Seconds until the bar appears."""
+
     def __init__(self, what: str, total: int | None = None) -> None:
-        """total: None where nobody knows it."""
         self.done = 0
         self._what = what
         self._total = total
-        self._began = time.monotonic()
+        self._started = time.monotonic()
         self._console = Console(stderr=True)
         self._wanted = self._console.is_terminal and not sys.stdout.isatty()
         self._progress: Progress | None = None
@@ -224,7 +224,7 @@ class Bar:
         self.done += count
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], completed=self.done)
-        elif self._wanted and time.monotonic() - self._began > _SHOWN_AFTER:
+        elif self._wanted and time.monotonic() - self._started > self.shown_after:
             self._progress = self._show()
 
     def _show(self) -> Progress:

@@ -1,4 +1,4 @@
-"""Running a supervisor: how its children are called, and what is wrong with options that only it has."""
+"""Supervisor in this process: the command lines of its children, and its run."""
 
 from __future__ import annotations
 
@@ -13,43 +13,47 @@ from ...log import configure_logging
 from ...settings import load_settings
 from ...supervise import Supervisor, SupervisorConfig
 from .connection import ConnectionOptions
-from .worker_process import ProbePlace
+from .worker_process import ProbeOptions
 
 __all__ = ["run_supervisor"]
 
-_OWN: Final = ("processes", "isolated", "alert", "health_port", "health_host")
-"""Options of the supervisor, which children are not given."""
+_SUPERVISOR_OPTIONS: Final = ("processes", "isolated", "alert", "health_port", "health_host")
+"""Options of the supervisor that are not passed to children."""
 
-_OF_ORDINARY: Final = ("burst", "concurrency")
-"""Options that isolated children are not given either: they run one task at a time, until they are stopped."""
+_ORDINARY_OPTIONS: Final = ("burst", "concurrency")
+"""Options that are not passed to quarantine children: they run one task at a time, until they are stopped."""
 
-
-_ISOLATED: Final = 16
-"""Isolated children at most, unless told otherwise: each is a process, and each suspect is to go on at once."""
+_MOST_ISOLATED: Final = 16
+"""Default limit of quarantine children: each is a process."""
 
 
 def run_supervisor(
     context: typer.Context,
     place: ConnectionOptions,
-    probe: ProbePlace,
+    probe: ProbeOptions,
     *,
     processes: int,
     isolated: int | None,
-    **how: Any,
+    **options: Any,
 ) -> None:
-    """Supervise; ends with the supervisor's exit code. how: see `Plan`."""
+    """Run a supervisor, and exit with its exit code.
+
+    Args:
+        options: Further fields of `SupervisorConfig`.
+    """
     settings = load_settings(**place.overrides())
     configure_logging(settings.log_level, json=settings.log_json)
-    plan = SupervisorConfig(
+    quarantine_arguments = _arguments(context, (*_SUPERVISOR_OPTIONS, *_ORDINARY_OPTIONS))
+    config = SupervisorConfig(
         {
-            "worker": [*_PYTHON, *_arguments(context, _OWN)],
-            "isolated": [*_PYTHON, "--concurrency", "1", *_arguments(context, (*_OWN, *_OF_ORDINARY))],
+            "worker": [*_PYTHON, *_arguments(context, _SUPERVISOR_OPTIONS)],
+            "isolated": [*_PYTHON, "--concurrency", "1", *quarantine_arguments],
         },
         processes,
-        isolated or max(2, min(_ISOLATED, processes * context.params["concurrency"])),
-        **how,
+        isolated or max(2, min(_MOST_ISOLATED, processes * context.params["concurrency"])),
+        **options,
     )
-    supervisor = Supervisor(plan)
+    supervisor = Supervisor(config)
     with probe.serving(supervisor.health):
         code = anyio.run(supervisor.run)
     if code:
@@ -57,11 +61,11 @@ def run_supervisor(
 
 
 _PYTHON: Final = (sys.executable, "-P", "-X", "faulthandler", "-m", "perdure.worker.cli", "worker", "run")
-"""-P: as for the installed program, the working directory is not searched before what is installed."""
+"""-P: the working directory is not on the import path, as for the installed program."""
 
 
 def _arguments(context: typer.Context, without: Collection[str]) -> list[str]:
-    """The command line of this process, as it was given, without some of its options."""
+    """Return the arguments of this process without some of its options."""
     arguments: list[str] = []
     options: list[str] = []
     for parameter in context.command.params:

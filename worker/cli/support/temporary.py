@@ -1,7 +1,4 @@
-"""Long commands that clean up also when they are interrupted.
-
-Removing everything of a namespace that was made for the occasion.
-"""
+"""Commands that clean up when interrupted, and removal of a temporary namespace."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ R = TypeVar("R")
 
 
 def run_interruptible(work: Callable[[], Awaitable[R]]) -> R:
-    """Run it to its end. SIGINT and SIGTERM cancel it; once it has cleaned up, the process ends as the signal says."""
+    """Run a coroutine function. SIGINT and SIGTERM cancel it; after its clean-up, exit with 128 + the signal."""
     signals: list[int] = []
     results: list[R] = []
 
@@ -40,21 +37,23 @@ def run_interruptible(work: Callable[[], Awaitable[R]]) -> R:
 
 
 async def _cancel_on_signal(scope: anyio.CancelScope, signals: list[int]) -> None:
-    """Listens until the cleaning up is done, so that an impatient second Ctrl-C does not cut it short."""
+    """Cancel on each signal until the clean-up is done, so that a second Ctrl-C does not interrupt the clean-up."""
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
         async for number in received:
             signals.append(number)
             scope.cancel()
 
 
-_AT_ONCE: Final = 1_000
+_SCAN_COUNT: Final = 1_000
 
 
 async def remove_namespace(gateway: Gateway, namespace: Namespace, partitions: Iterable[Partition]) -> None:
-    """Remove all keys of the namespace, which has these partitions and no others.
+    """Remove all keys of a namespace.
 
-    They are sought through a whole server, in small steps that keep nobody waiting; in a cluster, through each node
-    that has some of them.
+    Scans the whole server in small steps that do not block other clients; in a cluster, each node that has such keys.
+
+    Args:
+        partitions: All partitions of the namespace.
     """
     if not gateway.clustered:
         await _remove(gateway, f"{{{namespace.name}[:}}]*", namespace.queues)
@@ -67,7 +66,7 @@ async def remove_namespace(gateway: Gateway, namespace: Namespace, partitions: I
 async def _remove(gateway: Gateway, pattern: str, node_of: str) -> None:
     cursor = b"0"
     while True:
-        scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", _AT_ONCE)
+        scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_COUNT)
         cursor, keys = await gateway.command(*scan, node_of=node_of)
         await gateway.pipeline([("UNLINK", key) for key in keys])
         if cursor == b"0":

@@ -1,14 +1,8 @@
-"""One worker in this process: on its own, or as the child of a supervisor.
+"""Worker in this process: on its own, or as the child of a supervisor.
 
-What a supervisor tells a worker, brought to the worker; and the worker's end when the supervisor's comes.
-
-Ending the process though threads of the user's code do not end.
-
-A step that blocks in a thread cannot be stopped from outside, and Python waits for such threads before it exits. Once
-the worker has given its tasks back nothing such a thread does is recorded any more, so nobody has to wait for it. The
-same holds for handlers that swallow their cancellation: asyncio would wait for them before it ends.
-
-The health probe of a worker or a supervisor: where the command line wants it, and what is wrong with that.
+`SupervisedWorker` connects the worker to its supervisor. `force_exit` ends the process although user code still runs:
+Python waits at exit for threads that block, and asyncio for handlers that swallow their cancellation. At that point
+the worker has released its tasks, so nothing that such code does is recorded.
 """
 
 from __future__ import annotations
@@ -23,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Final
 
 import anyio
 
@@ -37,29 +30,30 @@ from .app_loader import load_app
 from .connection import ConnectionOptions
 from .errors import Failed, Misuse
 
-__all__ = ["ProbePlace", "SupervisedWorker", "force_exit", "run_worker"]
-
-_LEAVING: Final = 10.0
-"""Seconds that a worker has beyond its grace, when its supervisor is gone, to give back what it holds and leave."""
+__all__ = ["ProbeOptions", "StopRequests", "SupervisedWorker", "force_exit", "run_worker"]
 
 
 class SupervisedWorker:
-    """The supervisor's hold on this worker, from before its app is imported.
+    """Connection of a worker to its supervisor, open before the app is imported.
 
-    Until there is a worker nothing has been begun, so to stop is to end.
+    Until `attach`, no task has been read, so a stop request ends the process at once.
+
+    Args:
+        exit_margin: Seconds beyond the grace that a worker has to release its tasks and exit after its supervisor died.
     """
 
-    def __init__(self, link: SupervisorLink) -> None:
+    def __init__(self, link: SupervisorLink, *, exit_margin: float = 10.0) -> None:
         self.link = link
+        self._exit_margin = exit_margin
         self._may_work = threading.Event()
-        self._taking = threading.Lock()
+        self._attaching = threading.Lock()
         self._worker: Worker | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stops = _Stops()
-        link.listen(self._hear, self._lose)
+        self._stop_requests = StopRequests()
+        link.listen(self._on_message, self._on_supervisor_gone)
 
     def wait_for_work(self, app: App) -> None:
-        """Tell what the supervisor must know, and wait until it says that there is to be a worker."""
+        """Report the app's settings, and wait until the supervisor requests a worker."""
         settings = app.settings
         address = settings.address
         self.link.say(
@@ -79,15 +73,15 @@ class SupervisedWorker:
         )
         self._may_work.wait()
 
-    def take(self, worker: Worker) -> Callable[[], None]:
-        """From now on the supervisor steers this worker, in the running loop. Returns what a signal is to call."""
-        with self._taking:
+    def attach(self, worker: Worker) -> Callable[[], None]:
+        """Let the supervisor control this worker, in the running loop. Return the handler for signals."""
+        with self._attaching:
             self._worker = worker
             self._loop = asyncio.get_running_loop()
-        return lambda: self._stops.ask("signal", worker.stop)
+        return lambda: self._stop_requests.add("signal", worker.stop)
 
-    def _hear(self, what: str) -> None:
-        match what:
+    def _on_message(self, kind: str) -> None:
+        match kind:
             case "work":
                 self._may_work.set()
             case "stop":
@@ -97,91 +91,96 @@ class SupervisedWorker:
             case _:
                 pass
 
-    def _lose(self) -> None:
-        """The supervisor is gone. Stop gracefully, and end in any case: nobody would end this process any more."""
+    def _on_supervisor_gone(self) -> None:
+        """Stop gracefully, and exit in any case: no other process would end this one."""
         worker = self._stop("end of the supervisor", 1)
         logger.warning("the supervisor is gone: stopping")
-        time.sleep(worker.settings.grace + _LEAVING)
-        logger.error("ending, though the event loop does not")
+        time.sleep(worker.settings.grace + self._exit_margin)
+        logger.error("worker did not stop in time: exiting")
         sys.stderr.flush()
         os._exit(1)
 
-    def _stop(self, who: str, code: int) -> Worker:
-        with self._taking:
+    def _stop(self, source: str, code: int) -> Worker:
+        with self._attaching:
             worker = self._worker
             if worker is None:
                 os._exit(code)
-        self._call(lambda worker: self._stops.ask(who, worker.stop))
+        self._call(lambda worker: self._stop_requests.add(source, worker.stop))
         return worker
 
-    def _call(self, act: Callable[[Worker], None]) -> None:
-        """Have the loop do something to the worker."""
+    def _call(self, function: Callable[[Worker], None]) -> None:
+        """Call a function with the worker in its event loop."""
         worker, loop = self._worker, self._loop
         if worker is None or loop is None:
             return
-        with suppress(RuntimeError):  # the loop is closed: the process ends
-            loop.call_soon_threadsafe(act, worker)
+        with suppress(RuntimeError):  # the loop is closed: the process is exiting
+            loop.call_soon_threadsafe(function, worker)
 
 
-class _Stops:
-    """Counts how often each of those asks who may ask for the end: a service manager that signals all processes at once
-    and a supervisor that passes the signal on have asked once.
+class StopRequests:
+    """Counter of stop requests by source.
+
+    A service manager that signals all processes and a supervisor that forwards the same signal make one request.
     """
 
     def __init__(self) -> None:
-        self._asked: dict[str, int] = {}
-        self._passed_on = 0
+        self._requests: dict[str, int] = {}
+        self._forwarded = 0
 
-    def ask(self, who: str, stop: Callable[[], None]) -> None:
-        self._asked[who] = self._asked.get(who, 0) + 1
-        while self._passed_on < max(self._asked.values()):
-            self._passed_on += 1
+    def add(self, source: str, stop: Callable[[], None]) -> None:
+        """Count a request, and call `stop` unless another source has made the same one."""
+        self._requests[source] = self._requests.get(source, 0) + 1
+        while self._forwarded < max(self._requests.values()):
+            self._forwarded += 1
             stop()
 
 
-PATIENCE: Final = 2.0
-"""Seconds that threads have to end after the worker has stopped."""
+def force_exit(code: int, stuck_handlers: Callable[[], int] = lambda: 0, *, limit: float = 2.0) -> None:
+    """Exit with `code` if threads or handlers of user code still run after a time limit.
 
-
-def force_exit(code: int, unending: Callable[[], int] = lambda: 0) -> None:
-    """Watch that the process ends: with `code`, should threads still hold it when their time is over, or handlers.
-
-    unending: how many handlers there are that do not end; asked in a thread.
+    Args:
+        stuck_handlers: Returns the number of handlers that do not end; called in a thread.
+        limit: Seconds.
     """
-    threading.Thread(target=_watch, args=(code, unending), name="perdure parting", daemon=True).start()
+    threading.Thread(target=_watch, args=(code, stuck_handlers, limit), name="perdure exit", daemon=True).start()
 
 
-def _watch(code: int, unending: Callable[[], int]) -> None:
-    time.sleep(PATIENCE)
-    if handlers := unending():
-        logger.warning("leaving handlers that swallow their cancellation: {}", handlers)
-        _end(code)
+def _watch(code: int, stuck_handlers: Callable[[], int], limit: float) -> None:
+    time.sleep(limit)
+    if handlers := stuck_handlers():
+        logger.warning("exiting with {} handlers that ignored their cancellation", handlers)
+        _exit(code)
     main = threading.main_thread()
     while not (held := [thread.name for thread in threading.enumerate() if thread is not main and not thread.daemon]):
-        time.sleep(PATIENCE)  # what else takes its time, such as exit functions, may go on
-    logger.warning("leaving threads that run code which cannot be stopped: {}", ", ".join(held))
-    _end(code)
+        time.sleep(limit)  # whatever else takes time, such as exit functions, may continue
+    logger.warning("exiting with running threads that cannot be stopped: {}", ", ".join(held))
+    _exit(code)
 
 
-def _end(code: int) -> None:
+def _exit(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 @dataclass(frozen=True, slots=True)
-class ProbePlace:
-    """host, port: where the probe is to be; no port for no probe."""
+class ProbeOptions:
+    """Options of the health probe. Without a port there is no probe."""
 
     host: str | None
     port: int | None
 
     @contextmanager
     def serving(self, report: Callable[[], HealthSource]) -> Iterator[None]:
-        """Answer probes within the block. Raises `Failed` where the address cannot be had."""
+        """Answer probes within the block.
+
+        Raises:
+            Misuse: A host was given without a port.
+            Failed: The server cannot listen on the address.
+        """
         if self.port is None:
             if self.host is not None:
-                raise Misuse("--health-host says where the probe is: give --health-port too")
+                raise Misuse("--health-host needs --health-port")
             yield
             return
         host = self.host or "127.0.0.1"
@@ -189,16 +188,16 @@ class ProbePlace:
             probes = ProbeServer(report, host, self.port)
         except (OSError, UnicodeError) as error:
             raise Failed(
-                f"--health-port: cannot listen on {host}:{self.port}: {error}; choose another port, or 0 for any"
+                f"--health-port: could not listen on {host}:{self.port}: {error}; choose another port, or 0 for any"
             ) from error
         with probes:
-            logger.info("health at {0}/livez and {0}/readyz", probes.address)
+            logger.info("serving health at {0}/livez and {0}/readyz", probes.address)
             yield
 
 
 def run_worker(
     place: ConnectionOptions,
-    probe: ProbePlace,
+    probe: ProbeOptions,
     application: str,
     *,
     concurrency: int,
@@ -207,20 +206,24 @@ def run_worker(
     burst: bool,
     settings: Mapping[str, object],
 ) -> None:
-    """Work until told to stop, by a signal or by the supervisor. settings: those of the command line."""
+    """Run a worker until a signal or the supervisor stops it.
+
+    Args:
+        settings: Options of the command line that override the app's settings.
+    """
     link = SupervisorLink.from_environment()
-    reins = None if link is None else SupervisedWorker(link)
-    loaded = load_app(application)
-    loaded.configure(**place.overrides(), **settings)
-    configure_logging(loaded.settings.log_level, json=loaded.settings.log_json)
-    _stay()
-    if reins is not None:
-        reins.wait_for_work(loaded)
+    supervised = None if link is None else SupervisedWorker(link)
+    app = load_app(application)
+    app.configure(**place.overrides(), **settings)
+    configure_logging(app.settings.log_level, json=app.settings.log_json)
+    _freeze_garbage_collector()
+    if supervised is not None:
+        supervised.wait_for_work(app)
     anyio.run(
         _work,
-        loaded,
+        app,
         probe,
-        reins,
+        supervised,
         concurrency,
         queues,
         name,
@@ -229,46 +232,48 @@ def run_worker(
     )
 
 
-def _stay() -> None:
-    """What is loaded by now stays to the end: the garbage collector need not go through it again and again."""
+def _freeze_garbage_collector() -> None:
+    """Exclude what is loaded by now, which lives until the exit, from garbage collection."""
     gc.collect()
     gc.freeze()
 
 
 async def _work(
-    loaded: App,
-    probe: ProbePlace,
-    reins: SupervisedWorker | None,
+    app: App,
+    probe: ProbeOptions,
+    supervised: SupervisedWorker | None,
     concurrency: int,
     queues: Sequence[str] | None,
     name: str | None,
     burst: bool,
 ) -> None:
-    link = None if reins is None else reins.link
-    runner = Worker(loaded, concurrency=concurrency, queues=queues, name=name, link=link)
-    idle = sorted(set(runner.queues) - set(loaded.tasks.queues))
+    link = None if supervised is None else supervised.link
+    worker = Worker(app, concurrency=concurrency, queues=queues, name=name, link=link)
+    idle = sorted(set(worker.queues) - set(app.tasks.queues))
     if idle and (link is None or link.role == "worker"):
-        logger.warning("no task of app {!r} is on {}: {} are", loaded.name, ", ".join(idle), loaded.tasks.queues)
+        logger.warning(
+            "app {!r} has no task for queue {}; it has tasks for {}", app.name, ", ".join(idle), app.tasks.queues
+        )
     code = 1
     try:
         async with AsyncExitStack() as stack:
-            stop = runner.stop if reins is None else reins.take(runner)
+            stop = worker.stop if supervised is None else supervised.attach(worker)
             await stack.enter_async_context(stop_on_signals(stop))
-            stack.enter_context(probe.serving(runner.health))
-            await stack.enter_async_context(runner)
-            if reins is not None:
-                reins.link.say("ready", worker=runner.id, queues=runner.queues)
+            stack.enter_context(probe.serving(worker.health))
+            await stack.enter_async_context(worker)
+            if supervised is not None:
+                supervised.link.say("ready", worker=worker.id, queues=worker.queues)
             logger.info(
-                "{} {} works on {} of namespace {} at {}, {} at once",
-                "isolated worker" if link is not None and link.role == "isolated" else "worker",
-                runner.id,
-                ", ".join(runner.queues),
-                loaded.settings.namespace,
-                loaded.settings.address.shown,
-                runner.concurrency,
+                "{} {} started: queues {}, namespace {} at {}, concurrency {}",
+                "quarantine worker" if link is not None and link.role == "isolated" else "worker",
+                worker.id,
+                ", ".join(worker.queues),
+                app.settings.namespace,
+                app.settings.address.shown,
+                worker.concurrency,
             )
-            await runner.run(burst=burst)
-        logger.info("worker {} stopped: {} ran", runner.id, runner.settled)
+            await worker.run(burst=burst)
+        logger.info("worker {} stopped after {} tasks", worker.id, worker.settled)
         code = 0
     finally:
-        force_exit(code, lambda: runner.stuck_handlers)
+        force_exit(code, lambda: worker.stuck_handlers)

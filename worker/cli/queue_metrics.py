@@ -1,0 +1,81 @@
+"""Prometheus metrics of the queues. Imported only by `perdure queue metrics`: needs the extra `metrics`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from ...queues import QueueError, QueueStats
+
+__all__ = ["exposition", "queue_registry"]
+
+ReadQueues = Callable[[], Sequence[QueueStats]]
+
+_LABELS: Final = ("namespace", "queue")
+
+_GAUGES: Final[tuple[tuple[str, str, Callable[[QueueStats], float | None]], ...]] = (
+    ("perdure_queue_depth", "Messages that wait for a worker.", lambda stats: stats.depth),
+    ("perdure_queue_in_flight", "Messages that are delivered to a worker.", lambda stats: stats.in_flight),
+    ("perdure_queue_due", "Tasks that are scheduled for later.", lambda stats: stats.due),
+    ("perdure_queue_dead_letters", "Dead letters.", lambda stats: stats.dead),
+    (
+        "perdure_queue_oldest_age_seconds",
+        "Age of the oldest message that waits for a worker; 0 without one.",
+        lambda stats: stats.oldest_age or 0.0,
+    ),
+    (
+        "perdure_queue_settled_tasks_per_second",
+        "Deliveries settled by all workers per second, over the last 30 seconds.",
+        lambda stats: stats.rate,
+    ),
+    (
+        "perdure_queue_drain_time_seconds",
+        "Estimated time until no task waits or runs; no sample if tasks wait or run and the rate is 0.",
+        lambda stats: stats.drain_time,
+    ),
+    ("perdure_queue_workers", "Workers that read the queue.", lambda stats: len(stats.consumers)),
+)
+"""Name, help text and value of each gauge."""
+
+
+class _Queues(Collector):
+    """Collector that reads the queues at each scrape. If Redis is unavailable, it yields `perdure_up` only."""
+
+    def __init__(self, namespace: str, read: ReadQueues) -> None:
+        self._namespace = namespace
+        self._read = read
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        up = "Whether Redis responds."
+        try:
+            queues = self._read()
+        except QueueError:
+            yield GaugeMetricFamily("perdure_up", up, value=0)
+            return
+        yield GaugeMetricFamily("perdure_up", up, value=1)
+        for name, help_text, value_of in _GAUGES:
+            gauge = GaugeMetricFamily(name, help_text, labels=_LABELS)
+            for stats in queues:
+                if (value := value_of(stats)) is not None:
+                    gauge.add_metric((self._namespace, stats.queue), value)
+            yield gauge
+
+
+def queue_registry(namespace: str, read: ReadQueues) -> CollectorRegistry:
+    """Return a registry with these gauges only.
+
+    Args:
+        read: Returns the current queues; called at each scrape.
+    """
+    registry = CollectorRegistry()
+    registry.register(_Queues(namespace, read))
+    return registry
+
+
+def exposition(registry: CollectorRegistry) -> str:
+    """Return the gauges in Prometheus' text format."""
+    return generate_latest(registry).decode()
