@@ -22,7 +22,7 @@ help:
 	  'make test-system  the integration and conformance tests on the redis-server found on PATH' \
 	  'make test-cluster the tests on a Redis Cluster and under Sentinel' \
 	  'make test-valkey  the tests on a Valkey server (VALKEY_TESTS)' \
-	  'make check        ruff, mypy --strict, import layers' \
+	  'make check        ruff, mypy --strict, pyright, import layers' \
 	  'make format       rewrite the code in the house format' \
 	  'make model        a thousand random runs of all scripts beside a model of them (MODEL_SEED, MODEL_RUNS)' \
 	  'make fuzz         ten thousand hostile messages to a real worker (FUZZ_SEED, FUZZ_ENTRIES)' \
@@ -106,6 +106,7 @@ check: install
 	$(BIN)/mypy -p perdure
 	$(BIN)/mypy -p benchmarks
 	$(BIN)/mypy tests deploy/app.py examples
+	$(BIN)/basedpyright
 	$(BIN)/lint-imports
 
 format: install
