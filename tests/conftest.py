@@ -19,7 +19,7 @@ from perdure.queues.transport.pipelining import ClientAdapter, Command, Pipeline
 from perdure.queues.transport.scripts import loaded_scripts
 from perdure.worker.settings import Settings
 
-from tests.support.clusters import Cluster, cluster_of_its_own
+from tests.support.clusters import Cluster, private_cluster
 from tests.support.key_leaks import check_for_leaks
 from tests.support.postgres import PostgresServer, find_postgres
 from tests.support.servers import BUNDLED, SYSTEM, RedisServer, find_program
@@ -128,7 +128,7 @@ def shared_cluster() -> Iterator[Cluster]:
     program = find_program(default_kind())
     if program is None:
         pytest.skip(f"no {default_kind()} redis-server here")
-    with cluster_of_its_own(program) as cluster:
+    with private_cluster(program) as cluster:
         yield cluster
 
 

@@ -26,7 +26,7 @@ from perdure.worker.runtime.maintenance.promoter import Promoter
 
 from tests.support.consumers import worker
 from tests.support.task_places import DUE, READY, all_places
-from tests.support.workers import soon, until, working
+from tests.support.workers import bounded, running_worker, wait_until
 
 INFO = WorkerInfo(
     id="a", app="x", host="h", pid=7, version="0.1", queues=("default",), concurrency=8, in_flight=3, started=0
@@ -103,7 +103,7 @@ async def placed(gateway: Gateway, partition: Partition, task_id: str, place: st
     async def is_there() -> bool:
         return (await all_places(gateway, partition, [task_id]))[task_id] == [place]
 
-    await until(is_there, f"{task_id} is {place}")
+    await wait_until(is_there, f"{task_id} is {place}")
 
 
 async def test_a_due_task_is_sought_by_the_watcher_and_by_nobody_else(
@@ -124,7 +124,7 @@ async def test_a_due_task_is_sought_by_the_watcher_and_by_nobody_else(
         async def watched() -> bool:
             return bool(sought)
 
-        await until(watched, "somebody watches")
+        await wait_until(watched, "somebody watches")
         await producer.enqueue("t", task_id="soon", delay=0.02)
         crew[7][0].take_over()
         await placed(gateway, partition, "soon", READY)
@@ -161,9 +161,9 @@ async def test_a_retry_comes_due_whichever_worker_watches(settings: Settings) ->
                 raise ValueError("again")
             return number
 
-        async with working(app), working(app), working(app):
+        async with running_worker(app), running_worker(app), running_worker(app):
             handles = [await again.enqueue(number) for number in range(5)]
-            assert [await soon(handle.result()) for handle in handles] == list(range(5))
+            assert [await bounded(handle.result()) for handle in handles] == list(range(5))
 
 
 # locks that run out

@@ -24,7 +24,7 @@ from perdure.queues import (
 from perdure.worker.runtime.maintenance.registration import WINDOW, SettleRate
 
 from tests.support.consumers import needs_server, read, read_one, worker
-from tests.support.workers import soon, until, working
+from tests.support.workers import bounded, running_worker, wait_until
 
 BEFORE_THE_HASH = {"id", "app", "host", "pid", "version", "queues", "concurrency", "in_flight", "started", "seen"}
 """What the first version of all told."""
@@ -226,10 +226,10 @@ async def test_a_worker_tells_what_it_settled_on_each_queue(settings: Settings) 
         async def fails(ctx: Context) -> None:
             raise ValueError("on purpose")
 
-        async with working(app) as busy:
+        async with running_worker(app) as busy:
             handles = await job.enqueue_many({} for _ in range(10))
             for handle in handles:
-                await soon(handle.result())
+                await bounded(handle.result())
             await fails.enqueue()
             gateway, namespace = app.producer.gateway, Namespace(settings.namespace)
 
@@ -237,7 +237,7 @@ async def test_a_worker_tells_what_it_settled_on_each_queue(settings: Settings) 
                 rates = {stats.queue: stats.rate for stats in await list_queues(gateway, namespace)}
                 return all(rates.get(queue) for queue in ("default", "fails"))
 
-            await until(told, "both queues have a rate")
+            await wait_until(told, "both queues have a rate")
             (info,) = await list_workers(gateway, namespace)
             assert info.rates["default"] == pytest.approx(10 * info.rates["fails"])
             assert busy.settled == 11

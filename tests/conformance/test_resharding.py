@@ -40,7 +40,7 @@ from perdure.queues.transport.scripts import Script, queue_script
 
 from tests.support.consumers import ids, make_due, needs_one_server, needs_server, read, read_one, worker
 from tests.support.delivery_calls import SETTLING
-from tests.support.lossy_proxy import LossyLine, lossy_gateway
+from tests.support.lossy_proxy import LossyProxy, lossy_gateway
 from tests.support.task_places import DUE, READY, places
 
 FOUR = Route((Generation(0, 1), Generation(1, 4)))
@@ -239,7 +239,7 @@ async def test_a_lost_reply_is_not_answered_by_a_second_task(
 
 
 @asynccontextmanager
-async def once_a_reply_was_lost(line: LossyLine, meanwhile: Awaitable[object]) -> AsyncIterator[None]:
+async def once_a_reply_was_lost(line: LossyProxy, meanwhile: Awaitable[object]) -> AsyncIterator[None]:
     """While the block runs: something happens after the first lost reply, before anybody can ask again."""
 
     async def watch() -> None:

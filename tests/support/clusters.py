@@ -224,7 +224,7 @@ def slot_of(key: str) -> int:
 
 
 @contextmanager
-def cluster_of_its_own(program: Path, **options: Any) -> Iterator[Cluster]:
+def private_cluster(program: Path, **options: Any) -> Iterator[Cluster]:
     """A cluster for one test, which may do with it what it likes."""
     cluster = Cluster(program, **options)
     try:

@@ -9,7 +9,7 @@ from perdure import App, Context, Retry, Settings, State, TaskCancelled
 from perdure.deadletter import Filter, Replay, list_letters, replay
 from perdure.queues import list_queues, list_tasks, list_workers
 
-from tests.support.workers import BOUND, history, letter, soon, working
+from tests.support.workers import BOUND, bounded, history, letter, running_worker
 
 
 async def live(settings: Settings) -> None:
@@ -39,21 +39,21 @@ async def live(settings: Settings) -> None:
             held.set()
             await asyncio.sleep(BOUND)
 
-        async with working(app):
+        async with running_worker(app):
             many = await steps.enqueue_many({"number": number} for number in range(20))
             delayed = await steps.options(delay=0.05).enqueue(20)
             second = await stumbles.enqueue()
             failing = await fails.enqueue()
             holding = await holds.enqueue()
-            assert [await soon(handle.result()) for handle in [*many, delayed]] == [2 * n + 2 for n in range(21)]
-            assert await soon(second.result()) == 2
+            assert [await bounded(handle.result()) for handle in [*many, delayed]] == [2 * n + 2 for n in range(21)]
+            assert await bounded(second.result()) == 2
             dead = await letter(app, failing)
-            await soon(held.wait())
+            await bounded(held.wait())
             await asyncio.sleep(settings.lease)  # beats keep it, and one of them will hear of the cancellation
             assert (await holding.record()).state is State.RUNNING
             await holding.cancel()
             with pytest.raises(TaskCancelled):
-                await soon(holding.result())
+                await bounded(holding.result())
             gateway, namespace = app.producer.gateway, app.producer.namespace
             (listed,) = [one async for one in list_letters(gateway, [failing.partition], Filter())]
             assert listed.id == dead.id == failing.id
@@ -61,7 +61,7 @@ async def live(settings: Settings) -> None:
             assert len([task async for task in list_tasks(gateway, namespace)]) == 24
             mended.set()
             assert await replay(gateway, dead, Replay())
-            assert await soon(failing.result()) == "mended"
+            assert await bounded(failing.result()) == "mended"
             assert [event.type for event in await history(second)].count("attempt_failed") == 1
 
             (worker,) = await list_workers(gateway, namespace)

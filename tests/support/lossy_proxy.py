@@ -14,7 +14,7 @@ from perdure.queues import Address, Gateway
 PATIENCE = 10.0
 
 
-class LossyLine:
+class LossyProxy:
     """A proxy between unix sockets. `lose(text)` breaks the connection in place of the next reply to such a command.
 
     While `flowing` is cleared, connections stand and nothing goes through. `hang` has those that stand now stay so for
@@ -66,7 +66,7 @@ class LossyLine:
         await asyncio.gather(*pumps, return_exceptions=True)
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[LossyLine]:
+    async def open(self) -> AsyncIterator[LossyProxy]:
         self._listener = await asyncio.start_unix_server(self._accept, self.path)
         try:
             yield self
@@ -138,13 +138,13 @@ async def _close(writer: asyncio.StreamWriter) -> None:
 
 
 @asynccontextmanager
-async def lossy_gateway(gateway: Gateway) -> AsyncIterator[tuple[Gateway, LossyLine]]:
+async def lossy_gateway(gateway: Gateway) -> AsyncIterator[tuple[Gateway, LossyProxy]]:
     """A second gateway to the same server, over a line that loses replies when told to."""
     await gateway.load_scripts()  # else the reply that gets lost is that the script is not known
     folder = Path(tempfile.mkdtemp(prefix="perdure-line-"))
     server = Path(gateway.address.url.removeprefix("unix://"))
     try:
-        async with LossyLine(server, folder / "line.sock").open() as line:
+        async with LossyProxy(server, folder / "line.sock").open() as line:
             lossy = Gateway(Address(f"unix://{line.path}"), patience=PATIENCE)
             await lossy.open()
             try:

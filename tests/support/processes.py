@@ -1,4 +1,4 @@
-"""Worker processes for tests, and the journal in which they tell what they did."""
+"""Worker processes for tests, and the journal file to which they append what they do."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from perdure import Producer, Settings, TaskHandle
 from tests.support.paths import PROGRAMS
 from tests.support.workers import BOUND
 
-REPLICA = PROGRAMS / "replica.py"
+PROGRAM = PROGRAMS / "replica.py"
 
 
 @dataclass(frozen=True)
-class Line:
-    """One effect: the process it happened in, what it was, and the task or step (`id` or `id:step`)."""
+class JournalLine:
+    """One line of the journal: the process that wrote it, what happened, and the task or step (`id` or `id:step`)."""
 
     pid: int
     what: str
     key: str
 
 
-class Replica:
+class WorkerProcess:
     """One worker process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
@@ -40,24 +40,24 @@ class Replica:
         self.pid = process.pid
         self.worker_id = ""
 
-    async def ready(self) -> Replica:
-        """Wait until it has joined its queues."""
+    async def ready(self) -> WorkerProcess:
+        """Wait until the worker has joined its queues."""
         assert self.process.stdout is not None
         with anyio.fail_after(BOUND):
             line = await anyio.to_thread.run_sync(self.process.stdout.readline, abandon_on_cancel=True)
-        assert line, f"the replica ended with {self.process.wait(BOUND)} before it was ready"
+        assert line, f"the worker exited with {self.process.wait(BOUND)} before it was ready"
         self.worker_id = line.strip()
         return self
 
     async def ended(self) -> int:
-        """Wait for its end; returns the exit code."""
+        """Wait until the process has exited; return the exit code."""
         with anyio.fail_after(BOUND):
-            while self.process.poll() is None:  # noqa: ASYNC110 - a process tells its end to nobody but its parent
+            while self.process.poll() is None:  # noqa: ASYNC110 - asyncio did not start this process
                 await anyio.sleep(0.01)
         return self.process.returncode
 
     def kill(self) -> None:
-        """SIGKILL: no code of ours runs any more."""
+        """Send SIGKILL and wait for the exit."""
         self.process.kill()
         self.process.wait(BOUND)
 
@@ -65,7 +65,7 @@ class Replica:
         self.process.send_signal(signal.SIGTERM)
 
     def freeze(self) -> None:
-        """SIGSTOP, and return when the process stands still."""
+        """Send SIGSTOP and wait until the process is stopped."""
         self.process.send_signal(signal.SIGSTOP)
         os.waitpid(self.pid, os.WUNTRACED)
 
@@ -73,7 +73,7 @@ class Replica:
         self.process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """End it, whatever it does."""
+        """Kill the process if it runs, and close its pipe."""
         if self.process.poll() is None:
             self.kill()
         if self.process.stdout is not None:
@@ -81,20 +81,20 @@ class Replica:
 
 
 @dataclass
-class Crew:
-    """The replicas of one test. Whatever happens in the test, none of them outlives it."""
+class WorkerProcesses:
+    """Worker processes of one test; `worker_processes` kills them when the test ends."""
 
     settings: Settings
     journal: Path
-    program: Path = REPLICA
+    program: Path = PROGRAM
     environment: dict[str, str] = field(default_factory=dict)
-    """What the replicas are told besides."""
-    replicas: list[Replica] = field(default_factory=list)
-    _lines: list[Line] = field(default_factory=list)
+    """More environment variables for the processes."""
+    processes: list[WorkerProcess] = field(default_factory=list)
+    _lines: list[JournalLine] = field(default_factory=list)
     _read: int = 0
 
-    def start(self, *, concurrency: int = 8, **settings: Any) -> Replica:
-        """Start a replica, without waiting for it. settings: in place of the test's."""
+    def start(self, *, concurrency: int = 8, **settings: Any) -> WorkerProcess:
+        """Start a process without waiting for it; `settings` override those of the test."""
         changed = self.settings.model_copy(update=settings)
         environment = os.environ | {
             "JOURNAL": str(self.journal),
@@ -112,56 +112,56 @@ class Crew:
             env=environment,
             text=True,
         )
-        self.replicas.append(Replica(process))
-        return self.replicas[-1]
+        self.processes.append(WorkerProcess(process))
+        return self.processes[-1]
 
-    def lines(self, what: str | None = None, key: str | None = None, pid: int | None = None) -> list[Line]:
-        """What the replicas did so far, in order; of one kind, to one task or step, by one process."""
+    def lines(self, what: str | None = None, key: str | None = None, pid: int | None = None) -> list[JournalLine]:
+        """Return the lines written so far, in order, filtered by what happened, by task or step, and by process."""
         with self.journal.open("rb") as journal:
             journal.seek(self._read)
             new = journal.read()
-        new = new[: new.rfind(b"\n") + 1]  # a line that is being written is read the next time
+        new = new[: new.rfind(b"\n") + 1]  # without a line that is still being written
         self._read += len(new)
         for text in new.decode().splitlines():
             process, _, rest = text.partition(" ")
             kind, _, subject = rest.rpartition(" ")
-            self._lines.append(Line(int(process), kind, subject))
+            self._lines.append(JournalLine(int(process), kind, subject))
         return [
             line
             for line in self._lines
             if what in (None, line.what) and key in (None, line.key) and pid in (None, line.pid)
         ]
 
-    async def line(self, what: str, key: str | None = None, *, pid: int | None = None, number: int = 1) -> Line:
-        """Wait until such a line has been written `number` times; returns the last of them."""
+    async def line(self, what: str, key: str | None = None, *, pid: int | None = None, number: int = 1) -> JournalLine:
+        """Wait until such a line has been written `number` times; return the last one."""
         with anyio.move_on_after(BOUND):
-            while len(found := self.lines(what, key, pid)) < number:  # noqa: ASYNC110 - a file tells of nothing
+            while len(found := self.lines(what, key, pid)) < number:  # noqa: ASYNC110 - a file has no event
                 await anyio.sleep(0.005)
             return found[number - 1]
-        pytest.fail(f"never happened: {what} {key} by {pid or 'anybody'}; the journal:\n{self.journal.read_text()}")
+        pytest.fail(f"not in the journal: {what} {key} by {pid or 'any process'}; journal:\n{self.journal.read_text()}")
 
 
 @contextmanager
-def hire(
-    settings: Settings, folder: Path, program: Path = REPLICA, environment: dict[str, str] | None = None
-) -> Iterator[Crew]:
-    """A crew for one test."""
-    crew = Crew(settings, folder / "journal", program, environment or {})
-    crew.journal.touch()
+def worker_processes(
+    settings: Settings, folder: Path, program: Path = PROGRAM, environment: dict[str, str] | None = None
+) -> Iterator[WorkerProcesses]:
+    """Manage the worker processes of one test."""
+    workers = WorkerProcesses(settings, folder / "journal", program, environment or {})
+    workers.journal.touch()
     try:
-        yield crew
+        yield workers
     finally:
-        for replica in crew.replicas:
-            replica.close()
+        for process in workers.processes:
+            process.close()
 
 
-async def give(producer: Producer, name: str, value: str = "token") -> None:
-    """Let one step that waits for a token of this name go on."""
+async def push_token(producer: Producer, name: str, value: str = "token") -> None:
+    """Push a token, for which one step of the programs waits."""
     key = f"{{{producer.namespace.name}}}:token:{name}"
     await producer.gateway.pipeline([("RPUSH", key, value), ("EXPIRE", key, 600)])
 
 
 async def recorded(producer: Producer, handle: TaskHandle[Any]) -> set[str]:
-    """The steps whose results Redis holds."""
+    """Return the names of the recorded steps."""
     found = await producer.gateway.command("HKEYS", handle.partition.steps(handle.id))
     return {name.decode().removeprefix("d:") for name in found if name.startswith(b"d:")}

@@ -131,7 +131,7 @@ def _follows(node: Node) -> bool:
 
 
 @contextmanager
-def sentinels_of_its_own(program: Path, **options: Any) -> Iterator[Sentinels]:
+def private_sentinels(program: Path, **options: Any) -> Iterator[Sentinels]:
     """Sentinels and what they watch for one test, which may do with them what it likes."""
     sentinels = Sentinels(program, **options)
     try:

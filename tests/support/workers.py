@@ -1,4 +1,4 @@
-"""Workers inside the test's own process, and looks into what they leave in Redis."""
+"""Workers in the process of the test, and access to what they store in Redis."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from perdure.queues.keys import GROUP
 R = TypeVar("R")
 
 BOUND = 30.0
-"""Seconds for anything a test waits for. They bound a failure; no test passes or fails by how long it took."""
+"""Seconds that a test waits for anything. The bound only ends a failing test; no result depends on it."""
 
 FRESH = 3_600_000
-"""Milliseconds of idle time that make any lease have passed."""
+"""Milliseconds of idle time after which every lease has expired."""
 
 
 @asynccontextmanager
-async def working(app: App, *, concurrency: int = 16, queues: Sequence[str] | None = None) -> AsyncIterator[Worker]:
-    """A worker that runs while the block does, and ends with it."""
+async def running_worker(
+    app: App, *, concurrency: int = 16, queues: Sequence[str] | None = None
+) -> AsyncIterator[Worker]:
+    """Run a worker for the duration of the block."""
     async with Worker(app, concurrency=concurrency, queues=queues) as worker:
         running = asyncio.create_task(worker.run())
         try:
@@ -37,21 +39,21 @@ async def working(app: App, *, concurrency: int = 16, queues: Sequence[str] | No
 
 
 async def work_off(app: App, *, concurrency: int = 16, queues: Sequence[str] | None = None) -> None:
-    """Work until the queues are empty."""
+    """Run a worker until the queues are empty."""
     with anyio.fail_after(BOUND):
         async with Worker(app, concurrency=concurrency, queues=queues) as worker:
             await worker.run(burst=True)
 
 
-async def soon(awaitable: Awaitable[R]) -> R:
-    """What comes of it, within the bound."""
+async def bounded(awaitable: Awaitable[R]) -> R:
+    """Await the result within the bound."""
     return await asyncio.wait_for(awaitable, BOUND)
 
 
-async def until(condition: Callable[[], Awaitable[object]], what: str) -> None:
-    """Ask until it is true: for what Redis tells nobody by itself."""
+async def wait_until(condition: Callable[[], Awaitable[object]], what: str) -> None:
+    """Poll until the condition is true, for a change that Redis does not publish."""
     with anyio.move_on_after(BOUND):
-        while not await condition():  # noqa: ASYNC110 - no event tells of it
+        while not await condition():  # noqa: ASYNC110 - there is no event for it
             await anyio.sleep(0.01)
         return
     pytest.fail(f"never happened: {what}")
@@ -66,19 +68,19 @@ def partition_of(app: App, queue: str = "default") -> Partition:
 
 
 async def pending(app: App, queue: str = "default") -> list[tuple[bytes, str, int, int]]:
-    """The pending list of a queue: entry, consumer, idle milliseconds, delivery count."""
+    """Return the pending list of a queue: entry, consumer, idle milliseconds, delivery count."""
     found = await redis_command(app, "XPENDING", partition_of(app, queue).ready, GROUP, "-", "+", 1000)
     return [(entry, name.decode(), idle, count) for entry, name, idle, count in found]
 
 
 async def consumers(app: App, queue: str = "default") -> set[str]:
-    """Names in the queue's group."""
+    """Return the consumer names in the group of the queue."""
     found = await redis_command(app, "XINFO", "CONSUMERS", partition_of(app, queue).ready, GROUP)
     return {pairs(one)[b"name"].decode() for one in found}
 
 
 async def recorded_steps(app: App, handle: TaskHandle[Any]) -> dict[str, bytes]:
-    """The checkpoint as it stands in Redis: `d:` results, `i:` intents, `s:` progress."""
+    """Return the checkpoint as stored in Redis: `d:` results, `i:` intents, `s:` progress."""
     found = pairs(await redis_command(app, "HGETALL", handle.partition.steps(handle.id)))
     return {name.decode(): value for name, value in found.items()}
 
@@ -88,7 +90,7 @@ async def history(handle: TaskHandle[Any]) -> list[TaskEvent]:
 
 
 async def letter(app: App, handle: TaskHandle[Any]) -> DeadLetter:
-    """The dead letter that the task has become, once it has."""
+    """Wait until the task is a dead letter, and return it."""
     with pytest.raises(TaskFailed):
         await handle.result(timeout=BOUND)
     found = await find_letter(app.producer.gateway, [handle.partition], handle.id)
@@ -97,7 +99,7 @@ async def letter(app: App, handle: TaskHandle[Any]) -> DeadLetter:
 
 
 async def take_and_die(app: App, *, name: str = "dead-worker", queue: str = "default") -> bytes:
-    """Take the next message as a worker that is never heard of again, its lease long past; returns the entry."""
+    """Read the next message as a worker that dies at once, and expire its lease; return the entry."""
     stream = partition_of(app, queue).ready
     await _create_group(app, stream)
     reply = await redis_command(app, "XREADGROUP", "GROUP", GROUP, name, "COUNT", 1, "STREAMS", stream, ">")
@@ -107,14 +109,14 @@ async def take_and_die(app: App, *, name: str = "dead-worker", queue: str = "def
 
 
 async def steal(app: App, handle: TaskHandle[Any], *, name: str = "thief") -> bytes:
-    """Take a running task's delivery over, as a worker does when the lease has passed; returns the entry."""
+    """Claim the delivery of a running task, as a worker does after the lease expired; return the entry."""
     entry: bytes = await redis_command(app, "HGET", handle.partition.record(handle.id), "entry")
     await redis_command(app, "XCLAIM", handle.partition.ready, GROUP, name, 0, entry)
     return entry
 
 
-async def give_up(app: App, entry: bytes, *, name: str = "thief", queue: str = "default") -> None:
-    """Have the lease of a stolen delivery pass at once."""
+async def expire_lease(app: App, entry: bytes, *, name: str = "thief", queue: str = "default") -> None:
+    """Expire the lease of a stolen delivery."""
     stream = partition_of(app, queue).ready
     await redis_command(app, "XCLAIM", stream, GROUP, name, 0, entry, "IDLE", FRESH, "JUSTID")
 
@@ -125,7 +127,7 @@ async def _create_group(app: App, stream: str) -> None:
 
 
 class Gate:
-    """Holds back the records on their way to Redis, and notes which scripts went out in which order."""
+    """Gate that holds back checkpoint writes, and records which scripts were sent, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.open = asyncio.Event()

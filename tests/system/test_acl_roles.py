@@ -22,7 +22,7 @@ from tests.support.command_line import Answer, Running, call
 from tests.support.nodes import Node, free_ports
 from tests.support.servers import find_program
 from tests.support.stored_data import FIRST, with_keys
-from tests.support.workers import BOUND, history, letter, soon, until, working
+from tests.support.workers import BOUND, bounded, history, letter, running_worker, wait_until
 from tests.topology.test_managed_servers import refused
 
 pytestmark = pytest.mark.integration
@@ -120,11 +120,11 @@ async def test_each_role_lives_its_whole_life_as_its_user(
         failing, holding = await tasks["fails"].enqueue(), await tasks["holds"].enqueue()
         reading = await tasks["reads"].enqueue(late.id)
         waiting = asyncio.create_task(many[0].result())
-        async with working(build(users["worker"])) as worker:
-            assert [await soon(handle.result()) for handle in [*many, delayed, again]] == [*range(1, 22), 21]
-            assert await soon(waiting) == 1
+        async with running_worker(build(users["worker"])) as worker:
+            assert [await bounded(handle.result()) for handle in [*many, delayed, again]] == [*range(1, 22), 21]
+            assert await bounded(waiting) == 1
             assert "step_completed" in [event.type for event in await history(many[0])]
-            assert (await soon(letter_of(app, failing))).reason == "attempts_exhausted"
+            assert (await bounded(letter_of(app, failing))).reason == "attempts_exhausted"
             # what an operator does
             assert {one["queue"] for one in (await operate("queue", "list", "--json")).json} == {"default", "other"}
             assert "perdure_queue_dead_letters" in (await operate("queue", "metrics")).out
@@ -142,27 +142,27 @@ async def test_each_role_lives_its_whole_life_as_its_user(
             assert "not yet" in (await operate("dlq", "show", failing.id)).out
             assert orjson.loads((await operate("dlq", "export")).out)["id"] == failing.id
             await operate("dlq", "replay", failing.id, "--edit-args", '{"mended": true}')
-            assert await soon(failing.result()) == "2"
-            await until(partial(waits_for, reading, "message"), "it waits for a message")
+            assert await bounded(failing.result()) == "2"
+            await wait_until(partial(waits_for, reading, "message"), "it waits for a message")
             await reading.send("hello")
-            await until(partial(waits_for, reading, "approval"), "it waits for an answer")
+            await wait_until(partial(waits_for, reading, "approval"), "it waits for an answer")
             assert [one["content"] for one in (await operate("task", "inbox", late.id, "--json")).lines] == ["hello"]
             await operate("task", "inbox", late.id, "--drop", "1")
             assert await late.pending_messages() == []
             await operate("task", "send", reading.id, "yes", "--from", "operator")
-            assert await soon(reading.result()) == ["hello", "yes"]
+            assert await bounded(reading.result()) == ["hello", "yes"]
             await operate("task", "cancel", holding.id)
             with pytest.raises(TaskCancelled):
-                await soon(holding.result())
+                await bounded(holding.result())
             await operate("task", "cancel", late.id)
             assert await late.status() is State.CANCELLED
             gone = await tasks["fails"].enqueue()
             with pytest.raises(TaskFailed):
-                await soon(gone.result())
+                await bounded(gone.result())
             await operate("dlq", "purge", gone.id)
             await operate("queue", "partitions", "default", "3")
             spread = await tasks["works"].enqueue_many({"number": number} for number in range(20))
-            assert [await soon(handle.result()) for handle in spread] == [*range(1, 21)]
+            assert [await bounded(handle.result()) for handle in spread] == [*range(1, 21)]
             (by_hand,) = (await operate("enqueue", "works", "--args", '{"number": 5}')).ids
             assert (await operate("task", "result", by_hand, "--timeout", "30")).out.strip() == "6"
             assert (await operate("task", "watch", by_hand)).code == 0
@@ -200,7 +200,7 @@ async def test_a_supervisor_needs_no_more_than_its_workers(
     with Running("worker", "run", "supervised.py:app", "--processes", "1", cwd=tmp_path) as supervisor:
         async with App("sends", settings=users["producer"]) as app:
             handle = await app.producer.enqueue("dies_once", {"word": "alive"})
-            assert await soon(handle.result()) == "alive"
+            assert await bounded(handle.result()) == "alive"
             assert "crashed" in [event.type for event in await history(handle)]
         monkeypatch.setenv("PERDURE_REDIS_URL", users["operator"].redis_url)
         found = await asyncio.to_thread(call, "worker", "list", "--json")

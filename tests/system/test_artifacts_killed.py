@@ -11,17 +11,17 @@ import pytest
 from perdure import Producer, Settings
 
 from tests.support.command_line import Answer, call
-from tests.support.processes import Crew, give, hire
-from tests.support.workers import soon
+from tests.support.processes import WorkerProcesses, push_token, worker_processes
+from tests.support.workers import bounded
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
 
 @pytest.fixture
-def crew(settings: Settings, tmp_path: Path) -> Iterator[Crew]:
+def workers(settings: Settings, tmp_path: Path) -> Iterator[WorkerProcesses]:
     environment = {"HELD_LINKS": "1", "PERDURE_ARTIFACTS": str(tmp_path / "artifacts")}
-    with hire(settings, tmp_path, environment=environment) as crew:
-        yield crew
+    with worker_processes(settings, tmp_path, environment=environment) as workers:
+        yield workers
 
 
 @pytest.fixture
@@ -35,32 +35,32 @@ def sha(text: str) -> str:
 
 
 async def test_a_run_killed_between_saving_and_linking(
-    crew: Crew, producer: Producer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workers: WorkerProcesses, producer: Producer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PERDURE_REDIS_URL", crew.settings.redis_url)
-    monkeypatch.setenv("PERDURE_NAMESPACE", crew.settings.namespace)
+    monkeypatch.setenv("PERDURE_REDIS_URL", workers.settings.redis_url)
+    monkeypatch.setenv("PERDURE_NAMESPACE", workers.settings.namespace)
     monkeypatch.setenv("PERDURE_ARTIFACTS", str(tmp_path / "artifacts"))
 
     async def command(*args: str) -> Answer:
         return await anyio.to_thread.run_sync(lambda: call(*args))
 
     handle = await producer.enqueue("saves", {})
-    victim = await crew.start().ready()
-    orphan = (await crew.line("saved", pid=victim.pid)).key
+    victim = await workers.start().ready()
+    orphan = (await workers.line("saved", pid=victim.pid)).key
     victim.kill()
     assert orphan == sha(f"run of {victim.pid}")
     assert (await command("artifacts", "gc", "--dry-run")).ids == []  # its run might be about to link it
     assert (await command("artifacts", "gc", "--dry-run", "--grace", "0")).ids == [orphan]
 
-    heir = await crew.start().ready()
-    await give(producer, "link")
-    first = (await crew.line("linked", pid=heir.pid)).key
-    await crew.line("saved", sha("the same"), pid=heir.pid)
+    heir = await workers.start().ready()
+    await push_token(producer, "link")
+    first = (await workers.line("linked", pid=heir.pid)).key
+    await workers.line("saved", sha("the same"), pid=heir.pid)
     heir.kill()  # the first is linked, and is never saved again; the second is saved, and linked by the next
-    third = await crew.start().ready()
-    await give(producer, "link")
-    assert await soon(handle.result()) == first
-    assert [line.key for line in crew.lines("saved", pid=third.pid)] == [sha("the same")]
+    third = await workers.start().ready()
+    await push_token(producer, "link")
+    assert await bounded(handle.result()) == first
+    assert [line.key for line in workers.lines("saved", pid=third.pid)] == [sha("the same")]
 
     listed = (await command("task", "artifact", handle.id, "--json")).json
     assert {one["name"]: one["hash"] for one in listed} == {"of one run": first, "of any run": sha("the same")}

@@ -15,18 +15,18 @@ import pytest
 from perdure import Producer, Settings, State
 from perdure.queues.keys import GROUP
 
-from tests.support.processes import Crew, hire
-from tests.support.workers import BOUND, soon
+from tests.support.processes import WorkerProcesses, worker_processes
+from tests.support.workers import BOUND, bounded
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
 
 @pytest.fixture
-def crew(settings: Settings, tmp_path: Path) -> Iterator[Crew]:
+def workers(settings: Settings, tmp_path: Path) -> Iterator[WorkerProcesses]:
     """Replicas that give up what they hold when their loop is blocked for longer than 0.6 seconds."""
     environment = {"PERDURE_STALL_WARNING": "0.3", "PERDURE_STALL_LIMIT": "0.6"}
-    with hire(settings.model_copy(update={"lease": 0.9}), tmp_path, environment=environment) as crew:
-        yield crew
+    with worker_processes(settings.model_copy(update={"lease": 0.9}), tmp_path, environment=environment) as workers:
+        yield workers
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ class Pipe:
 
 
 class Stderr:
-    """What the replicas have written to stderr so far."""
+    """What the processes have written to stderr so far."""
 
     def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
         self._capfd = capfd
@@ -69,16 +69,20 @@ class Stderr:
 
 @pytest.mark.parametrize("keeps_the_lock", [False, True], ids=["blocked loop", "lock kept"])
 async def test_a_worker_that_is_stuck_loses_its_task_and_comes_back(
-    crew: Crew, producer: Producer, tmp_path: Path, capfd: pytest.CaptureFixture[str], keeps_the_lock: bool
+    workers: WorkerProcesses,
+    producer: Producer,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    keeps_the_lock: bool,
 ) -> None:
     """Blocked in the handler: others take the task meanwhile, and what it does on waking is refused."""
     pipe, stderr = Pipe(tmp_path), Stderr(capfd)
-    stuck = await crew.start().ready()
+    stuck = await workers.start().ready()
     handle = await producer.enqueue("stalls", {"gate": str(pipe.path), "keeps_the_lock": keeps_the_lock})
-    await crew.line("run", handle.id, pid=stuck.pid)
-    heir = await crew.start().ready()
-    assert await soon(handle.result()) == heir.pid  # while the first one is still blocked
-    assert crew.lines("came back") == []
+    await workers.line("run", handle.id, pid=stuck.pid)
+    heir = await workers.start().ready()
+    assert await bounded(handle.result()) == heir.pid  # while the first one is still blocked
+    assert workers.lines("came back") == []
     if not keeps_the_lock:
         await stderr.until(
             "the event loop has not answered for",
@@ -88,13 +92,13 @@ async def test_a_worker_that_is_stuck_loses_its_task_and_comes_back(
             "leases are no longer renewed",
         )
     pipe.let_go()
-    await crew.line("left", handle.id, pid=stuck.pid)
+    await workers.line("left", handle.id, pid=stuck.pid)
     record = await handle.record()
     assert (record.state, record.worker, record.crashes) == (State.SUCCEEDED, heir.worker_id, 1)
 
     heir.kill()  # and the one that was stuck goes on working, and beats again
     after = await producer.enqueue("sleeper", {"seconds": 1.5})
-    assert await soon(after.result()) == stuck.pid
+    assert await bounded(after.result()) == stuck.pid
     assert (await after.record()).crashes == 0
     await stderr.until("process was frozen for" if keeps_the_lock else "the event loop answers again, after")
 
@@ -110,11 +114,11 @@ async def test_a_loop_that_is_blocked_for_less_than_the_limit_keeps_its_task(
         [(_, _, milliseconds, _)] = await producer.gateway.command("XPENDING", partition.ready, GROUP, "-", "+", 10)
         return int(milliseconds)
 
-    with hire(settings.model_copy(update={"lease": 3.0}), tmp_path) as crew:
-        stuck = await crew.start().ready()
+    with worker_processes(settings.model_copy(update={"lease": 3.0}), tmp_path) as workers:
+        stuck = await workers.start().ready()
         handle = await producer.enqueue("stalls", {"gate": str(pipe.path), "keeps_the_lock": False})
-        await crew.line("run", handle.id, pid=stuck.pid)
-        await crew.start().ready()
+        await workers.line("run", handle.id, pid=stuck.pid)
+        await workers.start().ready()
         renewed, before = 0, 0
         with anyio.fail_after(BOUND):
             while renewed < 4:  # a third of a lease apart
@@ -122,7 +126,7 @@ async def test_a_loop_that_is_blocked_for_less_than_the_limit_keeps_its_task(
                 renewed, before = renewed + (now < before), now
                 await anyio.sleep(0.05)
         pipe.let_go()
-        assert await soon(handle.result()) == stuck.pid
+        assert await bounded(handle.result()) == stuck.pid
     assert (await handle.record()).crashes == 0
 
 

@@ -13,7 +13,7 @@ from perdure.worker.journal import check_state
 from perdure.worker.memory import LazyMemoryStore
 
 from tests.support.paths import PROGRAMS
-from tests.support.processes import Crew, hire
+from tests.support.processes import WorkerProcesses, worker_processes
 from tests.support.workers import BOUND, history
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
@@ -24,21 +24,23 @@ PLACES = "checkpoint events memory artifact handoff boot coherence compaction no
 DEATHS = set(PLACES.split())
 
 
-async def lived(app: App, crew: Crew, folder: Path, name: str) -> tuple[TaskHandle[Any], dict[str, Any], list[str]]:
+async def lived(
+    app: App, workers: WorkerProcesses, folder: Path, name: str
+) -> tuple[TaskHandle[Any], dict[str, Any], list[str]]:
     """One life of the agent: the task, its result, and what was paid for."""
-    crew.environment = {"BILL": str(folder / f"{name}.bill"), "PERDURE_DATA_DIR": str(folder / name)}
+    workers.environment = {"BILL": str(folder / f"{name}.bill"), "PERDURE_DATA_DIR": str(folder / name)}
     if name == "troubled":
         (folder / "deaths").mkdir()
-        crew.environment["DEATHS"] = str(folder / "deaths")
+        workers.environment["DEATHS"] = str(folder / "deaths")
     handle: TaskHandle[Any] = await app.producer.enqueue("continuing", {"goal": "to go on"}, task_id=name)
     await handle.send("are you there?", sender="somebody")
     waiting = asyncio.ensure_future(handle.result(timeout=BOUND * 4))
     while not waiting.done():
-        replica = crew.start()
-        ended = asyncio.ensure_future(replica.ended())
+        process = workers.start()
+        ended = asyncio.ensure_future(process.ended())
         await asyncio.wait([waiting, ended], return_when=asyncio.FIRST_COMPLETED)
         if waiting.done():
-            replica.stop()
+            process.stop()
         await ended
     return handle, await waiting, (folder / f"{name}.bill").read_text().splitlines()
 
@@ -46,9 +48,9 @@ async def lived(app: App, crew: Crew, folder: Path, name: str) -> tuple[TaskHand
 async def test_killed_once_at_each_place_it_ends_as_if_nothing_had_happened(settings: Settings, tmp_path: Path) -> None:
     app = App("continuing", settings=settings)
     async with app:
-        with hire(settings.model_copy(update={"lease": 0.4, "grace": 0.2}), tmp_path, PROGRAM) as crew:
-            _, expected, bill = await lived(app, crew, tmp_path, "quiet")
-            handle, found, paid = await lived(app, crew, tmp_path, "troubled")
+        with worker_processes(settings.model_copy(update={"lease": 0.4, "grace": 0.2}), tmp_path, PROGRAM) as workers:
+            _, expected, bill = await lived(app, workers, tmp_path, "quiet")
+            handle, found, paid = await lived(app, workers, tmp_path, "troubled")
         assert {grave.name for grave in (tmp_path / "deaths").iterdir()} == DEATHS
         assert found == expected
         assert paid == bill, "nothing was paid for twice"

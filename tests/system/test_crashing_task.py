@@ -16,8 +16,8 @@ from perdure.deadletter import Reason
 from perdure.queues import list_workers
 
 from tests.support.paths import PROGRAMS
-from tests.support.processes import Crew
-from tests.support.workers import BOUND, soon
+from tests.support.processes import WorkerProcesses
+from tests.support.workers import BOUND, bounded
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
@@ -33,18 +33,18 @@ async def producer(settings: Settings) -> AsyncIterator[Producer]:
 
 
 @pytest.fixture
-def crew(settings: Settings, tmp_path: Path) -> Crew:
+def workers(settings: Settings, tmp_path: Path) -> WorkerProcesses:
     """The journal alone: the processes are the supervisor's."""
-    crew = Crew(settings, tmp_path / "journal")
-    crew.journal.touch()
-    return crew
+    workers = WorkerProcesses(settings, tmp_path / "journal")
+    workers.journal.touch()
+    return workers
 
 
 @pytest.fixture
-def supervisor(settings: Settings, crew: Crew, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def supervisor(settings: Settings, workers: WorkerProcesses, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Of one ordinary worker, with a lease so long that nothing here is claimed for having lost it."""
     environment = os.environ | {
-        "JOURNAL": str(crew.journal),
+        "JOURNAL": str(workers.journal),
         "GATES": str(tmp_path),
         "PERDURE_REDIS_URL": settings.redis_url,
         "PERDURE_NAMESPACE": settings.namespace,
@@ -60,20 +60,20 @@ def supervisor(settings: Settings, crew: Crew, tmp_path: Path) -> Iterator[subpr
 
 
 async def test_only_the_poison_dies_of_itself(
-    supervisor: subprocess.Popen[bytes], crew: Crew, producer: Producer, tmp_path: Path
+    supervisor: subprocess.Popen[bytes], workers: WorkerProcesses, producer: Producer, tmp_path: Path
 ) -> None:
     handles = await producer.enqueue_many(
         "job", [{"number": number, "poison": number == POISON} for number in range(TASKS)]
     )
-    await crew.line("begin", number=TASKS)
-    (worker,) = {line.pid for line in crew.lines("begin")}
+    await workers.line("begin", number=TASKS)
+    (worker,) = {line.pid for line in workers.lines("begin")}
     (tmp_path / "poison").touch()
     (tmp_path / "innocent").touch()
     for number, handle in enumerate(handles):
         if number != POISON:
-            assert await soon(handle.result()) == number
+            assert await bounded(handle.result()) == number
     with pytest.raises(TaskFailed) as caught:
-        await soon(handles[POISON].result())
+        await bounded(handles[POISON].result())
     assert caught.value.reason == Reason.CRASH_LOOP
     record = await handles[POISON].record()
     assert record.error is not None
@@ -84,12 +84,12 @@ async def test_only_the_poison_dies_of_itself(
         found = await handle.record()
         if number != POISON:
             assert (found.state, found.crashes, found.attempts) == (State.SUCCEEDED, 0, 1)
-        ran = Counter(line.what for line in crew.lines(key=str(number)))
+        ran = Counter(line.what for line in workers.lines(key=str(number)))
         assert ran["first"] == 1  # it was recorded, and is never run again
         assert ran["begin"] == (3 if number == POISON else ran["begin"])
         assert ran["begin"] <= 3
     alone: dict[int, str] = {}
-    for line in crew.lines():
+    for line in workers.lines():
         if line.pid == worker or line.what == "first":
             continue
         if line.what == "begin":
@@ -102,16 +102,16 @@ async def test_only_the_poison_dies_of_itself(
 
 
 async def test_what_a_killed_worker_did_goes_on_at_once(
-    supervisor: subprocess.Popen[bytes], crew: Crew, producer: Producer, tmp_path: Path
+    supervisor: subprocess.Popen[bytes], workers: WorkerProcesses, producer: Producer, tmp_path: Path
 ) -> None:
     """The lease is ten minutes: what runs again within this test does not wait for it."""
     handle = await producer.enqueue("job", {"number": 1, "poison": False})
-    begun = await crew.line("begin", "1")
+    begun = await workers.line("begin", "1")
     os.kill(begun.pid, signal.SIGKILL)
-    again = await crew.line("begin", "1", number=2)
+    again = await workers.line("begin", "1", number=2)
     assert again.pid != begun.pid
     (tmp_path / "innocent").touch()
-    assert await soon(handle.result()) == 1
+    assert await bounded(handle.result()) == 1
     assert (await handle.record()).crashes == 1
     assert begun.pid not in {worker.pid for worker in await list_workers(producer.gateway, producer.namespace)}
     types = [event.type async for event in handle.events(follow=False)]

@@ -25,9 +25,18 @@ from perdure.deadletter import DeadLetter, Reason, Replay, replay
 from perdure.queues import DecryptionError, KeyMissing, NotEncrypted, TamperedData, make_encryptor
 
 from tests.support.consumers import promote
-from tests.support.processes import give, hire
+from tests.support.processes import push_token, worker_processes
 from tests.support.stored_data import FIRST, SECOND, everything, with_keys
-from tests.support.workers import history, letter, redis_command, soon, take_and_die, until, work_off, working
+from tests.support.workers import (
+    bounded,
+    history,
+    letter,
+    redis_command,
+    running_worker,
+    take_and_die,
+    wait_until,
+    work_off,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -100,7 +109,7 @@ async def whole_life(app: App) -> list[bytes]:
     assert await replay(app.producer.gateway, dead, Replay(args=orjson.dumps({"patient": MARKER, "mended": True})))
     seen.append(await everything(app))
     await work_off(app)
-    assert await soon(handle.result()) == f"cured {MARKER}"
+    assert await bounded(handle.result()) == f"cured {MARKER}"
     seen.append(await everything(app))
     await delayed.cancel()
     return seen
@@ -135,7 +144,7 @@ async def test_producers_by_name_seal_as_well(settings: Settings, monkeypatch: p
         assert MARKER.encode() not in await everything(app)
         await work_off(app)
         for one in (handle, *many, *streamed):
-            assert await soon(one.result()) == MARKER
+            assert await bounded(one.result()) == MARKER
 
 
 async def test_the_size_limit_is_that_of_the_data_itself(settings: Settings) -> None:
@@ -146,7 +155,7 @@ async def test_the_size_limit_is_that_of_the_data_itself(settings: Settings) -> 
         with pytest.raises(PayloadTooLarge):
             await app.tasks["echo"].enqueue("v" * (2001 - frame))
         await work_off(app)
-        assert len(await soon(handle.result())) == 2000 - frame
+        assert len(await bounded(handle.result())) == 2000 - frame
 
 
 # moved and changed
@@ -255,10 +264,10 @@ async def test_a_worker_without_the_key_leaves_the_task_to_others(settings: Sett
         async def was_returned() -> bool:
             return any(event.type == "returned" for event in await history(handle))
 
-        async with working(keyless):
-            await until(was_returned, "it is returned")
-        async with working(sealing):
-            assert await soon(handle.result()) == MARKER
+        async with running_worker(keyless):
+            await wait_until(was_returned, "it is returned")
+        async with running_worker(sealing):
+            assert await bounded(handle.result()) == MARKER
         (first, *_) = [event for event in await history(handle) if event.type == "returned"]
         assert ": encrypted with key" in first.data["message"]
         assert (await handle.record()).attempts == 1
@@ -276,7 +285,7 @@ async def test_what_nobody_can_open_is_a_dead_letter_and_goes_on_when_it_is_repl
         assert MARKER.encode() not in await everything(sealing)
         assert await replay(sealing.producer.gateway, dead, Replay())
         await work_off(sealing)
-        assert await soon(handle.result()) == MARKER
+        assert await bounded(handle.result()) == MARKER
 
 
 async def test_a_checkpoint_that_cannot_be_opened_stops_the_task_before_its_handler(settings: Settings) -> None:
@@ -339,7 +348,7 @@ async def test_what_was_stored_before_encryption_is_still_read(settings: Setting
         for one, result in ((handle, f"cured {MARKER}"), (done, "before"), (waiting, "waiting")):
             found = await sealing.producer.find(one.id)
             assert found is not None
-            assert await soon(found.result()) == result
+            assert await bounded(found.result()) == result
 
 
 async def test_what_is_not_sealed_is_refused_where_that_is_asked_for(settings: Settings) -> None:
@@ -363,16 +372,16 @@ async def test_keys_are_changed_while_workers_of_both_sets_run(settings: Setting
     before, learnt = with_keys(patient, FIRST), with_keys(patient, FIRST, SECOND)
     since, after = with_keys(patient, SECOND, FIRST), with_keys(patient, SECOND)
     async with opened(before) as a, opened(learnt) as b, opened(since) as c, opened(after) as d:
-        async with working(a), working(b):
+        async with running_worker(a), running_worker(b):
             early = [await app.tasks["echo"].enqueue(f"{n}") for app in (a, b) for n in range(10)]
-            assert [await soon(one.result()) for one in early] == [f"{n % 10}" for n in range(20)]
+            assert [await bounded(one.result()) for one in early] == [f"{n % 10}" for n in range(20)]
         waiting = await a.tasks["treat"].enqueue(MARKER)
-        async with working(b), working(c):
+        async with running_worker(b), running_worker(c):
             mixed = [await app.tasks["echo"].enqueue(f"{n}") for app in (a, b, c) for n in range(10)]
             for n, one in enumerate(mixed):
                 found = await c.producer.find(one.id)
                 assert found is not None
-                assert await soon(found.result()) == f"{n % 10}"
+                assert await bounded(found.result()) == f"{n % 10}"
             for one in early:
                 found = await c.producer.find(one.id)
                 assert found is not None
@@ -382,10 +391,12 @@ async def test_keys_are_changed_while_workers_of_both_sets_run(settings: Setting
             assert await replay(c.producer.gateway, dead, Replay(args=args, fresh=True))
             found = await c.producer.find(waiting.id)
             assert found is not None
-            assert await soon(found.result()) == f"cured {MARKER}"
-        async with working(d):  # a worker of before would have returned what it cannot open, and one of since opens all
+            assert await bounded(found.result()) == f"cured {MARKER}"
+        async with running_worker(
+            d
+        ):  # a worker of before would have returned what it cannot open, and one of since opens all
             late = [await c.tasks["echo"].enqueue(f"{n}") for n in range(10)]
-            assert [await soon(one.result()) for one in late] == [f"{n}" for n in range(10)]
+            assert [await bounded(one.result()) for one in late] == [f"{n}" for n in range(10)]
         with pytest.raises(DecryptionError):
             handle = await d.producer.find(early[0].id)
             assert handle is not None
@@ -398,20 +409,20 @@ async def test_a_killed_worker_s_checkpoint_goes_on_under_new_keys(settings: Set
     """The killed process sealed with the old key; the one that goes on seals with the new one and opens both."""
     known = f"{SECOND},{FIRST}"
     sealer = make_encryptor(known, None)
-    with hire(settings, tmp_path) as crew:
+    with worker_processes(settings, tmp_path) as workers:
         async with Producer(settings.redis_url, namespace=settings.namespace, encryptor=sealer) as producer:
-            crew.environment["PERDURE_ENCRYPTION_KEYS"] = f"{FIRST},{SECOND}"
-            killed = await crew.start().ready()
+            workers.environment["PERDURE_ENCRYPTION_KEYS"] = f"{FIRST},{SECOND}"
+            killed = await workers.start().ready()
             handle = await producer.enqueue("gate", {"name": "g"})
-            await crew.line("saved", f"{handle.id}:second", pid=killed.pid)
+            await workers.line("saved", f"{handle.id}:second", pid=killed.pid)
             killed.kill()
-            crew.environment["PERDURE_ENCRYPTION_KEYS"] = known
-            crew.start()
-            await crew.line("saved", f"{handle.id}:second", number=2)
-            await give(producer, "g", MARKER)
-            result = await soon(handle.result())
+            workers.environment["PERDURE_ENCRYPTION_KEYS"] = known
+            workers.start()
+            await workers.line("saved", f"{handle.id}:second", number=2)
+            await push_token(producer, "g", MARKER)
+            result = await bounded(handle.result())
             assert result["steps"] == ["first", f"{MARKER} after progress", "third"]
-            assert len(crew.lines("begin", f"{handle.id}:first")) == 1
+            assert len(workers.lines("begin", f"{handle.id}:first")) == 1
             stored = await producer.gateway.command("HVALS", handle.partition.steps(handle.id))
             ids = make_encryptor(known, None).key_ids
             assert {value[2:6].hex() for value in stored} == set(ids)
@@ -430,5 +441,5 @@ async def test_many_steps_at_once_are_recorded_once(settings: Settings) -> None:
 
         handle = await spread_out.enqueue()
         await work_off(app)
-        assert await soon(handle.result()) == list(range(20))
+        assert await bounded(handle.result()) == list(range(20))
         assert [event.type for event in await history(handle)].count("step_completed") == 20

@@ -23,7 +23,7 @@ from tests.support.consumers import make_due, read_one, worker
 from tests.support.delivery_calls import SETTLING, WRITING
 from tests.support.servers import RedisServer, find_program
 from tests.support.task_places import DEAD, READY, places
-from tests.support.workers import soon, take_and_die, until, working
+from tests.support.workers import bounded, running_worker, take_and_die, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -174,8 +174,8 @@ async def test_what_is_due_is_moved_and_a_worker_can_leave_and_share(
         async def t(ctx: Context) -> str:
             return "done"
 
-        async with working(app):
-            assert await soon(handle.result()) == "done"
+        async with running_worker(app):
+            assert await bounded(handle.result()) == "done"
     await crew.leave()
 
 
@@ -201,31 +201,31 @@ async def test_workers_that_start_on_a_full_server_drain_it(app: App, gateway: G
         return number
 
     waiting = await steps.enqueue()
-    async with working(app):
-        await soon(recording.wait())
+    async with running_worker(app):
+        await bounded(recording.wait())
         left = await simple.enqueue(0)
-        await soon(left.result())
+        await bounded(left.result())
         handles: list[TaskHandle[int]] = await simple.options(delay=0.2).enqueue_many({"number": n} for n in range(6))
         await full(gateway)
         go_on.set()
         # those that are due run through though one waits with its step
-        await soon(asyncio.gather(*(handle.result() for handle in handles), return_exceptions=True))
+        await bounded(asyncio.gather(*(handle.result() for handle in handles), return_exceptions=True))
         assert await waiting.status() is State.RUNNING
         await full(gateway, False)
-        assert await soon(waiting.result()) == 1000
+        assert await bounded(waiting.result()) == 1000
         record_of = await waiting.record()
         assert (record_of.attempts, record_of.crashes) == (1, 0)
 
     handles = await simple.enqueue_many({"number": n} for n in range(6))
     await take_and_die(app)
     await full(gateway)
-    async with working(app):
+    async with running_worker(app):
         for number, handle in enumerate(handles):
             if number % 3 == 2:
                 with pytest.raises(TaskFailed):
-                    await soon(handle.result())
+                    await bounded(handle.result())
             else:
-                assert await soon(handle.result()) == number
+                assert await bounded(handle.result()) == number
     await full(gateway, False)
     assert await gateway.command("XLEN", handles[0].partition.ready) == 0
 
@@ -269,16 +269,16 @@ async def test_a_task_that_waits_with_its_step_can_be_cancelled(app: App, gatewa
     async def task(ctx: Context) -> None:
         await ctx.step("work", work)
 
-    async with working(app):
+    async with running_worker(app):
         handle = await task.enqueue()
-        await soon(in_step.wait())
+        await bounded(in_step.wait())
         await full(gateway)
         go_on.set()
 
         async def refused() -> bool:
             return b"errorstat_" in await gateway.command("INFO", "errorstats")
 
-        await until(refused, "the record was refused")
+        await wait_until(refused, "the record was refused")
         await handle.cancel()
         with pytest.raises(TaskCancelled):
-            await soon(handle.result())
+            await bounded(handle.result())

@@ -15,8 +15,8 @@ from perdure.worker.settings import Settings
 
 from tests.support.command_line import COMMAND
 from tests.support.paths import PROGRAMS
-from tests.support.processes import Crew
-from tests.support.workers import BOUND, soon
+from tests.support.processes import WorkerProcesses
+from tests.support.workers import BOUND, bounded
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
@@ -27,10 +27,10 @@ class Workers:
     """Worker commands of one test. None of their processes outlives it."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
-        self.crew = Crew(settings, folder / "journal")
-        self.crew.journal.touch()
+        self.journal = WorkerProcesses(settings, folder / "journal")
+        self.journal.journal.touch()
         self._environment = os.environ | {
-            "JOURNAL": str(self.crew.journal),
+            "JOURNAL": str(self.journal.journal),
             "PERDURE_REDIS_URL": settings.redis_url,
             "PERDURE_NAMESPACE": settings.namespace,
             "PERDURE_LEASE": "1",
@@ -78,44 +78,44 @@ async def ended(process: subprocess.Popen[bytes]) -> int:
 async def test_after_kill_9_the_hooks_of_the_next_worker_see_recorded_steps(
     workers: Workers, settings: Settings, tmp_path: Path
 ) -> None:
-    crew, file = workers.crew, tmp_path / "continue"
+    journal, file = workers.journal, tmp_path / "continue"
     async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
         handle = await producer.enqueue("gated", {"file": str(file)})
         first = workers.start()
-        await crew.line("begin", "continue", pid=first.pid)
+        await journal.line("begin", "continue", pid=first.pid)
         first.kill()
         file.touch()
         second = workers.start()
-        assert await soon(handle.result()) == second.pid
-        await crew.line("settle-completed", handle.id, pid=second.pid)
-    assert [line.what for line in crew.lines(pid=first.pid) if line.key.endswith(":wait")] == ["new"]
-    seen = {line.key.partition(":")[2]: line.what for line in crew.lines(pid=second.pid) if ":" in line.key}
+        assert await bounded(handle.result()) == second.pid
+        await journal.line("settle-completed", handle.id, pid=second.pid)
+    assert [line.what for line in journal.lines(pid=first.pid) if line.key.endswith(":wait")] == ["new"]
+    seen = {line.key.partition(":")[2]: line.what for line in journal.lines(pid=second.pid) if ":" in line.key}
     assert seen == {"first": "recorded", "second": "recorded", "wait": "new"}
-    assert len(crew.lines("begin", "first")) == 1
-    assert not crew.lines("settle-completed", handle.id, first.pid)
+    assert len(journal.lines("begin", "first")) == 1
+    assert not journal.lines("settle-completed", handle.id, first.pid)
 
 
 async def test_every_process_opens_the_lifespan_once_and_closes_it_on_sigterm_after_its_runs(
     workers: Workers, settings: Settings, tmp_path: Path
 ) -> None:
-    crew, file = workers.crew, tmp_path / "continue"
+    journal, file = workers.journal, tmp_path / "continue"
     async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
         supervisor = workers.start("--processes", "2", "--concurrency", "4")
-        await crew.line("opened", "hooked", number=2)
+        await journal.line("opened", "hooked", number=2)
         handles = [await producer.enqueue("gated", {"file": str(file)}) for _ in range(8)]
-        await crew.line("begin", "continue", number=8)
+        await journal.line("begin", "continue", number=8)
         supervisor.send_signal(signal.SIGTERM)
         file.touch()
         assert await ended(supervisor) == 0
-        settled = crew.lines("settle-completed") + crew.lines("settle-released")
+        settled = journal.lines("settle-completed") + journal.lines("settle-released")
         assert {line.key for line in settled} == {handle.id for handle in handles}
-    opened = [line.pid for line in crew.lines("opened")]
+    opened = [line.pid for line in journal.lines("opened")]
     assert len(opened) == len(set(opened))
-    assert len({line.pid for line in crew.lines("run")}) == 2
-    assert {line.pid for line in crew.lines("run")} <= set(opened)
-    assert sorted(line.pid for line in crew.lines("closed")) == sorted(opened)
+    assert len({line.pid for line in journal.lines("run")}) == 2
+    assert {line.pid for line in journal.lines("run")} <= set(opened)
+    assert sorted(line.pid for line in journal.lines("closed")) == sorted(opened)
     for pid in opened:
-        assert crew.lines(pid=pid)[-1].what == "closed"
+        assert journal.lines(pid=pid)[-1].what == "closed"
 
 
 async def test_a_lifespan_that_cannot_open_ends_the_worker_with_one_line(workers: Workers) -> None:
@@ -125,4 +125,4 @@ async def test_a_lifespan_that_cannot_open_ends_the_worker_with_one_line(workers
     text = process.stderr.read().decode()
     assert "could not open the lifespan of app 'hooked': ConnectionRefusedError: no database" in text
     assert "Traceback" not in text
-    assert not workers.crew.lines("opened")
+    assert not workers.journal.lines("opened")

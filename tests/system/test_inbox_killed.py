@@ -12,7 +12,7 @@ from perdure.worker.settings import Settings
 
 from tests.support.paths import PROGRAMS
 from tests.support.programs import reader
-from tests.support.workers import BOUND, history, soon, working
+from tests.support.workers import BOUND, bounded, history, running_worker
 
 pytestmark = pytest.mark.integration
 
@@ -39,9 +39,9 @@ async def test_a_reader_killed_at_each_moment_loses_no_message_and_uses_none_twi
         for handle in readers:
             await handle.send(3)
             await handle.send("end")
-        async with working(app, queues=[f"q{number}" for number in MOMENTS]):
+        async with running_worker(app, queues=[f"q{number}" for number in MOMENTS]):
             for handle, friend in zip(readers, friends, strict=True):
-                assert await soon(handle.result()) == [1, 2, 3, "end"]
+                assert await bounded(handle.result()) == [1, 2, 3, "end"]
                 assert await handle.pending_messages() == []
                 assert [one.content for one in await friend.pending_messages()] == [1, 2, 3, "end"]
                 told = [event.data["number"] for event in await history(handle) if event.type == "received"]

@@ -22,8 +22,8 @@ from perdure import Producer, Settings
 
 from tests.support.local_model import LocalModel, Messages, Reply
 from tests.support.paths import PROGRAMS, ROOT
-from tests.support.processes import hire
-from tests.support.workers import BOUND, soon
+from tests.support.processes import worker_processes
+from tests.support.workers import BOUND, bounded
 
 PROGRAM = PROGRAMS / "llm_replica.py"
 EXAMPLE = ROOT / "examples" / "llm_agent.py"
@@ -187,27 +187,27 @@ async def test_killed_while_asking_in_a_tool_and_in_mid_stream(
         "NO_PROXY": "127.0.0.1",
     }
     short = settings.model_copy(update={"lease": 0.5})
-    with hire(short, tmp_path, PROGRAM, environment) as crew:
+    with worker_processes(short, tmp_path, PROGRAM, environment) as workers:
         async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
             handle = await producer.enqueue("ask", {"question": "From what to what?", "folder": str(folder)})
-            # One after the other: no slow replica loses its lease to another one that lives.
-            first = crew.start()
-            await soon(before_a_byte.reached.wait())
+            # One after the other: no slow worker loses its lease to another one that lives.
+            first = workers.start()
+            await bounded(before_a_byte.reached.wait())
             first.kill()
-            second = crew.start()
+            second = workers.start()
             pipe = await opened_by_a_reader(folder / "09.txt")
             (folder / "09.txt").unlink()  # the next one reads a file; this one goes on to wait
             (folder / "09.txt").write_text(held)
             second.kill()
             os.close(pipe)
-            third = crew.start()
-            await soon(in_the_stream.reached.wait())
+            third = workers.start()
+            await bounded(in_the_stream.reached.wait())
             third.kill()
-            crew.start()
+            workers.start()
             assert await handle.result(timeout=BOUND) == "From alpha to omega."
             events = [event async for event in handle.events(follow=False)]
-        tools = Counter(line.key for line in crew.lines("end"))
-        begun = Counter(line.key for line in crew.lines("begin"))
+        tools = Counter(line.key for line in workers.lines("end"))
+        begun = Counter(line.key for line in workers.lines("begin"))
     assert server.problems == []
     answered = Counter(json.dumps(messages) for messages in server.answered)
     assert set(answered.values()) == {1}, "an answer was paid for twice"

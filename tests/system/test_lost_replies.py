@@ -10,7 +10,7 @@ from perdure import Producer, State, TaskHandle, Unavailable
 from perdure.queues import EnvelopeTemplate, Gateway, Namespace, TaskMessage, enqueueing, set_partitions
 
 from tests.support.consumers import needs_one_server
-from tests.support.lossy_proxy import LossyLine, lossy_gateway
+from tests.support.lossy_proxy import LossyProxy, lossy_gateway
 
 MANY = 50
 """Three scripts for one partition, one or two for each of four."""
@@ -24,7 +24,7 @@ def small_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def lossy(gateway: Gateway, namespace_name: str) -> AsyncIterator[tuple[Producer, LossyLine]]:
+async def lossy(gateway: Gateway, namespace_name: str) -> AsyncIterator[tuple[Producer, LossyProxy]]:
     """A producer whose replies may be lost."""
     needs_one_server(gateway, "the line that loses replies stands before one server")
     async with lossy_gateway(gateway) as (lossy, line), Producer(namespace=namespace_name, gateway=lossy) as producer:
@@ -56,7 +56,7 @@ ALL = sorted(f'{{"n":{n}}}' for n in range(MANY))
 async def test_of_many_the_producer_itself_asks_again(
     gateway: Gateway,
     namespace: Namespace,
-    lossy: tuple[Producer, LossyLine],
+    lossy: tuple[Producer, LossyProxy],
     position: int,
     partitions: int,
     delay: float,
@@ -76,7 +76,7 @@ async def test_of_many_the_producer_itself_asks_again(
 async def test_where_it_gave_up_the_caller_asks_again_under_the_same_ids(
     gateway: Gateway,
     namespace: Namespace,
-    lossy: tuple[Producer, LossyLine],
+    lossy: tuple[Producer, LossyProxy],
     position: int,
     partitions: int,
     delay: float,
@@ -97,7 +97,7 @@ async def test_where_it_gave_up_the_caller_asks_again_under_the_same_ids(
 
 @pytest.mark.parametrize("delay", [0.0, 60.0])
 async def test_so_does_one_who_enqueues_a_single_task(
-    gateway: Gateway, namespace: Namespace, lossy: tuple[Producer, LossyLine], delay: float
+    gateway: Gateway, namespace: Namespace, lossy: tuple[Producer, LossyProxy], delay: float
 ) -> None:
     """Also where the queue was spread in between, and where the first one has been run."""
     producer, line = lossy
@@ -118,7 +118,7 @@ async def test_so_does_one_who_enqueues_a_single_task(
 
 
 async def test_of_many_callers_at_once_each_stores_one(
-    gateway: Gateway, namespace: Namespace, lossy: tuple[Producer, LossyLine]
+    gateway: Gateway, namespace: Namespace, lossy: tuple[Producer, LossyProxy]
 ) -> None:
     """All of them were under way on the connection that broke."""
     producer, line = lossy

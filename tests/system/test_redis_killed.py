@@ -12,7 +12,7 @@ from perdure import App, Context, Settings, State
 from perdure.queues import TaskHandle
 
 from tests.support.servers import BUNDLED, RedisServer, find_program
-from tests.support.workers import history, pending, recorded_steps, redis_command, soon, until, working
+from tests.support.workers import bounded, history, pending, recorded_steps, redis_command, running_worker, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
@@ -57,14 +57,14 @@ class Scene:
 
 async def test_a_task_between_two_steps_goes_on_when_redis_is_back(app: App, server: RedisServer) -> None:
     scene = Scene(app)
-    async with working(app):
+    async with running_worker(app):
         handle = await scene.task.enqueue()
-        await soon(scene.between.wait())
+        await bounded(scene.between.wait())
         server.kill()
         scene.goes_on.set()  # the second step's record waits for Redis
         await until_called(scene, "second")
         server.start()
-        assert await soon(handle.result()) == (1, 0)
+        assert await bounded(handle.result()) == (1, 0)
     assert scene.calls == ["first", "second"]
     assert set(await recorded_steps(app, handle)) == {"d:first", "d:second"}
 
@@ -73,13 +73,13 @@ async def until_called(scene: Scene, name: str) -> None:
     async def called() -> bool:
         return name in scene.calls
 
-    await until(called, f"step {name} runs")
+    await wait_until(called, f"step {name} runs")
 
 
 async def test_an_idle_worker_takes_work_again_when_redis_is_back(app: App, server: RedisServer) -> None:
     scene = Scene(app)
     scene.goes_on.set()
-    async with working(app):
+    async with running_worker(app):
         before = await scene.task.enqueue()
         await until_succeeded(before)
         server.kill()
@@ -93,20 +93,20 @@ async def until_succeeded(handle: TaskHandle[Any]) -> None:
     async def succeeded() -> bool:
         return await handle.status() is State.SUCCEEDED
 
-    await until(succeeded, "the task succeeds")
+    await wait_until(succeeded, "the task succeeds")
 
 
 async def test_whoever_waits_for_results_hears_of_them_again_when_redis_is_back(app: App, server: RedisServer) -> None:
     """The connection on which this process has heard the first result is gone when it waits for the second."""
     scene = Scene(app)
     scene.goes_on.set()
-    async with working(app):
+    async with running_worker(app):
         before = await scene.task.enqueue()
-        assert await soon(before.result()) == (1, 0)
+        assert await bounded(before.result()) == (1, 0)
         server.kill()
         server.start()
         after = await scene.task.enqueue()
-        assert await soon(after.result()) == (1, 0)
+        assert await bounded(after.result()) == (1, 0)
 
 
 async def test_of_many_tasks_none_is_lost(app: App, server: RedisServer) -> None:
@@ -123,17 +123,17 @@ async def test_of_many_tasks_none_is_lost(app: App, server: RedisServer) -> None
 
     handles: list[TaskHandle[int]] = await job.enqueue_many({"number": number} for number in range(80))
     handles += await job.options(delay=0.5).enqueue_many({"number": number} for number in range(80, 100))
-    async with working(app, concurrency=4):
+    async with running_worker(app, concurrency=4):
         for some in (5, 40):
 
             async def enough(some: int = some) -> bool:
                 return len(ran) >= some
 
-            await until(enough, f"{some} tasks have begun")
+            await wait_until(enough, f"{some} tasks have begun")
             server.kill()
             server.start()
         for number, handle in enumerate(handles):
-            assert await soon(handle.result()) == number * 5
+            assert await bounded(handle.result()) == number * 5
     assert await pending(app) == []
     assert await redis_command(app, "XLEN", handles[0].partition.ready) == 0
     assert await redis_command(app, "ZCARD", handles[0].partition.due) == 0
@@ -153,29 +153,29 @@ async def test_a_record_waits_for_redis_for_longer_than_any_command_would(server
     settings = Settings(redis_url=server.url, namespace="gone", lease=60.0, grace=5.0)
     async with App("gone", settings=settings) as app:
         scene = Scene(app)
-        async with working(app):
+        async with running_worker(app):
             handle = await scene.task.enqueue()
-            await soon(scene.between.wait())
+            await bounded(scene.between.wait())
             server.kill()
             scene.goes_on.set()
             await until_called(scene, "second")
             await anyio.sleep(app.producer.gateway.patience + 1.0)  # the absence itself
             server.start()
-            assert await soon(handle.result()) == (1, 0)
+            assert await bounded(handle.result()) == (1, 0)
     assert scene.calls == ["first", "second"]
 
 
 async def test_a_task_waits_out_an_absence_that_is_longer_than_its_lease(app: App, server: RedisServer) -> None:
     """The run may go on or be taken up anew: either way each step's record counts once, and the task ends."""
     scene = Scene(app)
-    async with working(app):
+    async with running_worker(app):
         handle = await scene.task.enqueue()
-        await soon(scene.between.wait())
+        await bounded(scene.between.wait())
         server.kill()
         await anyio.sleep(app.settings.lease + 0.5)  # the absence itself
         server.start()
         scene.goes_on.set()
-        attempt, crashes = await soon(handle.result())
+        attempt, crashes = await bounded(handle.result())
     assert attempt == 1
     assert crashes <= 1
     assert scene.calls.count("first") == 1
@@ -198,9 +198,9 @@ async def test_whoever_begins_to_wait_while_redis_is_away_waits_until_it_is_back
     assert not waiting.done()
     assert not following.done()
     server.start()
-    async with working(app):
-        assert await soon(waiting) == (1, 0)
-        assert await soon(following) == ["step_completed", "step_completed"]
+    async with running_worker(app):
+        assert await bounded(waiting) == (1, 0)
+        assert await bounded(following) == ["step_completed", "step_completed"]
 
 
 async def _types(handle: TaskHandle[Any]) -> list[str]:

@@ -25,9 +25,9 @@ from perdure.worker.log import logger
 
 from tests.support.command_line import call
 from tests.support.consumers import Held, age, pending, read_one, worker
-from tests.support.lossy_proxy import LossyLine
+from tests.support.lossy_proxy import LossyProxy
 from tests.support.servers import BUNDLED, RedisServer, find_program
-from tests.support.workers import history, soon, until, working
+from tests.support.workers import bounded, history, running_worker, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
@@ -46,9 +46,9 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-async def line(server: RedisServer, tmp_path: Path) -> AsyncIterator[LossyLine]:
+async def line(server: RedisServer, tmp_path: Path) -> AsyncIterator[LossyProxy]:
     """What the six are connected through."""
-    async with LossyLine(server.socket, tmp_path / "line").open() as line:
+    async with LossyProxy(server.socket, tmp_path / "line").open() as line:
         yield line
 
 
@@ -87,7 +87,7 @@ Way = Callable[["Scene"], Awaitable[None]]
 class Scene:
     """The six, at work."""
 
-    def __init__(self, app: App, server: RedisServer, line: LossyLine, direct: Gateway) -> None:
+    def __init__(self, app: App, server: RedisServer, line: LossyProxy, direct: Gateway) -> None:
         self.app = app
         self.server = server
         self.line = line
@@ -112,19 +112,19 @@ class Scene:
 
     async def play(self, way: Way) -> TaskHandle[tuple[int, int]]:
         """Redis leaves in this way, and comes back; afterwards all is as it should be."""
-        async with working(self.app, queues=["default"]), working(self.app, queues=["idle"]):
+        async with running_worker(self.app, queues=["default"]), running_worker(self.app, queues=["idle"]):
             warm = await self.later.enqueue(0)
-            assert await soon(warm.result()) == 0
+            assert await bounded(warm.result()) == 0
             handle = await self.job.enqueue()
             waiting = asyncio.create_task(handle.result())
-            await soon(self.between.wait())
-            await until(self._somebody_listens, "the waiter listens")
+            await bounded(self.between.wait())
+            await wait_until(self._somebody_listens, "the waiter listens")
             producing = asyncio.create_task(self._produce())
             await way(self)
-            numbered = await soon(producing)
+            numbered = await bounded(producing)
             self.goes_on.set()
-            assert await soon(waiting) == (1, 0)
-            assert await soon(numbered.result()) == 7
+            assert await bounded(waiting) == (1, 0)
+            assert await bounded(numbered.result()) == 7
         await self._nothing_is_left(handle, numbered)
         return handle
 
@@ -154,7 +154,7 @@ class Scene:
 
 
 @pytest.fixture
-async def scene(impatient: None, server: RedisServer, line: LossyLine, direct: Gateway) -> AsyncIterator[Scene]:
+async def scene(impatient: None, server: RedisServer, line: LossyProxy, direct: Gateway) -> AsyncIterator[Scene]:
     settings = Settings(redis_url=f"unix://{line.path}", namespace=NAMESPACE, lease=6.0, grace=5.0)
     async with App("leaves", settings=settings) as app:
         yield Scene(app, server, line, direct)
@@ -190,7 +190,7 @@ async def loading(scene: Scene) -> None:
         await writer.wait_closed()
         return answer.startswith(b"-LOADING")
 
-    await until(busy, "the server is loading")
+    await wait_until(busy, "the server is loading")
 
 
 async def all_clients_killed(scene: Scene) -> None:
@@ -209,7 +209,7 @@ async def blocked_readers_killed(scene: Scene) -> None:
         return any(killed)
 
     for _ in range(3):
-        await until(kill, "a read that waits is killed")
+        await wait_until(kill, "a read that waits is killed")
 
 
 async def scripts_flushed(scene: Scene) -> None:
@@ -224,7 +224,7 @@ async def demoted(scene: Scene) -> None:
     async def refused() -> bool:
         return b"errorstat_READONLY" in await scene.direct.command("INFO", "errorstats")
 
-    await until(refused, "somebody was refused")
+    await wait_until(refused, "somebody was refused")
     await scene.direct.command("REPLICAOF", "NO", "ONE")
 
 
@@ -271,11 +271,11 @@ async def test_a_worker_says_that_it_waits_and_that_it_goes_on(scene: Scene, sai
 
     async def away_for_a_beat(scene: Scene) -> None:
         await run_sync(scene.server.kill)
-        await until(lambda: _has(said, "could not renew leases"), "the heartbeat logs that it cannot renew")
-        await until(lambda: _has(said, "could not read messages"), "the worker logs that it cannot read")
+        await wait_until(lambda: _has(said, "could not renew leases"), "the heartbeat logs that it cannot renew")
+        await wait_until(lambda: _has(said, "could not read messages"), "the worker logs that it cannot read")
         await run_sync(scene.server.start)
-        await until(lambda: _has(said, "lease renewal recovered"), "the heartbeat logs that it renews again")
-        await until(lambda: _has(said, "reading messages again"), "the worker logs that it reads again")
+        await wait_until(lambda: _has(said, "lease renewal recovered"), "the heartbeat logs that it renews again")
+        await wait_until(lambda: _has(said, "reading messages again"), "the worker logs that it reads again")
 
     await scene.play(away_for_a_beat)
 
@@ -297,13 +297,13 @@ async def test_the_beat_renews_again(scene: Scene, way: str) -> None:
     await age(scene.direct, delivery)
     beat.start()
     try:
-        await until(lambda: _was_renewed(scene, delivery), "the lease is renewed")
+        await wait_until(lambda: _was_renewed(scene, delivery), "the lease is renewed")
         await WAYS[way](scene)
         if way.startswith("hung"):
-            await until(lambda: _met(troubles), "the beat met trouble")
+            await wait_until(lambda: _met(troubles), "the beat met trouble")
         await age(scene.direct, delivery)
-        await until(lambda: _was_renewed(scene, delivery), "the lease is renewed again")
-        await until(lambda: _is_well(troubles), "the beat says that it is well")
+        await wait_until(lambda: _was_renewed(scene, delivery), "the lease is renewed again")
+        await wait_until(lambda: _is_well(troubles), "the beat says that it is well")
     finally:
         await run_sync(beat.stop)
 

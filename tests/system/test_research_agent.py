@@ -14,8 +14,8 @@ from perdure.worker.cli.support.app_loader import load_app
 from perdure.worker.durable.task_artifacts import artifact_store
 
 from tests.support.paths import PROGRAMS, ROOT
-from tests.support.processes import hire
-from tests.support.workers import BOUND, history, soon, until, work_off
+from tests.support.processes import worker_processes
+from tests.support.workers import BOUND, bounded, history, wait_until, work_off
 
 EXAMPLE = ROOT / "examples" / "research_agent.py"
 
@@ -67,7 +67,7 @@ async def lines(ledger: Path, number: int) -> None:
     async def written() -> bool:
         return number <= (ledger.read_text().count("\n") if ledger.exists() else 0)  # noqa: ASYNC240 - a few lines
 
-    await until(written, f"{number} paid calls")
+    await wait_until(written, f"{number} paid calls")
 
 
 async def test_killed_in_the_middle_of_its_tools_it_ends_with_the_same_report_and_pays_none_twice(
@@ -82,13 +82,13 @@ async def test_killed_in_the_middle_of_its_tools_it_ends_with_the_same_report_an
     ledger = tmp_path / "troubled"
     handle = await app.agents["research"].enqueue(QUESTION, folder=folder, ledger=ledger, pause=0.05)
     program = PROGRAMS / "researcher.py"
-    with hire(settings, tmp_path, program) as crew:
+    with worker_processes(settings, tmp_path, program) as workers:
         for number in KILLS:
-            replica = crew.start()
+            process = workers.start()
             await lines(ledger, number)
-            replica.kill()
-        crew.start()
-        assert await soon(report_of(app, handle)) == (found, report)
+            process.kill()
+        workers.start()
+        assert await bounded(report_of(app, handle)) == (found, report)
     assert bill(ledger) == bill(tmp_path / "quiet")
     assert (await handle.record()).crashes >= len(KILLS)
     told = [event for event in await history(handle) if event.type == "discovered"]

@@ -9,8 +9,8 @@ from perdure import App, Context, Producer
 from perdure.worker.settings import Settings
 
 from tests.support.paths import PROGRAMS
-from tests.support.processes import hire
-from tests.support.workers import soon, working
+from tests.support.processes import worker_processes
+from tests.support.workers import bounded, running_worker
 
 pytestmark = pytest.mark.integration
 
@@ -22,14 +22,14 @@ async def test_after_a_kill_come_the_handoff_the_messages_the_state_and_history_
 ) -> None:
     async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
         handle = await producer.enqueue("careful", {"goal": "to the inn"}, task_id="journey")
-        with hire(settings, tmp_path, PROGRAM) as crew:
-            first = await crew.start().ready()
-            await crew.line("stands")
+        with worker_processes(settings, tmp_path, PROGRAM) as workers:
+            first = await workers.start().ready()
+            await workers.line("stands")
             first.kill()
             await handle.send("turn back")
             await handle.send("or do not")
-            await crew.start().ready()
-            found = await soon(handle.result())
+            await workers.start().ready()
+            found = await bounded(handle.result())
     (handoff, why), (messages, arrived), (state, stands) = [(name, part) for name, part, _ in found["parts"]]
     assert (handoff, why) == ("handoff", ["crash", ["two"]])
     assert (messages, arrived) == ("messages", ["turn back", "or do not"])
@@ -50,5 +50,5 @@ async def test_a_first_run_has_nothing_to_take_up(settings: Settings) -> None:
         await ctx.step("one", lambda: 1)
         return [before, [name async for name, _ in ctx.resume_info()]]
 
-    async with app, working(app):
-        assert await soon((await looks.enqueue()).result()) == [[], []]
+    async with app, running_worker(app):
+        assert await bounded((await looks.enqueue()).result()) == [[], []]

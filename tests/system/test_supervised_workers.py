@@ -19,8 +19,8 @@ from perdure.worker.settings import Settings
 
 from tests.support.command_line import COMMAND, Answer, process
 from tests.support.paths import PROGRAMS
-from tests.support.processes import Crew
-from tests.support.workers import BOUND, until
+from tests.support.processes import WorkerProcesses
+from tests.support.workers import BOUND, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
@@ -31,10 +31,10 @@ class Supervisors:
     """Supervisors of one test. None of their processes outlives it."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
-        self.crew = Crew(settings, folder / "journal")
-        self.crew.journal.touch()
+        self.journal = WorkerProcesses(settings, folder / "journal")
+        self.journal.journal.touch()
         self._environment = os.environ | {
-            "JOURNAL": str(self.crew.journal),
+            "JOURNAL": str(self.journal.journal),
             "PERDURE_REDIS_URL": settings.redis_url,
             "PERDURE_NAMESPACE": settings.namespace,
             "PERDURE_LEASE": "60",  # nothing in these tests goes on because a lease has passed
@@ -94,14 +94,14 @@ async def all_work(producer: Producer, workers: int) -> None:
         told = [(child.role, child.state) for info in found for child in info.children]
         return told.count(("worker", "working")) == workers and {state for _, state in told} == {"working", "idle"}
 
-    await until(right, f"{workers} workers that work")
+    await wait_until(right, f"{workers} workers that work")
 
 
 async def gone(one: psutil.Process) -> None:
     async def is_gone() -> bool:
         return not one.is_running() or one.status() == psutil.STATUS_ZOMBIE
 
-    await until(is_gone, f"the end of {one}")
+    await wait_until(is_gone, f"the end of {one}")
 
 
 async def told(handle: TaskHandle[Any], *types: str) -> list[str]:
@@ -115,7 +115,7 @@ async def test_what_a_killed_worker_held_goes_on_at_once_and_elsewhere(
     gate = tmp_path / "gate"
     handle = await producer.enqueue("gated", {"name": str(gate), "starts": True})
     second = f"{handle.id}:second"
-    journal = supervisors.crew
+    journal = supervisors.journal
     victim = (await journal.line("begin", second)).pid
     started, _, pipes = (await journal.line("started")).key.partition(":")
     supervisors.children(supervisor)
@@ -124,7 +124,7 @@ async def test_what_a_killed_worker_held_goes_on_at_once_and_elsewhere(
     assert again.pid != victim
     assert len(journal.lines("begin", f"{handle.id}:first")) == 1
     assert pipes == "0"  # what a task starts has no part in the line to the supervisor
-    await until(lambda: _is_no_process(int(started)), "the end of what the dead worker had started")
+    await wait_until(lambda: _is_no_process(int(started)), "the end of what the dead worker had started")
     gate.touch()
     assert await handle.result(timeout=BOUND) == again.pid
     assert await told(handle, "crashed", "cleared") == ["crashed"]
@@ -148,8 +148,8 @@ async def test_children_end_with_their_supervisor_and_hand_over_at_no_cost(
     supervisor = supervisors.start(processes=1)
     gate = tmp_path / "gate"
     handle = await producer.enqueue("gated", {"name": str(gate)})
-    await supervisors.crew.line("begin", f"{handle.id}:second")
-    await supervisors.crew.line("imported", number=2)
+    await supervisors.journal.line("begin", f"{handle.id}:second")
+    await supervisors.journal.line("imported", number=2)
     children = supervisors.children(supervisor)
     supervisor.kill()
     gate.touch()  # the step comes to its end, within the grace
@@ -166,7 +166,7 @@ async def test_a_child_whose_supervisor_is_gone_has_its_grace(
 ) -> None:
     """A step that ends within the grace is recorded, one that does not is cancelled; another worker takes the rest."""
     supervisor = supervisors.start(processes=1, grace=BOUND if ends else 1.0)
-    journal = supervisors.crew
+    journal = supervisors.journal
     gate = tmp_path / "gate"
     handle = await producer.enqueue("gated", {"name": str(gate), "more": True})
     busy = psutil.Process((await journal.line("begin", f"{handle.id}:second")).pid)
@@ -189,7 +189,7 @@ async def test_a_reload_under_load_loses_nothing_and_costs_nothing(
     supervisors: Supervisors, producer: Producer
 ) -> None:
     supervisor = supervisors.start()
-    journal = supervisors.crew
+    journal = supervisors.journal
     await all_work(producer, 2)
     old = {line.pid for line in journal.lines("imported")}
     handles = [await producer.enqueue("walk", {"steps": 3, "pause": 0.05}) for _ in range(16)]
@@ -203,7 +203,7 @@ async def test_a_reload_under_load_loses_nothing_and_costs_nothing(
     for handle in handles[ended:]:
         await handle.result(timeout=BOUND)
     for pid in old:
-        await until(lambda pid=pid: _is_no_process(pid), "the end of the old workers")  # type: ignore[misc]
+        await wait_until(lambda pid=pid: _is_no_process(pid), "the end of the old workers")  # type: ignore[misc]
     await all_work(producer, 2)
     assert not old & {child.pid for child in supervisors.children(supervisor)}
     records = [await handle.record() for handle in handles]

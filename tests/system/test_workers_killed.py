@@ -15,17 +15,17 @@ from perdure import Producer, Settings, State, TaskFailed, TaskHandle
 from perdure.deadletter import Reason
 from perdure.queues.keys import GROUP
 
-from tests.support.processes import Crew, give, hire, recorded
-from tests.support.workers import BOUND, soon
+from tests.support.processes import WorkerProcesses, push_token, recorded, worker_processes
+from tests.support.workers import BOUND, bounded
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
 
 @pytest.fixture
-def crew(settings: Settings, tmp_path: Path) -> Iterator[Crew]:
+def workers(settings: Settings, tmp_path: Path) -> Iterator[WorkerProcesses]:
     """Replicas with a lease of one second."""
-    with hire(settings, tmp_path) as crew:
-        yield crew
+    with worker_processes(settings, tmp_path) as workers:
+        yield workers
 
 
 @pytest.fixture
@@ -60,12 +60,12 @@ def work_step(number: int) -> str:
     return "work" if number == 1 else f"work#{number}"
 
 
-async def test_killed_again_and_again_at_random_moments(crew: Crew, producer: Producer) -> None:
-    """Three replicas, one of them killed every now and then while it runs steps, and replaced."""
+async def test_killed_again_and_again_at_random_moments(workers: WorkerProcesses, producer: Producer) -> None:
+    """Three processes, one of them killed every now and then while it runs steps, and replaced."""
     seed = time.time_ns()
     chance = random.Random(seed)
     print(f"seed {seed}")  # noqa: T201 - pytest shows it when the test fails
-    alive = {replica.pid: replica for replica in [crew.start(concurrency=4) for _ in range(3)]}
+    alive = {process.pid: process for process in [workers.start(concurrency=4) for _ in range(3)]}
     killed: set[int] = set()
     handles: list[TaskHandle[Any]] = []
     for _ in range(KILLS):
@@ -73,20 +73,20 @@ async def test_killed_again_and_again_at_random_moments(crew: Crew, producer: Pr
             "pipeline",
             [{"value": number, "steps": STEPS, "pause": 0.08} for number in range(len(handles), len(handles) + 5)],
         )
-        before = len(crew.lines("begin"))
-        await crew.line("begin", number=before + 1)
+        before = len(workers.lines("begin"))
+        await workers.line("begin", number=before + 1)
         await anyio.sleep(chance.uniform(0.0, 0.3))  # the random moment itself
-        victim = chance.choice(sorted({line.pid for line in crew.lines("begin")[before:]}))
+        victim = chance.choice(sorted({line.pid for line in workers.lines("begin")[before:]}))
         alive.pop(victim).kill()
         killed.add(victim)
-        replacement = crew.start(concurrency=4)
+        replacement = workers.start(concurrency=4)
         alive[replacement.pid] = replacement
     for number, handle in enumerate(handles):
-        assert await soon(handle.result()) == chain(number, STEPS), f"seed {seed}"
+        assert await bounded(handle.result()) == chain(number, STEPS), f"seed {seed}"
 
     began: dict[str, list[tuple[int, int]]] = defaultdict(list)
     known: dict[str, int] = {}
-    for position, line in enumerate(crew.lines()):
+    for position, line in enumerate(workers.lines()):
         if line.what == "begin":
             began[line.key].append((position, line.pid))
         elif line.what.startswith("recorded "):
@@ -106,149 +106,157 @@ async def test_killed_again_and_again_at_random_moments(crew: Crew, producer: Pr
     assert 1 <= sum(record.crashes for record in records) <= KILLS * 4
 
 
-async def test_the_step_that_was_cut_off_runs_once_more_and_no_other(crew: Crew, producer: Producer) -> None:
+async def test_the_step_that_was_cut_off_runs_once_more_and_no_other(
+    workers: WorkerProcesses, producer: Producer
+) -> None:
     """The other worker is there already, and finds the task in its sweep."""
-    first, second = crew.start(concurrency=1), crew.start(concurrency=1)
+    first, second = workers.start(concurrency=1), workers.start(concurrency=1)
     await first.ready()
     await second.ready()
     handle = await producer.enqueue("gate", {"name": "g"})
-    holder = (await crew.line("saved", f"{handle.id}:second")).pid
+    holder = (await workers.line("saved", f"{handle.id}:second")).pid
     victim, heir = (first, second) if holder == first.pid else (second, first)
     victim.kill()
-    again = await crew.line("saved", f"{handle.id}:second", number=2)
+    again = await workers.line("saved", f"{handle.id}:second", number=2)
     assert again.pid == heir.pid
-    await give(producer, "g", "opened")
-    found = await soon(handle.result())
+    await push_token(producer, "g", "opened")
+    found = await bounded(handle.result())
     assert found == {
         "steps": ["first", "opened after progress", "third"],  # what the step had saved is there
         "pid": heir.pid,
         "attempt": 1,
         "crashes": 1,
     }
-    assert [line.pid for line in crew.lines("begin", f"{handle.id}:first")] == [victim.pid]
-    assert [line.pid for line in crew.lines("begin", f"{handle.id}:second")] == [victim.pid, heir.pid]
-    assert [line.pid for line in crew.lines("begin", f"{handle.id}:third")] == [heir.pid]
+    assert [line.pid for line in workers.lines("begin", f"{handle.id}:first")] == [victim.pid]
+    assert [line.pid for line in workers.lines("begin", f"{handle.id}:second")] == [victim.pid, heir.pid]
+    assert [line.pid for line in workers.lines("begin", f"{handle.id}:third")] == [heir.pid]
     record = await handle.record()
     assert (record.attempts, record.crashes) == (1, 1)
 
 
 async def test_a_new_worker_first_takes_up_what_a_killed_one_left(
-    crew: Crew, producer: Producer, settings: Settings
+    workers: WorkerProcesses, producer: Producer, settings: Settings
 ) -> None:
-    victim = await crew.start(concurrency=3).ready()
+    victim = await workers.start(concurrency=3).ready()
     left = [await producer.enqueue("gate", {"name": "g"}) for _ in range(3)]
     for handle in left:
-        await crew.line("saved", f"{handle.id}:second")
+        await workers.line("saved", f"{handle.id}:second")
     victim.kill()
     new = await producer.enqueue("gate", {"name": "g"})
     await leases_passed(producer, settings.lease, 3)
     for _ in range(4):
-        await give(producer, "g")
-    heir = crew.start(concurrency=1)
+        await push_token(producer, "g")
+    heir = workers.start(concurrency=1)
     for handle in [*left, new]:
-        await soon(handle.result())
-    order = [line.key for line in crew.lines("run", pid=heir.pid)]
+        await bounded(handle.result())
+    order = [line.key for line in workers.lines("run", pid=heir.pid)]
     assert order == [*(handle.id for handle in left), new.id]
 
 
 async def test_two_workers_that_claim_at_once_share_what_is_there(
-    crew: Crew, producer: Producer, settings: Settings
+    workers: WorkerProcesses, producer: Producer, settings: Settings
 ) -> None:
-    victim = await crew.start(concurrency=30).ready()
+    victim = await workers.start(concurrency=30).ready()
     handles = [await producer.enqueue("gate", {"name": "g"}) for _ in range(30)]
     for handle in handles:
-        await crew.line("saved", f"{handle.id}:second")
+        await workers.line("saved", f"{handle.id}:second")
     victim.kill()
     await leases_passed(producer, settings.lease, 30)
     for _ in handles:
-        await give(producer, "g")
-    for replica in [crew.start(concurrency=4), crew.start(concurrency=4)]:
-        await replica.ready()
+        await push_token(producer, "g")
+    for process in [workers.start(concurrency=4), workers.start(concurrency=4)]:
+        await process.ready()
     for handle in handles:
-        found = await soon(handle.result())
+        found = await bounded(handle.result())
         assert (found["attempt"], found["crashes"]) == (1, 1)
-        assert len(crew.lines("run", handle.id)) == 2
-        assert len(crew.lines("begin", f"{handle.id}:second")) == 2
-        assert len(crew.lines("begin", f"{handle.id}:third")) == 1
+        assert len(workers.lines("run", handle.id)) == 2
+        assert len(workers.lines("begin", f"{handle.id}:second")) == 2
+        assert len(workers.lines("begin", f"{handle.id}:third")) == 1
 
 
-async def test_a_task_that_kills_its_workers_is_buried(crew: Crew, producer: Producer, settings: Settings) -> None:
+async def test_a_task_that_kills_its_workers_is_buried(
+    workers: WorkerProcesses, producer: Producer, settings: Settings
+) -> None:
     """Each process dies of it but the last, which buries it without running it."""
-    replicas = [crew.start(lease=0.5) for _ in range(4)]
-    for replica in replicas:
-        await replica.ready()
+    processes = [workers.start(lease=0.5) for _ in range(4)]
+    for process in processes:
+        await process.ready()
     handle = await producer.enqueue("killer")
     with pytest.raises(TaskFailed) as caught:
         await handle.result(timeout=BOUND)
     assert caught.value.reason == Reason.CRASH_LOOP
-    dead = [line.pid for line in crew.lines("run", handle.id)]
+    dead = [line.pid for line in workers.lines("run", handle.id)]
     assert len(dead) == len(set(dead)) == 3
-    codes = [await replica.ended() for replica in replicas if replica.pid in dead]
+    codes = [await process.ended() for process in processes if process.pid in dead]
     assert codes == [-9, -9, -9]
-    survivor = next(replica for replica in replicas if replica.pid not in dead)
+    survivor = next(process for process in processes if process.pid not in dead)
     record = await handle.record()
     assert (record.attempts, record.crashes, record.worker) == (0, 3, survivor.worker_id)
     after = await producer.enqueue("pipeline", {"value": 1, "steps": 1, "pause": 0})
-    assert await soon(after.result()) == 4
+    assert await bounded(after.result()) == 4
 
 
 @pytest.mark.parametrize("happened", [True, False], ids=["after the effect", "before the effect"])
 async def test_a_risky_step_that_was_cut_off_finds_out_what_happened(
-    crew: Crew, producer: Producer, happened: bool
+    workers: WorkerProcesses, producer: Producer, happened: bool
 ) -> None:
-    victim = await crew.start().ready()
+    victim = await workers.start().ready()
     handle = await producer.enqueue("payment", {"before": "b", "after": "a"})
     key = f"{handle.id}:charge"
     if happened:
-        await give(producer, "b")
-    await crew.line("charged" if happened else "begin", key)
+        await push_token(producer, "b")
+    await workers.line("charged" if happened else "begin", key)
     victim.kill()
     assert await recorded(producer, handle) == set()
-    await give(producer, "b")
-    await give(producer, "a")
-    crew.start()
-    result = await soon(handle.result())
+    await push_token(producer, "b")
+    await push_token(producer, "a")
+    workers.start()
+    result = await bounded(handle.result())
     assert result == ("found to be charged" if happened else "charged by the first run")
-    assert len(crew.lines("charged", key)) == 1
-    assert len(crew.lines("verified", key)) == 1
-    assert len(crew.lines("begin", key)) == (1 if happened else 2)
+    assert len(workers.lines("charged", key)) == 1
+    assert len(workers.lines("verified", key)) == 1
+    assert len(workers.lines("begin", key)) == (1 if happened else 2)
 
 
-async def test_a_risky_step_in_doubt_is_left_to_a_person(crew: Crew, producer: Producer) -> None:
-    victim = await crew.start().ready()
+async def test_a_risky_step_in_doubt_is_left_to_a_person(workers: WorkerProcesses, producer: Producer) -> None:
+    victim = await workers.start().ready()
     handle = await producer.enqueue("doubtful", {"before": "b", "after": "a"})
-    await give(producer, "b")
-    await crew.line("charged", f"{handle.id}:charge")
+    await push_token(producer, "b")
+    await workers.line("charged", f"{handle.id}:charge")
     victim.kill()
-    crew.start()
+    workers.start()
     with pytest.raises(TaskFailed) as caught:
         await handle.result(timeout=BOUND)
     assert caught.value.reason == Reason.IN_DOUBT
-    assert len(crew.lines("charged")) == 1
+    assert len(workers.lines("charged")) == 1
 
 
-async def test_asynchronous_records_that_were_stored_outlive_the_worker(crew: Crew, producer: Producer) -> None:
-    victim = await crew.start().ready()
+async def test_asynchronous_records_that_were_stored_outlive_the_worker(
+    workers: WorkerProcesses, producer: Producer
+) -> None:
+    victim = await workers.start().ready()
     handle = await producer.enqueue("hasty", {"gate": "g"})
-    await crew.line("steps done", handle.id)
+    await workers.line("steps done", handle.id)
     victim.kill()
     stored = await recorded(producer, handle)
-    await give(producer, "g", "end")
-    heir = crew.start()
-    assert await soon(handle.result()) == [*(str(number) for number in range(20)), "end"]
-    again = {line.key.partition(":")[2] for line in crew.lines("begin", pid=heir.pid)}
+    await push_token(producer, "g", "end")
+    heir = workers.start()
+    assert await bounded(handle.result()) == [*(str(number) for number in range(20)), "end"]
+    again = {line.key.partition(":")[2] for line in workers.lines("begin", pid=heir.pid)}
     names = {"quick"} | {f"quick#{number}" for number in range(2, 21)}
     assert again == names - stored  # exactly what had not been stored is run again
 
 
-async def test_a_worker_whose_event_loop_is_blocked_keeps_its_lease(crew: Crew, producer: Producer) -> None:
+async def test_a_worker_whose_event_loop_is_blocked_keeps_its_lease(
+    workers: WorkerProcesses, producer: Producer
+) -> None:
     """For five leases, with another worker that would gladly take it."""
-    replicas = [crew.start(lease=0.6) for _ in range(2)]
-    for replica in replicas:
-        await replica.ready()
+    processes = [workers.start(lease=0.6) for _ in range(2)]
+    for process in processes:
+        await process.ready()
     handle = await producer.enqueue("blocks", {"seconds": 3.0})
-    holder = (await crew.line("run", handle.id)).pid
-    assert await soon(handle.result()) == holder
-    assert len(crew.lines("run", handle.id)) == 1
+    holder = (await workers.line("run", handle.id)).pid
+    assert await bounded(handle.result()) == holder
+    assert len(workers.lines("run", handle.id)) == 1
     record = await handle.record()
     assert (record.attempts, record.crashes) == (1, 0)

@@ -12,8 +12,8 @@ from perdure import Producer, Settings
 from perdure.queues import list_workers, pairs
 from perdure.queues.keys import GROUP
 
-from tests.support.processes import Crew, give, hire, recorded
-from tests.support.workers import BOUND, until
+from tests.support.processes import WorkerProcesses, push_token, recorded, worker_processes
+from tests.support.workers import BOUND, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
@@ -23,10 +23,10 @@ AT_ONCE = LEASE / 6
 
 
 @pytest.fixture
-def crew(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
+def workers(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerProcesses]:
     monkeypatch.setenv("RARE_SWEEPS", "1")
-    with hire(settings.model_copy(update={"lease": LEASE, "grace": BOUND}), tmp_path) as crew:
-        yield crew
+    with worker_processes(settings.model_copy(update={"lease": LEASE, "grace": BOUND}), tmp_path) as workers:
+        yield workers
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ async def idle(producer: Producer) -> None:
         clients: bytes = await producer.gateway.command("CLIENT", "LIST")
         return any(b" flags=b" in line and b" cmd=xreadgroup " in line for line in clients.splitlines())
 
-    await until(blocked, "a worker waits in its read")
+    await wait_until(blocked, "a worker waits in its read")
 
 
 async def names(producer: Producer) -> set[str]:
@@ -50,15 +50,17 @@ async def names(producer: Producer) -> set[str]:
     return {pairs(one)[b"name"].decode() for one in found}
 
 
-async def test_the_step_ends_and_another_worker_takes_the_rest_at_once(crew: Crew, producer: Producer) -> None:
-    first = await crew.start(concurrency=1).ready()
+async def test_the_step_ends_and_another_worker_takes_the_rest_at_once(
+    workers: WorkerProcesses, producer: Producer
+) -> None:
+    first = await workers.start(concurrency=1).ready()
     handle = await producer.enqueue("gate", {"name": "g"})
-    await crew.line("saved", f"{handle.id}:second", pid=first.pid)
-    second = await crew.start().ready()
+    await workers.line("saved", f"{handle.id}:second", pid=first.pid)
+    second = await workers.start().ready()
     await idle(producer)
     first.stop()
-    await crew.line("stopping", pid=first.pid)
-    await give(producer, "g", "opened")
+    await workers.line("stopping", pid=first.pid)
+    await push_token(producer, "g", "opened")
     async with asyncio.timeout(AT_ONCE):
         found = await handle.result()
     assert found == {
@@ -68,31 +70,31 @@ async def test_the_step_ends_and_another_worker_takes_the_rest_at_once(crew: Cre
         "crashes": 0,
     }
     assert await first.ended() == 0
-    assert [line.pid for line in crew.lines("begin", f"{handle.id}:second")] == [first.pid]
-    assert [line.pid for line in crew.lines("end", f"{handle.id}:second")] == [first.pid]
-    assert [line.pid for line in crew.lines("begin", f"{handle.id}:third")] == [second.pid]
+    assert [line.pid for line in workers.lines("begin", f"{handle.id}:second")] == [first.pid]
+    assert [line.pid for line in workers.lines("end", f"{handle.id}:second")] == [first.pid]
+    assert [line.pid for line in workers.lines("begin", f"{handle.id}:third")] == [second.pid]
     assert first.worker_id not in await names(producer)
     assert [worker.id for worker in await list_workers(producer.gateway, producer.namespace)] == [second.worker_id]
 
 
 @pytest.mark.parametrize(("grace", "signals"), [(0.2, 1), (3600.0, 2)], ids=["the grace has passed", "a second signal"])
 async def test_a_step_that_does_not_end_is_cancelled_and_runs_elsewhere_at_once(
-    crew: Crew, producer: Producer, grace: float, signals: int
+    workers: WorkerProcesses, producer: Producer, grace: float, signals: int
 ) -> None:
-    first = await crew.start(concurrency=1, grace=grace).ready()
+    first = await workers.start(concurrency=1, grace=grace).ready()
     handle = await producer.enqueue("gate", {"name": "g"})
     key = f"{handle.id}:second"
-    await crew.line("saved", key, pid=first.pid)
-    second = await crew.start().ready()
+    await workers.line("saved", key, pid=first.pid)
+    second = await workers.start().ready()
     await idle(producer)
     for number in range(1, signals + 1):
         first.stop()
-        await crew.line("stopping", pid=first.pid, number=number)
+        await workers.line("stopping", pid=first.pid, number=number)
     began = time.monotonic()
-    await crew.line("saved", key, pid=second.pid)
+    await workers.line("saved", key, pid=second.pid)
     assert time.monotonic() - began < AT_ONCE
     assert await first.ended() == 0
-    await give(producer, "g", "opened")
+    await push_token(producer, "g", "opened")
     async with asyncio.timeout(AT_ONCE):
         found = await handle.result()
     assert found == {
@@ -101,25 +103,25 @@ async def test_a_step_that_does_not_end_is_cancelled_and_runs_elsewhere_at_once(
         "attempt": 1,
         "crashes": 0,
     }
-    assert [line.pid for line in crew.lines("left", handle.id)] == [first.pid]
-    assert [line.pid for line in crew.lines("end", key)] == [second.pid]
+    assert [line.pid for line in workers.lines("left", handle.id)] == [first.pid]
+    assert [line.pid for line in workers.lines("end", key)] == [second.pid]
     assert await recorded(producer, handle) == {"first", "second", "third"}
     assert first.worker_id not in await names(producer)
 
 
-async def test_a_rolling_deploy_loses_nothing_and_costs_nothing(crew: Crew, producer: Producer) -> None:
-    """Of six replicas four are stopped, one after another, each while it runs tasks."""
+async def test_a_rolling_deploy_loses_nothing_and_costs_nothing(workers: WorkerProcesses, producer: Producer) -> None:
+    """Of six processes four are stopped, one after another, each while it runs tasks."""
     tasks, steps = 12, 30
-    alive = {replica.pid: replica for replica in [crew.start(concurrency=6) for _ in range(6)]}
-    for replica in alive.values():
-        await replica.ready()
+    alive = {process.pid: process for process in [workers.start(concurrency=6) for _ in range(6)]}
+    for process in alive.values():
+        await process.ready()
     handles = [
         await producer.enqueue("pipeline", {"value": number, "steps": steps, "pause": 0.05}) for number in range(tasks)
     ]
-    await crew.line("begin", number=tasks)
+    await workers.line("begin", number=tasks)
     async with asyncio.timeout(BOUND):
         for _ in range(4):
-            busy = next(line.pid for line in reversed(crew.lines("begin")) if line.pid in alive)
+            busy = next(line.pid for line in reversed(workers.lines("begin")) if line.pid in alive)
             alive[busy].stop()
             assert await alive.pop(busy).ended() == 0
         results = [await handle.result() for handle in handles]
@@ -128,7 +130,7 @@ async def test_a_rolling_deploy_loses_nothing_and_costs_nothing(crew: Crew, prod
     for handle in handles:
         record = await handle.record()
         assert (record.attempts, record.crashes) == (1, 0)
-        began = [line for line in crew.lines("begin") if line.key.startswith(handle.id)]
+        began = [line for line in workers.lines("begin") if line.key.startswith(handle.id)]
         assert len(began) == len({line.key for line in began}) == steps  # no step was cut off, and none ran twice
         moved += len({line.pid for line in began}) - 1
     assert moved >= 4

@@ -19,12 +19,12 @@ from anyio.to_thread import run_sync
 from perdure import Producer, Settings
 from perdure.queues import Namespace, Partition, Replication
 
-from tests.support.clusters import Cluster, cluster_of_its_own, slot_of
+from tests.support.clusters import Cluster, private_cluster, slot_of
 from tests.support.load import Fault, Figures, Journal, Load, redirections
 from tests.support.nodes import Node
 from tests.support.paths import PROGRAMS
-from tests.support.processes import Crew, hire
-from tests.support.sentinels import sentinels_of_its_own
+from tests.support.processes import WorkerProcesses, worker_processes
+from tests.support.sentinels import private_sentinels
 from tests.support.servers import BUNDLED, SYSTEM, find_program
 
 CARRIER = PROGRAMS / "carrier.py"
@@ -54,36 +54,36 @@ def queues_on_every_node(cluster: Cluster, each: int = 2) -> list[str]:
 @asynccontextmanager
 async def under_load(
     url: str, queues: Sequence[str], folder: Path, *, replicas: int = 1, steps: str = "sync"
-) -> AsyncIterator[tuple[Load, Crew]]:
+) -> AsyncIterator[tuple[Load, WorkerProcesses]]:
     """Workers and producers at work while the block runs; afterwards the producers have stopped.
 
     replicas: how many must have what is enqueued, and steps where they are `replicated`.
     """
     settings = Settings(redis_url=url, namespace=NAMESPACE.name, lease=LEASE)
     environment = {"QUEUES": ",".join(queues), "DURABILITY": steps, "PERDURE_REPLICAS": str(replicas)}
-    with hire(settings, folder, CARRIER, environment) as crew:
+    with worker_processes(settings, folder, CARRIER, environment) as workers:
         for _ in range(WORKERS):
-            crew.start(concurrency=8)
-        for replica in crew.replicas:
+            workers.start(concurrency=8)
+        for replica in workers.processes:
             await replica.ready()
         replication = Replication(replicas, 0.5)
         async with Producer(url, namespace=NAMESPACE.name, replication=replication) as producer:
-            load = Load(producer, queues, Journal(crew.journal))
+            load = Load(producer, queues, Journal(workers.journal))
             running = asyncio.create_task(load.run())
             try:
-                yield load, crew
+                yield load, workers
             finally:
                 load.stop()
                 await asyncio.gather(running, return_exceptions=True)
 
 
-async def ended_well(crew: Crew) -> bool:
+async def ended_well(workers: WorkerProcesses) -> bool:
     """Whether every worker still runs, and ends at SIGTERM."""
-    for replica in crew.replicas:
+    for replica in workers.processes:
         if replica.process.poll() is not None:
             return False
         replica.stop()
-    return [await replica.ended() for replica in crew.replicas] == [0] * len(crew.replicas)
+    return [await replica.ended() for replica in workers.processes] == [0] * len(workers.processes)
 
 
 async def acknowledged(load: Load, more: int) -> None:
@@ -96,10 +96,10 @@ async def acknowledged(load: Load, more: int) -> None:
 
 async def resharding(program: Path, folder: Path, rounds: int) -> Figures:
     """Migrate slots between the primaries, key by key, while their queues are used."""
-    with cluster_of_its_own(program) as cluster:
+    with private_cluster(program) as cluster:
         queues = queues_on_every_node(cluster)
 
-        async with under_load(cluster.url(), queues, folder) as (load, crew):
+        async with under_load(cluster.url(), queues, folder) as (load, workers):
             await acknowledged(load, 50)
             for _ in range(rounds):
                 for queue in queues:
@@ -107,7 +107,7 @@ async def resharding(program: Path, folder: Path, rounds: int) -> Figures:
             await acknowledged(load, 50)
             load.stop()
             figures = await load.figures(redirections(cluster.nodes))
-            assert await ended_well(crew)
+            assert await ended_well(workers)
             return figures
 
 
@@ -136,7 +136,7 @@ async def primary_killed(program: Path, folder: Path, rounds: int, *, full_cover
 
     full_coverage: whether the other nodes refuse commands until a replica takes over, which is the default of Redis.
     """
-    with cluster_of_its_own(
+    with private_cluster(
         program, options=("--cluster-require-full-coverage", "yes" if full_coverage else "no")
     ) as cluster:
         queues = queues_on_every_node(cluster)
@@ -144,7 +144,7 @@ async def primary_killed(program: Path, folder: Path, rounds: int, *, full_cover
         def primary(partition: Partition) -> Node:
             return cluster.owner(slot_of(partition.ready))
 
-        async with under_load(cluster.url(), queues, folder) as (load, crew):
+        async with under_load(cluster.url(), queues, folder) as (load, workers):
             for number in range(rounds):
                 await _begin_long(load, rounds)
                 await acknowledged(load, 200)
@@ -160,17 +160,17 @@ async def primary_killed(program: Path, folder: Path, rounds: int, *, full_cover
             await acknowledged(load, 100)
             load.stop()
             figures = await load.figures(redirections(cluster.nodes))
-            assert await ended_well(crew)
+            assert await ended_well(workers)
             return figures
 
 
 async def sentinel_primary_killed(program: Path, folder: Path, rounds: int) -> Figures:
     """Kill the primary; the sentinels promote a replica, which is killed next when the first server has returned."""
-    with sentinels_of_its_own(program, options=CAREFUL) as sentinels:
+    with private_sentinels(program, options=CAREFUL) as sentinels:
         replicas = sentinels.replicas
         async with under_load(sentinels.url(), ["q0", "q1"], folder, replicas=replicas, steps="replicated") as (
             load,
-            crew,
+            workers,
         ):
             for _ in range(rounds):
                 await _begin_long(load, rounds)
@@ -181,7 +181,7 @@ async def sentinel_primary_killed(program: Path, folder: Path, rounds: int) -> F
             await acknowledged(load, 200)
             load.stop()
             figures = await load.figures()
-            assert await ended_well(crew)
+            assert await ended_well(workers)
             return figures
 
 
@@ -189,11 +189,11 @@ async def sentinel_primary_replaced(
     program: Path, folder: Path, rounds: int, *, options: Sequence[str] = CAREFUL
 ) -> Figures:
     """Promote a replica while the primary is alive and accepts writes until it is demoted."""
-    with sentinels_of_its_own(program, options=options) as sentinels:
+    with private_sentinels(program, options=options) as sentinels:
         replicas = sentinels.replicas
         async with under_load(sentinels.url(), ["q0", "q1"], folder, replicas=replicas, steps="replicated") as (
             load,
-            crew,
+            workers,
         ):
             for _ in range(rounds):
                 await _begin_long(load, rounds)
@@ -204,7 +204,7 @@ async def sentinel_primary_replaced(
             await acknowledged(load, 200)
             load.stop()
             figures = await load.figures()
-            assert await ended_well(crew)
+            assert await ended_well(workers)
             return figures
 
 

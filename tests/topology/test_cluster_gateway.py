@@ -26,12 +26,12 @@ from perdure.queues.transport.scripts import loaded_scripts
 from redis.asyncio import Redis
 
 from tests.conftest import default_kind
-from tests.support.clusters import Cluster, Migration, cluster_of_its_own, slot_of
+from tests.support.clusters import Cluster, Migration, private_cluster, slot_of
 from tests.support.consumers import Held
 from tests.support.key_leaks import check_for_leaks
 from tests.support.nodes import Node
 from tests.support.servers import find_program
-from tests.support.workers import soon
+from tests.support.workers import bounded
 
 pytestmark = [pytest.mark.cluster, pytest.mark.integration]
 
@@ -100,7 +100,7 @@ async def test_tasks_are_listed_and_waited_for(gateway: Gateway, namespace: Name
         assert {record.id async for record in list_tasks(gateway, namespace)} == {handle.id for handle in handles}
         waiters = [asyncio.create_task(handle.result()) for handle in handles]
         await asyncio.gather(*(handle.cancel() for handle in handles))
-        assert {type(end) for end in await soon(asyncio.gather(*waiters, return_exceptions=True))} == {TaskCancelled}
+        assert {type(end) for end in await bounded(asyncio.gather(*waiters, return_exceptions=True))} == {TaskCancelled}
 
 
 async def test_a_migrated_slot_is_followed(gateway: Gateway, partition: Partition, move: Migration) -> None:
@@ -138,7 +138,7 @@ async def test_a_script_waits_until_its_keys_are_on_one_node(
         assert not enqueuing.done()
         move.keys()
         move.finish()
-        second = await soon(enqueuing)
+        second = await bounded(enqueuing)
         assert await gateway.command("XLEN", partition.ready) == 2
         assert [await first.cancel(), await second.cancel()] == ["cancelled", "cancelled"]
 
@@ -168,7 +168,7 @@ async def test_a_blocking_read_follows_its_slot(gateway: Gateway, partition: Par
     move.keys()
     move.finish()
     entry = await gateway.command("XADD", partition.ready, "*", "field", "value")
-    reply = await soon(waits) or await soon(connection.read(*reading(partition)))
+    reply = await bounded(waits) or await bounded(connection.read(*reading(partition)))
     assert reply == [[partition.ready.encode(), [[entry, [b"field", b"value"]]]]]
     await connection.close()
     await gateway.command("DEL", partition.ready, partition.nudge)
@@ -186,7 +186,7 @@ async def test_a_read_is_interrupted_before_and_while_it_blocks(gateway: Gateway
         read = asyncio.create_task(connection.read(*reading(partition, block=0)))
         await asyncio.sleep(0)
         await connection.interrupt()
-        assert await soon(read) is None
+        assert await bounded(read) is None
     await connection.close()
     await gateway.command("DEL", partition.ready, partition.nudge)
 
@@ -253,7 +253,7 @@ def program() -> Path:
 
 
 async def test_a_lost_node_is_replaced_and_does_not_delay_other_nodes(program: Path, namespace: Namespace) -> None:
-    with cluster_of_its_own(program) as cluster:
+    with private_cluster(program) as cluster:
         gateway = Gateway(Address(cluster.url()), patience=60.0)
         await gateway.open()
         try:
@@ -273,16 +273,16 @@ async def test_a_lost_node_is_replaced_and_does_not_delay_other_nodes(program: P
                 assert await gateway.command("WAIT", 1, 5000, node_of=lost.ready) >= 1
                 waiter = asyncio.create_task(handle.result())
                 victim = cluster.kill_primary(slot_of(lost.ready))
-                await soon(renewed(gateway, other))
+                await bounded(renewed(gateway, other))
                 cancelled = await gateway.command(
                     "HGET", lost.record(handle.id), "state"
                 )  # once a replica has taken over
                 assert cancelled == b"queued"
                 assert cluster.owner(slot_of(lost.ready)) is not victim
-                await soon(renewed(gateway, lost))
+                await bounded(renewed(gateway, lost))
                 await handle.cancel()
                 with pytest.raises(TaskCancelled):
-                    await soon(waiter)
+                    await bounded(waiter)
             assert heartbeat.lost == []
             assert heartbeat.troubles[0] is not None
             assert heartbeat.troubles[-1] is None

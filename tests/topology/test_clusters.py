@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from tests.support.clusters import Cluster, cluster_of_its_own, slot_of
+from tests.support.clusters import Cluster, private_cluster, slot_of
 from tests.support.servers import BUNDLED, find_program
 
 pytestmark = [pytest.mark.cluster, pytest.mark.integration]
@@ -50,7 +50,7 @@ def test_a_migrating_slot_redirects_keys_that_have_moved(shared_cluster: Cluster
 def test_a_replica_replaces_a_killed_primary() -> None:
     program = find_program(BUNDLED)
     assert program is not None
-    with cluster_of_its_own(program) as cluster:
+    with private_cluster(program) as cluster:
         slot = slot_of("key")
         cluster.owner(slot).command("SET", "key", "value")
         assert cluster.owner(slot).command("WAIT", 1, 20_000) == 1

@@ -14,7 +14,7 @@ from perdure.queues.transport.scripts import Script
 
 from tests.conftest import default_kind
 from tests.support.servers import RedisServer, find_program
-from tests.support.workers import soon, until
+from tests.support.workers import bounded, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -78,7 +78,7 @@ async def test_a_command_that_is_not_repeatable_is_repeated_after_a_refusal(gate
     async def refused() -> bool:
         return b"errorstat_READONLY" in await gateway.command("INFO", "errorstats")
 
-    await until(refused, "the write was refused")
+    await wait_until(refused, "the write was refused")
     assert not writing.done()
     await promote(gateway)
     assert await writing == 1
@@ -96,7 +96,7 @@ async def test_blocking_reads_use_another_connection_afterwards(gateway: Gateway
     async def gone() -> bool:
         return b"cmd=xreadgroup" not in await gateway.command("CLIENT", "LIST")
 
-    await until(gone, "the blocking connection to the replica is closed")
+    await wait_until(gone, "the blocking connection to the replica is closed")
     await promote(gateway)
     entry = await gateway.command("XADD", "stream", "*", "field", "value")
     assert await connection.read(*read) == [[b"stream", [[entry, [b"field", b"value"]]]]]
@@ -111,12 +111,12 @@ async def test_a_read_of_a_frozen_server_is_interrupted(server: RedisServer, gat
     async def waits() -> bool:
         return b"blocked_clients:1" in await gateway.command("INFO", "clients")
 
-    await until(waits, "the read waits")
+    await wait_until(waits, "the read waits")
     os.kill(server.pid, signal.SIGSTOP)
     try:
-        await soon(connection.interrupt())
+        await bounded(connection.interrupt())
         with pytest.raises(Unavailable, match="closed"):
-            await soon(read)
+            await bounded(read)
     finally:
         os.kill(server.pid, signal.SIGCONT)
     await connection.close()

@@ -16,11 +16,11 @@ from perdure.queues import Replication
 from redis.exceptions import ResponseError
 
 from tests.conftest import default_kind
-from tests.support.clusters import Cluster, cluster_of_its_own, slot_of
+from tests.support.clusters import Cluster, private_cluster, slot_of
 from tests.support.load import Figures
 from tests.support.nodes import Node, wait_for
 from tests.support.servers import find_program
-from tests.support.workers import soon
+from tests.support.workers import bounded
 from tests.topology.failover import primary_killed, resharding, sentinel_primary_killed, sentinel_primary_replaced
 
 pytestmark = [pytest.mark.cluster, pytest.mark.integration, pytest.mark.processes]
@@ -65,7 +65,7 @@ async def test_no_acknowledged_task_is_lost_when_sentinels_replace_the_primary(p
 @pytest.fixture
 async def cluster(program: Path) -> AsyncIterator[Cluster]:
     """A separate cluster for the test."""
-    with cluster_of_its_own(program) as cluster:
+    with private_cluster(program) as cluster:
         yield cluster
 
 
@@ -114,7 +114,7 @@ async def confirmed_on(producer: Producer, queue: str, task_id: str) -> TaskHand
     """Enqueue under the same id until the task is confirmed."""
     while True:
         try:
-            return await soon(producer.enqueue("task", queue=queue, task_id=task_id, durability="replicated"))
+            return await bounded(producer.enqueue("task", queue=queue, task_id=task_id, durability="replicated"))
         except Unavailable:
             await anyio.sleep(0.05)
 

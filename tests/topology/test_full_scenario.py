@@ -12,9 +12,9 @@ from perdure.queues import Refused
 from tests.conftest import default_kind
 from tests.support.acl import documented_rights
 from tests.support.certificates import Authority
-from tests.support.clusters import Cluster, cluster_of_its_own
+from tests.support.clusters import Cluster, private_cluster
 from tests.support.full_scenario import live
-from tests.support.sentinels import Sentinels, sentinels_of_its_own
+from tests.support.sentinels import Sentinels, private_sentinels
 from tests.support.servers import SYSTEM, find_program
 
 pytestmark = [pytest.mark.cluster, pytest.mark.integration]
@@ -27,7 +27,7 @@ def sentinels() -> Iterator[Sentinels]:
     program = find_program(default_kind())
     if program is None:
         pytest.skip(f"no {default_kind()} server here")
-    with sentinels_of_its_own(program) as sentinels:
+    with private_sentinels(program) as sentinels:
         yield sentinels
 
 
@@ -45,7 +45,7 @@ def guarded(authority: Authority) -> Iterator[Cluster]:
     if program is None:
         pytest.skip("the bundled redis-server is built without TLS, and there is no system one")
     files = dict(part.split("=") for part in authority.query().split("&"))
-    with cluster_of_its_own(
+    with private_cluster(
         program,
         options=("--requirepass", PASSWORD, "--masterauth", PASSWORD),
         tls=authority.server_options(),

@@ -13,9 +13,9 @@ from perdure.queues.transport.sentinel import FailoverListener
 
 from tests.conftest import default_kind
 from tests.support.nodes import Node as Server
-from tests.support.sentinels import Sentinels, sentinels_of_its_own
+from tests.support.sentinels import Sentinels, private_sentinels
 from tests.support.servers import find_program
-from tests.support.workers import soon, until, working
+from tests.support.workers import bounded, running_worker, wait_until
 
 FORMER, NEW = Node("10.0.0.1", 6379), Node("10.0.0.2", 6380)
 
@@ -100,7 +100,7 @@ def sentinels() -> Iterator[Sentinels]:
     program = find_program(default_kind())
     if program is None:
         pytest.skip(f"no {default_kind()} server here")
-    with sentinels_of_its_own(program) as sentinels:
+    with private_sentinels(program) as sentinels:
         yield sentinels
 
 
@@ -119,18 +119,18 @@ async def test_all_connections_leave_a_primary_that_was_not_demoted(sentinels: S
             await proceed.wait()
             return "done"
 
-        async with working(app):
+        async with running_worker(app):
             running = await waits.enqueue()
-            await soon(started.wait())
+            await bounded(started.wait())
             waiting = asyncio.create_task(running.result())
-            await until(lambda: _listens(former), "a waiter has subscribed")
+            await wait_until(lambda: _listens(former), "a waiter has subscribed")
             assert former.command("WAIT", 2, 20_000) == 2
             sentinels.replace_primary()
             heir = sentinels.failed_over(former)
-            await until(lambda: _left(former), "every connection has left the former primary")
+            await wait_until(lambda: _left(former), "every connection has left the former primary")
             later = await waits.enqueue()
             proceed.set()
-            assert await soon(waiting) == await soon(later.result()) == "done"
+            assert await bounded(waiting) == await bounded(later.result()) == "done"
             for handle in (running, later):
                 assert heir.command("HGET", handle.partition.record(handle.id), "state") == b"succeeded"
     assert former.info("replication")["role"] == "master"

@@ -15,10 +15,10 @@ from perdure.queues.transport.clients import is_read_only
 
 from tests.conftest import default_kind
 from tests.support.command_line import call
-from tests.support.lossy_proxy import LossyLine
+from tests.support.lossy_proxy import LossyProxy
 from tests.support.nodes import Node, free_ports, wait_for
 from tests.support.servers import find_program
-from tests.support.workers import history, recorded_steps, soon, until, working
+from tests.support.workers import bounded, history, recorded_steps, running_worker, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -195,12 +195,12 @@ async def test_other_commands_are_not_delayed(
     replica.freeze()
     waiting = asyncio.create_task(producer.enqueue("t", durability="replicated"))
 
-    await until(lambda: held_up(primary), "the enqueue waits for the replica")
-    other = await soon(producer.enqueue("t"))
-    assert await soon(other.status()) is State.QUEUED
+    await wait_until(lambda: held_up(primary), "the enqueue waits for the replica")
+    other = await bounded(producer.enqueue("t"))
+    assert await bounded(other.status()) is State.QUEUED
     assert not waiting.done()
     replica.thaw()
-    assert await (await soon(waiting)).status() is State.QUEUED
+    assert await (await bounded(waiting)).status() is State.QUEUED
 
 
 async def test_more_replicas_than_exist_are_not_confirmed(primary: Node, namespace_name: str) -> None:
@@ -225,12 +225,12 @@ async def test_a_lost_reply_is_repeated_and_enqueues_once(
     primary: Node, tmp_path: Path, namespace_name: str, producer: Producer, text: bytes
 ) -> None:
     await producer.gateway.load_scripts()
-    async with LossyLine(primary.server.socket, tmp_path / "line").open() as line:
+    async with LossyProxy(primary.server.socket, tmp_path / "line").open() as line:
         address = Address(f"unix://{line.path}")
         async with Producer(address=address, namespace=namespace_name, replication=LONG) as lossy:
             await lossy.enqueue("t", queue="other", durability="replicated")
             line.lose(text)
-            handle = await soon(lossy.enqueue("t", durability="replicated"))
+            handle = await bounded(lossy.enqueue("t", durability="replicated"))
     assert line.lost == 1
     assert await producer.gateway.command("XLEN", handle.partition.ready) == 1
 
@@ -244,17 +244,17 @@ async def test_a_primary_that_is_demoted_meanwhile_confirms_nothing(
         replica.freeze()
         waiting = asyncio.create_task(producer.enqueue("t", durability="replicated"))
 
-        await until(lambda: held_up(primary), "the enqueue waits for the replica")
+        await wait_until(lambda: held_up(primary), "the enqueue waits for the replica")
         primary.command("REPLICAOF", "127.0.0.1", "1")
         try:
             with pytest.raises(Unavailable):
-                await soon(waiting)
+                await bounded(waiting)
             while True:  # the server closes the waiting connection, then it refuses writes
                 with pytest.raises(Unavailable) as raised:
-                    await soon(producer.enqueue("t", durability="replicated"))
+                    await bounded(producer.enqueue("t", durability="replicated"))
                 if is_read_only(raised.value.__cause__):
                     break
-            await until(lambda: _has_left(primary), "its connection has left the server that refuses writes")
+            await wait_until(lambda: _has_left(primary), "its connection has left the server that refuses writes")
         finally:
             primary.command("REPLICAOF", "NO", "ONE")
             replica.thaw()
@@ -262,7 +262,7 @@ async def test_a_primary_that_is_demoted_meanwhile_confirms_nothing(
                 wait_for, lambda: replica.info("replication")["master_link_status"] == "up", "the replica to be back"
             )
         producer.gateway.patience = 30.0
-        assert await (await soon(producer.enqueue("t", durability="replicated"))).status() is State.QUEUED
+        assert await (await bounded(producer.enqueue("t", durability="replicated"))).status() is State.QUEUED
 
 
 async def _has_left(node: Node) -> bool:
@@ -278,9 +278,9 @@ async def test_a_waiting_write_fails_when_the_producer_closes(
         replica.freeze()
         waiting = asyncio.create_task(producer.enqueue("t", durability="replicated"))
 
-        await until(lambda: held_up(primary), "the enqueue waits for the replica")
+        await wait_until(lambda: held_up(primary), "the enqueue waits for the replica")
     with pytest.raises(Unavailable):
-        await soon(waiting)
+        await bounded(waiting)
 
 
 # steps
@@ -316,19 +316,19 @@ async def test_a_step_waits_for_the_replica_and_costs_no_attempt(app: App, prima
     async def simple(ctx: Context) -> str:
         return await ctx.step("only", act, "simple")
 
-    async with working(app):
+    async with running_worker(app):
         handle = await job.enqueue()
-        await soon(first_done.wait())
+        await bounded(first_done.wait())
         assert replica.command("HEXISTS", handle.partition.steps(handle.id), "d:first") == 1
         replica.freeze()
         go_on.set()
-        await until(lambda: _has_step(handle, primary, "d:second"), "the second step is recorded on the primary")
+        await wait_until(lambda: _has_step(handle, primary, "d:second"), "the second step is recorded on the primary")
         other = await simple.enqueue()
-        assert await soon(other.result()) == "simple"
+        assert await bounded(other.result()) == "simple"
         assert "after" not in calls
         assert await handle.status() is State.RUNNING
         replica.thaw()
-        assert await soon(handle.result()) == (1, 0)
+        assert await bounded(handle.result()) == (1, 0)
     assert calls == ["first", "second", "simple", "after"]
     completed = [event.step for event in await history(handle) if event.type == "step_completed"]
     assert completed == ["first", "second"]
@@ -349,12 +349,12 @@ async def test_a_risky_step_acts_when_its_intent_is_replicated(app: App, primary
         await ctx.step("pay", pay, risky=True, verify=lambda: None)
 
     replica.freeze()
-    async with working(app):
+    async with running_worker(app):
         handle = await job.enqueue()
-        await until(lambda: _has_step(handle, primary, "i:pay"), "the intent is on the primary")
+        await wait_until(lambda: _has_step(handle, primary, "i:pay"), "the intent is on the primary")
         assert acted == []
         replica.thaw()
-        await soon(handle.result())
+        await bounded(handle.result())
     assert acted == ["paid"]
     assert set(await recorded_steps(app, handle)) == {"d:pay"}
 

@@ -22,9 +22,9 @@ from perdure.queues.keys import GROUP
 
 from tests.conftest import default_kind
 from tests.support.consumers import Held
-from tests.support.sentinels import SERVICE, Sentinels, sentinels_of_its_own
+from tests.support.sentinels import SERVICE, Sentinels, private_sentinels
 from tests.support.servers import find_program
-from tests.support.workers import soon, until
+from tests.support.workers import bounded, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.integration]
 
@@ -34,7 +34,7 @@ def sentinels() -> Iterator[Sentinels]:
     program = find_program(default_kind())
     if program is None:
         pytest.skip(f"no {default_kind()} server here")
-    with sentinels_of_its_own(program) as sentinels:
+    with private_sentinels(program) as sentinels:
         yield sentinels
 
 
@@ -107,19 +107,19 @@ async def test_all_connections_find_the_new_primary(
         victim = sentinels.kill_primary()
         heartbeat.start()
         try:
-            await until(lambda: recovered(troubles), "the heartbeat has found the new server")
+            await wait_until(lambda: recovered(troubles), "the heartbeat has found the new server")
         finally:
             await asyncio.to_thread(heartbeat.stop)
         with pytest.raises(QueueError):
-            await soon(waits)
+            await bounded(waits)
         assert await handle.status() == "queued"
         assert sentinels.primary is not victim
         second = await gateway.command("XADD", partition.ready, "*", "field", "value")
-        ((_, ((taken, _),)),) = await soon(connection.read(*read))
+        ((_, ((taken, _),)),) = await bounded(connection.read(*read))
         assert (taken, lost) == (second, [])
         await handle.cancel()
         with pytest.raises(TaskCancelled):
-            await soon(waiter)
+            await bounded(waiter)
     await connection.close()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.sentinels import sentinels_of_its_own
+from tests.support.sentinels import private_sentinels
 from tests.support.servers import BUNDLED, find_program
 
 pytestmark = [pytest.mark.cluster, pytest.mark.integration]
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.integration]
 def test_sentinels_name_another_primary_after_a_kill() -> None:
     program = find_program(BUNDLED)
     assert program is not None
-    with sentinels_of_its_own(program) as sentinels:
+    with private_sentinels(program) as sentinels:
         sentinels.primary.command("SET", "key", "value")
         assert sentinels.primary.command("WAIT", 2, 20_000) == 2
         victim = sentinels.kill_primary()

@@ -12,7 +12,7 @@ from perdure.queues.transport.clients import check_server
 from tests.conftest import default_kind
 from tests.support.clusters import Cluster
 from tests.support.nodes import Node, free_ports
-from tests.support.sentinels import SERVICE, Sentinels, sentinels_of_its_own
+from tests.support.sentinels import SERVICE, Sentinels, private_sentinels
 from tests.support.servers import find_program
 
 pytestmark = pytest.mark.integration
@@ -85,7 +85,7 @@ async def test_a_missing_certificate_file_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def sentinels(program: Path) -> Iterator[Sentinels]:
-    with sentinels_of_its_own(program, replicas=0, sentinels=1) as sentinels:
+    with private_sentinels(program, replicas=0, sentinels=1) as sentinels:
         yield sentinels
 
 

@@ -31,7 +31,7 @@ from perdure.worker.errors import ConfigurationError, LifespanError, TaskDefinit
 from perdure.worker.settings import load_settings
 from pydantic import BaseModel, ValidationError
 
-from tests.support.workers import partition_of, redis_command, soon, work_off
+from tests.support.workers import bounded, partition_of, redis_command, work_off
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -196,7 +196,7 @@ async def test_arguments_and_result_arrive_in_their_types(opened: App) -> None:
     at = datetime.fromisoformat("2026-05-04T03:02:01+00:00")
     handle = await buy.enqueue(Order(item="tea"), at, places=("a", "b"))
     await work_off(opened)
-    assert await soon(handle.result()) == Order(item="tea", count=2)
+    assert await bounded(handle.result()) == Order(item="tea", count=2)
     assert seen == [Order(item="tea"), at, ("a", "b"), "none"]
 
 
@@ -208,7 +208,7 @@ async def test_undeclared_arguments_are_plain_data(opened: App) -> None:
 
     handle = await echo.enqueue({"a": (1, 2)})
     await work_off(opened)
-    assert await soon(handle.result()) == [{"a": [1, 2]}, 2]
+    assert await bounded(handle.result()) == [{"a": [1, 2]}, 2]
 
 
 @pytest.mark.integration
@@ -246,7 +246,7 @@ async def test_of_many_all_are_checked_before_any_is_sent(opened: App) -> None:
     assert await redis_command(opened, "EXISTS", partition_of(opened).ready) == 0
     handles = await square.enqueue_many([{"number": number} for number in range(20)])
     await work_off(opened)
-    assert [await soon(handle.result()) for handle in handles] == [number * number for number in range(20)]
+    assert [await bounded(handle.result()) for handle in handles] == [number * number for number in range(20)]
 
 
 @pytest.mark.integration
@@ -280,7 +280,7 @@ async def test_options_of_one_call_go_before_the_tasks(opened: App) -> None:
     again = await call.enqueue(4)
     assert handle.id == again.id == "mine-1"
     await work_off(opened, queues=["other"])
-    assert await soon(handle.result()) == 3
+    assert await bounded(handle.result()) == 3
     assert seen == [("job", "mine-1", "other", {"trace": "t1"}, 1, 0, False)]
     assert 0 < await redis_command(opened, "TTL", handle.partition.record("mine-1")) <= 50
 
@@ -470,7 +470,7 @@ async def test_tasks_find_what_the_lifespan_yielded_and_it_is_closed_after_the_l
     async with Worker(app) as worker:
         handle = await job.enqueue()
         await worker.run(burst=True)
-        assert await soon(handle.result()) == ["open", "ran"]
+        assert await bounded(handle.result()) == ["open", "ran"]
     assert pool.calls == ["open", "ran", "closed"]
 
 
@@ -484,7 +484,7 @@ async def test_without_a_lifespan_there_are_no_resources(settings: Settings) -> 
         handle = await job.enqueue()
         await work_off(app)
         assert app.resources is None
-        assert await soon(handle.result()) is True
+        assert await bounded(handle.result()) is True
 
 
 async def test_a_lifespan_is_closed_after_an_error_in_the_block_too(settings: Settings) -> None:

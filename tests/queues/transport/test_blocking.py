@@ -10,7 +10,7 @@ import redis
 from perdure.queues import BlockingConnection, Unavailable
 from perdure.queues.transport.address import Node
 
-from tests.support.workers import soon
+from tests.support.workers import bounded
 
 
 class Client:
@@ -73,8 +73,8 @@ async def test_the_request_is_repeated_until_the_read_ends() -> None:
     scene.client.greeted.set()
     read = asyncio.create_task(scene.connection.read("XREADGROUP"))
     await asyncio.sleep(0)
-    await soon(scene.connection.interrupt())
-    assert await soon(read) is None
+    await bounded(scene.connection.interrupt())
+    assert await bounded(read) is None
     assert scene.unblocked == [7, 7, 7]
 
 
@@ -85,14 +85,14 @@ async def test_a_read_is_not_sent_if_it_is_interrupted_while_connecting() -> Non
     interrupting = asyncio.create_task(scene.connection.interrupt())
     await asyncio.sleep(0)
     scene.client.greeted.set()
-    assert await soon(read) is None
-    await soon(interrupting)
+    assert await bounded(read) is None
+    await bounded(interrupting)
     assert (scene.client.reads, scene.unblocked) == (0, [])
 
 
 async def test_without_a_read_no_client_is_unblocked() -> None:
     scene = Scene()
-    await soon(scene.connection.interrupt())
+    await bounded(scene.connection.interrupt())
     assert scene.unblocked == []
     scene.client.greeted.set()
     scene.client.released.set()
@@ -118,7 +118,7 @@ async def test_a_read_of_a_silent_server_is_ended_by_closing_its_connection(
         unblock_timeout=0.05,
     )
     read = asyncio.create_task(connection.read("XREADGROUP"))
-    await soon(client.reading.wait())
-    await soon(connection.interrupt())
+    await bounded(client.reading.wait())
+    await bounded(connection.interrupt())
     with pytest.raises(Unavailable):
-        await soon(read)
+        await bounded(read)

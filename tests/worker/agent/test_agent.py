@@ -25,7 +25,7 @@ from perdure.queues import Gateway, Script, pairs
 from perdure.worker.journal import empty_state, parse_event, reduce
 from pydantic import Field, SecretStr, field_serializer
 
-from tests.support.workers import history, letter, recorded_steps, redis_command, soon, work_off
+from tests.support.workers import bounded, history, letter, recorded_steps, redis_command, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -81,7 +81,7 @@ async def test_an_agent_plans_acts_and_finishes(app: App, counter: type[Counter]
     count = app.agent(name="count", retry=AGAIN)(counter)
     handle = await count.enqueue("count", words=["one", "three"])
     await work_off(app)
-    assert await soon(handle.result()) == {"total": 8, "discoveries": 2, "results": {"one": 3, "three": 5}}
+    assert await bounded(handle.result()) == {"total": 8, "discoveries": 2, "results": {"one": 3, "three": 5}}
     told = [(event.type, event.step) for event in await history(handle) if event.number is not None]
     assert told == [
         ("started", None),
@@ -102,7 +102,7 @@ async def test_what_failed_goes_on_where_it_was_and_nothing_is_applied_twice(app
     count = app.agent(name="count", retry=AGAIN)(counter)
     handle = await count.enqueue("count", words=["one", "three", "five"])
     await work_off(app)
-    assert await soon(handle.result()) == {
+    assert await bounded(handle.result()) == {
         "total": 12,
         "discoveries": 3,
         "results": {"one": 3, "three": 5, "five": 4},
@@ -118,7 +118,7 @@ async def test_an_agent_is_called_from_elsewhere_by_name_with_its_goal_and_input
     app.agent(name="count")(counter)
     handle = await app.producer.enqueue("count", {"goal": "count", "words": ["four"]})
     await work_off(app)
-    assert (await soon(handle.result()))["total"] == 4
+    assert (await bounded(handle.result()))["total"] == 4
     with pytest.raises(InvalidArguments, match="unexpected keyword argument 'word'"):
         await app.agent(name="other")(counter).enqueue("count", word="four")
 
@@ -138,11 +138,11 @@ async def test_a_stopping_worker_stops_between_steps_and_the_next_goes_on(app: A
     handle = await count.enqueue("count", words=["one", "two"])
     async with Worker(app) as worker:
         running.append(worker)
-        await soon(worker.run())
+        await bounded(worker.run())
     assert acts == ["one"]
     assert (await handle.record()).attempts == 0
     await work_off(app)
-    assert (await soon(handle.result()))["results"] == {"one": 3, "two": 3}
+    assert (await bounded(handle.result()))["results"] == {"one": 3, "two": 3}
     assert acts == ["one", "two"]
 
 
@@ -175,7 +175,7 @@ async def test_ephemeral_fields_are_never_stored_and_inputs_among_them_are_there
     spy = app.agent(name="spy", retry=AGAIN)(Spy)
     handle = await spy.enqueue("look", password="hunter22")
     await work_off(app)
-    assert await soon(handle.result()) == "logged in with hunter22"
+    assert await bounded(handle.result()) == "logged in with hunter22"
     assert [(password, note) for password, _, note in seen] == [("hunter22", "")] * 2
     assert seen[0][1] is not None
     assert seen[1][1] is None
@@ -234,7 +234,7 @@ async def test_large_values_are_stored_once_beside_the_snapshots(app: App, monke
     read = app.agent(name="read")(reader(snapshot_every=1))
     handle = await read.enqueue("20000 30000 10")
     await work_off(app)
-    assert await soon(handle.result()) == {"0": 20_000, "1": 30_000, "2": 10}
+    assert await bounded(handle.result()) == {"0": 20_000, "1": 30_000, "2": 10}
     stored = await recorded_steps(app, handle)
     blobs = sorted(len(value) for name, value in stored.items() if name.startswith("s:#blob:"))
     assert blobs == [20_002, 30_002]
@@ -328,12 +328,12 @@ class Later(Agent[Extended]):
 
 async def test_a_field_that_came_later_has_its_default(app: App, settings: Settings) -> None:
     handle = await after_a_deploy(app, settings, Later)
-    assert await soon(handle.result()) == {"total": 2, "unit": "letters", "results": {"one": 1, "two": 2}}
+    assert await bounded(handle.result()) == {"total": 2, "unit": "letters", "results": {"one": 1, "two": 2}}
 
 
 async def test_a_field_that_this_version_does_not_know_stays_as_it_is(app: App, settings: Settings) -> None:
     handle = await after_a_deploy(app, settings, Later, lambda data: data.replace(b'"total":1', b'"total":1,"of":[7]'))
-    assert await soon(handle.result()) == {"total": 2, "unit": "letters", "results": {"one": 1, "two": 2}}
+    assert await bounded(handle.result()) == {"total": 2, "unit": "letters", "results": {"one": 1, "two": 2}}
     state = empty_state()
     for event in await history(handle):
         if event.number is not None:
@@ -412,7 +412,7 @@ async def test_a_state_that_is_not_what_its_log_comes_to_is_told_of_where_that_i
             handle = await one.agent(kind, name=one.name, queue=one.name).enqueue("count", words=["one"])
             await work_off(one)
             handles[one.name] = handle
-        assert await soon(handles["unchecked"].result())
+        assert await bounded(handles["unchecked"].result())
     found = await letter(app, handles["agents"])
     assert found.error == "perdure.worker.errors.StateDrift"
     assert "since event 1: /total" in found.message

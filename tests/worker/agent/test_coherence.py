@@ -16,7 +16,7 @@ from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.journal.run_events import WaitStarted
 
 from tests.support.command_line import Answer, call
-from tests.support.workers import history, letter, recorded_steps, soon, until, work_off, working
+from tests.support.workers import bounded, history, letter, recorded_steps, running_worker, wait_until, work_off
 
 STATE: dict[str, Any] = {"goal": "g", "plan": [], "results": {}, "current": None, "waiting_for": None}
 ONCE = Retry(max_attempts=1)
@@ -189,7 +189,7 @@ async def test_a_warning_is_told_once_and_taken_back_when_it_no_longer_holds(app
 
     handle = await agent(app, Shown).enqueue("search")
     await work_off(app)
-    assert await soon(handle.result()) == "finished"
+    assert await bounded(handle.result()) == "finished"
     assert await incoherent(handle) == [("repetition", "warn")]
     assert "incoherent" in seen[0]
     assert 'repetition: search({"query":"same"}) was called 5 times in the last' in seen[0]
@@ -227,7 +227,7 @@ async def test_burial_and_a_replay_by_a_person_who_knows(app: App) -> None:
     assert await incoherent(handle) == [("repetition", "bury")]
     assert (await command(app, "dlq", "replay", handle.id)).code == 0
     await work_off(app)
-    assert await soon(handle.result()) == "finished"
+    assert await bounded(handle.result()) == "finished"
     assert await incoherent(handle) == [("repetition", "bury")]
 
 
@@ -242,7 +242,7 @@ async def test_after_a_fresh_start_former_calls_do_not_count(app: App) -> None:
     Circling.times = 2  # as after a repair of the agent
     assert (await command(app, "dlq", "replay", handle.id, "--fresh")).code == 0
     await work_off(app)
-    assert await soon(handle.result()) == "finished"
+    assert await bounded(handle.result()) == "finished"
 
 
 @pytest.mark.integration
@@ -262,17 +262,17 @@ async def test_what_a_person_knows_of_is_known_to_all_later_runs(app: App) -> No
     assert (await letter(app, handle)).reason == "incoherent"
     assert (await command(app, "dlq", "replay", handle.id)).code == 0
     await work_off(app)
-    assert await soon(handle.result()) == "finished"
+    assert await bounded(handle.result()) == "finished"
     assert await incoherent(handle) == [("goal", "bury")]
 
 
 @pytest.mark.integration
 async def test_a_hand_off_waits_for_a_message(app: App) -> None:
     handle = await agent(app, Looping, repetition="hand_off").enqueue("search")
-    async with working(app):
-        await until(lambda: has_state(handle, State.SCHEDULED), "it is parked")
+    async with running_worker(app):
+        await wait_until(lambda: has_state(handle, State.SCHEDULED), "it is parked")
         await handle.send("go on", sender="ada")
-        assert await soon(handle.result()) == "finished"
+        assert await bounded(handle.result()) == "finished"
     assert await incoherent(handle) == [("repetition", "hand_off")]
     assert [event.data["after"] for event in await history(handle) if event.type == "resumed"] == ["wait"]
 
@@ -324,7 +324,7 @@ async def test_calls_of_former_runs_count(app: App) -> None:
     kind = type("Fresh", (Failing,), {"coherence": Coherence()})
     handle = await app.agent(name="circling", retry=Retry(base=0.0))(kind).enqueue("search")
     await work_off(app)
-    assert await soon(handle.result()) == "finished"
+    assert await bounded(handle.result()) == "finished"
     assert await incoherent(handle) == [("repetition", "warn")]
 
 
@@ -371,7 +371,7 @@ async def test_a_message_that_it_waits_for_and_does_not_read(app: App) -> None:
 
     handles: list[Any] = [await agent(app, Deaf).enqueue("search")]
     await work_off(app)
-    assert await soon(handles[0].result()) == "finished"
+    assert await bounded(handles[0].result()) == "finished"
     assert await incoherent(handles[0]) == [("waiting", "warn")]
 
 
@@ -399,15 +399,15 @@ async def test_the_worker_tells_of_runs_that_are_not_coherent(app: App) -> None:
             state.goal = "another"
 
     handle = await agent(app, Held).enqueue("search")
-    async with working(app) as worker:
-        await until(lambda: is_confused(worker.health), "the report names it")
+    async with running_worker(app) as worker:
+        await wait_until(lambda: is_confused(worker.health), "the report names it")
         report = worker.health()
         assert [(one.id, one.task, one.checks) for one in report.incoherent] == [(handle.id, "circling", ("goal",))]
         assert (report.coherent, report.live) == (False, True)
         assert type(report).from_summary(report.summary()) == report
         go_on.set()
-        assert await soon(handle.result()) == "finished"
-        await until(lambda: is_coherent(worker.health), "the report names nobody")
+        assert await bounded(handle.result()) == "finished"
+        await wait_until(lambda: is_coherent(worker.health), "the report names nobody")
 
 
 async def is_confused(report: Callable[[], Any]) -> bool:

@@ -14,7 +14,7 @@ from perdure.worker.journal import check_state
 from pydantic import Field
 
 from tests.support.stored_data import FIRST, with_keys
-from tests.support.workers import BOUND, FRESH, history, recorded_steps, redis_command, soon, work_off
+from tests.support.workers import BOUND, FRESH, bounded, history, recorded_steps, redis_command, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -170,7 +170,7 @@ async def test_whichever_write_a_worker_dies_at_the_next_one_ends_with_the_same(
         Payer.thought.clear()
         handle = await payer.enqueue("pay", key=f"{when}-{deadly}", bills=[2, 1])
         died = await scene.play(handle, deadly, when)
-        assert told(await soon(handle.result())) == EXPECTED, f"write {deadly}"
+        assert told(await bounded(handle.result())) == EXPECTED, f"write {deadly}"
         numbers = [event.number for event in await history(handle) if event.number is not None]
         assert numbers == list(range(1, len(numbers) + 1))
         assert await check_state(app.producer.gateway, handle.partition, handle.id) is not None
@@ -189,7 +189,7 @@ async def test_writes_whose_replies_are_lost_are_made_once(app: App, scene: Scen
     Payer.paid.clear()
     handle = await app.agent(name="payer", retry=PATIENT)(Payer).enqueue("pay", bills=[2, 1])
     await work_off(app)
-    assert told(await soon(handle.result())) == EXPECTED
+    assert told(await bounded(handle.result())) == EXPECTED
     assert Payer.paid == [1, 2, 3]
     numbers = [event.number for event in await history(handle) if event.number is not None]
     assert numbers == list(range(1, len(numbers) + 1))
@@ -198,7 +198,7 @@ async def test_writes_whose_replies_are_lost_are_made_once(app: App, scene: Scen
 async def test_when_it_is_done_nothing_is_left_in_the_checkpoint_but_its_last_snapshot(app: App) -> None:
     handle = await app.agent(name="payer", retry=PATIENT)(Payer).enqueue("pay", bills=[2, 1])
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     left = await recorded_steps(app, handle)
     blobs = {name for name in left if name.startswith("s:#blob:")}
     assert left.keys() - blobs == {"d:#plan", "d:#finish", "s:#state"}
@@ -213,7 +213,7 @@ async def test_with_keys_nothing_of_the_state_can_be_read_in_redis_and_what_died
         Payer.paid.clear()
         handle = await app.agent(Payer, retry=PATIENT).enqueue("pay", bills=[2, 1])
         assert await scene.play(handle, 9, "after")
-        assert told(await soon(handle.result())) == EXPECTED
+        assert told(await bounded(handle.result())) == EXPECTED
         stored = await recorded_steps(app, handle)
         log = await redis_command(app, "XRANGE", handle.partition.log(handle.id), "-", "+")
         assert {"s:#state", "d:#finish"} < stored.keys()

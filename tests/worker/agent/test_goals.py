@@ -28,7 +28,7 @@ from perdure.worker.errors import TaskDefinitionError
 from pydantic import Field, SecretStr, model_validator
 
 from tests.support.lossy_proxy import lossy_gateway
-from tests.support.workers import BOUND, history, letter, redis_command, soon, work_off, working
+from tests.support.workers import BOUND, bounded, history, letter, redis_command, running_worker, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -121,7 +121,7 @@ async def test_a_goal_that_was_reached_can_be_worked_for_anew(app: App, run: Age
     assert await redis_command(app, "EXISTS", again.partition.steps(again.id)) == 0
     assert await redis_command(app, "TTL", again.partition.record(again.id)) == -1
     await work_off(app)
-    assert await soon(first.result()) == "fetch: run 2"
+    assert await bounded(first.result()) == "fetch: run 2"
 
 
 async def test_a_goal_that_was_given_up_can_be_worked_for_anew_and_is_no_dead_letter_then(
@@ -142,7 +142,7 @@ async def test_a_goal_that_was_given_up_can_be_worked_for_anew_and_is_no_dead_le
 async def test_a_goal_that_was_never_worked_for_is_anew_as_well(app: App, run: AgentTask[Any]) -> None:
     handle = await run.enqueue("fetch", where="shop", fresh=True)
     await work_off(app)
-    assert await soon(handle.result()) == "fetch: run 1"
+    assert await bounded(handle.result()) == "fetch: run 1"
 
 
 async def test_one_that_has_not_ended_is_not_begun_anew(app: App, run: AgentTask[Any]) -> None:
@@ -152,12 +152,12 @@ async def test_one_that_has_not_ended_is_not_begun_anew(app: App, run: AgentTask
     Runner.gate = asyncio.Event()
     Runner.began.clear()
     try:
-        async with working(app):
-            await soon(Runner.began.wait())
+        async with running_worker(app):
+            await bounded(Runner.began.wait())
             with pytest.raises(StillRunning):
                 await run.enqueue("fetch", where="shop", fresh=True)
             Runner.gate.set()
-            assert await soon(handle.result()) == "fetch: run 1"
+            assert await bounded(handle.result()) == "fetch: run 1"
     finally:
         Runner.gate = None
 

@@ -28,7 +28,17 @@ from perdure.worker.journal.reducer import empty_state
 from perdure.worker.journal.run_events import Notified
 from pydantic import Field
 
-from tests.support.workers import give_up, history, letter, recorded_steps, redis_command, soon, steal, until, work_off
+from tests.support.workers import (
+    bounded,
+    expire_lease,
+    history,
+    letter,
+    recorded_steps,
+    redis_command,
+    steal,
+    wait_until,
+    work_off,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -76,7 +86,7 @@ def agent(**body: Any) -> type[Doer]:
 
 async def cut_off(app: App, handle: TaskHandle[Any]) -> None:
     """From now on, nothing that this run does counts; the task is there for the next worker."""
-    await give_up(app, await steal(app, handle))
+    await expire_lease(app, await steal(app, handle))
 
 
 class Once:
@@ -114,7 +124,7 @@ async def test_a_risky_step_that_was_begun_is_verified_before_it_acts_again(app:
     once.handle = await app.agent(name="risky", retry=AGAIN)(kind).enqueue("do", steps=["mail", "post"])
     await work_off(app)
     await work_off(app)
-    result = await soon(once.handle.result())
+    result = await bounded(once.handle.result())
     assert result["results"] == {"mail": "found mail", "post": "acted 2"}
     assert kind.acts == ["mail", "post"]
     assert result["done"] == ["post"], "what the act that was cut off did to the state went with it"
@@ -144,7 +154,7 @@ async def test_a_suspect_is_cleared_by_a_step_of_its_plan(app: App) -> None:
     once.handle = await app.agent(kind, name="risky", retry=AGAIN).enqueue("do", steps=["mail", "post"])
     await work_off(app)
     await work_off(app)
-    await soon(once.handle.result())
+    await bounded(once.handle.result())
     told = [event.type for event in await history(once.handle)]
     assert told.index("cleared") < told.index("finished")
 
@@ -180,7 +190,7 @@ async def test_a_step_that_fails_is_replaced_where_the_agent_has_another_plan(ap
     kind = agent(take=take, replan=replan)
     handle = await app.agent(name="other")(kind).enqueue("do", steps=["good", "bad", "never"])
     await work_off(app)
-    result = await soon(handle.result())
+    result = await bounded(handle.result())
     assert result["done"] == ["good", "ValueError: it cannot be done", "other", "last"]
     assert result["plan"] == [["good", "done"], ["bad", "failed"], ["other", "done"], ["last", "done"]]
     assert (await handle.record()).attempts == 1
@@ -200,7 +210,7 @@ async def test_a_step_that_fails_and_is_not_replaced_is_retried_with_the_task(ap
 
     handle = await app.agent(name="other", retry=AGAIN)(agent(take=take, replan=replan)).enqueue("do", steps=["a"])
     await work_off(app)
-    assert (await soon(handle.result()))["done"] == ["a", "asked"]
+    assert (await bounded(handle.result()))["done"] == ["a", "asked"]
     assert asked == ["ValueError: not yet", "fine"], "what was thought of the failure is not taken for the next answer"
     assert set(await recorded_steps(app, handle)) == {"d:#plan", "d:#finish"}
 
@@ -215,7 +225,7 @@ async def test_a_replan_that_changes_nothing_adds_nothing_to_the_log(app: App) -
 
     handle = await app.agent(name="other")(agent(replan=replan)).enqueue("do", steps=["a", "b", "c"])
     await work_off(app)
-    assert (await soon(handle.result()))["done"] == ["a", "b", "changed", "c"]
+    assert (await bounded(handle.result()))["done"] == ["a", "b", "changed", "c"]
     assert len(asked) == 3
     told = [event.type for event in await history(handle)]
     assert told.count("changed") == 1
@@ -255,7 +265,7 @@ async def test_progress_of_a_long_step_is_saved_once_in_a_while_and_given_back(a
         step.progress["page"] = 7
         if once.first():
             assert once.handle is not None
-            await until(lambda: is_saved(app, once.handle, b'{"page":7}'), "saved progress")
+            await wait_until(lambda: is_saved(app, once.handle, b'{"page":7}'), "saved progress")
             step.progress["page"] = 8
             await ctx.checkpoint()
             saved.set()
@@ -265,7 +275,7 @@ async def test_progress_of_a_long_step_is_saved_once_in_a_while_and_given_back(a
     once.handle = await app.agent(name="long", retry=AGAIN)(kind).enqueue("do", steps=["read", "next"])
     await work_off(app)
     await work_off(app)
-    await soon(once.handle.result())
+    await bounded(once.handle.result())
     assert saved.is_set()
     assert seen == [{}, {"page": 8}, {}]
     assert set(await recorded_steps(app, once.handle)) == {"d:#plan", "d:#finish"}
@@ -285,7 +295,7 @@ async def test_a_step_that_snoozes_has_not_failed_and_goes_on_with_its_parts(app
 
     handle = await app.agent(name="tired", retry=Retry(max_attempts=1))(agent(take=take)).enqueue("do", steps=["a"])
     await work_off(app)
-    assert (await soon(handle.result()))["done"] == ["a"]
+    assert (await bounded(handle.result()))["done"] == ["a"]
     assert calls == ["a"]
     assert not [event for event in await history(handle) if event.type == "step_failed"]
 
@@ -296,7 +306,7 @@ async def test_parts_of_steps_are_counted_anew_in_each(app: App) -> None:
 
     handle = await app.agent(name="parts")(agent(take=take)).enqueue("do", steps=["A", "B"])
     await work_off(app)
-    assert (await soon(handle.result()))["results"] == {"A": "a0a1", "B": "b0b1"}
+    assert (await bounded(handle.result()))["results"] == {"A": "a0a1", "B": "b0b1"}
     parts = [event.step for event in await history(handle) if event.number is None]
     assert parts == ["A/part", "A/part#2", "B/part", "B/part#2"]
 
@@ -331,7 +341,7 @@ async def test_resuming_reads_a_bounded_number_of_events_however_long_the_histor
     handle = await app.agent(name="long", retry=AGAIN)(agent(take=take)).enqueue("do", steps=["a", "b"])
     await work_off(app)
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     numbered = [event for event in await history(handle) if event.number is not None]
     assert len(numbered) >= 2 * facts
     assert sum(read) <= 60
@@ -352,7 +362,7 @@ async def test_a_task_that_has_a_snapshot_and_no_events_goes_on_from_there(app: 
     snapshot = encode_snapshot(state, 70, "forked")
     await redis_command(app, "HSET", partition.steps(handle.id), "s:#state", snapshot)
     await work_off(app)
-    result = await soon(handle.result())
+    result = await bounded(handle.result())
     assert (result["done"], result["results"]) == (["a", "b"], {"a": "as it was", "b": "b"})
     assert [event.number for event in await history(handle)] == [71, 72, 73]
     reduced = state
@@ -375,7 +385,7 @@ async def test_a_task_that_is_replayed_afresh_begins_with_its_goal(app: App) -> 
     found = await letter(app, handle)
     assert await replay(app.producer.gateway, found, Replay(fresh=True))
     await work_off(app)
-    assert (await soon(handle.result()))["done"] == ["a", "b"]
+    assert (await bounded(handle.result()))["done"] == ["a", "b"]
     assert kind.acts == ["a", "b", "a", "b"]
     assert await check_state(app.producer.gateway, handle.partition, handle.id) is not None
 
@@ -397,7 +407,7 @@ async def test_what_is_told_while_its_state_is_read_is_in_its_state(app: App, mo
     monkeypatch.setattr(restoration, "read_last_events", reading)
     handle = await app.agent(agent(take=take), name="told", retry=AGAIN).enqueue("do", steps=["a", "b"])
     await work_off(app)
-    assert (await soon(handle.result()))["done"] == ["a", "b"]
+    assert (await bounded(handle.result()))["done"] == ["a", "b"]
     assert "notified" in [event.type for event in await history(handle)]
     assert len([event for event in await history(handle) if event.type == "attempt_failed"]) == 1
     numbers = [event.number for event in await history(handle) if event.number is not None]
@@ -410,7 +420,7 @@ async def test_what_it_remembers_outlives_its_task(app: App) -> None:
 
     handle = await app.agent(agent(remember=remember), name="rememberer").enqueue("do", steps=["a", "b"])
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
 
     @app.task
     async def recall(ctx: Context) -> list[str]:
@@ -418,7 +428,7 @@ async def test_what_it_remembers_outlives_its_task(app: App) -> None:
 
     recalling = await recall.enqueue()
     await work_off(app)
-    assert await soon(recalling.result()) == ["a is done", "b is done"]
+    assert await bounded(recalling.result()) == ["a is done", "b is done"]
 
 
 async def test_an_agent_is_a_task_of_its_own(app: App) -> None:
@@ -444,7 +454,7 @@ async def test_what_the_agent_did_to_a_list_itself_stays_when_an_event_adds_to_i
 
     handle = await app.agent(agent(take=take), name="own").enqueue("do", steps=["a", "b"])
     await work_off(app)
-    result = await soon(handle.result())
+    result = await bounded(handle.result())
     assert result["results"] == {key: f"{key} was begun, {key} ended, {key} is over" for key in "ab"}
     past = await state_at(app.producer.gateway, handle.partition, handle.id)
     assert [one["fact"] for one in past.state["discoveries"]] == ["b was begun", "b ended", "b is over"]
@@ -460,7 +470,7 @@ async def test_a_list_that_the_agent_has_shortened_is_not_shortened_again_for_be
 
     handle = await app.agent(agent(take=take), name="short").enqueue("do", steps=["a"])
     await work_off(app)
-    assert (await soon(handle.result()))["results"] == {"a": f"fact {KEPT - 1}, the last"}
+    assert (await bounded(handle.result()))["results"] == {"a": f"fact {KEPT - 1}, the last"}
 
 
 @register_event
@@ -481,7 +491,7 @@ async def test_what_an_event_of_ones_own_changes_joins_what_the_agent_has_change
 
     handle = await app.agent(agent(take=take, finish=finish), name="weigher").enqueue("do", steps=["a", "b"])
     await work_off(app)
-    assert await soon(handle.result()) == {"weights": {"apple": 1, "pear": 2, "plum": 3}}
+    assert await bounded(handle.result()) == {"weights": {"apple": 1, "pear": 2, "plum": 3}}
     past = await state_at(app.producer.gateway, handle.partition, handle.id)
     assert past.state["context"] == {"weights": {"apple": 1, "pear": 2, "plum": 3}}
 
@@ -500,7 +510,7 @@ async def test_an_event_that_does_not_fit_the_state_is_none(app: App) -> None:
 
     handle = await app.agent(agent(take=take), name="misfit").enqueue("do", steps=["a"])
     await work_off(app)
-    result = await soon(handle.result())
+    result = await bounded(handle.result())
     assert result["results"] == {"a": "StateMismatch, BadPatch"}
     assert result["done"] == ["a"]
     past = await state_at(app.producer.gateway, handle.partition, handle.id)
@@ -514,5 +524,5 @@ async def test_parts_of_steps_count_for_the_snapshots_too_for_whoever_reads_the_
 
     handle = await app.agent(agent(take=take), name="parts").enqueue("do", steps=["a"])
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     assert "s:#state" in await recorded_steps(app, handle)

@@ -17,7 +17,7 @@ from perdure.worker.cli.support.errors import Failed, Misuse
 from tests.conftest import default_kind
 from tests.support.clusters import Cluster
 from tests.support.command_line import COMMAND, call, process
-from tests.support.sentinels import sentinels_of_its_own
+from tests.support.sentinels import private_sentinels
 from tests.support.servers import BUNDLED, RedisServer, find_program
 
 pytestmark = [pytest.mark.integration]
@@ -110,7 +110,7 @@ def keys_of(port: int) -> list[bytes]:
 def test_under_sentinels_the_raw_client_works_on_the_primary(tmp_path: Path) -> None:
     program = find_program(default_kind())
     assert program is not None
-    with sentinels_of_its_own(program) as sentinels:
+    with private_sentinels(program) as sentinels:
         answer = call("bench", "--redis-url", sentinels.url(), "--tasks", "100", "--json")
     assert answer.code == 0, answer.err
     assert {row["key"] for row in answer.json["rows"]} == set(ROWS)

@@ -11,14 +11,14 @@ from perdure import App, Context, Retry, Settings
 from tests.support.workers import (
     BOUND,
     Gate,
+    bounded,
     history,
     recorded_steps,
-    soon,
+    running_worker,
     steal,
     take_and_die,
-    until,
+    wait_until,
     work_off,
-    working,
 )
 
 pytestmark = pytest.mark.integration
@@ -49,12 +49,12 @@ async def test_an_async_step_returns_before_its_record_is_stored(app: App, gate:
         went_on.set()
         return value
 
-    async with working(app):
+    async with running_worker(app):
         handle = await job.enqueue()
-        await soon(went_on.wait())
+        await bounded(went_on.wait())
         assert await recorded_steps(app, handle) == {}
         gate.open.set()
-        assert await soon(handle.result()) == 1
+        assert await bounded(handle.result()) == 1
     assert list(await recorded_steps(app, handle)) == ["d:one"]
 
 
@@ -66,12 +66,12 @@ async def test_a_sync_step_returns_after_its_record_is_stored(app: App, gate: Ga
         await ctx.step("one", number, 1)
         went_on.set()
 
-    async with working(app):
+    async with running_worker(app):
         handle = await job.enqueue()
-        await soon(gate.reached.wait())
+        await bounded(gate.reached.wait())
         assert not went_on.is_set()
         gate.open.set()
-        await soon(handle.result())
+        await bounded(handle.result())
     assert went_on.is_set()
 
 
@@ -84,12 +84,12 @@ async def test_every_record_is_stored_before_the_outcome(app: App, gate: Gate) -
         returned.set()
         return sum(found)
 
-    async with working(app):
+    async with running_worker(app):
         handle = await job.enqueue()
-        await soon(returned.wait())
+        await bounded(returned.wait())
         assert "finish" not in gate.sent
         gate.open.set()
-        assert await soon(handle.result()) == sum(range(50))
+        assert await bounded(handle.result()) == sum(range(50))
     assert "write_checkpoint" in gate.sent
     assert "write_checkpoint" not in gate.sent[gate.sent.index("finish") :]
     assert len(await recorded_steps(app, handle)) == 50
@@ -104,7 +104,7 @@ async def test_records_added_during_a_write_are_batched_in_order(app: App, gate:
 
     handle = await job.enqueue()
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     assert [event.step for event in await history(handle)] == [f"s{value}" for value in range(20)]
     assert gate.sent.count("write_checkpoint") < 20
 
@@ -121,7 +121,7 @@ async def test_a_failed_attempt_keeps_its_records(app: App, gate: Gate) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     assert calls == [1]
 
 
@@ -139,7 +139,7 @@ async def test_a_sync_step_stores_the_records_added_before_it(app: App, gate: Ga
 
     handle = await job.enqueue()
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     assert seen == [["d:later", "d:now"]]
 
 
@@ -154,15 +154,15 @@ async def test_records_added_during_a_background_write_are_stored(app: App, gate
         gate.open.set()
         await ends.wait()
 
-    async with working(app):
+    async with running_worker(app):
         handle = await job.enqueue()
 
         async def both() -> bool:
             return set(await recorded_steps(app, handle)) == {"d:first", "d:second"}
 
-        await until(both, "the second record is stored while the handler waits for something else")
+        await wait_until(both, "the second record is stored while the handler waits for something else")
         ends.set()
-        await soon(handle.result())
+        await bounded(handle.result())
 
 
 async def test_a_lease_lost_in_the_background_cancels_the_run(app: App, gate: Gate) -> None:
@@ -179,16 +179,16 @@ async def test_a_lease_lost_in_the_background_cancels_the_run(app: App, gate: Ga
             cancelled.append(ctx.task_id)
             raise
 
-    async with working(app) as worker:
+    async with running_worker(app) as worker:
         handle = await job.enqueue()
-        await soon(started.wait())
+        await bounded(started.wait())
         await steal(app, handle)
         gate.open.set()
 
         async def idle() -> bool:
             return worker.in_flight == 0
 
-        await until(idle, "the run that lost its lease ends before the next heartbeat")
+        await wait_until(idle, "the run that lost its lease ends before the next heartbeat")
     assert cancelled == [handle.id]
     assert await recorded_steps(app, handle) == {}
     assert (await handle.record()).worker == "thief"
@@ -204,9 +204,9 @@ async def test_a_result_after_a_lost_lease_is_refused(app: App, gate: Gate) -> N
         await ends.wait()
         return "of the loser"
 
-    async with working(app) as worker:
+    async with running_worker(app) as worker:
         handle = await job.enqueue()
-        await soon(started.wait())
+        await bounded(started.wait())
         await steal(app, handle)
         ends.set()
         gate.open.set()
@@ -214,7 +214,7 @@ async def test_a_result_after_a_lost_lease_is_refused(app: App, gate: Gate) -> N
         async def idle() -> bool:
             return worker.in_flight == 0
 
-        await until(idle, "the loser ends")
+        await wait_until(idle, "the loser ends")
         assert (await handle.record()).result is None
 
 
@@ -247,4 +247,4 @@ async def test_an_unknown_durability_is_refused(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    assert "durability must be one of" in await soon(handle.result())
+    assert "durability must be one of" in await bounded(handle.result())

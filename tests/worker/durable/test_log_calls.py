@@ -15,7 +15,7 @@ from perdure.worker.journal.run_events import AttemptFailed, Buried, Replayed, S
 from pydantic import SecretStr
 
 from tests.support.stored_data import everything
-from tests.support.workers import history, letter, recorded_steps, soon, work_off
+from tests.support.workers import bounded, history, letter, recorded_steps, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -43,7 +43,7 @@ async def test_events_contain_no_secret_and_stay_readable(app: App) -> None:
 
     handle = await tell.enqueue([SecretStr(secret) for secret in NASTY])
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     stored = await redis_log(app, handle)
     for secret in (NASTY[0], orjson.dumps(NASTY[0]).decode()[1:-1], repr(NASTY[0])[1:-1], NASTY[3]):
         assert secret not in stored
@@ -60,7 +60,7 @@ async def test_a_secret_at_the_cut_of_a_long_result_is_masked(app: App) -> None:
 
     handle = await tell.enqueue(SecretStr("abcdefgh"))
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     shown = [event.data["result"] for event in await history(handle) if event.type == "tool_called"]
     assert len(shown) == 8
     assert {letter for result in shown for letter in result} <= set('"xy*')
@@ -121,7 +121,7 @@ async def test_a_risky_step_is_logged_in_the_write_of_its_intent(app: App) -> No
 
     handle = await job.enqueue()
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     assert seen == [(["i:pay"], ["step_started"])]
     assert [event.type for event in await history(handle)] == ["step_started", "step_completed"]
 
@@ -133,7 +133,7 @@ async def test_a_plain_step_writes_only_its_record_and_event(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == 1
+    assert await bounded(handle.result()) == 1
     assert await redis_log(app, handle) == 'type\nstep_completed\nstep\none\ndata\n{"attempt":1}'
     assert b"events" not in (await everything(app)).split(b"\n")
 
@@ -149,7 +149,7 @@ async def test_an_event_over_the_limit_is_refused_and_takes_no_number(settings: 
 
         handle = await job.enqueue()
         await work_off(app)
-        await soon(handle.result())
+        await bounded(handle.result())
         assert [(event.number, event.data["choice"]) for event in await history(handle)] == [(1, "y")]
 
 

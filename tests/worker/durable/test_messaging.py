@@ -16,7 +16,16 @@ from perdure.worker.runtime.stages import successor
 from perdure.worker.settings import Settings
 
 from tests.support.stored_data import FIRST, with_keys
-from tests.support.workers import history, pending, recorded_steps, redis_command, soon, until, work_off, working
+from tests.support.workers import (
+    bounded,
+    history,
+    pending,
+    recorded_steps,
+    redis_command,
+    running_worker,
+    wait_until,
+    work_off,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -36,7 +45,7 @@ async def parked(handle: TaskHandle[Any]) -> None:
     async def waits() -> bool:
         return (await handle.record()).waits is not None
 
-    await until(waits, "the task waits")
+    await wait_until(waits, "the task waits")
 
 
 async def test_a_resumed_run_reads_the_same_messages(settings: Settings) -> None:
@@ -61,7 +70,7 @@ async def test_a_resumed_run_reads_the_same_messages(settings: Settings) -> None
         for number in range(3):
             await handle.send(number, sender="ada")
         await work_off(app)
-        assert await soon(handle.result()) == [[0, 1], [2], [], ["since"]]
+        assert await bounded(handle.result()) == [[0, 1], [2], [], ["since"]]
         assert runs == [[[0, 1], [2], []], [[0, 1], [2], [], ["since"]]]
         received = [event for event in await history(handle) if event.type == "received"]
         assert [one.data["number"] for one in received] == [1, 2, 3, 4]
@@ -82,18 +91,18 @@ async def test_a_waiting_task_takes_no_slot_and_a_message_wakes_it(settings: Set
     async def other(ctx: Context) -> str:
         return "done"
 
-    async with app, working(app, concurrency=1):
+    async with app, running_worker(app, concurrency=1):
         handle = await waits.enqueue()
         await parked(handle)
         assert await pending(app) == []
-        assert await soon((await other.enqueue()).result()) == "done"
+        assert await bounded((await other.enqueue()).result()) == "done"
         assert (await handle.send(1, sender="bob")).state is State.SCHEDULED
-        await until(lambda: _events(handle, "waiting", 2), "it waits again")
+        await wait_until(lambda: _events(handle, "waiting", 2), "it waits again")
         await parked(handle)
         await handle.send("not hers", sender="bob")
-        await until(lambda: _unused_and_parked(handle), "it waits on")
+        await wait_until(lambda: _unused_and_parked(handle), "it waits on")
         await handle.send(2, sender="ada")
-        assert await soon(handle.result()) == [1, 2]
+        assert await bounded(handle.result()) == [1, 2]
         assert contents(await handle.pending_messages()) == ["not hers"]
         record = await handle.record()
         assert (record.attempts, record.crashes, record.error) == (1, 0, None)
@@ -125,14 +134,14 @@ async def test_a_wait_ends_at_its_first_deadline(settings: Settings) -> None:
 
     async with app:
         short, long, given_up = await waits.enqueue(0.01), await waits.enqueue(3600), await waits.enqueue(3600)
-        async with working(app):
-            assert await soon(short.result()) == [[], []]
+        async with running_worker(app):
+            assert await bounded(short.result()) == [[], []]
             await parked(long)
             record = await redis_command(app, "HGET", long.partition.steps(long.id), "s:#inbox")
             passed = orjson.dumps(orjson.loads(record) | {"until": 1})
             await redis_command(app, "HSET", long.partition.steps(long.id), "s:#inbox", passed)
             await long.send("wakes it, and is not what it waits for", sender="bob")
-            assert await soon(long.result()) == [[], ["wakes it, and is not what it waits for"]]
+            assert await bounded(long.result()) == [[], ["wakes it, and is not what it waits for"]]
             await parked(given_up)
         assert await given_up.cancel() is State.CANCELLED
         assert (await given_up.record()).waits is None
@@ -153,8 +162,8 @@ async def test_a_burst_ends_while_tasks_wait(settings: Settings) -> None:
         await handle.send("now")
         await work_off(app)
         assert await handle.status() in (State.SUCCEEDED, State.SCHEDULED)
-        async with working(app):
-            assert await soon(handle.result()) == ["now"]
+        async with running_worker(app):
+            assert await bounded(handle.result()) == ["now"]
 
 
 async def test_tasks_send_messages_to_each_other(settings: Settings) -> None:
@@ -184,9 +193,9 @@ async def test_tasks_send_messages_to_each_other(settings: Settings) -> None:
     async with app:
         answering = await answers.enqueue()
         asking = await asks.enqueue(answering.id)
-        async with working(app, concurrency=1):
-            assert await soon(asking.result()) == 30
-            assert await soon(answering.result()) == 3
+        async with running_worker(app, concurrency=1):
+            assert await bounded(asking.result()) == 30
+            assert await bounded(answering.result()) == 3
         sent = [event for event in await history(asking) if event.type == "message_sent"]
         assert [(one.data["to"], one.data["number"]) for one in sent] == [(answering.id, n) for n in (1, 2, 3, 4)]
 
@@ -216,7 +225,7 @@ async def test_a_message_is_sent_once_if_the_sender_fails_before_the_record(
         to = await never.options(delay=3600).enqueue()
         handle = await sends.enqueue(to.id)
         await work_off(app)
-        assert await soon(handle.result()) == [1, 2]
+        assert await bounded(handle.result()) == [1, 2]
         found = await to.pending_messages()
         assert [(one.sender, one.content) for one in found] == [(handle.id, "first"), ("me", "second")]
         assert found[0].id == f"{handle.id}:#send"
@@ -235,12 +244,12 @@ async def test_ask_ignores_messages_from_before_the_question(settings: Settings)
     async with app:
         handle = await ships.enqueue()
         await handle.send("hello", sender="ada")
-        async with working(app):
+        async with running_worker(app):
             await parked(handle)
             assert (await handle.record()).waits == "approval"
             await handle.send("no idea", sender="bob")
             await handle.send("yes", sender="ada")
-            assert await soon(handle.result()) == ["yes", None, ["hello", "no idea"]]
+            assert await bounded(handle.result()) == ["yes", None, ["hello", "no idea"]]
         waiting = next(event for event in await history(handle) if event.type == "waiting")
         assert waiting.data == {"what": "approval", "on": "ada", "why": "Ship it?"}
 
@@ -257,8 +266,8 @@ async def test_concurrent_reads_return_different_messages(settings: Settings) ->
         handle = await reads.enqueue()
         for number in range(40):
             await handle.send(number)
-        async with working(app):
-            assert await soon(handle.result()) == [*range(40)]
+        async with running_worker(app):
+            assert await bounded(handle.result()) == [*range(40)]
 
 
 async def test_only_the_handler_itself_can_wait(settings: Settings) -> None:
@@ -282,15 +291,15 @@ async def test_only_the_handler_itself_can_wait(settings: Settings) -> None:
         found = await ctx.inbox(wait=3600)
         return [await step, contents(found)]
 
-    async with app, working(app):
+    async with app, running_worker(app):
         handle = await beside.enqueue()
-        await until(lambda: _events(handle, "waiting", 1), "it is about to be parked")
+        await wait_until(lambda: _events(handle, "waiting", 1), "it is about to be parked")
         for _ in range(20):
             assert (await handle.record()).waits is None
         released.set()
         await parked(handle)
         await handle.send("now")
-        assert await soon(handle.result()) == ["slow", ["now"]]
+        assert await bounded(handle.result()) == ["slow", ["now"]]
         assert ran == ["slow"]
 
 
@@ -306,7 +315,7 @@ async def test_a_read_returns_at_most_what_fits_into_a_record(settings: Settings
         for _ in range(5):
             await handle.send("x" * 4000)
         await work_off(app)
-        assert await soon(handle.result()) == [2, 2, 1, 0]
+        assert await bounded(handle.result()) == [2, 2, 1, 0]
         handle = await reads.options(max_attempts=1).enqueue()
         await handle.send("x" * (10_000 - 256 - len('{"id":"12","sender":"","content":""}')), message_id="12")
         async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
@@ -355,10 +364,10 @@ async def test_a_send_to_a_full_inbox_is_retried_later(settings: Settings, monke
     @app.task
     async def never(ctx: Context) -> None: ...
 
-    async with app, working(app):
+    async with app, running_worker(app):
         to = await never.options(delay=3600).enqueue()
         handle = await sends.enqueue(to.id)
-        await until(lambda: _events(handle, "attempt_failed", 1), "the inbox is full")
+        await wait_until(lambda: _events(handle, "attempt_failed", 1), "the inbox is full")
         error = (await handle.record()).error
         assert error is not None
         assert error["error"].endswith("InboxFull")
@@ -374,13 +383,13 @@ async def test_messages_and_waits_are_encrypted(settings: Settings) -> None:
 
     async with app:
         handle = await reads.enqueue()
-        async with working(app):
+        async with running_worker(app):
             await parked(handle)
             await handle.send("private")
             await handle.send("private too")
             stored = await redis_command(app, "HVALS", handle.partition.record(handle.id))
             assert not any(b"private" in value for value in stored)
-            assert await soon(handle.result()) == ["private", "private too"]
+            assert await bounded(handle.result()) == ["private", "private too"]
         for key in ("record", "steps"):
             values = await redis_command(app, "HVALS", getattr(handle.partition, key)(handle.id))
             assert not any(b"private" in value for value in values)
@@ -414,10 +423,10 @@ async def test_unread_messages_move_to_the_successor(settings: Settings, monkeyp
         handle = await first.enqueue()
         for content in ("read", "unread", "unread too"):
             await handle.send(content, sender="ada")
-        async with working(app):
-            await until(lambda: _has_successor(handle), "the successor runs")
+        async with running_worker(app):
+            await wait_until(lambda: _has_successor(handle), "the successor runs")
             assert (await handle.send("late")).task_id == f"{handle.id}.h1"
-            assert await soon(handle.result()) == ["unread", "unread too", "meanwhile", "late"]
+            assert await bounded(handle.result()) == ["unread", "unread too", "meanwhile", "late"]
             assert await handle.pending_messages() == []
 
 
@@ -446,13 +455,13 @@ async def test_the_state_of_a_waiting_agent_says_what_it_waits_for(settings: Set
             return [state.results["review"], state.results["print"]]
 
     writer = app.agent(Writer)
-    async with app, working(app):
+    async with app, running_worker(app):
         handle = await writer.enqueue("a novel")
         assert handle.id == writer.task_id("a novel")
         await parked(handle)
         waiting = next(event for event in await history(handle) if event.type == "waiting")
         assert waiting.data == {"what": "message", "on": "reviewer", "why": "the review"}
         await app.producer.send_message(writer.task_id("a novel"), "too long", sender="reviewer")
-        assert await soon(handle.result()) == ["too long", "printed"]
+        assert await bounded(handle.result()) == ["too long", "printed"]
         assert seen == [0, 0, None]
         assert not [name for name in await recorded_steps(app, handle) if "#inbox" in name], "dropped with its step"

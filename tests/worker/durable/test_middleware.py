@@ -28,7 +28,7 @@ from perdure import (
 from perdure.worker.durable import build_chain
 from perdure.worker.errors import ConfigurationError
 
-from tests.support.workers import give_up, partition_of, redis_command, soon, steal, work_off, working
+from tests.support.workers import bounded, expire_lease, partition_of, redis_command, running_worker, steal, work_off
 
 ONCE = Retry(max_attempts=1)
 
@@ -108,7 +108,7 @@ async def test_the_first_middleware_is_outermost_around_every_hook(settings: Set
     async with app:
         handle = await job.enqueue(21)
         await work_off(app)
-        assert await soon(handle.result()) == 42
+        assert await bounded(handle.result()) == 42
     assert seen[:4] == [
         ("a", "enqueue", "job"),
         ("b", "enqueue", "job"),
@@ -165,7 +165,7 @@ async def test_enqueue_hooks_see_the_call_and_add_headers(traced: App, tracing: 
     show = traced.tasks["show"]
     handle = await show.options(task_id="one", headers={"user": "ada"}, timeout=5, queue="other").enqueue(7)
     await work_off(traced, queues=["other"])
-    assert await soon(handle.result()) == {"user": "ada", "trace": "t0"}
+    assert await bounded(handle.result()) == {"user": "ada", "trace": "t0"}
     (call,) = tracing.calls
     assert (call.task, call.arguments, call.queue) == ("show", {"number": 7}, "other")
     assert call.options == {"task_id": "one", "timeout": 5}
@@ -185,7 +185,7 @@ async def test_enqueue_hooks_are_called_for_each_of_many_tasks(
     handles = await show.enqueue_many(each() if asynchronous else many)
     handles += [handle async for handle in show.enqueue_stream(each() if asynchronous else many)]
     await work_off(traced)
-    assert [await soon(handle.result()) for handle in handles] == [{"trace": f"t{number}"} for number in range(6)]
+    assert [await bounded(handle.result()) for handle in handles] == [{"trace": f"t{number}"} for number in range(6)]
     assert [call.arguments["number"] for call in tracing.calls] == [0, 1, 2, 0, 1, 2]
 
 
@@ -252,7 +252,7 @@ async def test_what_a_run_hook_raises_counts_as_the_handlers_error(settings: Set
         handle = await job.enqueue()
         await work_off(app)
         with pytest.raises(TaskFailed, match="too often"):
-            await soon(handle.result())
+            await bounded(handle.result())
 
 
 async def test_a_run_hook_sees_the_handlers_error_and_may_return_a_result_instead(settings: Settings) -> None:
@@ -271,7 +271,7 @@ async def test_a_run_hook_sees_the_handlers_error_and_may_return_a_result_instea
 
         handle = await job.options(headers={"default": "infinite"}).enqueue()
         await work_off(app)
-        assert await soon(handle.result()) == "infinite"
+        assert await bounded(handle.result()) == "infinite"
 
 
 # step
@@ -312,7 +312,7 @@ async def test_a_step_hook_is_told_of_tools_tries_and_recorded_results(settings:
 
         handle = await job.enqueue()
         await work_off(app)
-        assert await soon(handle.result()) == "done"
+        assert await bounded(handle.result()) == "done"
     first = [
         ("page", "page", None, 1, False),
         ("page", "page#2", None, 1, False),
@@ -339,7 +339,7 @@ async def test_a_step_that_runs_again_with_other_arguments_is_not_recorded(setti
 
         handle = await job.enqueue()
         await work_off(app)
-        assert await soon(handle.result()) == 2
+        assert await bounded(handle.result()) == 2
     assert [recorded for *_, recorded in steps.calls] == [False, False]
 
 
@@ -362,7 +362,7 @@ async def test_what_a_step_hook_raises_is_raised_in_the_handler(settings: Settin
 
         handle = await job.enqueue()
         await work_off(app)
-        assert await soon(handle.result()) == "not today"
+        assert await bounded(handle.result()) == "not today"
 
 
 async def test_step_hooks_cover_the_steps_of_an_agents_plan_and_their_parts(settings: Settings) -> None:
@@ -388,7 +388,7 @@ async def test_step_hooks_cover_the_steps_of_an_agents_plan_and_their_parts(sett
     async with app:
         handle = await walker.enqueue("home")
         await work_off(app)
-        assert await soon(handle.result()) == "there"
+        assert await bounded(handle.result()) == "there"
     assert [(name, key) for name, key, *_ in steps.calls] == [
         ("part", "look/part"),
         ("look", "look"),
@@ -421,7 +421,7 @@ async def test_a_settle_hook_sees_the_outcome_of_every_attempt(settings: Setting
         handle = await job.enqueue()
         await work_off(app)
         with pytest.raises(TaskFailed):
-            await soon(handle.result())
+            await bounded(handle.result())
     first, last = settlements.all
     assert (first.state, first.stop, first.attempt, first.delay) == (State.SCHEDULED, "failed", 1, 0.0)
     assert (last.state, last.stop, last.attempt, last.reason) == (State.DEAD, "buried", 2, "attempts_exhausted")
@@ -437,7 +437,7 @@ async def test_an_unknown_task_is_settled_within_the_hooks_without_a_handler(set
         handle = await app.producer.enqueue("nowhere", {})
         await work_off(app, queues=["default"])
         with pytest.raises(TaskFailed):
-            await soon(handle.result())
+            await bounded(handle.result())
     assert [(one.state, one.reason) for one in settlements.all] == [(State.DEAD, "unknown_task")]
 
 
@@ -459,8 +459,8 @@ async def test_a_task_whose_settle_hook_raises_is_left_to_the_lease_and_runs_aga
 
     async with app:
         handle = await job.enqueue()
-        async with working(app):
-            assert await soon(handle.result()) == 1
+        async with running_worker(app):
+            assert await bounded(handle.result()) == 1
     assert failed.is_set()
 
 
@@ -478,7 +478,7 @@ async def test_an_error_after_the_outcome_was_stored_changes_nothing(settings: S
 
         handle = await job.enqueue()
         await work_off(app)
-        assert await soon(handle.result()) == 0
+        assert await bounded(handle.result()) == 0
 
 
 async def test_a_settle_hook_sees_that_the_lease_is_lost(settings: Settings) -> None:
@@ -503,10 +503,10 @@ async def test_a_settle_hook_sees_that_the_lease_is_lost(settings: Settings) -> 
 
     async with app:
         handle = await job.enqueue()
-        async with working(app):
-            await soon(begun.wait())
+        async with running_worker(app):
+            await bounded(begun.wait())
             entry = await steal(app, handle)
             stolen.set()
-            await soon(lost.wait())
-            await give_up(app, entry)
-            assert await soon(handle.result()) > 0
+            await bounded(lost.wait())
+            await expire_lease(app, entry)
+            assert await bounded(handle.result()) > 0

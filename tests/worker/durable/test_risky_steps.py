@@ -14,7 +14,7 @@ from perdure import AlreadyDone, App, Context, Retry, Settings, current_step
 from perdure.deadletter import Reason, Replay, replay
 from pydantic import BaseModel
 
-from tests.support.workers import Gate, letter, recorded_steps, soon, work_off, working
+from tests.support.workers import Gate, bounded, letter, recorded_steps, running_worker, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -72,7 +72,7 @@ async def test_the_intent_is_stored_before_the_act(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     while_acting, while_plain = stored
     assert list(while_acting) == ["i:act"]
     assert orjson.loads(while_acting["i:act"]) == {"a": "7"}
@@ -87,13 +87,13 @@ async def test_the_act_waits_for_the_reply_to_the_intent(app: App, monkeypatch: 
     async def job(ctx: Context) -> Receipt:
         return await ctx.step("charge", bank.charge, 7, risky=True, durability="async")
 
-    async with working(app):
+    async with running_worker(app):
         handle = await job.enqueue()
-        await soon(gate.reached.wait())
+        await bounded(gate.reached.wait())
         await anyio.wait_all_tasks_blocked()
         assert bank.charges == []
         gate.open.set()
-        assert await soon(handle.result()) == Receipt(number=7)
+        assert await bounded(handle.result()) == Receipt(number=7)
 
 
 async def test_an_act_that_verify_confirms_is_not_repeated(app: App) -> None:
@@ -105,7 +105,7 @@ async def test_an_act_that_verify_confirms_is_not_repeated(app: App) -> None:
         return AlreadyDone(Receipt(number=41))
 
     handle = await charge_with(app, bank, verify=verify)
-    assert await soon(handle.result()) == Receipt(number=41)
+    assert await bounded(handle.result()) == Receipt(number=41)
     key = f"{handle.id}:charge"
     assert bank.charges == [key]
     assert asked == [(7, key)]
@@ -115,7 +115,7 @@ async def test_an_act_that_verify_confirms_is_not_repeated(app: App) -> None:
 async def test_an_act_that_verify_denies_is_repeated_under_the_same_key(app: App) -> None:
     bank = Bank()
     handle = await charge_with(app, bank, verify=lambda amount: None)
-    assert await soon(handle.result()) == Receipt(number=14)
+    assert await bounded(handle.result()) == Receipt(number=14)
     assert bank.charges == [f"{handle.id}:charge"] * 2
 
 
@@ -133,7 +133,7 @@ async def test_verify_may_confirm_an_act_whose_result_is_none(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == "done"
+    assert await bounded(handle.result()) == "done"
     assert calls == [1]
 
 
@@ -145,7 +145,7 @@ async def test_a_sync_verify_runs_in_a_thread(app: App) -> None:
         return AlreadyDone(Receipt(number=1))
 
     handle = await charge_with(app, Bank(), verify=verify)
-    await soon(handle.result())
+    await bounded(handle.result())
     assert threads
     assert threads[0] != threading.get_ident()
 
@@ -155,7 +155,7 @@ async def test_verify_runs_between_the_tries_of_one_run(app: App) -> None:
     handle = await charge_with(
         app, bank, retry=Retry(max_attempts=3, base=0.0), verify=lambda amount: AlreadyDone(Receipt(number=5))
     )
-    assert await soon(handle.result()) == Receipt(number=5)
+    assert await bounded(handle.result()) == Receipt(number=5)
     assert len(bank.charges) == 1
     assert (await handle.record()).attempts == 1
 
@@ -193,7 +193,7 @@ async def test_the_result_from_verify_must_have_the_declared_type(app: App) -> N
 async def test_without_verify_the_act_is_repeated_under_the_same_key(app: App) -> None:
     bank = Bank()
     handle = await charge_with(app, bank)
-    assert await soon(handle.result()) == Receipt(number=14)
+    assert await bounded(handle.result()) == Receipt(number=14)
     assert bank.charges == [f"{handle.id}:charge"] * 2
 
 
@@ -216,7 +216,7 @@ async def test_a_replay_keeps_the_doubt_unless_it_is_fresh(app: App) -> None:
     assert len(bank.charges) == 1
     assert await replay(gateway, await letter(app, handle), Replay(fresh=True))
     await work_off(app)
-    assert await soon(handle.result()) == Receipt(number=14)
+    assert await bounded(handle.result()) == Receipt(number=14)
 
 
 @pytest.mark.parametrize("risky", [True, False])
@@ -234,6 +234,6 @@ async def test_a_finished_step_is_never_in_doubt(app: App, risky: bool) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == Receipt(number=7)
+    assert await bounded(handle.result()) == Receipt(number=7)
     assert len(bank.charges) == 1
     assert asked == []

@@ -27,7 +27,7 @@ from perdure.worker.durable import StepOptions, codec_of
 from perdure.worker.errors import StepOutsideTask, UnserialisableResult
 from pydantic import BaseModel
 
-from tests.support.workers import history, letter, recorded_steps, soon, work_off, working
+from tests.support.workers import bounded, history, letter, recorded_steps, running_worker, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -52,7 +52,7 @@ async def run_twice(app: App, body: Callable[[Context], Awaitable[Any]]) -> tupl
 
     handle = await twice.enqueue()
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     first, second = seen
     return first, second
 
@@ -92,7 +92,7 @@ async def test_a_failed_step_runs_again_and_recorded_ones_do_not(app: App) -> No
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == "ok"
+    assert await bounded(handle.result()) == "ok"
     assert calls == ["sound", "flaky", "flaky"]
     assert sorted(await recorded_steps(app, handle)) == ["d:flaky", "d:sound"]
 
@@ -123,7 +123,7 @@ async def test_repeated_names_are_numbered_in_call_order(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == [10, 12, 14]
+    assert await bounded(handle.result()) == [10, 12, 14]
     assert calls == [5, 6, 7]
     steps = [event.step for event in await history(handle) if event.type == "step_completed"]
     assert steps == ["double", "double#2", "double#3"]
@@ -142,7 +142,7 @@ async def test_a_name_must_leave_room_for_its_number(app: App, name: Any) -> Non
 
     handle = await job.enqueue()
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     assert refusals
     assert "1 to 200 characters without '#'" in refusals[0]
 
@@ -212,7 +212,7 @@ async def test_finished_concurrent_steps_are_kept(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == ["quick", "slow"]
+    assert await bounded(handle.result()) == ["quick", "slow"]
     assert calls == ["quick", "slow", "slow"]
 
 
@@ -521,7 +521,7 @@ async def test_a_handler_may_catch_the_mismatch_and_sees_both_arguments(app: App
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == ["read", "1", "2"]
+    assert await bounded(handle.result()) == ["read", "1", "2"]
 
 
 async def test_on_mismatch_rerun_runs_the_step_again_and_records_that(app: App) -> None:
@@ -540,7 +540,7 @@ async def test_on_mismatch_rerun_runs_the_step_again_and_records_that(app: App) 
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == 2
+    assert await bounded(handle.result()) == 2
     assert calls == [1, 2]
 
 
@@ -630,7 +630,7 @@ async def test_a_sync_function_runs_in_a_thread_and_an_async_one_in_the_loop(app
 
     handle = await job.enqueue()
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     assert threads["async"] == threading.get_ident()
     assert threads["sync"] != threading.get_ident()
 
@@ -647,7 +647,7 @@ async def test_context_variables_reach_steps_of_both_kinds(app: App) -> None:
     handles = [await job.enqueue() for _ in range(3)]
     await work_off(app)
     for handle in handles:
-        assert await soon(handle.result()) == [handle.id, handle.id]
+        assert await bounded(handle.result()) == [handle.id, handle.id]
 
 
 # timeout and retry of a step
@@ -670,7 +670,7 @@ async def test_a_step_that_takes_too_long_is_cancelled(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == "went on"
+    assert await bounded(handle.result()) == "went on"
     assert [(error.step, error.seconds) for error in errors] == [("sleep", 0.05)]
     assert await recorded_steps(app, handle) == {}
 
@@ -690,7 +690,7 @@ async def test_a_sync_step_that_takes_too_long_is_abandoned(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == "went on"
+    assert await bounded(handle.result()) == "went on"
 
 
 async def test_a_step_is_retried_within_the_run(app: App) -> None:
@@ -708,7 +708,7 @@ async def test_a_step_is_retried_within_the_run(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == 3
+    assert await bounded(handle.result()) == 3
     assert tries == [1, 2, 3]
     logged = [(event.type, event.step, event.data.get("attempt", 1)) for event in await history(handle)]
     assert logged == [("step_failed", "flaky", 1), ("step_failed", "flaky", 2), ("step_completed", "flaky", 3)]
@@ -732,7 +732,7 @@ async def test_a_timeout_applies_per_try_and_is_retried(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == "ok"
+    assert await bounded(handle.result()) == "ok"
 
 
 @pytest.mark.parametrize(
@@ -789,7 +789,7 @@ async def test_the_idempotency_key_is_the_same_in_every_run(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     assert keys == [f"{handle.id}:act", f"{handle.id}:act#2", f"{handle.id}:act#2"]
 
 
@@ -812,7 +812,7 @@ async def test_saved_progress_is_restored_when_the_step_runs_again(app: App) -> 
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == "end"
+    assert await bounded(handle.result()) == "end"
     assert seen == [None, {"page": 2}, {"page": 2}, {"page": 2}]
     assert list(await recorded_steps(app, handle)) == ["d:walk"]  # the result replaced the progress
 
@@ -832,7 +832,7 @@ async def test_a_step_in_a_thread_can_save_progress(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == [1, 2]
+    assert await bounded(handle.result()) == [1, 2]
 
 
 async def test_saved_progress_has_the_size_limit_of_a_record(app: App, settings: Settings) -> None:
@@ -850,7 +850,7 @@ async def test_saved_progress_has_the_size_limit_of_a_record(app: App, settings:
 
     handle = await job.enqueue()
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     assert [(error.size, error.limit) for error in errors] == [(settings.payload_limit + 2, settings.payload_limit)]
 
 
@@ -886,12 +886,12 @@ async def test_a_leaked_ctx_is_refused_outside_the_task(app: App) -> None:
         running.set()
         await goes_on.wait()
 
-    async with working(app):
+    async with running_worker(app):
         handle = await job.enqueue()
-        await soon(running.wait())
+        await bounded(running.wait())
         assert "outside a running task" in await refusal(leaked[0].step("while it runs", len, "x"))
         goes_on.set()
-        await soon(handle.result())
+        await bounded(handle.result())
         assert "outside a running task" in await refusal(leaked[0].step("after it ended", len, "x"))
     assert await recorded_steps(app, handle) == {}
 
@@ -910,9 +910,9 @@ async def test_an_asyncio_task_left_running_cannot_call_steps(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     ended.set()
-    assert "while it runs" in await soon(left[0])
+    assert "while it runs" in await bounded(left[0])
 
 
 async def test_the_ctx_of_another_task_is_refused(app: App) -> None:
@@ -932,12 +932,12 @@ async def test_the_ctx_of_another_task_is_refused(app: App) -> None:
         finally:
             borrowed.set()
 
-    async with working(app):
+    async with running_worker(app):
         lending = await lender.enqueue()
-        await soon(lent.wait())
+        await bounded(lent.wait())
         borrowing = await borrower.enqueue()
-        text = await soon(borrowing.result())
-        await soon(lending.result())
+        text = await bounded(borrowing.result())
+        await bounded(lending.result())
     assert lending.id in text
     assert borrowing.id in text
     assert await recorded_steps(app, lending) == {}
@@ -956,7 +956,7 @@ async def test_a_step_within_a_step_is_refused(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    texts = await soon(handle.result())
+    texts = await bounded(handle.result())
     assert "inside step 'outer'" in texts[0]
     assert "inside step 'threaded'" in texts[1]
 
@@ -974,4 +974,4 @@ async def test_current_step_is_refused_outside_steps(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == "in a step"
+    assert await bounded(handle.result()) == "in a step"

@@ -16,7 +16,7 @@ from perdure.worker.artifacts import all_links, task_links
 from perdure.worker.errors import ArtifactDamaged, ArtifactError, ArtifactTooLarge, BadArtifactName
 from pydantic import SecretStr
 
-from tests.support.workers import history, letter, recorded_steps, redis_command, soon, work_off
+from tests.support.workers import bounded, history, letter, recorded_steps, redis_command, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -46,7 +46,7 @@ async def outcome(app: App, handler: Any, *args: Any, retry: Retry | None = None
     async with app:
         handle = await task.enqueue(*args)
         await work_off(app)
-        return await soon(handle.result())
+        return await bounded(handle.result())
 
 
 async def test_a_saved_artifact_is_linked_logged_and_readable(app: App, folder: Path) -> None:
@@ -59,7 +59,7 @@ async def test_a_saved_artifact_is_linked_logged_and_readable(app: App, folder: 
     async with app:
         handle = await task.enqueue()
         await work_off(app)
-        saved, data, listed, in_file = await soon(handle.result())
+        saved, data, listed, in_file = await bounded(handle.result())
         events = [event for event in await history(handle) if event.type == "artifact_saved"]
         fields = await recorded_steps(app, handle)
     digest = hashlib.sha256(b"# Found\n").hexdigest()
@@ -92,7 +92,7 @@ async def test_a_resumed_run_returns_the_recorded_artifact(app: App, folder: Pat
     async with app:
         handle = await task.enqueue()
         await work_off(app)
-        found = await soon(handle.result())
+        found = await bounded(handle.result())
         events = [event.data["hash"] for event in await history(handle) if event.type == "artifact_saved"]
     first, second = hashlib.sha256(b"attempt 1").hexdigest(), hashlib.sha256(b"second").hexdigest()
     assert found == [first, second, "second"]
@@ -123,7 +123,7 @@ async def test_a_save_within_a_step_is_part_of_the_step(app: App, folder: Path) 
     async with app:
         handle = await task.enqueue()
         await work_off(app)
-        assert await soon(handle.result()) == ["a", "thread", "a", "thread"]
+        assert await bounded(handle.result()) == ["a", "thread", "a", "thread"]
         events = [(event.step, event.data["name"]) for event in await history(handle) if event.type == "artifact_saved"]
         fields = await recorded_steps(app, handle)
     assert tries == [1, 1]
@@ -155,7 +155,7 @@ async def test_links_are_encrypted_if_there_are_keys(app: App, settings: Setting
     async with encrypted:
         handle = await task.enqueue()
         await work_off(encrypted)
-        assert await soon(handle.result()) == "confidential"
+        assert await bounded(handle.result()) == "confidential"
         field = (await recorded_steps(encrypted, handle))["s:#artifact:plan.txt"]
         links = await task_links(encrypted.producer.gateway, handle.partition, handle.id)
     assert hashlib.sha256(b"confidential").hexdigest().encode() not in field
@@ -265,7 +265,7 @@ async def test_an_agents_artifacts_are_in_its_state_after_the_step(app: App, fol
     async with app:
         handle = await task.enqueue("a report")
         await work_off(app)
-        found = await soon(handle.result())
+        found = await bounded(handle.result())
         events = [(event.step, event.data["name"]) for event in await history(handle) if event.type == "artifact_saved"]
         fields = await recorded_steps(app, handle)
     assert [(one.name, one.hash) for one in found] == [("report", hashlib.sha256(b"attempt 1").hexdigest())]

@@ -23,8 +23,8 @@ from perdure.worker.memory import (
 )
 from pydantic import Secret
 
-from tests.support.processes import Crew, give, hire
-from tests.support.workers import soon, work_off, working
+from tests.support.processes import WorkerProcesses, push_token, worker_processes
+from tests.support.workers import bounded, running_worker, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -78,7 +78,7 @@ async def test_a_repeated_step_stores_no_memory_twice(app: App, place: Path) -> 
 
     handle = await student.enqueue()
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     first, second = await stored_memories(place)
     assert texts([first, second]) == ["one in attempt 1", "two in attempt 1"]
     assert seen == [texts([first, second])] * 2
@@ -122,7 +122,7 @@ async def test_calls_outside_steps_are_steps_themselves(app: App, place: Path) -
 
     handle = await student.enqueue()
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     first, second = seen
     assert first == second
     assert first[1][0].memory.text == "The sky is blue"
@@ -143,7 +143,7 @@ async def test_a_search_covers_own_memories_or_everyones(app: App, place: Path) 
 
     handle = await student.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == [["student"], ["student", "teacher"]]
+    assert await bounded(handle.result()) == [["student"], ["student", "teacher"]]
     assert [one.owner for one in await stored_memories(place)] == ["teacher"]
 
 
@@ -155,7 +155,7 @@ async def test_secrets_of_the_task_are_masked_in_memories(app: App, place: Path)
 
     handle = await student.enqueue(Secret("open sesame"))
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     [memory] = await stored_memories(place)
     assert "sesame" not in memory.model_dump_json()
 
@@ -167,9 +167,9 @@ async def test_the_store_is_opened_on_first_use_and_closed_with_the_worker(app: 
             await ctx.memory.add("x")
         return is_there(place)
 
-    async with working(app) as worker:
-        assert await soon((await student.enqueue(False)).result()) is False
-        assert await soon((await student.enqueue(True)).result()) is True
+    async with running_worker(app) as worker:
+        assert await bounded((await student.enqueue(False)).result()) is False
+        assert await bounded((await student.enqueue(True)).result()) is True
         store = await worker._executor.memory.get()
     with pytest.raises(RuntimeError, match="is not open"):
         await store.list()
@@ -202,7 +202,7 @@ async def test_an_unavailable_store_fails_the_attempt_only(app: App, place: Path
 
     handle = await student.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == "x"
+    assert await bounded(handle.result()) == "x"
 
     @app.task(retry=Retry(max_attempts=1))
     async def verbose(ctx: Context) -> None:
@@ -211,7 +211,7 @@ async def test_an_unavailable_store_fails_the_attempt_only(app: App, place: Path
     failed = await verbose.enqueue()
     await work_off(app)
     with pytest.raises(TaskFailed, match="text: String should have at most 32768"):
-        await soon(failed.result())
+        await bounded(failed.result())
 
 
 async def test_memories_cannot_be_stored_outside_the_handler(app: App) -> None:
@@ -223,7 +223,7 @@ async def test_memories_cannot_be_stored_outside_the_handler(app: App) -> None:
 
     handle = await student.enqueue()
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     with pytest.raises(StepOutsideTask):
         await kept[0].add("x")
     with pytest.raises(MemoryStoreUnavailable, match="the worker has ended"):
@@ -258,7 +258,7 @@ async def test_an_agents_findings_are_stored_once_before_its_outcome(app: App, p
 
     handle: Any = await Scholar.enqueue("the goal")  # type: ignore[attr-defined]
     await work_off(app)
-    assert await soon(handle.result()) == "done"
+    assert await bounded(handle.result()) == "done"
     assert runs == [1, 2]
     memories = await stored_memories(place)
     assert texts(memories) == ["from within a step", "a text in attempt 1", "a lesson about the goal"]
@@ -290,30 +290,30 @@ async def test_a_fresh_goal_stores_its_own_findings(app: App, place: Path) -> No
     for _ in range(2):
         handle: Any = await Scholar.enqueue("the news", fresh=True)  # type: ignore[attr-defined]
         await work_off(app)
-        assert await soon(handle.result()) == "done"
+        assert await bounded(handle.result()) == "done"
     days = ["news of day 1", "news of day 2"]
     assert sorted(texts(await stored_memories(place))) == sorted([*days, *(f"a note on the {day}" for day in days)])
 
 
 @pytest.fixture
-def crew(settings: Settings, tmp_path: Path, place: Path) -> Iterator[Crew]:
-    with hire(settings, tmp_path, environment={"PERDURE_MEMORY": str(place)}) as crew:
-        yield crew
+def workers(settings: Settings, tmp_path: Path, place: Path) -> Iterator[WorkerProcesses]:
+    with worker_processes(settings, tmp_path, environment={"PERDURE_MEMORY": str(place)}) as workers:
+        yield workers
 
 
 @pytest.mark.processes
 async def test_a_kill_between_memory_and_record_stores_nothing_twice(
-    crew: Crew, settings: Settings, place: Path
+    workers: WorkerProcesses, settings: Settings, place: Path
 ) -> None:
     async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
-        first = await crew.start().ready()
+        first = await workers.start().ready()
         handle = await producer.enqueue("student", {"gate": "go"})
-        await crew.line("learned", f"{handle.id}:learn")
+        await workers.line("learned", f"{handle.id}:learn")
         first.kill()
-        second = await crew.start().ready()
-        await crew.line("learned", f"{handle.id}:learn", pid=second.pid)
-        await give(producer, "go")
-        found = await soon(handle.result())
+        second = await workers.start().ready()
+        await workers.line("learned", f"{handle.id}:learn", pid=second.pid)
+        await push_token(producer, "go")
+        found = await bounded(handle.result())
         second.stop()
         await second.ended()
     assert sorted(found) == [f"{n}: as process {first.pid} says it" for n in range(3)]

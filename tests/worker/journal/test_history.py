@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from tests.support.command_line import Answer, call
 from tests.support.stored_data import FIRST, everything, with_keys
-from tests.support.workers import history, recorded_steps, redis_command, soon, take_and_die, work_off
+from tests.support.workers import bounded, history, recorded_steps, redis_command, take_and_die, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -63,7 +63,7 @@ async def read_all(app: App) -> TaskHandle[Any]:
     Reader.paid.clear()
     handle: TaskHandle[Any] = await app.agent(name="read")(Reader).enqueue("learn")
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     return handle
 
 
@@ -116,7 +116,7 @@ async def test_values_that_are_not_json_are_logged_as_the_live_state_has_them(ap
     handle: TaskHandle[Any] = await app.agent(name="dated")(Dated).enqueue("learn")
     await work_off(app)
     shown = "['2026-01-02T00:00:00Z', [1, 2]]"
-    assert (await soon(handle.result()))["results"] == {"one": shown, "two": shown, "three": shown}
+    assert (await bounded(handle.result()))["results"] == {"one": shown, "two": shown, "three": shown}
     assert await check_state(*place(app, handle)) is not None
 
 
@@ -226,7 +226,7 @@ async def test_a_fork_of_an_agent_continues_from_that_state(app: App) -> None:
     forked = await fork(app.producer, handle.id, at=first, edit={"goal": "be brief", "mood": "edited"})
     assert (forked.event, forked.agent, forked.within) == (first, "read", None)
     await work_off(app)
-    assert await soon(forked.handle.result()) == {
+    assert await bounded(forked.handle.result()) == {
         "goal": "be brief",
         "seen": ["one", "two", "three"],
         "results": {"one": "ONE", "two": "TWO", "three": "THREE"},
@@ -239,7 +239,7 @@ async def test_a_fork_of_an_agent_continues_from_that_state(app: App) -> None:
     assert await check_state(*place(app, forked.handle)) is not None
     began = (await state_at(*place(app, forked.handle), 1)).state
     assert (began["mood"], began["seen"]) == ("edited", ["one"])
-    assert (await soon(handle.result()))["goal"] == "learn"
+    assert (await bounded(handle.result()))["goal"] == "learn"
 
 
 async def test_a_fork_of_a_finished_agent_finishes_again_with_its_artifacts(app: App) -> None:
@@ -263,7 +263,7 @@ async def test_a_fork_of_a_finished_agent_finishes_again_with_its_artifacts(app:
     assert forked.agent == "write"
     await early.handle.cancel()
     await work_off(app)
-    assert (await soon(forked.handle.result()))["mood"] == "other"
+    assert (await bounded(forked.handle.result()))["mood"] == "other"
     assert Reader.paid == []
 
 
@@ -285,7 +285,7 @@ async def test_a_fork_within_a_step_keeps_its_nested_records(app: App) -> None:
     assert forked.within == "two"
     Reader.paid.clear()
     await work_off(app)
-    assert (await soon(forked.handle.result()))["seen"] == ["one", "two", "three"]
+    assert (await bounded(forked.handle.result()))["seen"] == ["one", "two", "three"]
     assert Reader.paid == [f"{forked.handle.id}:three"]
     assert len((await state_at(*place(app, forked.handle))).state["discoveries"]) == 3
 
@@ -335,7 +335,7 @@ async def test_a_fork_of_a_function_has_the_steps_recorded_by_then(
     forked = await fork(app.producer, handle.id, at=at, edit={"fail": False})
     assert set(await recorded_steps(app, forked.handle)) == {f"d:{key}" for key in kept}
     await work_off(app)
-    assert await soon(forked.handle.result()) == [11, 12, 13]
+    assert await bounded(forked.handle.result()) == [11, 12, 13]
     assert Reader.paid == [f"{forked.handle.id}:{number}" for number in paid]
     assert (await forked.handle.record()).headers == {"who": "me"}
     assert (await handle.record()).state == "dead"
@@ -352,7 +352,7 @@ async def test_a_fork_can_be_forked(app: App, walk: Any) -> None:
     assert set(await recorded_steps(app, second.handle)) == {"d:a", "d:#decided", "d:b"}
     assert await recorded_steps(app, (await fork(app.producer, first.handle.id, at=0)).handle) == {}
     await work_off(app)
-    assert await soon(second.handle.result()) == [11, 12, 13]
+    assert await bounded(second.handle.result()) == [11, 12, 13]
     assert f"{second.handle.id}:3" in Reader.paid
     assert f"{second.handle.id}:1" not in Reader.paid
 
@@ -363,14 +363,14 @@ async def test_a_task_in_any_state_can_be_forked(app: App, walk: Any) -> None:
     for source, result in ((waiting, [2, 3, 4]), (queued, [3, 4, 5])):
         forked = await fork(app.producer, source.id)
         await work_off(app)
-        assert await soon(forked.handle.result()) == result
+        assert await bounded(forked.handle.result()) == result
     done = await fork(app.producer, queued.id, edit={"start": 100}, at=0)
     await work_off(app)
-    assert await soon(done.handle.result()) == [101, 102, 103]
+    assert await bounded(done.handle.result()) == [101, 102, 103]
     await waiting.cancel()
     again = await fork(app.producer, waiting.id)
     await work_off(app)
-    assert await soon(again.handle.result()) == [2, 3, 4]
+    assert await bounded(again.handle.result()) == [2, 3, 4]
 
 
 async def test_a_repeated_fork_returns_the_same_task(app: App, walk: Any) -> None:
@@ -381,7 +381,7 @@ async def test_a_repeated_fork_returns_the_same_task(app: App, walk: Any) -> Non
     assert (again.handle.id, again.handle.partition) == (first.handle.id, first.handle.partition)
     assert await redis_command(app, "XLEN", handle.partition.ready) == 1
     await work_off(app)
-    assert await soon(first.handle.result()) == [11, 12, 13]
+    assert await bounded(first.handle.result()) == [11, 12, 13]
     with pytest.raises(TaskExists, match="task mine exists already"):
         await fork(app.producer, handle.id, at="a", new_id="mine")
 
@@ -400,7 +400,7 @@ async def test_records_written_during_a_fork_are_not_copied(
     forked = await fork(app.producer, handle.id, edit={"fail": False})
     assert set(await recorded_steps(app, forked.handle)) == {"d:a", "d:#decided", "d:b", "d:c", "d:#decided#2"}
     await work_off(app)
-    assert await soon(forked.handle.result()) == [11, 12, 13]
+    assert await bounded(forked.handle.result()) == [11, 12, 13]
 
 
 async def test_a_fork_is_placed_on_an_open_partition(app: App, walk: Any) -> None:
@@ -410,7 +410,7 @@ async def test_a_fork_is_placed_on_an_open_partition(app: App, walk: Any) -> Non
     assert forked.handle.partition.index in (1, 2)
     assert (await fork(app.producer, handle.id, new_id="elsewhere")).handle.partition == forked.handle.partition
     await work_off(app)
-    assert await soon(forked.handle.result()) == [11, 12, 13]
+    assert await bounded(forked.handle.result()) == [11, 12, 13]
 
 
 async def test_encrypted_data_is_encrypted_again_for_the_fork(settings: Settings) -> None:
@@ -420,7 +420,7 @@ async def test_encrypted_data_is_encrypted_again_for_the_fork(settings: Settings
         forked = await fork(app.producer, handle.id, at=first, edit={"mood": "a-marker"})
         assert b"a-marker" not in await everything(app)
         await work_off(app)
-        assert (await soon(forked.handle.result()))["mood"] == "after three"
+        assert (await bounded(forked.handle.result()))["mood"] == "after three"
         assert (await state_at(*place(app, forked.handle), 1)).state["mood"] == "a-marker"
 
 
@@ -444,7 +444,7 @@ async def test_an_edited_secret_argument_stays_secret(app: App) -> None:
     await work_off(app)
     forked = await fork(app.producer, handle.id, edit={"token": "another-token-of-hers"})
     await work_off(app)
-    assert await soon(forked.handle.result()) == "21"
+    assert await bounded(forked.handle.result()) == "21"
     log = await redis_command(app, "XRANGE", forked.handle.partition.log(forked.handle.id), "-", "+")
     assert b"another-token" not in repr(log).encode()
     assert "another" not in (await cli(app, "show", forked.handle.id)).out
@@ -475,6 +475,6 @@ async def test_the_command_forks_a_task(app: App, walk: Any) -> None:
     await work_off(app)
     found = await app.producer.find(answer.ids[0])
     assert found is not None
-    assert await soon(found.result()) == [11, 12, 13]
+    assert await bounded(found.result()) == [11, 12, 13]
     assert (await cli(app, "fork", handle.id, "--edit", "nonsense")).code == 2
     assert (await cli(app, "fork", "nothing")).err.startswith("perdure: no task nothing")

@@ -13,15 +13,15 @@ from perdure.queues import FORMAT_VERSION, Producer, TaskHandle
 
 from tests.support.workers import (
     BOUND,
+    bounded,
     history,
     letter,
     partition_of,
     pending,
     redis_command,
-    soon,
-    until,
+    running_worker,
+    wait_until,
     work_off,
-    working,
 )
 
 pytestmark = pytest.mark.integration
@@ -88,8 +88,8 @@ async def test_what_is_no_task_is_buried_raw_and_the_worker_goes_on(app: App, fi
     await post(app, fields)
     after = await app.tasks["sound"].enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == "sound"
-    assert await soon(after.result()) == "sound"
+    assert await bounded(handle.result()) == "sound"
+    assert await bounded(after.result()) == "sound"
     (found,) = await letters(app)
     assert found.reason is Reason.UNREADABLE
     assert found.error.endswith("UnreadableEnvelope")
@@ -107,7 +107,7 @@ async def test_a_heap_of_garbage_does_not_keep_the_tasks_in_between_from_running
         handles.append(await app.tasks["sound"].enqueue())
     await work_off(app, concurrency=2)
     for handle in handles:
-        assert await soon(handle.result()) == "sound"
+        assert await bounded(handle.result()) == "sound"
     assert len(await letters(app)) == 20
 
 
@@ -117,11 +117,11 @@ async def test_a_message_of_a_future_version_tells_its_producer(app: App) -> Non
     await redis_command(app, "XTRIM", stream, "MAXLEN", 0)
     future = envelope(v=FORMAT_VERSION + 1, id=handle.id, task={"name": "sound", "in": "another form"})
     await redis_command(app, "HSET", record, "entry", await post(app, {"env": future, "args": "{}"}))
-    async with working(app):
+    async with running_worker(app):
         with pytest.raises(TaskFailed) as caught:
             await handle.result(timeout=BOUND)
         assert caught.value.reason == Reason.UNREADABLE
-        assert await soon((await app.tasks["sound"].enqueue()).result()) == "sound"
+        assert await bounded((await app.tasks["sound"].enqueue()).result()) == "sound"
     assert (await letter(app, handle)).raw["env"] == future
 
 
@@ -141,7 +141,7 @@ async def test_numbers_of_any_size_come_back_as_they_are(app: App, producer: Pro
 
     handle = await producer.enqueue("large")
     await work_off(app)
-    assert await soon(handle.result()) == 2**80 + 1
+    assert await bounded(handle.result()) == 2**80 + 1
 
 
 async def test_a_future_version_that_reads_like_ours_is_not_run_all_the_same(app: App) -> None:
@@ -158,7 +158,7 @@ async def test_fields_that_a_newer_producer_added_are_ignored(app: App) -> None:
     await post(app, {"env": added, "args": "{}", "signature": "s"})
     await work_off(app)
     record = TaskHandle[Any]("by-hand", partition_of(app), app.producer.gateway, app.producer.notifications)
-    assert await soon(record.result()) == "sound"
+    assert await bounded(record.result()) == "sound"
 
 
 @pytest.mark.parametrize(
@@ -214,14 +214,14 @@ async def test_a_newer_worker_takes_the_task_that_an_older_one_does_not_know(
     async def new(ctx: Context, x: int) -> tuple[int, int, int]:
         return x, ctx.attempt, ctx.crashes
 
-    async with older, newer, working(older):
+    async with older, newer, running_worker(older):
         handle = await producer.enqueue("new", {"x": 1})
 
         async def returned() -> bool:
             return "returned" in [event.type for event in await history(handle)]
 
-        await until(returned, "the older worker hands it back")
-        async with working(newer):
+        await wait_until(returned, "the older worker hands it back")
+        async with running_worker(newer):
             assert await handle.result(timeout=BOUND) == [1, 1, 0]
     record = await handle.record()
     assert (record.attempts, record.crashes) == (1, 0)
@@ -280,13 +280,13 @@ async def test_a_message_deleted_by_hand_while_a_lost_worker_held_it_stops_nobod
     entry = reply[0][1][0][0]
     await redis_command(app, "XCLAIM", stream, "workers", "lost", 0, entry, "IDLE", 10**7, "JUSTID")
     await redis_command(app, "XDEL", stream, entry)
-    async with working(app):
-        assert await soon((await app.tasks["sound"].enqueue()).result()) == "sound"
+    async with running_worker(app):
+        assert await bounded((await app.tasks["sound"].enqueue()).result()) == "sound"
 
         async def nothing_pending() -> bool:
             return not await pending(app)
 
-        await until(nothing_pending, "the deleted message is acknowledged")
+        await wait_until(nothing_pending, "the deleted message is acknowledged")
     await redis_command(app, "DEL", partition_of(app).record("deleted"))
 
 
@@ -296,6 +296,6 @@ async def test_an_entry_posted_twice_runs_and_ends_without_harm(app: App) -> Non
         await post(app, {"env": envelope(id="twice"), "args": "{}"})
     await work_off(app, concurrency=2)
     handle = TaskHandle[Any]("twice", partition_of(app), app.producer.gateway, app.producer.notifications)
-    assert await soon(handle.result()) == "sound"
+    assert await bounded(handle.result()) == "sound"
     assert await handle.status() is State.SUCCEEDED
     assert await pending(app) == []

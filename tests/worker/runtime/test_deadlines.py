@@ -22,7 +22,7 @@ from perdure.worker.runtime import worker as worker_module
 from perdure.worker.runtime.health import deadlines as guard_module
 from perdure.worker.runtime.supervisor_link import SupervisorLink
 
-from tests.support.workers import BOUND, history, letter, recorded_steps, soon, until, work_off, working
+from tests.support.workers import BOUND, bounded, history, letter, recorded_steps, running_worker, wait_until, work_off
 
 pytestmark = pytest.mark.integration
 
@@ -95,7 +95,7 @@ async def test_a_timeout_of_its_own_goes_before_the_workers_time_limit(limited: 
 
         handle = await job.options(timeout=60 if whose == "producer" else None).enqueue()
         await work_off(app)
-        assert await soon(handle.result()) == "took its time"
+        assert await bounded(handle.result()) == "took its time"
 
 
 def test_nobody_runs_for_ever_by_default() -> None:
@@ -143,7 +143,7 @@ async def test_the_workers_idle_limit_is_for_tasks_that_have_none(limited: Limit
         assert (await letter(app, handle)).message.startswith(
             "task 'job' made no progress for 0.2 s outside its steps: "
         )
-        assert await soon(another.result()) == "slept"
+        assert await bounded(another.result()) == "slept"
 
 
 async def test_an_error_policy_can_tell_idleness_from_other_errors(limited: Limited) -> None:
@@ -203,7 +203,7 @@ async def test_who_does_something_is_not_idle(limited: Limited, alive: str) -> N
 
         handle = await job.enqueue()
         await work_off(app)
-        assert await soon(handle.result()) == alive
+        assert await bounded(handle.result()) == alive
 
 
 async def test_who_waits_for_redis_is_not_idle(limited: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ async def test_who_waits_for_redis_is_not_idle(limited: Limited, monkeypatch: py
 
         handle = await job.enqueue()
         await work_off(app)
-        assert await soon(handle.result()) == 3
+        assert await bounded(handle.result()) == 3
         assert time.monotonic() - refused[0] > 1.2
 
 
@@ -248,7 +248,7 @@ async def test_nobody_is_idle_while_another_handler_blocks_the_loop(limited: Lim
 
         handle, _ = await victim.enqueue(), await blocks.enqueue()
         await work_off(app)
-        assert await soon(handle.result()) == "was not idle"
+        assert await bounded(handle.result()) == "was not idle"
 
 
 @pytest.mark.parametrize("wrong", [0, -1.0, math.nan])
@@ -283,19 +283,19 @@ async def test_a_handler_that_swallows_its_cancellation_loses_its_task(limited: 
                         continue
             return "second attempt"
 
-        async with working(app, concurrency=2) as worker:
+        async with running_worker(app, concurrency=2) as worker:
             handle = await job.enqueue()
-            assert await soon(handle.result()) == "second attempt"
+            assert await bounded(handle.result()) == "second attempt"
             assert stubborn.cancelled
             assert worker.in_flight == 1  # its slot stays taken
             assert [event.type for event in await history(handle)] == ["attempt_failed"]
             stubborn.let_go.set()
-            await soon(refused.wait())
+            await bounded(refused.wait())
 
             async def idle() -> bool:
                 return worker.in_flight == 0
 
-            await until(idle, "the slot is free again")
+            await wait_until(idle, "the slot is free again")
         record = await handle.record()
         assert (record.state, record.attempts, record.crashes) == (State.SUCCEEDED, 2, 0)
         assert await recorded_steps(app, handle) == {}
@@ -312,18 +312,18 @@ async def test_a_stubborn_handlers_task_is_cancelled_all_the_same(limited: Limit
         async def job(ctx: Context) -> None:
             await stubborn()
 
-        async with working(app) as worker:
+        async with running_worker(app) as worker:
             handle = await job.enqueue()
-            await soon(stubborn.begun.wait())
+            await bounded(stubborn.begun.wait())
             await handle.cancel()
             with pytest.raises(TaskCancelled):
-                await soon(handle.result())
+                await bounded(handle.result())
             stubborn.let_go.set()  # it returns, as if nothing had been
 
             async def idle() -> bool:
                 return worker.in_flight == 0
 
-            await until(idle, "the slot is free again")
+            await wait_until(idle, "the slot is free again")
             assert worker.settled == 1
         assert await handle.status() is State.CANCELLED
 
@@ -341,12 +341,12 @@ async def test_a_worker_stops_in_spite_of_a_stubborn_handler_and_hands_its_task_
                 await stubborn()
             return "carried on"
 
-        async with working(app):
+        async with running_worker(app):
             handle = await job.enqueue()
-            await soon(stubborn.begun.wait())
+            await bounded(stubborn.begun.wait())
         assert await handle.status() is State.QUEUED
         await work_off(app)
-        assert await soon(handle.result()) == "carried on"
+        assert await bounded(handle.result()) == "carried on"
         assert [event.type for event in await history(handle)] == ["handed_off", "resumed"]
         assert (await handle.record()).crashes == 0
         stubborn.let_go.set()
@@ -373,7 +373,7 @@ class Supervisor:
         async def said() -> bool:
             return bool(self._found(what, lag))
 
-        await until(said, f"the worker says {what}")
+        await wait_until(said, f"the worker says {what}")
         return self._found(what, lag)[0]
 
     def _found(self, what: str, lag: float) -> list[dict[str, object]]:
@@ -395,7 +395,7 @@ async def test_a_worker_with_a_handler_that_does_not_end_asks_to_be_replaced(lim
             assert (await supervisor.hears("replace"))["why"] == "a handler of task 'job' does not end"
             stubborn.let_go.set()
             worker.stop()
-            await soon(running)
+            await bounded(running)
 
 
 async def test_threads_that_nobody_can_stop_are_counted_until_they_end(
@@ -424,9 +424,9 @@ async def test_threads_that_nobody_can_stop_are_counted_until_they_end(
             async def none() -> bool:
                 return worker._executor.threads.lost == 0
 
-            await until(none, "the threads end")
+            await wait_until(none, "the threads end")
             worker.stop()
-            await soon(running)
+            await bounded(running)
 
 
 async def test_a_blocked_loop_is_told_to_the_supervisor_as_it_lags(limited: Limited) -> None:
@@ -441,9 +441,9 @@ async def test_a_blocked_loop_is_told_to_the_supervisor_as_it_lags(limited: Limi
             running = asyncio.create_task(worker.run())
             handle = await job.enqueue()
             await supervisor.hears("alive", lag=0.2)
-            await soon(handle.result())
+            await bounded(handle.result())
             worker.stop()
-            await soon(running)
+            await bounded(running)
 
 
 async def test_a_worker_that_is_cancelled_does_not_wait_for_a_stubborn_handler(
@@ -462,10 +462,10 @@ async def test_a_worker_that_is_cancelled_does_not_wait_for_a_stubborn_handler(
         async with Worker(app) as worker:
             running = asyncio.create_task(worker.run())
             handle = await job.enqueue()
-            await soon(stubborn.begun.wait())
+            await bounded(stubborn.begun.wait())
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await soon(running)
+                await bounded(running)
         await work_off(app)
-        assert await soon(handle.result()) == "carried on"
+        assert await bounded(handle.result()) == "carried on"
         stubborn.let_go.set()

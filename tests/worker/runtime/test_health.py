@@ -20,7 +20,7 @@ from perdure.worker.runtime.health.probe_server import ProbeServer
 from perdure.worker.runtime.health.report import CombinedReport, IncoherentRun, Level, Report
 
 from tests.support.servers import BUNDLED, RedisServer, find_program
-from tests.support.workers import BOUND, soon, until, working
+from tests.support.workers import BOUND, bounded, running_worker, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -42,7 +42,7 @@ async def until_failing(worker: Worker, *levels: str) -> None:
     async def so() -> bool:
         return failing(worker).keys() == set(levels)
 
-    await until(so, f"failing are {levels or 'none'}")
+    await wait_until(so, f"failing are {levels or 'none'}")
 
 
 # the levels
@@ -62,7 +62,7 @@ async def test_a_worker_is_ready_once_it_reads_and_no_longer_when_it_stops(app: 
         worker.stop()
         assert failing(worker) == {"consuming": "the worker is stopping"}
         assert worker.health().live
-        await soon(running)
+        await bounded(running)
 
 
 async def test_what_is_announced_is_what_it_says(app: App) -> None:
@@ -70,22 +70,22 @@ async def test_what_is_announced_is_what_it_says(app: App) -> None:
     async def job(ctx: Context) -> None: ...
 
     gateway, namespace = app.producer.gateway, Namespace(app.settings.namespace)
-    async with working(app) as worker:
+    async with running_worker(app) as worker:
 
         async def ready() -> bool:
             (info,) = await list_workers(gateway, namespace)
             return Report.from_summary(info.health).ready and Report.from_summary(info.health).worker == worker.id
 
-        await until(ready, "it announces that it is ready")
+        await wait_until(ready, "it announces that it is ready")
         (before,) = await list_workers(gateway, namespace)
         assert (before.progress, before.interval) == (None, 0.5)
-        await soon((await job.enqueue()).result())
+        await bounded((await job.enqueue()).result())
 
         async def progressed() -> bool:
             (info,) = await list_workers(gateway, namespace)
             return info.progress is not None and info.progress < BOUND
 
-        await until(progressed, "it announces that something was settled")
+        await wait_until(progressed, "it announces that something was settled")
         assert await gateway.command("TYPE", namespace.worker(worker.id)) == b"hash"
 
 
@@ -101,7 +101,7 @@ async def test_a_redis_that_is_gone_fails_connected_and_consuming_until_it_is_ba
             @app.task
             async def job(ctx: Context) -> None: ...
 
-            async with working(app) as worker:
+            async with running_worker(app) as worker:
                 await until_failing(worker)
                 server.kill()
                 await until_failing(worker, "connected", "consuming")
@@ -127,7 +127,7 @@ async def test_a_redis_that_does_not_answer_fails_connected(settings: Settings) 
             @app.task
             async def job(ctx: Context) -> None: ...
 
-            async with working(app) as worker:
+            async with running_worker(app) as worker:
                 await until_failing(worker)
                 server.process.send_signal(signal.SIGSTOP)
                 await until_failing(worker, "connected")
@@ -142,7 +142,7 @@ async def test_leases_that_cannot_be_renewed_fail_connected(app: App) -> None:
     @app.task
     async def job(ctx: Context) -> None: ...
 
-    async with working(app) as worker:
+    async with running_worker(app) as worker:
         await until_failing(worker)
         worker._on_renewal(Unavailable("no way"))
         assert failing(worker) == {"connected": "leases cannot be renewed: no way"}
@@ -158,12 +158,12 @@ async def test_an_intake_that_is_stuck_fails_consuming_unless_there_is_no_slot(a
         begun.set()
         await goes_on.wait()
 
-    async with working(app, concurrency=1) as worker:
+    async with running_worker(app, concurrency=1) as worker:
         await until_failing(worker)
         worker._health._clock = lambda: time.monotonic() + 1000
         assert failing(worker)["consuming"].startswith("no read for ")
         await job.enqueue()
-        await soon(begun.wait())
+        await bounded(begun.wait())
         assert "consuming" not in failing(worker)  # full, and rightly so
         worker._health._clock = time.monotonic
         goes_on.set()
@@ -185,7 +185,7 @@ async def test_slots_that_are_all_taken_by_what_hangs_fail_progress(app: App) ->
     async def works(ctx: Context) -> None:
         await let_go.wait()
 
-    async with working(app, concurrency=2) as worker:
+    async with running_worker(app, concurrency=2) as worker:
         await until_failing(worker)
         await hangs.enqueue()
         working_on = await works.enqueue()
@@ -193,7 +193,7 @@ async def test_slots_that_are_all_taken_by_what_hangs_fail_progress(app: App) ->
         async def one_stuck() -> bool:
             return worker.in_flight == 2 and any(worker._deadlines.is_stuck(run) for run in worker._executor.runs)
 
-        await until(one_stuck, "one hangs")
+        await wait_until(one_stuck, "one hangs")
         assert failing(worker) == {}  # the other one works
         await working_on.cancel()
         await hangs.enqueue()
@@ -208,7 +208,7 @@ async def test_a_worker_that_should_be_replaced_fails_progress(app: App) -> None
     @app.task
     async def job(ctx: Context) -> None: ...
 
-    async with working(app) as worker:
+    async with running_worker(app) as worker:
         await until_failing(worker)
         worker._deadlines.degraded = "20 of 40 threads are lost"
         assert failing(worker) == {"progress": "20 of 40 threads are lost"}
@@ -325,14 +325,14 @@ async def test_a_blocked_loop_fails_livez_with_its_reason(app: App) -> None:
                 answers.append(asker.ask("/livez"))
             blocked.set()
 
-    async with working(app) as worker:
+    async with running_worker(app) as worker:
         await until_failing(worker)
         with ProbeServer(worker.health, "127.0.0.1", 0) as probes:
             asker = Asker(probes.address)
             assert (await asyncio.to_thread(asker.ask, "/livez"))[0] == 200
             asking = threading.Thread(target=ask_until_blocked, args=(asker,))
             asking.start()
-            await soon((await blocks.enqueue()).result())
+            await bounded((await blocks.enqueue()).result())
             await asyncio.to_thread(asking.join)
             status, body = answers[-1]
             assert status == 503

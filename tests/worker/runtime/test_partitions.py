@@ -14,8 +14,8 @@ from perdure import App, Context, Producer, Settings, TaskHandle, Worker
 from perdure.queues import load_route, queue_partitions, set_partitions
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status
 
-from tests.support.processes import Crew, hire
-from tests.support.workers import BOUND, soon, until, work_off, working
+from tests.support.processes import WorkerProcesses, worker_processes
+from tests.support.workers import BOUND, bounded, running_worker, wait_until, work_off
 
 pytestmark = [pytest.mark.integration]
 
@@ -24,9 +24,9 @@ COUNTS = (4, 2, 8)
 
 
 @pytest.fixture
-def crew(settings: Settings, tmp_path: Path) -> Iterator[Crew]:
-    with hire(settings, tmp_path) as crew:
-        yield crew
+def workers(settings: Settings, tmp_path: Path) -> Iterator[WorkerProcesses]:
+    with worker_processes(settings, tmp_path) as workers:
+        yield workers
 
 
 @pytest.fixture
@@ -59,48 +59,48 @@ async def spread_under_load(producers: list[Producer]) -> list[TaskHandle[Any]]:
         async def sent() -> bool:
             return progress["sent"] >= (progress["allowed"] - 1) * KEYS
 
-        await until(sent, "the producers are this far")
+        await wait_until(sent, "the producers are this far")
         progress["allowed"] += ROUNDS // 8  # they go on while it changes
         await set_partitions(producers[0].gateway, producers[0].namespace, "default", count)
     progress["allowed"] = ROUNDS + 1
-    return [handle for handles in await soon(asyncio.gather(*loads)) for handle in handles]
+    return [handle for handles in await bounded(asyncio.gather(*loads)) for handle in handles]
 
 
 @pytest.mark.processes
 async def test_tasks_of_a_key_start_in_order_while_the_queue_is_spread_anew(
-    crew: Crew, producers: list[Producer]
+    workers: WorkerProcesses, producers: list[Producer]
 ) -> None:
     """One replica: the journal is in the order of its starts."""
-    await crew.start(concurrency=4).ready()
+    await workers.start(concurrency=4).ready()
     handles = await spread_under_load(producers)
     assert len({handle.partition.index for handle in handles}) > 4
     for handle in handles:
         await handle.result(timeout=BOUND)
-    started = [line.key for line in crew.lines("start")]
+    started = [line.key for line in workers.lines("start")]
     assert len(started) == len(set(started)) == KEYS * ROUNDS
     for number in range(KEYS):
         ours = [int(key.split(":")[1]) for key in started if key.startswith(f"k{number}:")]
         assert ours == list(range(ROUNDS)), f"key k{number}"
-    assert not crew.lines("early")
+    assert not workers.lines("early")
 
 
 @pytest.mark.processes
 async def test_nothing_is_lost_or_taken_early_by_many_replicas_of_which_one_is_killed(
-    crew: Crew, producers: list[Producer]
+    workers: WorkerProcesses, producers: list[Producer]
 ) -> None:
-    replicas = [crew.start(concurrency=3) for _ in range(2)]
-    replicas += [crew.start(concurrency=3, partitions="share") for _ in range(2)]
+    replicas = [workers.start(concurrency=3) for _ in range(2)]
+    replicas += [workers.start(concurrency=3, partitions="share") for _ in range(2)]
     for replica in replicas:
         await replica.ready()
     spreading = asyncio.create_task(spread_under_load(producers))
-    await crew.line("start", number=KEYS * ROUNDS // 3)
+    await workers.line("start", number=KEYS * ROUNDS // 3)
     replicas[2].kill()
     handles = await spreading
     assert [await handle.result(timeout=BOUND) for handle in handles] == list(range(ROUNDS)) * KEYS
-    starts = Counter(line.key for line in crew.lines("start"))
+    starts = Counter(line.key for line in workers.lines("start"))
     assert len(starts) == KEYS * ROUNDS
     assert sum(starts.values()) <= KEYS * ROUNDS + 3, "again only what the killed replica had"
-    assert not crew.lines("early")
+    assert not workers.lines("early")
 
 
 @pytest.fixture
@@ -140,19 +140,19 @@ async def test_a_burst_works_through_all_generations(app: App) -> None:
 
 async def test_more_partitions_than_slots_are_all_read(app: App) -> None:
     await set_partitions(app.producer.gateway, app.producer.namespace, "default", 9)
-    async with working(app, concurrency=2):
+    async with running_worker(app, concurrency=2):
         handles = await double_of(app).enqueue_many([{"value": n} for n in range(900)])
         assert {handle.partition.index for handle in handles} == set(range(9))
         for handle in handles:
             await handle.result(timeout=BOUND)
         for _ in range(9):
-            assert await soon((await double_of(app).enqueue(21)).result()) == 42
+            assert await bounded((await double_of(app).enqueue(21)).result()) == 42
 
 
 async def test_a_worker_hears_of_a_change_and_completes_it(app: App) -> None:
     """The command died after its first line: the route is changed, and nothing is closed."""
     namespace, gateway = app.producer.namespace, app.producer.gateway
-    async with working(app):
+    async with running_worker(app):
         await (await double_of(app).enqueue(1)).result(timeout=BOUND)
         route = await load_route(gateway, namespace, "default")
         assert route is not None
@@ -161,10 +161,10 @@ async def test_a_worker_hears_of_a_change_and_completes_it(app: App) -> None:
         async def closed() -> bool:
             return await partition_status(gateway, namespace.partition("default", 0)) >= PartitionStatus.CLOSED
 
-        await until(closed, "a worker closes the former partition")
+        await wait_until(closed, "a worker closes the former partition")
         handle = await double_of(app).enqueue(21)
         assert handle.partition.index in (1, 2)
-        assert await soon(handle.result()) == 42
+        assert await bounded(handle.result()) == 42
 
 
 async def test_those_who_share_do_all_of_it(app: App) -> None:
@@ -176,7 +176,7 @@ async def test_those_who_share_do_all_of_it(app: App) -> None:
             await handle.result(timeout=BOUND)
         for worker in (one, other):
             worker.stop()
-        await soon(asyncio.gather(*running))
+        await bounded(asyncio.gather(*running))
     assert one.settled + other.settled == 300
     assert await app.producer.gateway.command("EXISTS", app.producer.namespace.sharing("default")) == 0
 
@@ -185,24 +185,24 @@ async def test_a_worker_with_no_share_waits_for_one(app: App) -> None:
     """Two readers are enough for the only partition: the third has none, until both leave."""
     sharing = app.producer.namespace.sharing("default")
     async with AsyncExitStack() as stack:
-        crew = [await stack.enter_async_context(Worker(app, partitions="share")) for _ in range(3)]
-        running = [asyncio.create_task(worker.run()) for worker in crew]
-        for worker in crew:
-            assert await soon((await double_of(app).enqueue(21)).result()) == 42
+        workers = [await stack.enter_async_context(Worker(app, partitions="share")) for _ in range(3)]
+        running = [asyncio.create_task(worker.run()) for worker in workers]
+        for worker in workers:
+            assert await bounded((await double_of(app).enqueue(21)).result()) == 42
             worker.stop()  # it has not left yet: it would finish what it does first
 
             async def left(worker: Worker = worker) -> bool:
                 return await app.producer.gateway.command("ZSCORE", sharing, worker.id) is None
 
-            await until(left, "its share is the others'")
-        await soon(asyncio.gather(*running))
+            await wait_until(left, "its share is the others'")
+        await bounded(asyncio.gather(*running))
 
 
 async def test_delayed_tasks_of_a_former_generation_come(app: App) -> None:
     namespace, gateway = app.producer.namespace, app.producer.gateway
     later = await double_of(app).options(delay=0.5).enqueue(21)
     await set_partitions(gateway, namespace, "default", 2)
-    async with working(app):
-        assert await soon((await double_of(app).enqueue(1)).result()) == 2
-        assert await soon(later.result()) == 42
+    async with running_worker(app):
+        assert await bounded((await double_of(app).enqueue(1)).result()) == 2
+        assert await bounded(later.result()) == 42
     assert len(await queue_partitions(gateway, namespace, "default")) == 3

@@ -17,7 +17,15 @@ from perdure.queues.keys import SUSPECTS
 from perdure.worker.runtime.supervisor_link import Role, SupervisorLink
 
 from tests.support.consumers import read, worker
-from tests.support.workers import partition_of, pending, redis_command, soon, take_and_die, until, working
+from tests.support.workers import (
+    bounded,
+    partition_of,
+    pending,
+    redis_command,
+    running_worker,
+    take_and_die,
+    wait_until,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -52,7 +60,7 @@ class Supervisor:
         async def heard() -> bool:
             return len([line for line in self.said() if line["say"] == what]) >= number
 
-        await until(heard, f"{what} was said")
+        await wait_until(heard, f"{what} was said")
         return [line for line in self.said() if line["say"] == what][number - 1]
 
     def close(self) -> None:
@@ -71,7 +79,7 @@ async def supervised(app: App, role: Role, concurrency: int = 16) -> AsyncIterat
             finally:
                 runner.stop()
                 runner.stop()
-                await soon(running)
+                await bounded(running)
     finally:
         supervisor.close()
 
@@ -106,7 +114,7 @@ async def test_an_ordinary_worker_leaves_suspects_to_its_supervisor(app: App) ->
     async with supervised(app, "worker") as (_, supervisor):
         await supervisor.hears("suspects")
         after = await job.enqueue(2)
-        assert await soon(after.result()) == 2
+        assert await bounded(after.result()) == 2
         assert ran == [2]
         assert {await state(handle) for handle in handles} == {State.QUEUED}
 
@@ -126,7 +134,7 @@ async def test_an_isolated_worker_runs_suspects_alone_and_nothing_else(app: App)
     await crash_with(app, 3)
     ordinary = await job.enqueue(99)
     async with supervised(app, "isolated", concurrency=1) as (runner, supervisor):
-        assert [await soon(handle.result()) for handle in handles] == [0, 1, 2]
+        assert [await bounded(handle.result()) for handle in handles] == [0, 1, 2]
         await supervisor.hears("idle")
         assert (most, ran) == ([1], [0, 1, 2])
         assert await state(ordinary) is State.QUEUED
@@ -147,8 +155,8 @@ async def test_an_isolated_worker_runs_suspects_alone_and_nothing_else(app: App)
             app.producer.gateway, app.producer.namespace, ["default"], "dead2", exit_status="SIGKILL", steps={}
         )
         runner.check_quarantine()
-        assert await soon(late.result()) == 7
-        assert await soon(ordinary.result()) == 99
+        assert await bounded(late.result()) == 7
+        assert await bounded(ordinary.result()) == 99
 
 
 async def echo(value: int) -> int:
@@ -168,7 +176,7 @@ async def test_an_ordinary_worker_sets_aside_what_it_claims_from_the_dead(app: A
         await take_and_die(app)
     async with supervised(app, "worker") as (_, supervisor):
         await supervisor.hears("suspects", 2)
-        await until(lambda: waiting_alone(app, 2), "both were set aside")
+        await wait_until(lambda: waiting_alone(app, 2), "both were set aside")
         assert ran == []
         assert {await state(handle) for handle in handles} == {State.QUEUED}
 
@@ -186,7 +194,7 @@ async def test_an_isolated_worker_sweeps_nothing(app: App) -> None:
     await take_and_die(app, name="unseen")
     await crash_with(app, 1, alone=True)
     async with supervised(app, "isolated", concurrency=1) as (_, supervisor):
-        assert await soon(handle.result()) == "done"
+        assert await bounded(handle.result()) == "done"
         await supervisor.hears("idle")
         assert [owner for _, owner, _, _ in await pending(app)] == ["unseen"]
         assert await state(left) is State.RUNNING
@@ -208,23 +216,23 @@ async def test_a_worker_runs_one_suspect_at_a_time_and_takes_nothing_new_meanwhi
     handles = await job.enqueue_many({"number": number} for number in range(2))
     await crash_with(app, 2)
     later = await job.enqueue(2)
-    async with working(app):
+    async with running_worker(app):
 
         async def has_begun() -> bool:
             return begun == [0]
 
-        await until(has_begun, "the first suspect began")
+        await wait_until(has_begun, "the first suspect began")
         last = await job.enqueue(3)
         for _ in range(20):
             await redis_command(app, "PING")
         assert begun == [0]
         assert {await state(handle) for handle in (handles[1], later, last)} == {State.QUEUED}
         gates[0].set()
-        assert await soon(handles[0].result()) == 0
+        assert await bounded(handles[0].result()) == 0
         for gate in gates:
             gate.set()
-        assert await soon(handles[1].result()) == 1
-        assert [await soon(one.result()) for one in (later, last)] == [2, 3]
+        assert await bounded(handles[1].result()) == 1
+        assert [await bounded(one.result()) for one in (later, last)] == [2, 3]
     assert begun[:2] == [0, 1]
 
 
@@ -247,9 +255,9 @@ async def test_what_is_claimed_from_the_dead_runs_one_by_one(app: App) -> None:
     for _ in handles:
         await take_and_die(app)
     new = await other.enqueue_many({} for _ in range(20))
-    async with working(app):
-        assert [await soon(handle.result()) for handle in handles] == [0, 1, 2, 3]
-        assert {await soon(one.result()) for one in new} == {"done"}
+    async with running_worker(app):
+        assert [await bounded(handle.result()) for handle in handles] == [0, 1, 2, 3]
+        assert {await bounded(one.result()) for one in new} == {"done"}
     records = [await handle.record() for handle in handles] + [await one.record() for one in new]
     assert {record.attempts for record in records} == {1}
     assert most == [1]
@@ -273,14 +281,14 @@ async def test_nothing_new_is_taken_beside_what_was_claimed_from_the_dead(app: A
     handle = await suspect.enqueue()
     await take_and_die(app)
     new = await other.enqueue()
-    async with working(app):
-        await soon(begun.wait())
+    async with running_worker(app):
+        await bounded(begun.wait())
         for _ in range(20):
             await redis_command(app, "PING")
         assert await state(new) is State.QUEUED
         hold.set()
-        assert await soon(handle.result()) == "ended"
-        assert await soon(new.result()) == "done"
+        assert await bounded(handle.result()) == "ended"
+        assert await bounded(new.result()) == "done"
 
 
 async def test_a_suspect_that_gets_further_holds_up_nobody_any_more(app: App) -> None:
@@ -299,11 +307,11 @@ async def test_a_suspect_that_gets_further_holds_up_nobody_any_more(app: App) ->
     handle = await suspect.enqueue()
     await crash_with(app, 1, alone=True)
     later = await other.enqueue()
-    async with working(app):
-        assert await soon(later.result()) == "done"
+    async with running_worker(app):
+        assert await bounded(later.result()) == "done"
         assert await state(handle) is State.RUNNING
         hold.set()
-        assert await soon(handle.result()) == "cleared"
+        assert await bounded(handle.result()) == "cleared"
     types = [event.type async for event in handle.events(follow=False)]
     assert types[:4] == ["crashed", "resumed", "step_completed", "cleared"]
 
@@ -324,11 +332,11 @@ async def test_probation_ends_with_its_time(settings: Settings) -> None:
         handle = await suspect.enqueue()
         await crash_with(app, 1, alone=True)
         later = await other.enqueue()
-        async with working(app):
-            assert await soon(later.result()) == "done"
+        async with running_worker(app):
+            assert await bounded(later.result()) == "done"
             assert await state(handle) is State.RUNNING
             hold.set()
-            assert await soon(handle.result()) == "ended"
+            assert await bounded(handle.result()) == "ended"
 
 
 async def test_a_burst_ends_only_when_the_suspects_have(app: App) -> None:
@@ -339,8 +347,8 @@ async def test_a_burst_ends_only_when_the_suspects_have(app: App) -> None:
     handles = await job.enqueue_many({"number": number} for number in range(5))
     await crash_with(app, 5)
     async with Worker(app) as runner:
-        await soon(runner.run(burst=True))
-    assert [await soon(handle.result()) for handle in handles] == [0, 1, 2, 3, 4]
+        await bounded(runner.run(burst=True))
+    assert [await bounded(handle.result()) for handle in handles] == [0, 1, 2, 3, 4]
 
 
 async def test_a_worker_that_waits_hears_of_a_suspect_at_once(app: App) -> None:
@@ -352,14 +360,14 @@ async def test_a_worker_that_waits_hears_of_a_suspect_at_once(app: App) -> None:
 
     handle = await job.enqueue()
     await read(await worker(app.producer.gateway, partition_of(app), name="dead"), 1)
-    async with working(app):
+    async with running_worker(app):
         after = await job.enqueue()
-        assert await soon(after.result()) == "done"
+        assert await bounded(after.result()) == "done"
         assert await state(handle) is State.RUNNING
         await report_crash(
             app.producer.gateway, app.producer.namespace, ["default"], "dead", exit_status="SIGKILL", steps={}
         )
-        assert await soon(handle.result()) == "done"
+        assert await bounded(handle.result()) == "done"
 
 
 # who is to blame
@@ -390,9 +398,9 @@ async def test_a_second_crash_in_a_row_waits_and_one_too_many_buries(settings: S
                 await report_crash(
                     gateway, app.producer.namespace, ["default"], name, exit_status="SIGSEGV", steps={handle.id: "boom"}
                 )
-        async with working(app):
+        async with running_worker(app):
             with pytest.raises(TaskFailed) as caught:
-                await soon(handle.result())
+                await bounded(handle.result())
         assert caught.value.reason == Reason.CRASH_LOOP
         assert runs == []
         record = await handle.record()
@@ -414,8 +422,8 @@ async def test_crashes_that_are_excused_bury_nobody(app: App) -> None:
     handle = await long.enqueue()
     await redis_command(app, "HSET", handle.partition.record(handle.id), "crashes", 5, "excused", 5)
     await take_and_die(app)
-    async with working(app):
-        assert await soon(handle.result()) == 6
+    async with running_worker(app):
+        assert await bounded(handle.result()) == 6
 
 
 async def take_again(app: App, name: str) -> None:
@@ -439,8 +447,8 @@ async def test_after_the_second_crash_it_waits_its_turn(app: App) -> None:
     await report_crash(
         app.producer.gateway, app.producer.namespace, ["default"], "dead2", exit_status="exit code 1", steps={}
     )
-    async with working(app):
-        assert await soon(handle.result()) == 2
+    async with running_worker(app):
+        assert await bounded(handle.result()) == 2
     types = [event.type async for event in handle.events(follow=False)]
     assert types == ["crashed", "crashed", "crash_backoff", "resumed"]
     assert runs == [2]

@@ -12,7 +12,17 @@ from perdure import App, Context, Retry, RetryLater, Settings, Snooze, State
 from perdure.deadletter import Reason, Replay, replay
 from perdure.queues import TaskHandle
 
-from tests.support.workers import history, letter, pending, redis_command, soon, take_and_die, until, work_off, working
+from tests.support.workers import (
+    bounded,
+    history,
+    letter,
+    pending,
+    redis_command,
+    running_worker,
+    take_and_die,
+    wait_until,
+    work_off,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -53,7 +63,7 @@ async def test_a_failed_attempt_is_followed_by_another_after_the_backoff(app: Ap
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == 3
+    assert await bounded(handle.result()) == 3
     assert await reported(handle) == [("attempt_failed", 1, 0.05), ("attempt_failed", 2, 0.2)]
     assert all(
         later - earlier >= wait for (earlier, later), wait in zip(pairwise(started), [0.049, 0.199], strict=True)
@@ -67,13 +77,13 @@ async def test_while_it_waits_it_is_scheduled_and_holds_no_message(app: App) -> 
     async def job(ctx: Context) -> None:
         raise ConnectionError
 
-    async with working(app):
+    async with running_worker(app):
         handle = await job.enqueue()
 
         async def put_off() -> bool:
             return await handle.status() is State.SCHEDULED
 
-        await until(put_off, "the task waits for its second attempt")
+        await wait_until(put_off, "the task waits for its second attempt")
     record = await handle.record()
     assert record.due_at is not None
     assert record.enqueued_at is not None
@@ -125,7 +135,7 @@ async def test_a_handler_that_exits_has_failed_and_takes_nobody_along(app: App) 
     other = await stays.enqueue()
     await work_off(app)
     assert (await letter(app, handle)).error == "SystemExit"
-    assert await soon(other.result()) == "here"
+    assert await bounded(other.result()) == "here"
 
 
 async def test_retry_later_counts_and_says_when(app: App) -> None:
@@ -153,7 +163,7 @@ async def test_snooze_counts_nothing(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == "at last"
+    assert await bounded(handle.result()) == "at last"
     assert runs == [1, 1, 1, 1, 1]
     assert await reported(handle) == [("snoozed", 0, 0.01)] * 4
     assert (await handle.record()).attempts == 1
@@ -170,7 +180,7 @@ async def test_steps_before_a_snooze_are_kept(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     assert calls == [1]
 
 
@@ -200,7 +210,7 @@ async def test_a_crash_is_not_an_attempt(app: App, crashes: int) -> None:
     handle = await job.enqueue()
     await lose(app, crashes)
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     assert seen == [(1, crashes), (2, crashes)]
     record = await handle.record()
     assert (record.attempts, record.crashes) == (2, crashes)
@@ -229,12 +239,12 @@ async def test_crashes_of_all_attempts_add_up(app: App) -> None:
 
     handle = await job.enqueue()
     await lose(app, 1)
-    async with working(app):
+    async with running_worker(app):
 
         async def failed_once() -> bool:
             return (await handle.record()).attempts >= 1
 
-        await until(failed_once, "the task fails by itself after its crash")
+        await wait_until(failed_once, "the task fails by itself after its crash")
         record = await handle.record()
         assert record.crashes == 1
         assert (await letter(app, handle)).reason is Reason.ATTEMPTS_EXHAUSTED
@@ -271,6 +281,6 @@ async def test_a_replay_begins_to_count_anew_and_keeps_the_steps(app: App) -> No
     assert await replay(app.producer.gateway, found, Replay())
     await lose(app, 1)
     await work_off(app)
-    assert await soon(handle.result()) == (1, 1)
+    assert await bounded(handle.result()) == (1, 1)
     assert calls == [1]
     assert (await handle.record()).replays == 1

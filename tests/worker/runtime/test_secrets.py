@@ -31,7 +31,7 @@ from pydantic import BaseModel, Field, RootModel, Secret, SecretBytes, SecretStr
 
 from tests.support.command_line import Answer, call
 from tests.support.stored_data import FIRST, everything, with_keys
-from tests.support.workers import history, letter, recorded_steps, soon, work_off
+from tests.support.workers import bounded, history, letter, recorded_steps, work_off
 
 TOKEN = "s3cr3t-t0ken-of-ada"
 
@@ -235,7 +235,7 @@ async def test_it_reaches_the_handler_and_nobody_else(
         await work_off(app)
         told = [queued, *log]
         if how in ("well", "mismatch"):
-            assert await soon(handle.result()) == str(len(TOKEN))
+            assert await bounded(handle.result()) == str(len(TOKEN))
         else:
             dead = await letter(app, handle)
             with pytest.raises(TaskFailed) as caught:
@@ -283,7 +283,7 @@ async def test_producers_by_name_send_secrets_too(settings: Settings) -> None:
             },  # of a plain mapping, nobody knows which members will be secret
         }
         await work_off(app)
-        assert await soon(handle.result()) == str(len(TOKEN))
+        assert await bounded(handle.result()) == str(len(TOKEN))
         with pytest.raises(TypeError, match="cannot be sent as JSON"):
             await app.producer.enqueue("log_in", {"token": object()})
 
@@ -311,7 +311,7 @@ async def test_who_edits_arguments_leaves_hidden_ones_as_they_are(settings: Sett
         assert await replay(app.producer.gateway, await letter(app, handle), Replay(args=edited))
         assert (await handle.record()).summary()["args"]["token"] == MASK
         await work_off(app)
-        assert await soon(handle.result()) == str(len(TOKEN))
+        assert await bounded(handle.result()) == str(len(TOKEN))
 
 
 @pytest.mark.integration
@@ -332,7 +332,7 @@ async def test_a_step_gives_back_its_secret_after_a_crash_too(settings: Settings
 
         handle = await use.enqueue()
         await work_off(app)
-        assert await soon(handle.result()) == len(TOKEN)
+        assert await bounded(handle.result()) == len(TOKEN)
         assert calls == ["fetch"]
 
 

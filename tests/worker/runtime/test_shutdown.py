@@ -14,14 +14,14 @@ from perdure.worker.runtime.slots import Slots
 
 from tests.support.workers import (
     BOUND,
+    bounded,
     consumers,
     history,
     pending,
     recorded_steps,
     redis_command,
-    soon,
-    until,
-    working,
+    running_worker,
+    wait_until,
 )
 
 pytestmark = pytest.mark.integration
@@ -74,10 +74,10 @@ class Stage:
 async def stop_in_the_middle(stage: Stage, worker: Worker, running: asyncio.Task[None]) -> TaskHandle[str]:
     """Stop the worker while the first step runs, let the step end, and wait for the worker's end."""
     handle = await stage.task.enqueue()
-    await soon(stage.begun.wait())
+    await bounded(stage.begun.wait())
     worker.stop()
     stage.goes_on.set()
-    await soon(running)
+    await bounded(running)
     return handle
 
 
@@ -100,14 +100,14 @@ async def test_an_idle_worker_takes_it_over_at_once_and_it_costs_nothing(app: Ap
     async with Worker(app, concurrency=1) as first:
         stopping = asyncio.create_task(first.run())
         handle = await stage.task.enqueue()
-        await soon(stage.begun.wait())
-        async with working(app) as second:  # blocks in its read: there is nothing for it
+        await bounded(stage.begun.wait())
+        async with running_worker(app) as second:  # blocks in its read: there is nothing for it
             await one_waits_in_its_read(app)
             first.stop()
             stage.goes_on.set()
             async with asyncio.timeout(AT_ONCE):
                 assert await handle.result() == "attempt 1, crashes 0, resumed True"
-            await soon(stopping)
+            await bounded(stopping)
     assert stage.calls == ["handler", "first", "first ended", "handler", "second"]
     record = await handle.record()
     assert (record.attempts, record.crashes) == (1, 0)
@@ -118,7 +118,7 @@ async def one_waits_in_its_read(app: App) -> None:
     async def blocked() -> bool:
         return b"blocked_clients:1" in await redis_command(app, "INFO", "clients")
 
-    await until(blocked, "a worker waits in its read")
+    await wait_until(blocked, "a worker waits in its read")
 
 
 async def test_many_tasks_are_handed_over_at_once(app: App) -> None:
@@ -139,14 +139,14 @@ async def test_many_tasks_are_handed_over_at_once(app: App) -> None:
         stopping = asyncio.create_task(first.run())
         handles = await job.enqueue_many({"number": number} for number in range(10))
         for _ in handles:
-            await soon(begun.acquire())
-        async with working(app, concurrency=3):
+            await bounded(begun.acquire())
+        async with running_worker(app, concurrency=3):
             await one_waits_in_its_read(app)
             first.stop()
             goes_on.set()
             async with asyncio.timeout(AT_ONCE):
                 assert [await handle.result() for handle in handles] == [(1, 0)] * 10
-            await soon(stopping)
+            await bounded(stopping)
 
 
 async def test_steps_side_by_side_all_end_before_the_run_is_handed_over(app: App) -> None:
@@ -174,14 +174,14 @@ async def test_steps_side_by_side_all_end_before_the_run_is_handed_over(app: App
     async with Worker(app) as worker:
         running = asyncio.create_task(worker.run())
         handle = await job.enqueue()
-        await soon(begun.wait())
+        await bounded(begun.wait())
         worker.stop()
         await anyio.wait_all_tasks_blocked()
         stopped.set()
         await anyio.wait_all_tasks_blocked()
         assert calls == []  # the boundary holds the other branch back, and the step goes on
         goes_on.set()
-        await soon(running)
+        await bounded(running)
     assert calls == ["slow"]
     assert set(await recorded_steps(app, handle)) == {"d:slow", "s:#handoff"}
 
@@ -198,10 +198,10 @@ async def test_a_handler_that_ends_within_the_grace_has_its_outcome(app: App) ->
     async with Worker(app) as worker:
         running = asyncio.create_task(worker.run())
         handle = await job.enqueue()
-        await soon(begun.wait())
+        await bounded(begun.wait())
         worker.stop()
         goes_on.set()
-        await soon(running)
+        await bounded(running)
     assert await handle.status() is State.SUCCEEDED
 
 
@@ -237,9 +237,9 @@ async def test_after_the_grace_what_does_not_end_is_cancelled_and_given_back(
         async with Worker(app) as worker:
             running = asyncio.create_task(worker.run())
             handle = await job.enqueue()
-            await soon(begun.wait())
+            await bounded(begun.wait())
             worker.stop()
-            await soon(running)
+            await bounded(running)
         assert cancelled == ["cancelled"]
         await assert_handed_over(app, handle)
 
@@ -267,9 +267,9 @@ async def test_a_second_stop_ends_at_once(settings: Settings, stopping: Callable
         async with Worker(app) as worker:
             running = asyncio.create_task(worker.run())
             handle = await job.enqueue()
-            await soon(begun.wait())
+            await bounded(begun.wait())
             await stopping(worker)
-            await soon(running)
+            await bounded(running)
         assert cancelled == ["cancelled"]
         await assert_handed_over(app, handle)
 
@@ -285,10 +285,10 @@ async def test_a_worker_that_is_cancelled_from_outside_gives_back_too(settings: 
         async with Worker(app) as worker:
             running = asyncio.create_task(worker.run())
             handle = await job.enqueue()
-            await soon(begun.wait())
+            await bounded(begun.wait())
             running.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await soon(running)
+                await bounded(running)
         await assert_handed_over(app, handle)
 
 
@@ -310,7 +310,7 @@ async def test_a_task_that_is_taken_in_the_very_moment_of_the_stop_stops_too(
 
         monkeypatch.setattr(Slots, "fill", stop_and_fill)
         handle = await job.enqueue()
-        await soon(worker.run())
+        await bounded(worker.run())
     assert calls == []
     await assert_handed_over(app, handle)
 
@@ -332,12 +332,12 @@ async def test_nothing_new_is_taken_while_a_worker_stops(app: App) -> None:
     async with Worker(app, concurrency=5) as worker:
         running = asyncio.create_task(worker.run())
         await stage.task.enqueue()
-        await soon(stage.begun.wait())
+        await bounded(stage.begun.wait())
         worker.stop()
         await anyio.wait_all_tasks_blocked()
         late = await stage.task.enqueue()
         stage.goes_on.set()
-        await soon(running)
+        await bounded(running)
     assert stage.calls.count("handler") == 1
     assert await late.status() is State.QUEUED
     assert [(owner, count) for _, owner, _, count in await pending(app)] == [("~released", 0)]  # late was never read

@@ -13,17 +13,17 @@ from perdure.deadletter import Reason
 from perdure.queues import TaskNotFound
 
 from tests.support.workers import (
-    give_up,
+    bounded,
+    expire_lease,
     history,
     letter,
     recorded_steps,
     redis_command,
-    soon,
+    running_worker,
     steal,
     take_and_die,
-    until,
+    wait_until,
     work_off,
-    working,
 )
 
 pytestmark = pytest.mark.integration
@@ -105,7 +105,7 @@ async def test_steps_before_the_timeout_are_kept(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == "done"
+    assert await bounded(handle.result()) == "done"
     assert calls == [1]
 
 
@@ -153,7 +153,7 @@ async def test_a_handler_that_cancels_itself_has_failed(app: App) -> None:
     found = await letter(app, handle)
     assert found.reason is Reason.ATTEMPTS_EXHAUSTED
     assert "cancelled from within its own handler" in found.message
-    assert await soon(another.result()) == "runs"
+    assert await bounded(another.result()) == "runs"
 
 
 # cancelling
@@ -167,11 +167,11 @@ async def test_what_nobody_runs_is_cancelled_at_once(patient: App, delay: float)
     async def job(ctx: Context) -> None:
         ran.append(1)
 
-    async with working(patient, queues=["other"]):  # makes no group on the task's own queue
+    async with running_worker(patient, queues=["other"]):  # makes no group on the task's own queue
         handle = await job.options(delay=delay).enqueue()
         assert await handle.cancel() is State.CANCELLED
         with pytest.raises(TaskCancelled):
-            await soon(handle.result())
+            await bounded(handle.result())
     await work_off(patient)
     assert ran == []
     assert await handle.cancel() is State.CANCELLED
@@ -185,18 +185,18 @@ async def test_a_running_task_is_cancelled_at_its_next_beat(app: App) -> None:
         await ctx.step("once", len, "x")
         await ctx.step("endless", endless)
 
-    async with working(app) as worker:
+    async with running_worker(app) as worker:
         handle = await job.enqueue()
-        await soon(endless.begun.wait())
+        await bounded(endless.begun.wait())
         assert await handle.cancel() is State.RUNNING
         with pytest.raises(TaskCancelled):
-            await soon(handle.result())
-        await soon(endless.cancelled.wait())
+            await bounded(handle.result())
+        await bounded(endless.cancelled.wait())
 
         async def idle() -> bool:
             return worker.in_flight == 0
 
-        await until(idle, "the slot is free again")
+        await wait_until(idle, "the slot is free again")
     record = await handle.record()
     assert (record.state, record.attempts, record.crashes) == (State.CANCELLED, 0, 0)
     assert list(await recorded_steps(app, handle)) == ["d:once"]
@@ -216,13 +216,13 @@ async def test_a_running_task_is_cancelled_at_its_next_step(patient: App) -> Non
         await ctx.step("first", first)
         await ctx.step("second", calls.append, "second")
 
-    async with working(patient):
+    async with running_worker(patient):
         handle = await job.enqueue()
-        await soon(begun.wait())
+        await bounded(begun.wait())
         assert await handle.cancel() is State.RUNNING
         goes_on.set()
         with pytest.raises(TaskCancelled):
-            await soon(handle.result())
+            await bounded(handle.result())
     assert calls == ["first"]
 
 
@@ -235,12 +235,12 @@ async def test_a_task_that_ends_before_it_hears_of_its_cancellation_has_its_resu
         await goes_on.wait()
         return "too late"
 
-    async with working(patient):
+    async with running_worker(patient):
         handle = await job.enqueue()
-        await soon(begun.wait())
+        await bounded(begun.wait())
         assert await handle.cancel() is State.RUNNING
         goes_on.set()
-        assert await soon(handle.result()) == "too late"
+        assert await bounded(handle.result()) == "too late"
         assert await handle.cancel() is State.SUCCEEDED
 
 
@@ -283,13 +283,13 @@ async def test_a_run_that_lost_its_lease_is_cancelled_at_the_next_beat(app: App)
             await endless()
         return ctx.attempt, ctx.crashes
 
-    async with working(app):
+    async with running_worker(app):
         handle = await job.enqueue()
-        await soon(endless.begun.wait())
+        await bounded(endless.begun.wait())
         entry = await steal(app, handle)
-        await soon(endless.cancelled.wait())
-        await give_up(app, entry)
-        assert await soon(handle.result()) == (1, 2)
+        await bounded(endless.cancelled.wait())
+        await expire_lease(app, entry)
+        assert await bounded(handle.result()) == (1, 2)
     assert runs == [0, 2]
 
 
@@ -306,16 +306,16 @@ async def test_a_step_of_the_loser_is_refused_and_the_run_ends(patient: App) -> 
         await ctx.step("first", first)
         calls.append("went on")
 
-    async with working(patient) as worker:
+    async with running_worker(patient) as worker:
         handle = await job.enqueue()
-        await soon(begun.wait())
+        await bounded(begun.wait())
         await steal(patient, handle)
         goes_on.set()
 
         async def idle() -> bool:
             return worker.in_flight == 0
 
-        await until(idle, "the loser ends")
+        await wait_until(idle, "the loser ends")
     assert calls == []
     assert await recorded_steps(patient, handle) == {}
     assert await history(handle) == []
@@ -338,16 +338,16 @@ async def test_no_outcome_of_the_loser_is_stored(patient: App, ends: str) -> Non
                 return "of the loser"
         return "of the loser"
 
-    async with working(patient) as worker:
+    async with running_worker(patient) as worker:
         handle = await job.enqueue()
-        await soon(begun.wait())
+        await bounded(begun.wait())
         await steal(patient, handle)
         goes_on.set()
 
         async def idle() -> bool:
             return worker.in_flight == 0
 
-        await until(idle, "the loser ends")
+        await wait_until(idle, "the loser ends")
     record = await handle.record()
     assert (record.state, record.worker, record.attempts) == (State.RUNNING, "thief", 0)
     assert record.result is None
@@ -367,14 +367,14 @@ async def test_a_worker_that_takes_its_own_task_over_ends_the_run_that_lost_it(p
     async with Worker(patient) as worker:
         running = asyncio.create_task(worker.run())
         handle = await job.enqueue()
-        await soon(begun.acquire())
-        await give_up(patient, await steal(patient, handle))
+        await bounded(begun.acquire())
+        await expire_lease(patient, await steal(patient, handle))
         await redis_command(patient, "XADD", handle.partition.nudge, "*", "why", "released")
-        await soon(begun.acquire())
-        await soon(runs[0].cancelled.wait())
+        await bounded(begun.acquire())
+        await bounded(runs[0].cancelled.wait())
         worker.stop()
         worker.stop()
-        await soon(running)
+        await bounded(running)
         assert runs[1].cancelled.is_set()
     assert [event.type for event in await history(handle)] == ["crash_backoff", "resumed", "handed_off"]
 
@@ -396,21 +396,21 @@ async def test_a_late_write_of_a_run_that_its_own_worker_took_over_is_refused(pa
     async def job(ctx: Context) -> str:
         return await ctx.step("stubborn", stubborn)
 
-    async with working(patient) as worker:
+    async with running_worker(patient) as worker:
         handle = await job.enqueue()
-        await soon(begun.acquire())
-        await give_up(patient, await steal(patient, handle))
+        await bounded(begun.acquire())
+        await expire_lease(patient, await steal(patient, handle))
         await redis_command(patient, "XADD", handle.partition.nudge, "*", "why", "released")
-        await soon(begun.acquire())
+        await bounded(begun.acquire())
         first_ends.set()
 
         async def one_left() -> bool:
             return worker.in_flight == 1
 
-        await until(one_left, "the loser has left")
+        await wait_until(one_left, "the loser has left")
         assert await recorded_steps(patient, handle) == {}
         second_ends.set()
-        assert await soon(handle.result()) == "of the heir"
+        assert await bounded(handle.result()) == "of the heir"
 
 
 async def test_a_handler_that_catches_the_refusal_is_cancelled_all_the_same(patient: App) -> None:
@@ -425,9 +425,9 @@ async def test_a_handler_that_catches_the_refusal_is_cancelled_all_the_same(pati
             await ctx.step("refused", len, "x")
         await endless()
 
-    async with working(patient):
+    async with running_worker(patient):
         handle = await job.enqueue()
-        await soon(begun.wait())
+        await bounded(begun.wait())
         await steal(patient, handle)
         goes_on.set()
-        await soon(endless.cancelled.wait())
+        await bounded(endless.cancelled.wait())

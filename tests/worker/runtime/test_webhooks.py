@@ -20,7 +20,7 @@ from perdure.worker.runtime.webhooks import WebhookEvent, WebhookLimits, Webhook
 from perdure.worker.settings import load_settings
 
 from tests.support.webhook_server import Listener, listening
-from tests.support.workers import give_up, history, soon, steal, work_off, working
+from tests.support.workers import bounded, expire_lease, history, running_worker, steal, work_off
 
 SECRET = "a webhook's secret"
 
@@ -132,15 +132,15 @@ async def test_a_run_that_goes_on_after_a_crash_tells_what_was_restored(settings
                 await asyncio.sleep(60)
             await told.wait()
 
-        async with working(app):
+        async with running_worker(app):
             handle = await job.enqueue()
-            await soon(begun.wait())
-            await give_up(app, await steal(app, handle))
+            await bounded(begun.wait())
+            await expire_lease(app, await steal(app, handle))
             _, about = await listener.heard()
             while "notified" not in [event.type for event in await history(handle)]:  # noqa: ASYNC110 - see working.py
                 await asyncio.sleep(0.005)
             told.set()
-            await soon(handle.result())
+            await bounded(handle.result())
         assert (about["event"], about["task"], about["id"], about["queue"]) == ("resumed", "job", handle.id, "default")
         assert (about["after"], about["restored"]) == ("crash", {"steps": 1})
         assert "restored: 1 step; last step: one" in about["summary"]
@@ -193,11 +193,11 @@ async def test_waiting_for_a_person_is_told_with_whom_and_how_to_answer(settings
             found = await ctx.ask("ada", "may it go out?")
             return None if found is None else found.content
 
-        async with working(app):
+        async with running_worker(app):
             handle = await job.enqueue()
             _, about = await listener.heard()
             await handle.send("yes", sender="ada")
-            assert await soon(handle.result()) == "yes"
+            assert await bounded(handle.result()) == "yes"
     assert (about["event"], about["on"], about["what"], about["why"]) == (
         "waiting",
         "ada",
@@ -222,10 +222,10 @@ async def test_a_webhook_that_fails_changes_nothing_for_the_task(settings: Setti
                 await asyncio.sleep(0.005)
             return "done"
 
-        async with working(app):
+        async with running_worker(app):
             handle = await job.enqueue()
-            await soon(begun.wait())
-            await give_up(app, await steal(app, handle))
-            assert await soon(handle.result()) == "done"
+            await bounded(begun.wait())
+            await expire_lease(app, await steal(app, handle))
+            assert await bounded(handle.result()) == "done"
         notified = [event.data for event in await history(handle) if event.type == "notified"]
     assert notified == [{"what": "resumed", "how": "webhook", "failed": "the server replied 404"}]

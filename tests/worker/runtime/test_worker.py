@@ -15,15 +15,15 @@ from perdure.worker.runtime.reclaim import START, ReclaimSchedule
 from perdure.worker.runtime.slots import Slots
 
 from tests.support.workers import (
+    bounded,
     consumers,
     partition_of,
     pending,
     redis_command,
-    soon,
+    running_worker,
     take_and_die,
-    until,
+    wait_until,
     work_off,
-    working,
 )
 
 LONG_LEASE = 60.0
@@ -65,9 +65,9 @@ async def test_never_more_at_once_than_there_are_slots(patient: App) -> None:
         running[0] -= 1
 
     handles = await job.enqueue_many({} for _ in range(60))
-    async with working(patient, concurrency=3) as worker:
+    async with running_worker(patient, concurrency=3) as worker:
         for handle in handles:
-            await soon(handle.result())
+            await bounded(handle.result())
             assert worker.in_flight <= 3
     assert most == [3]
     assert not full.locked()
@@ -82,22 +82,22 @@ async def test_a_worker_without_a_free_slot_leaves_the_rest_to_others(patient: A
         begun.set()
         await ends.wait()
 
-    async with working(patient, concurrency=1) as busy:
+    async with running_worker(patient, concurrency=1) as busy:
         handles = await job.enqueue_many({} for _ in range(10))
-        await soon(begun.wait())
+        await bounded(begun.wait())
         held = await pending(patient)
         assert [(owner, count) for _, owner, _, count in held] == [(busy.id, 1)]
         assert (await redis_command(patient, "XINFO", "GROUPS", partition_of(patient).ready))[0][5] == 1
-        async with working(patient, concurrency=9):
+        async with running_worker(patient, concurrency=9):
 
             async def all_taken() -> bool:
                 return len(await pending(patient)) == 10
 
-            await until(all_taken, "another worker has all the others")
+            await wait_until(all_taken, "another worker has all the others")
             assert sum(owner == busy.id for _, owner, _, _ in await pending(patient)) == 1
             ends.set()
             for handle in handles:
-                await soon(handle.result())
+                await bounded(handle.result())
 
 
 @pytest.mark.integration
@@ -112,21 +112,21 @@ async def test_of_several_queues_no_more_is_taken_than_there_are_free_slots(pati
         await ends.wait()
         return ctx.queue
 
-    async with working(patient, concurrency=1, queues=["left", "right"]) as busy:
+    async with running_worker(patient, concurrency=1, queues=["left", "right"]) as busy:
         handles = await asyncio.gather(*(job.options(queue=queue).enqueue() for queue in ("left", "right")))
 
         async def one_runs() -> bool:
             return len(begun) == 1
 
-        await until(one_runs, "one of the two runs")
+        await wait_until(one_runs, "one of the two runs")
         assert busy.in_flight == 1
         assert await pending(patient, "right" if begun == ["left"] else "left") == []
-        async with asyncio.timeout(AT_ONCE), working(patient, concurrency=1, queues=["left", "right"]):
+        async with asyncio.timeout(AT_ONCE), running_worker(patient, concurrency=1, queues=["left", "right"]):
 
             async def both_run() -> bool:
                 return len(begun) == 2
 
-            await until(both_run, "another worker takes it")
+            await wait_until(both_run, "another worker takes it")
             ends.set()
             for handle in handles:
                 await handle.result()
@@ -178,9 +178,9 @@ async def test_what_a_lost_worker_left_is_claimed_before_anything_new_is_read(
     left = await job.enqueue("left behind")
     await take_and_die(app)
     new = await job.enqueue("new")
-    async with working(app, concurrency=4, queues=["default", "other"]):
-        assert await soon(new.result()) == "new"
-        assert await soon(left.result()) == "left behind"
+    async with running_worker(app, concurrency=4, queues=["default", "other"]):
+        assert await bounded(new.result()) == "new"
+        assert await bounded(left.result()) == "left behind"
     claims = order[: order.index("read")]
     assert {"claim default", "claim other"} <= set(claims)
     assert order.index("left behind") < order.index("new")
@@ -199,8 +199,8 @@ async def test_the_whole_pending_list_is_claimed_before_anything_new(app: App) -
     for _ in range(30):
         await take_and_die(app)
     last = await job.enqueue(99)
-    async with working(app, concurrency=1):
-        await soon(last.result())
+    async with running_worker(app, concurrency=1):
+        await bounded(last.result())
     assert order == [*range(30), 99]
 
 
@@ -268,9 +268,9 @@ async def test_a_burst_may_be_stopped(patient: App) -> None:
     handle = await job.enqueue()
     async with Worker(patient) as worker:
         running = asyncio.create_task(worker.run(burst=True))
-        await soon(begun.wait())
+        await bounded(begun.wait())
         worker.stop()
-        await soon(running)
+        await bounded(running)
     assert await handle.cancel() is State.CANCELLED
 
 
@@ -283,8 +283,8 @@ async def test_a_worker_is_known_while_it_is_there_and_leaves_no_name_behind(app
     async def job(ctx: Context) -> None: ...
 
     gateway, namespace = app.producer.gateway, app.producer.namespace
-    async with working(app, concurrency=5, queues=["default", "other"]) as worker:
-        await soon((await job.enqueue()).result())
+    async with running_worker(app, concurrency=5, queues=["default", "other"]) as worker:
+        await bounded((await job.enqueue()).result())
         (info,) = await list_workers(gateway, namespace)
         assert (info.id, info.app, info.queues, info.concurrency) == (worker.id, "work", ("default", "other"), 5)
         assert await consumers(app) == {worker.id}
@@ -318,11 +318,11 @@ async def test_a_worker_outlives_the_loss_of_its_scripts(patient: App) -> None:
         await flushed.wait()
         return await ctx.step("two", len, "22")
 
-    async with working(patient):
+    async with running_worker(patient):
         handle = await job.enqueue()
         await redis_command(patient, "SCRIPT", "FLUSH")
         flushed.set()
-        assert await soon(handle.result()) == 2
+        assert await bounded(handle.result()) == 2
 
 
 @pytest.mark.integration
@@ -334,13 +334,13 @@ async def test_a_worker_finds_its_way_when_somebody_deletes_its_streams(app: App
     async def job(ctx: Context) -> None:
         done.set()
 
-    async with working(app):
+    async with running_worker(app):
         for sweeps in (0, 2):
             partition = partition_of(app)
             await redis_command(app, "DEL", partition.ready, partition.nudge)
             await asyncio.sleep(sweeps * app.settings.lease)  # so that a claim comes first
             await job.enqueue()
-            await soon(done.wait())
+            await bounded(done.wait())
             done.clear()
 
 
@@ -365,7 +365,7 @@ async def test_what_came_with_a_reply_that_was_lost_is_run_at_once(
     async def job(ctx: Context, number: int) -> tuple[int, int]:
         return ctx.attempt, ctx.crashes
 
-    async with working(patient, concurrency=2):
+    async with running_worker(patient, concurrency=2):
         handles = await job.enqueue_many({"number": number} for number in range(5))
         async with asyncio.timeout(AT_ONCE):
             assert [await handle.result() for handle in handles] == [(1, 0)] * 5
@@ -390,14 +390,14 @@ async def test_an_idle_worker_waits_in_its_read(patient: App, monkeypatch: pytes
     async def waits() -> bool:
         return b"blocked_clients:1" in await redis_command(patient, "INFO", "clients")
 
-    async with working(patient, concurrency=1):
+    async with running_worker(patient, concurrency=1):
         for _ in range(2):
-            await until(waits, "the worker waits in its read")
+            await wait_until(waits, "the worker waits in its read")
             before = len(reads)
             await anyio.sleep(0.3)
             assert len(reads) <= before + 1
             for handle in [await job.enqueue() for _ in range(3)]:
-                await soon(handle.result())
+                await bounded(handle.result())
     assert reads
 
 
@@ -410,7 +410,7 @@ async def test_a_long_step_is_noted_as_alive(settings: Settings) -> None:
     async def job(ctx: Context) -> None:
         await ctx.step("long", ends.wait)
 
-    async with app, working(app):
+    async with app, running_worker(app):
         handle = await job.enqueue()
         seen: list[int] = []
 
@@ -421,9 +421,9 @@ async def test_a_long_step_is_noted_as_alive(settings: Settings) -> None:
                 seen.append(record.step_alive_at)
             return len(seen) >= 2
 
-        await until(noted_twice, "the record says twice that the step lives")
+        await wait_until(noted_twice, "the record says twice that the step lives")
         ends.set()
-        await soon(handle.result())
+        await bounded(handle.result())
         record = await handle.record()
         assert (record.step, record.step_alive_at) == (None, None)
 
@@ -476,11 +476,11 @@ async def test_slots_are_counted_and_waited_for() -> None:
     emptying = asyncio.create_task(slots.wait_empty())
     await asyncio.sleep(0)
     ends[0].set()
-    await soon(waiting)
+    await bounded(waiting)
     assert slots.free == 1
     assert not emptying.done()
     ends[1].set()
-    await soon(emptying)
+    await bounded(emptying)
 
 
 async def test_a_slot_is_free_when_only_the_outcome_is_left_of_its_work_and_taken_again_when_that_must_wait() -> None:
@@ -499,11 +499,11 @@ async def test_a_slot_is_free_when_only_the_outcome_is_left_of_its_work_and_take
     await asyncio.sleep(0)
     assert (slots.free, slots.taken) == (0, 1)
     sent.set()
-    await soon(waiting)
+    await bounded(waiting)
     assert (slots.free, slots.busy, slots.taken) == (1, 0, 1)
     failed.set()
-    await soon(stays.wait())
+    await bounded(stays.wait())
     assert (slots.free, slots.taken) == (0, 1)
     end.set()
-    await soon(slots.wait_empty())
+    await bounded(slots.wait_empty())
     assert (slots.free, slots.taken) == (1, 0)

@@ -40,10 +40,10 @@ from perdure.worker.supervise.stall_monitor import StallMonitor
 from perdure.worker.supervise.supervisor import run_alert
 
 from tests.support.paths import PROGRAMS
-from tests.support.processes import Crew, Line
+from tests.support.processes import JournalLine, WorkerProcesses
 from tests.support.servers import BUNDLED, RedisServer, find_program
 from tests.support.webhook_server import listening
-from tests.support.workers import BOUND, until
+from tests.support.workers import BOUND, wait_until
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
@@ -58,7 +58,7 @@ class Harness:
     folder: Path
     producer: Producer
     app_info: Mapping[str, Any]
-    journal: Crew
+    journal: WorkerProcesses
     patch: pytest.MonkeyPatch
     timings: SupervisorTimings = TIMINGS
     running: list[asyncio.Task[int]] = field(default_factory=list)
@@ -110,12 +110,12 @@ class Harness:
         """Wait until this number of processes has been ready; return the last one."""
         return (await self.journal.line("ready", role, number=number)).pid
 
-    async def until_received(self, pid: int, what: str, number: int = 1) -> Line:
+    async def until_received(self, pid: int, what: str, number: int = 1) -> JournalLine:
         return await self.journal.line("heard", what, pid=pid, number=number)
 
     async def info(self) -> SupervisorInfo:
         """Wait until the supervisor is registered; return its entry."""
-        await until(self._listed, "the supervisor's registration")
+        await wait_until(self._listed, "the supervisor's registration")
         return (await self._listed())[0]
 
     async def _listed(self) -> list[SupervisorInfo]:
@@ -125,7 +125,7 @@ class Harness:
         async def enough() -> bool:
             return (await self.info()).crashes >= crashes
 
-        await until(enough, f"{crashes} crashes")
+        await wait_until(enough, f"{crashes} crashes")
         assert (await self.info()).crashes == crashes
 
     async def until_listed(self, **expected: int) -> None:
@@ -134,7 +134,7 @@ class Harness:
         async def right() -> bool:
             return Counter(f"{child.role}_{child.state}" for child in (await self.info()).children) == expected
 
-        await until(right, f"{expected} in the list")
+        await wait_until(right, f"{expected} in the list")
 
     def alive(self) -> set[int]:
         return {one.pid for one in psutil.Process().children() if "pretender.py" in " ".join(one.cmdline())}
@@ -179,11 +179,11 @@ async def open_harness(
     }
     orders = folder / "orders"
     orders.mkdir()
-    crew = Crew(settings, folder / "journal")
-    crew.journal.touch()
-    for name, path in {"JOURNAL": crew.journal, "ORDERS": orders}.items():
+    workers = WorkerProcesses(settings, folder / "journal")
+    workers.journal.touch()
+    for name, path in {"JOURNAL": workers.journal, "ORDERS": orders}.items():
         monkeypatch.setenv(name, str(path))
-    harness = Harness(orders, producer, app_info, crew, monkeypatch)
+    harness = Harness(orders, producer, app_info, workers, monkeypatch)
     harness.set_app_info()
 
     try:
@@ -394,7 +394,7 @@ async def test_messages_left_in_the_pipe_of_a_dead_child_are_read() -> None:
 async def test_an_alert_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     await run_alert(f"sleep 1000 & echo $! > {pid_file}; wait", {"event": "paused"}, 0.2)
-    await until(lambda: gone(int(pid_file.read_text())), "the end of the alert's child process")
+    await wait_until(lambda: gone(int(pid_file.read_text())), "the end of the alert's child process")
 
 
 async def test_invalid_messages_of_a_child_are_ignored(harness: Harness) -> None:
@@ -493,7 +493,7 @@ async def until_logged(log: list[str], text: str) -> None:
     async def logged() -> bool:
         return any(text in line for line in log)
 
-    await until(logged, f"the log line {text!r}")
+    await wait_until(logged, f"the log line {text!r}")
 
 
 async def test_a_failed_start_stops_the_reload_and_keeps_the_old_children(harness: Harness) -> None:
@@ -528,7 +528,7 @@ async def test_too_many_crashes_pause_and_alert_and_the_pause_survives_a_restart
     async def paused() -> bool:
         return (await harness.info()).paused_since > 0 and alerted.exists()
 
-    await until(paused, "the pause, and the alert")
+    await wait_until(paused, "the pause, and the alert")
     about = json.loads(alerted.read_bytes())
     assert posted == about
     assert (about["event"], about["crashes"], about["supervisor"]) == ("paused", 2, (await harness.info()).name)
@@ -587,7 +587,7 @@ async def test_a_crash_while_redis_is_unavailable_is_reported_later(
             await harness.start(processes=1)
             server.kill()
             harness.order(harness.ready()[0], "kill SIGKILL")
-            await until(lambda: gone(harness.ready()[0]), "the child's end")
+            await wait_until(lambda: gone(harness.ready()[0]), "the child's end")
             server.start()
             await harness.until_ready(2)
             await harness.until_counted(1)

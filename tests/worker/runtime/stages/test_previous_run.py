@@ -32,18 +32,18 @@ from perdure.worker.runtime.stages import successor as handing_on
 from pydantic import SecretStr
 
 from tests.support.consumers import make_due
-from tests.support.processes import give, hire
+from tests.support.processes import push_token, worker_processes
 from tests.support.workers import (
     BOUND,
-    give_up,
+    bounded,
+    expire_lease,
     history,
     recorded_steps,
     redis_command,
-    soon,
+    running_worker,
     steal,
     take_and_die,
     work_off,
-    working,
 )
 
 pytestmark = pytest.mark.integration
@@ -70,8 +70,8 @@ async def test_a_first_run_has_none_and_leaves_none(app: App) -> None:
         return ctx.resumption is None
 
     handle = await job.options(delay=0.01).enqueue()
-    async with working(app):
-        assert await soon(handle.result()) is True
+    async with running_worker(app):
+        assert await bounded(handle.result()) is True
     assert list(await recorded_steps(app, handle)) == ["d:one"]
     assert await resumed(handle) == []
 
@@ -90,7 +90,7 @@ async def test_after_a_failure_it_finds_what_the_log_tells(app: App) -> None:
 
     handle = await job.enqueue()
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     first, second = found
     assert first is None
     assert second is not None
@@ -115,7 +115,7 @@ async def test_a_failure_before_anything_was_done_is_not_told_twice(app: App) ->
 
     handle = await job.enqueue()
     await work_off(app)
-    assert await soon(handle.result()) == "failure"
+    assert await bounded(handle.result()) == "failure"
     assert [event.type for event in await history(handle)] == ["attempt_failed"]
 
 
@@ -135,9 +135,9 @@ async def test_a_shutdown_leaves_a_handoff_and_the_next_run_gets_it(app: App) ->
             await asyncio.sleep(60)
         await ctx.step("second", len, "x")
 
-    async with working(app):
+    async with running_worker(app):
         handle = await job.enqueue()
-        await soon(begun.wait())
+        await bounded(begun.wait())
     handoff = await handoff_of(app, handle)
     assert (handoff.why, handoff.last_completed, handoff.events) == ("shutdown", "first", 1)
     await work_off(app)
@@ -161,7 +161,7 @@ async def test_a_handoff_is_out_of_date_when_something_has_happened_since(app: A
 
     handle = await job.enqueue()
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     waited, failed = found
     assert (waited.after, failed.after) == ("wait", "failure")
     assert waited.handoff is not None
@@ -187,7 +187,7 @@ async def test_a_run_out_of_time_and_a_burial_leave_one_and_a_replay_finds_it(ap
     handle = await job.enqueue()
     await work_off(app)
     with pytest.raises(TaskFailed):
-        await soon(handle.result())
+        await bounded(handle.result())
     handoff = await handoff_of(app, handle)
     assert handoff.why == "burial"
     assert "ran longer than 0.2 s" in handoff.detail
@@ -196,7 +196,7 @@ async def test_a_run_out_of_time_and_a_burial_leave_one_and_a_replay_finds_it(ap
     assert letter is not None
     assert await replay(app.producer.gateway, letter, Replay())
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     assert found == ["failure budget", "replay burial"]
 
 
@@ -217,7 +217,7 @@ async def test_after_a_fresh_start_nothing_of_the_former_life_is_told(app: App) 
         assert letter is not None
         assert await replay(app.producer.gateway, letter, Replay(fresh=fresh))
         await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     _, begun, after, _ = found
     assert begun is not None
     assert (begun.after, begun.handoff, begun.restored) == ("replay", None, {})
@@ -239,12 +239,12 @@ async def test_after_a_lost_lease_it_is_a_crash(app: App) -> None:
         assert ctx.resumption.handoff is not None
         return f"{ctx.resumption.after}, {ctx.resumption.handoff.why}, after {ctx.resumption.handoff.last_completed}"
 
-    async with working(app):
+    async with running_worker(app):
         handle = await job.enqueue()
-        await soon(begun.wait())
-        await give_up(app, await steal(app, handle))
+        await bounded(begun.wait())
+        await expire_lease(app, await steal(app, handle))
     await work_off(app)
-    assert await soon(handle.result()) == "crash, crash, after one"
+    assert await bounded(handle.result()) == "crash, crash, after one"
     assert [event["after"] for event in await resumed(handle)] == ["crash"]
 
 
@@ -256,14 +256,14 @@ async def test_a_run_that_died_before_it_wrote_anything_was_a_crash_whatever_cam
         return "none" if ctx.resumption is None else ctx.resumption.after
 
     handle = await job.enqueue()
-    async with working(app):
+    async with running_worker(app):
         while await handle.status() is not State.SCHEDULED:  # noqa: ASYNC110 - Redis tells nobody
             await asyncio.sleep(0.005)
     await make_due(app.producer.gateway, handle.partition, handle.id)
     assert await promote_due(app.producer.gateway, handle.partition)
     await take_and_die(app)
-    async with working(app):
-        assert await soon(handle.result()) == "crash"
+    async with running_worker(app):
+        assert await bounded(handle.result()) == "crash"
 
 
 @pytest.mark.parametrize("error", [ServerFull("here", "full"), Unavailable("away")])
@@ -280,7 +280,7 @@ async def test_no_handoff_keeps_an_outcome_waiting(app: App, monkeypatch: pytest
     handle = await job.enqueue()
     await work_off(app)
     with pytest.raises(TaskFailed):
-        await soon(handle.result())
+        await bounded(handle.result())
     assert list(await recorded_steps(app, handle)) == ["d:one"]
 
 
@@ -302,7 +302,7 @@ async def test_a_handoff_that_cannot_be_read_is_passed_over(app: App) -> None:
         await redis_command(app, "HSET", handle.partition.steps(handle.id), "s:#handoff", '{"v":7}')
         await handle.result(timeout=20)
         worker.stop()
-        await soon(running)
+        await bounded(running)
     assert found[0].handoff is not None
     assert (found[0].handoff.why, found[0].handoff.last_completed) == ("waiting", "one")
 
@@ -329,12 +329,12 @@ async def test_who_dies_between_its_handoff_and_its_end_has_left_it_all_the_same
 
     with monkeypatch.context() as patched:
         patched.setattr(settler, "release", die)
-        async with working(app):
+        async with running_worker(app):
             handle = await job.enqueue()
-            await soon(begun.wait())
+            await bounded(begun.wait())
     handoff = await handoff_of(app, handle)
-    async with working(app):
-        await soon(handle.result())
+    async with running_worker(app):
+        await bounded(handle.result())
     assert (found[0].after, found[0].handoff) == ("crash", handoff)
     assert handoff.why == "shutdown"
 
@@ -363,8 +363,8 @@ async def test_what_is_left_and_handed_on_is_sealed(settings: Settings) -> None:
             await ctx.continue_as(second, message=patient)
 
         handle = await first.enqueue(marker)
-        async with working(app):
-            assert await soon(handle.result()) == f"{marker} {marker}"
+        async with running_worker(app):
+            assert await bounded(handle.result()) == f"{marker} {marker}"
         following = await handle.successor()
         assert following is not None
         for one in (handle, following):
@@ -381,21 +381,21 @@ async def test_what_is_left_and_handed_on_is_sealed(settings: Settings) -> None:
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGTERM"])
 async def test_another_process_knows_how_the_former_one_ended(settings: Settings, tmp_path: Path, signal: str) -> None:
     async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
-        with hire(settings, tmp_path) as crew:
-            former = await crew.start().ready()
+        with worker_processes(settings, tmp_path) as workers:
+            former = await workers.start().ready()
             handle = await producer.enqueue("goes_on", {"gate": "g"})
-            await crew.line("saved", f"{handle.id}:second")
+            await workers.line("saved", f"{handle.id}:second")
             if signal == "SIGKILL":
                 former.kill()
-                await crew.start().ready()
-                await give(producer, "g")
+                await workers.start().ready()
+                await push_token(producer, "g")
             else:
                 former.stop()
-                await crew.line("stopping", pid=former.pid)
-                await give(producer, "g")
+                await workers.line("stopping", pid=former.pid)
+                await push_token(producer, "g")
                 assert await former.ended() == 0
-                await crew.start().ready()
-            found = await soon(handle.result())
+                await workers.start().ready()
+            found = await bounded(handle.result())
     assert found.pop("gap") >= 0
     if signal == "SIGKILL":
         told = {"after": "crash", "why": "crash", "last_completed": "first"}
@@ -430,7 +430,7 @@ async def test_another_task_goes_on_and_its_result_is_the_firsts(app: App) -> No
     await handle.send("mind the gap")
     await work_off(app)
     assert messages == ["mind the gap"]
-    assert await soon(handle.result()) == f"hand_off: redis, be short, mind the commas, {handle.id}.h1"
+    assert await bounded(handle.result()) == f"hand_off: redis, be short, mind the commas, {handle.id}.h1"
     record = await handle.record()
     assert (record.state, record.handed_to, record.result) == (State.SUCCEEDED, f"{handle.id}.h1", b"null")
     assert [event.type for event in await history(handle)][-1] == "handed_off"
@@ -451,7 +451,7 @@ async def test_a_task_goes_on_elsewhere_with_its_own_or_with_other_arguments(app
 
     handle = await hop.enqueue(2)
     await work_off(app, queues=["default", "q1", "q2"])
-    assert await soon(handle.result()) == "h2 on q1 x"
+    assert await bounded(handle.result()) == "h2 on q1 x"
 
 
 async def test_an_agent_hands_on_to_another_which_knows_what_it_knew(app: App) -> None:
@@ -479,7 +479,7 @@ async def test_an_agent_hands_on_to_another_which_knows_what_it_knew(app: App) -
     reader, writer = app.agent(Reader), app.agent(queue="writing")(Writer)
     handle = await reader.enqueue("a review")
     await work_off(app)
-    assert await soon(handle.result()) == "a review: ['do read', 'do write'], it is long"
+    assert await bounded(handle.result()) == "a review: ['do read', 'do write'], it is long"
     handoff = await handoff_of(app, handle)
     assert (handoff.agent, handoff.goal, handoff.detail) == ("reader", "a review", "reading is done")
     assert [step.key for step in handoff.in_progress] == ["write"]
@@ -512,8 +512,8 @@ async def test_who_dies_before_its_outcome_hands_on_once_and_runs_nothing_again(
         await ctx.continue_as("second")
 
     handle = await first.enqueue()
-    async with working(app):
-        assert await soon(handle.result()) == "done"
+    async with running_worker(app):
+        assert await bounded(handle.result()) == "done"
     assert sorted(calls) == ["died", "first", "second"]
     assert (await handle.record()).crashes == 1
 
@@ -545,7 +545,7 @@ async def test_an_id_that_was_taken_meanwhile_makes_it_a_dead_letter(app: App, m
     handle = await job.options(task_id="job").enqueue(True)
     await work_off(app)
     with pytest.raises(TaskFailed, match=r"could not continue the task as job\.h1"):
-        await soon(handle.result())
+        await bounded(handle.result())
 
 
 async def test_what_was_handed_on_in_a_circle_has_no_result(app: App) -> None:
@@ -557,7 +557,7 @@ async def test_what_was_handed_on_in_a_circle_has_no_result(app: App) -> None:
     for one, other in zip(handles, reversed(handles), strict=True):
         await redis_command(app, "HSET", one.partition.record(one.id), "handed_to", other.id)
     with pytest.raises(HandOffRefused, match="circle"):
-        await soon(handles[0].result())
+        await bounded(handles[0].result())
 
 
 async def test_a_hand_off_that_cannot_be_is_refused_before_anything_is_written(app: App) -> None:
@@ -576,7 +576,7 @@ async def test_a_hand_off_that_cannot_be_is_refused_before_anything_is_written(a
 
     handle = await job.enqueue()
     await work_off(app)
-    await soon(handle.result())
+    await bounded(handle.result())
     assert "continue_as needs to=" in told[0]
     assert "'needs': path" in told[1]
     assert await recorded_steps(app, handle) == {}
