@@ -1,15 +1,16 @@
-"""An agent that answers a question from a folder of documents, with citations. No model, no network.
+"""An agent that answers a question from a folder of documents, with citations. It needs no model and no network.
 
-The documents are Python modules, and what it reads of them is what they say of themselves: their docstrings. Without a
-folder of yours, that is the standard library of the interpreter that runs this.
+The documents are the docstrings of Python modules, by default those of the standard library.
 
     python examples/research_agent.py "How are threads and processes started, and how do they wait for one another?"
 
-It looks for the documents that have most of the words of the question (the plan), reads them one by one, notes what
-bears on the question as discoveries, follows what they refer to (another plan), decides what to cite, and saves a
-report. Kill it at any moment and start it again: it goes on at the step where it stood. Each call of a tool has its
-price, a line in a ledger. None is paid twice: the tools are risky steps, and ask the ledger whether they were paid for.
-Asked the same question again, it knows that it has answered it.
+The plan is a list of documents to read, those with the most words of the question. Each step reads one and stores
+matching paragraphs as discoveries. `replan` adds documents that the others refer to. The last step decides what to cite
+and saves a report.
+
+Kill the process at any moment and start it again: it resumes at the current step. Each tool call costs money here, a
+line in a ledger. No call is paid twice, because the tools are risky steps whose `verify` reads the ledger. The agent
+answers a question once: asking it again returns the stored result.
 """
 
 from __future__ import annotations
@@ -32,68 +33,24 @@ from pydantic import BaseModel, Field
 app = App("research")
 
 _COMMON: Final = frozenset(
-    [
-        "about",
-        "after",
-        "also",
-        "another",
-        "been",
-        "before",
-        "between",
-        "both",
-        "could",
-        "does",
-        "done",
-        "each",
-        "from",
-        "have",
-        "here",
-        "into",
-        "more",
-        "most",
-        "must",
-        "only",
-        "other",
-        "same",
-        "should",
-        "some",
-        "such",
-        "than",
-        "that",
-        "their",
-        "them",
-        "then",
-        "there",
-        "these",
-        "they",
-        "this",
-        "those",
-        "through",
-        "under",
-        "used",
-        "uses",
-        "using",
-        "very",
-        "were",
-        "what",
-        "when",
-        "where",
-        "which",
-        "while",
-        "will",
-        "with",
-        "without",
-        "would",
-        "your",
-    ]
+    re.findall(
+        r"\w+",
+        """about after also another been before between both could does done each from have here into more most must
+        only other same should some such than that their them then there these they this those through under used uses
+        using very were what when where which while will with without would your""",
+    )
 )
+"""Words that do not tell documents apart."""
+
 _ENDING: Final = re.compile(r"(?<=\w{4})(ing|es|ed|(?<!s)s)$")
-_LONGEST: Final = 400
-"""Characters of a passage that is noted."""
+"""Endings that are removed from words."""
+
+_MAX_PASSAGE: Final = 400
+"""Most characters of a stored passage."""
 
 
 class Passage(BaseModel):
-    """A paragraph that bears on the question. words: those of the question that it has."""
+    """A paragraph that contains `words` of the question."""
 
     document: str
     line: int
@@ -102,8 +59,13 @@ class Passage(BaseModel):
 
 
 class Notes(AgentState):
-    """folder: of the documents. documents: how many are read, those that others refer to besides. ledger: the file in
-    which every paid call of a tool is a line. pause: seconds that a call takes once it is paid, as a slow tool would.
+    """The state of the agent; the first four fields are its inputs.
+
+    Attributes:
+        folder: the folder of the documents.
+        documents: how many documents to read, without those that others refer to.
+        ledger: a file with one line per paid tool call.
+        pause: seconds that a tool call takes after it is paid.
     """
 
     folder: Path = Path(sysconfig.get_path("stdlib"))
@@ -116,7 +78,7 @@ class Notes(AgentState):
 
 
 class Report(BaseModel):
-    """artifact: the hash of the report's bytes."""
+    """The result: the artifact hash of the report, and what it is based on."""
 
     artifact: str
     documents: int
@@ -124,18 +86,18 @@ class Report(BaseModel):
     cited: int
 
 
-# the documents
+# Documents
 
 
 class Text(NamedTuple):
-    """What a document says, and on which line it begins."""
+    """The text of a document, and its first line."""
 
     line: int
     text: str
 
 
 def documents_in(folder: Path) -> dict[str, Path]:
-    """Modules and packages, by name; private ones are not documents."""
+    """Return the public modules and packages of a folder by name."""
     found = {path.stem: path for path in folder.glob("*.py")} | {
         path.parent.name: path for path in folder.glob("*/__init__.py")
     }
@@ -143,7 +105,7 @@ def documents_in(folder: Path) -> dict[str, Path]:
 
 
 def text_of(path: Path) -> Text:
-    """The docstring of a module, without running or compiling it."""
+    """Return the docstring of a module without importing it."""
     with tokenize.open(path) as file:
         for token in tokenize.generate_tokens(file.readline):
             if token.type == tokenize.STRING:
@@ -154,51 +116,53 @@ def text_of(path: Path) -> Text:
 
 
 def words_of(text: str) -> Counter[str]:
-    """Words that mean something, without their endings, in their order, and how often they are said."""
-    said = [word for word in re.findall(r"[a-z]{4,}", text.lower()) if word not in _COMMON]
-    return Counter(_ENDING.sub("", word) for word in said)
+    """Count the words of a text in order, without common words and without endings."""
+    words = [word for word in re.findall(r"[a-z]{4,}", text.lower()) if word not in _COMMON]
+    return Counter(_ENDING.sub("", word) for word in words)
 
 
-# the tools: each call is paid for
+# Tools: each call is paid
 
 
 class Tools:
-    """What the agent can do in the world. A call is paid for when its line is in the ledger, whoever asks."""
+    """The tools of the agent. A call is paid if its line is in the ledger."""
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
 
     def search(self, words: list[str]) -> list[str]:
-        """The names of the documents that have most of the words, and most often, the best first."""
+        """Pay, and rank the documents by the words."""
         self._pay("search", " ".join(words))
         return self.ranking(words)
 
     def ranking(self, words: list[str]) -> list[str]:
+        """Return the names of the documents with the most of the words, the best first."""
         ranks: dict[str, tuple[int, int]] = {}
         for name, path in documents_in(self._notes.folder).items():
-            said = words_of(text_of(path).text)
-            counts = [said[word] for word in words if word in said]
+            found = words_of(text_of(path).text)
+            counts = [found[word] for word in words if word in found]
             ranks[name] = (-len(counts), -sum(counts))
         return [name for name in sorted(ranks, key=lambda name: (ranks[name], name)) if any(ranks[name])]
 
     def read(self, name: str) -> list[Passage]:
-        """The paragraphs of a document that have any of the words."""
+        """Pay, and read the matching paragraphs of a document."""
         self._pay("read", name)
         return self.passages(name)
 
     def passages(self, name: str) -> list[Passage]:
+        """Return the paragraphs of a document that contain a word of the question."""
         line, text = text_of(documents_in(self._notes.folder)[name])
         found = []
         for paragraph in re.split(r"\n\s*\n", text):
             words = [word for word in words_of(paragraph) if word in self._notes.words]
             if words:
                 at = line + text[: text.index(paragraph)].count("\n")
-                shown = " ".join(paragraph.split())[:_LONGEST]
+                shown = " ".join(paragraph.split())[:_MAX_PASSAGE]
                 found.append(Passage(document=name, line=at, text=shown, words=words))
         return found
 
-    def paid(self, unpaid: Callable[..., Any]) -> Callable[..., AlreadyDone[Any] | None]:
-        """For a call that was begun and has no record: where it was paid for, its answer costs nothing more."""
+    def if_paid(self, unpaid: Callable[..., Any]) -> Callable[..., AlreadyDone[Any] | None]:
+        """Return a `verify` function: if a call without a record was paid, it answers without paying again."""
 
         def verify(*args: Any) -> AlreadyDone[Any] | None:
             return AlreadyDone(unpaid(*args)) if self._is_paid(current_step().idempotency_key) else None
@@ -218,11 +182,11 @@ class Tools:
         return any(line.startswith(f"{key} ") for line in ledger.read_text(encoding="utf-8").splitlines())
 
 
-# the agent
+# The agent
 
 
 class Research(Agent[Notes]):
-    """Answers its goal, a question, from documents."""
+    """An agent that answers its goal, a question, from documents."""
 
     async def plan(self, ctx: Context, state: Notes) -> list[PlanStep]:
         tools = Tools(state)
@@ -231,13 +195,15 @@ class Research(Agent[Notes]):
             "search",
             tools.search,
             state.words,
-            reasoning="what has most of the words of the question is read first",
+            reasoning="documents with most words of the question come first",
             risky=True,
-            verify=tools.paid(tools.ranking),
+            verify=tools.if_paid(tools.ranking),
         )
         chosen, left = names[: state.documents], names[state.documents :]
-        await ctx.decide(f"read {', '.join(chosen)}", reasoning="most of the words asked for", alternatives=left[:5])
-        return [*map(reading, chosen), PlanStep(key="write", title="write the report")]
+        await ctx.decide(
+            f"read {', '.join(chosen)}", reasoning="they have most words of the question", alternatives=left[:5]
+        )
+        return [*map(read_step, chosen), PlanStep(key="write", title="write the report")]
 
     async def act(self, ctx: Context, state: Notes, step: PlanStep) -> Any:
         if step.key == "write":
@@ -245,36 +211,37 @@ class Research(Agent[Notes]):
         return await self.read(ctx, state, step.arguments["document"])
 
     async def read(self, ctx: Context, state: Notes, name: str) -> int:
-        """Note what a document says of the question."""
+        """Store the passages of a document as discoveries."""
         tools = Tools(state)
-        found = await ctx.tool("read", tools.read, name, risky=True, verify=tools.paid(tools.passages))
-        for one in found:
-            await ctx.discover(one.text, source=place(one))
+        found = await ctx.tool("read", tools.read, name, risky=True, verify=tools.if_paid(tools.passages))
+        for passage in found:
+            await ctx.discover(passage.text, source=place(passage))
         state.passages += found
         return len(found)
 
     async def replan(self, ctx: Context, state: Notes) -> list[PlanStep] | None:
-        """Once all that was planned is read: follow the documents to one that they refer to by name."""
-        still = [step for step in state.plan if step.status == "pending"]
-        if state.followed or [step.key for step in still] != ["write"]:
+        """Read two more documents that the others refer to by name, once all planned ones are read."""
+        still_open = [step for step in state.plan if step.status == "pending"]
+        if state.followed or [step.key for step in still_open] != ["write"]:
             return None
-        read = {one.document for one in state.passages}
+        read = {passage.document for passage in state.passages}
         known = documents_in(state.folder)
-        named = Counter(name for one in state.passages for name in re.findall(r"[a-z_]{4,}", one.text) if name in known)
+        names = [name for passage in state.passages for name in re.findall(r"[a-z_]{4,}", passage.text)]
+        named = Counter(name for name in names if name in known)
         state.followed = [name for name, _ in named.most_common() if name not in read][:2]
         if not state.followed:
             return None
-        await ctx.decide(f"read {', '.join(state.followed)} too", reasoning="what was read refers to them")
-        return [*map(reading, state.followed), *still]
+        await ctx.decide(f"read {', '.join(state.followed)} too", reasoning="the passages refer to them")
+        return [*map(read_step, state.followed), *still_open]
 
     async def write(self, ctx: Context, state: Notes) -> dict[str, Any]:
         """Decide what to cite, and save the report."""
-        best = sorted(state.passages, key=lambda one: (-len(one.words), one.document, one.line))
+        best = sorted(state.passages, key=lambda passage: (-len(passage.words), passage.document, passage.line))
         cited = best[: state.documents * 2]
-        left = [place(one) for one in best[len(cited) :]]
+        left = [place(passage) for passage in best[len(cited) :]]
         await ctx.decide(
             f"cite {len(cited)} of {len(best)} passages",
-            reasoning="they have most of the words of the question",
+            reasoning="they have most words of the question",
             alternatives=left[:5],
         )
         saved = await ctx.artifacts.save("report.md", report(state, cited), media_type="text/markdown")
@@ -288,28 +255,30 @@ class Research(Agent[Notes]):
 research = app.agent(Research, retry=Retry(max_attempts=3, max_crashes=20))
 
 
-def reading(name: str) -> PlanStep:
-    """The step that reads a document."""
+def read_step(name: str) -> PlanStep:
+    """Return the step that reads a document."""
     return PlanStep(key=f"read-{name}", title=f"read {name}", arguments={"document": name})
 
 
-def place(one: Passage) -> str:
-    return f"{one.document}:{one.line}"
+def place(passage: Passage) -> str:
+    """Return the citation of a passage."""
+    return f"{passage.document}:{passage.line}"
 
 
 def report(state: Notes, cited: list[Passage]) -> str:
-    """The answer, in Markdown: what was found for each word of the question, and where."""
-    numbers = {place(one): number for number, one in enumerate(cited, 1)}
+    """Return the answer in Markdown: citations for each word of the question, then the cited passages."""
+    numbers = {place(passage): number for number, passage in enumerate(cited, 1)}
     lines = [f"# {state.goal}", ""]
     for word in state.words:
-        saying = [f"[{numbers[place(one)]}]" for one in cited if word in one.words]
-        lines.append(f"- **{word}**: {' '.join(saying) or 'nothing of what was read says anything about it'}")
-    lines += ["", "## What was found", ""]
-    lines += [f"{numbers[place(one)]}. {one.text} ({place(one)})" for one in cited]
+        citations = [f"[{numbers[place(passage)]}]" for passage in cited if word in passage.words]
+        lines.append(f"- **{word}**: {' '.join(citations) or 'not found'}")
+    lines += ["", "## Passages", ""]
+    lines += [f"{numbers[place(passage)]}. {passage.text} ({place(passage)})" for passage in cited]
     return "\n".join([*lines, ""])
 
 
 async def main() -> None:
+    """Enqueue the question of the command line, and work until it is answered."""
     question = " ".join(sys.argv[1:]) or "How are threads and processes started, and how do they wait for one another?"
     async with app:
         handle = await research.enqueue(question)

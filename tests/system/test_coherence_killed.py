@@ -13,7 +13,7 @@ from tests.support.workers import bounded, history
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
 
-async def test_a_run_killed_between_finding_and_acting(settings: Settings, tmp_path: Path) -> None:
+async def test_a_policy_is_carried_out_after_a_kill(settings: Settings, tmp_path: Path) -> None:
     async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
         handle = await producer.enqueue("circling", {"goal": "find it"})
         with worker_processes(settings, tmp_path, environment={"DIES_BEFORE_IT_ACTS": "1"}) as workers:

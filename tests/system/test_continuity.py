@@ -45,7 +45,7 @@ async def lived(
     return handle, await waiting, (folder / f"{name}.bill").read_text().splitlines()
 
 
-async def test_killed_once_at_each_place_it_ends_as_if_nothing_had_happened(settings: Settings, tmp_path: Path) -> None:
+async def test_a_kill_at_each_point_does_not_change_the_result(settings: Settings, tmp_path: Path) -> None:
     app = App("continuing", settings=settings)
     async with app:
         with worker_processes(settings.model_copy(update={"lease": 0.4, "grace": 0.2}), tmp_path, PROGRAM) as workers:

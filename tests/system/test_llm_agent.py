@@ -55,7 +55,7 @@ async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalModel]:
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-async def test_a_streamed_answer_is_put_together(
+async def test_a_streamed_answer_is_joined(
     example: ModuleType, server: LocalModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PERDURE_LLM_KEY", "key-of-a-test")
@@ -75,7 +75,7 @@ async def test_a_streamed_answer_is_put_together(
     assert described["parameters"]["required"] == ["path"]
 
 
-async def test_an_answer_in_one_piece_is_read_too(example: ModuleType, server: LocalModel) -> None:
+async def test_an_answer_without_streaming_is_read(example: ModuleType, server: LocalModel) -> None:
     server.script = lambda messages: Reply("Yes.", [("list_files", "{}")], whole=True)
     answer = await anyio.to_thread.run_sync(example.complete, HELLO)
     assert answer.message.content == "Yes."
@@ -86,14 +86,14 @@ async def test_an_answer_in_one_piece_is_read_too(example: ModuleType, server: L
     ("reply", "error", "told"),
     [
         (Reply("A long answer", cut=3), "Unavailable", "cut off"),
-        (Reply(""), "Unavailable", "said nothing"),
+        (Reply(""), "Unavailable", "answer is empty"),
         (Reply("busy", status=503), "Unavailable", "503 .*busy"),
         (Reply("slow down", status=429), "Unavailable", "429"),
         (Reply("no such model", status=404), "Refused", "404 .*no such model"),
         (Reply("who are you", status=401), "Refused", "401"),
     ],
 )
-async def test_what_is_worth_another_try_and_what_is_not(
+async def test_errors_are_retryable_or_final(
     example: ModuleType, server: LocalModel, reply: Reply, error: str, told: str
 ) -> None:
     server.script = lambda messages: reply
@@ -101,7 +101,7 @@ async def test_what_is_worth_another_try_and_what_is_not(
         await anyio.to_thread.run_sync(example.complete, HELLO)
 
 
-def test_an_endpoint_that_is_not_there(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_unconfigured_endpoint_raises(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(example.Refused, match=r"PERDURE_LLM_URL=http.* PERDURE_LLM_MODEL="):
         example.complete(HELLO)
     monkeypatch.setenv("PERDURE_LLM_URL", "http://127.0.0.1:9/v1")  # discard: nobody listens
@@ -110,7 +110,7 @@ def test_an_endpoint_that_is_not_there(example: ModuleType, monkeypatch: pytest.
         example.complete(HELLO)
 
 
-def test_events_are_read_by_their_rules(example: ModuleType) -> None:
+def test_server_sent_events_are_parsed(example: ModuleType) -> None:
     lines = b": ping\r\n\r\nevent: x\ndata: one\ndata:two\n\n\n\ndata: three\r\n\r\ndata: has no end\n"
     assert list(example.server_sent(lines.splitlines(keepends=True))) == ["one\ntwo", "three"]
 
@@ -118,9 +118,9 @@ def test_events_are_read_by_their_rules(example: ModuleType) -> None:
 def test_calls_without_index_and_errors_in_the_stream(example: ModuleType) -> None:
     delta = {"tool_calls": [{"id": name, "function": {"name": name, "arguments": "{}"}} for name in ("a", "b")]}
     stream = [json.dumps({"choices": [{"delta": delta, "finish_reason": "tool_calls"}]})]
-    assert [call.id for call in example.collected(stream).message.tool_calls] == ["a", "b"]
+    assert [call.id for call in example.collect(stream).message.tool_calls] == ["a", "b"]
     with pytest.raises(example.Unavailable, match="overloaded"):
-        example.collected(['{"error": {"message": "overloaded"}}'])
+        example.collect(['{"error": {"message": "overloaded"}}'])
 
 
 def test_tools_stay_in_their_folder(example: ModuleType, tmp_path: Path) -> None:
@@ -128,8 +128,8 @@ def test_tools_stay_in_their_folder(example: ModuleType, tmp_path: Path) -> None
     (tmp_path / "secret").write_text("x")
     (tmp_path / "in" / "a.txt").write_text("Leases pass.\n")
     folder = str(tmp_path / "in")
-    assert example.answering(example.read_file)(folder, "../secret") == "error: '../secret' is outside the folder"
-    assert example.answering(example.read_file)(folder, "none").startswith("error: ")
+    assert example.with_error_text(example.read_file)(folder, "../secret") == "error: '../secret' is outside the folder"
+    assert example.with_error_text(example.read_file)(folder, "none").startswith("error: ")
     assert example.search_files(folder, "leases") == "a.txt:1: Leases pass."
     assert example.list_files(folder, "*.txt") == "a.txt"
 
@@ -147,7 +147,7 @@ def says(words: str) -> Callable[[Messages], bool]:
 def chain(messages: Messages) -> Reply:
     """A model that follows the files from one to the next, notes one, and answers at the end."""
     last = messages[-1]["content"]
-    if "Summarize the work above" in last:
+    if "Summarize the work so far" in last:
         return Reply("The files are a chain; the first says alpha.")
     if "omega" in last:
         first = "alpha" if any("alpha" in (one["content"] or "") for one in messages) else "forgotten"
@@ -162,7 +162,7 @@ def chain(messages: Messages) -> Reply:
 
 @pytest.mark.integration
 @pytest.mark.processes
-async def test_killed_while_asking_in_a_tool_and_in_mid_stream(
+async def test_three_kills_repeat_no_answer_and_no_tool_call(
     server: LocalModel, settings: Settings, tmp_path: Path
 ) -> None:
     """Three kills: before the first byte of an answer, between a call and its result, in the middle of a stream (after
@@ -216,7 +216,7 @@ async def test_killed_while_asking_in_a_tool_and_in_mid_stream(
     assert sum(begun.values()) == sum(tools.values()) + 1  # the one that was cut off began again
     told = Counter(event.type for event in events)
     assert told["tool_called"] == len(tools) == READS + 1
-    assert told["compacted"] == sum(says("Summarize the work above")(messages) for messages in server.asked) >= 1
+    assert told["compacted"] == sum(says("Summarize the work so far")(messages) for messages in server.asked) >= 1
     assert told["repaired"] == 0
     numbers = [event.number for event in events if event.number is not None]
     assert numbers == list(range(1, len(numbers) + 1))

@@ -70,7 +70,7 @@ async def lines(ledger: Path, number: int) -> None:
     await wait_until(written, f"{number} paid calls")
 
 
-async def test_killed_in_the_middle_of_its_tools_it_ends_with_the_same_report_and_pays_none_twice(
+async def test_kills_change_no_report_and_repeat_no_paid_call(
     app: App, folder: Path, tmp_path: Path, settings: Settings
 ) -> None:
     quiet = await app.agents["research"].enqueue(QUESTION, folder=folder, ledger=tmp_path / "quiet")
@@ -95,7 +95,7 @@ async def test_killed_in_the_middle_of_its_tools_it_ends_with_the_same_report_an
     assert len(told) == found["passages"], "no discovery is there twice"
 
 
-async def test_a_question_that_was_answered_is_known(app: App, folder: Path, tmp_path: Path) -> None:
+async def test_an_answered_question_returns_the_stored_result(app: App, folder: Path, tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
     first = await app.agents["research"].enqueue(QUESTION, folder=folder, ledger=ledger)
     await work_off(app)

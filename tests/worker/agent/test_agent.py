@@ -97,7 +97,7 @@ async def test_an_agent_plans_acts_and_finishes(app: App, counter: type[Counter]
     assert set(await recorded_steps(app, handle)) == {"d:#plan", "d:#finish"}
 
 
-async def test_what_failed_goes_on_where_it_was_and_nothing_is_applied_twice(app: App, counter: type[Counter]) -> None:
+async def test_a_retry_resumes_at_the_failed_step_and_applies_nothing_twice(app: App, counter: type[Counter]) -> None:
     counter.fails["three"] = 2
     count = app.agent(name="count", retry=AGAIN)(counter)
     handle = await count.enqueue("count", words=["one", "three", "five"])
@@ -112,7 +112,7 @@ async def test_what_failed_goes_on_where_it_was_and_nothing_is_applied_twice(app
     assert [(event.step, event.data["error"]) for event in failed] == [("three", "ConnectionError")] * 2
 
 
-async def test_an_agent_is_called_from_elsewhere_by_name_with_its_goal_and_inputs(
+async def test_a_producer_enqueues_an_agent_by_name_with_goal_and_inputs(
     app: App, counter: type[Counter], settings: Settings
 ) -> None:
     app.agent(name="count")(counter)
@@ -123,7 +123,7 @@ async def test_an_agent_is_called_from_elsewhere_by_name_with_its_goal_and_input
         await app.agent(name="other")(counter).enqueue("count", word="four")
 
 
-async def test_a_stopping_worker_stops_between_steps_and_the_next_goes_on(app: App) -> None:
+async def test_a_stopping_worker_ends_after_the_step_and_the_next_one_resumes(app: App) -> None:
     acts: list[str] = []
 
     class Stopped(Counter):
@@ -155,7 +155,7 @@ class Login(AgentState):
     note: str = ""
 
 
-async def test_ephemeral_fields_are_never_stored_and_inputs_among_them_are_there_again(app: App) -> None:
+async def test_ephemeral_fields_are_not_stored_and_ephemeral_inputs_are_set_again(app: App) -> None:
     seen: list[tuple[str, object, str]] = []
 
     class Spy(Agent[Login]):
@@ -188,7 +188,7 @@ class Keyring(AgentState):
     passwords: Annotated[list[SecretStr], Ephemeral] = Field(default_factory=list)
 
 
-async def test_more_secrets_than_can_be_kept_out_of_the_state_are_refused(app: App) -> None:
+async def test_too_many_secrets_to_redact_are_refused(app: App) -> None:
     kind = type("Locksmith", (Counter,), {"state_type": Keyring})
     handle = await app.agent(kind, name="locksmith").enqueue(
         "open", passwords=[f"hunter{one:03}" for one in range(300)]
@@ -221,7 +221,7 @@ def reader(**settings: Any) -> type[Agent[Pages]]:
     return Reader
 
 
-async def test_large_values_are_stored_once_beside_the_snapshots(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_values_are_stored_once_outside_the_snapshots(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
     run = Gateway.run
 
@@ -251,9 +251,7 @@ def log() -> Iterator[list[str]]:
     logger.remove(handler)
 
 
-async def test_a_state_that_grows_is_warned_of_and_over_the_limit_it_is_a_dead_letter(
-    settings: Settings, log: list[str]
-) -> None:
+async def test_a_growing_state_logs_warnings_and_fails_over_the_limit(settings: Settings, log: list[str]) -> None:
     async with App("small", settings=settings.model_copy(update={"payload_limit": 300_000})) as app:
         read = app.agent(name="read")(reader())
         handle = await read.enqueue("70000 10000 10000 80000 200000")
@@ -265,7 +263,7 @@ async def test_a_state_that_grows_is_warned_of_and_over_the_limit_it_is_a_dead_l
     assert len(warnings) == 2, "once above 64 KB, and once above twice that"
 
 
-async def test_what_cannot_be_stored_is_a_dead_letter_that_says_so(app: App) -> None:
+async def test_an_unstorable_state_is_a_dead_letter_with_the_cause(app: App) -> None:
     class Broken(Counter):
         async def act(self, ctx: Context, state: Counting, step: PlanStep) -> int:
             state.total = "many"  # type: ignore[assignment]
@@ -326,12 +324,12 @@ class Later(Agent[Extended]):
         return {"total": state.total, "unit": state.unit, "results": state.results}
 
 
-async def test_a_field_that_came_later_has_its_default(app: App, settings: Settings) -> None:
+async def test_a_new_field_has_its_default_in_a_stored_state(app: App, settings: Settings) -> None:
     handle = await after_a_deploy(app, settings, Later)
     assert await bounded(handle.result()) == {"total": 2, "unit": "letters", "results": {"one": 1, "two": 2}}
 
 
-async def test_a_field_that_this_version_does_not_know_stays_as_it_is(app: App, settings: Settings) -> None:
+async def test_an_unknown_field_of_a_stored_state_is_kept(app: App, settings: Settings) -> None:
     handle = await after_a_deploy(app, settings, Later, lambda data: data.replace(b'"total":1', b'"total":1,"of":[7]'))
     assert await bounded(handle.result()) == {"total": 2, "unit": "letters", "results": {"one": 1, "two": 2}}
     state = empty_state()
@@ -352,7 +350,7 @@ async def test_a_field_that_this_version_does_not_know_stays_as_it_is(app: App, 
         (b'"total":1', b'"total":{"$ref":"sha256:00"}', "BadSnapshot", "'#blob:00' is missing"),
     ],
 )
-async def test_a_state_that_cannot_be_used_is_a_dead_letter_that_names_it_and_stays(
+async def test_an_unreadable_state_is_a_dead_letter_and_is_kept(
     app: App, settings: Settings, old: bytes, new: bytes, error: str, message: str
 ) -> None:
     handle = await after_a_deploy(app, settings, Later, lambda data: data.replace(old, new))
@@ -366,7 +364,7 @@ async def test_a_state_that_cannot_be_used_is_a_dead_letter_that_names_it_and_st
 @pytest.mark.parametrize(
     ("later", "message"), [(None, "event 4 is not in its log"), (b'{"v":9}', "it has version 9"), (b"{", "not JSON")]
 )
-async def test_an_event_after_the_snapshot_that_cannot_be_read_is_a_dead_letter_that_names_it(
+async def test_an_unreadable_event_after_the_snapshot_is_a_dead_letter(
     app: App, settings: Settings, later: bytes | None, message: str
 ) -> None:
     """Event 4 tells what the first step came to."""
@@ -396,9 +394,7 @@ async def test_an_event_after_the_snapshot_that_cannot_be_read_is_a_dead_letter_
     assert handle.id in found.message
 
 
-async def test_a_state_that_is_not_what_its_log_comes_to_is_told_of_where_that_is_asked_for(
-    settings: Settings, app: App
-) -> None:
+async def test_check_state_reports_a_state_that_differs_from_its_log(settings: Settings, app: App) -> None:
     class Fickle(Counting):
         @field_serializer("total")
         def change(self, total: int) -> int:

@@ -35,7 +35,7 @@ def wrong(state: dict[str, Any] | None = None, coherence: Coherence | None = Non
 # the checks
 
 
-def test_nothing_is_wrong_with_an_agent_that_knows_what_it_is_doing() -> None:
+def test_a_coherent_agent_has_no_findings() -> None:
     assert wrong() == {}
     plan = steps(read="done", think="running", write="pending", old="failed", gone="dropped")
     calls = [Call("search", f'{{"q":{number}}}') for number in range(20)]
@@ -43,7 +43,7 @@ def test_nothing_is_wrong_with_an_agent_that_knows_what_it_is_doing() -> None:
     assert wrong(state, calls=calls, idle=1799.0, tokens=128_000) == {}
 
 
-def test_another_goal() -> None:
+def test_a_changed_goal_is_found() -> None:
     assert wrong({"goal": "x" * 500}) == {"goal": f"the goal is '{'x' * 79}..., but 'g' was enqueued"}
     assert wrong({"goal": ""}) == {"goal": "the goal is '', but 'g' was enqueued"}
 
@@ -63,18 +63,18 @@ def test_another_goal() -> None:
         ),
     ],
 )
-def test_a_plan_that_does_not_fit_its_results(state: dict[str, Any], detail: str) -> None:
+def test_a_plan_that_contradicts_its_results_is_found(state: dict[str, Any], detail: str) -> None:
     assert wrong(state) == {"plan": detail}
 
 
-def test_nothing_got_done() -> None:
+def test_missing_progress_is_found() -> None:
     assert wrong({"plan": steps(a="running"), "current": "a"}, idle=1801.0) == {
         "progress": "no progress in step 'a' for more than 30 minutes"
     }
     assert "progress" in wrong(coherence=Coherence(stuck_minutes=0.5), idle=31.0)
 
 
-def test_the_same_call_again_and_again() -> None:
+def test_repeated_calls_are_found() -> None:
     same, other = Call("search", '{"q":1}'), Call("search", '{"q":2}')
     assert wrong(calls=[same] * 4) == {}
     told = 'search({"q":1}) was called 5 times in the last 5 calls'
@@ -84,7 +84,7 @@ def test_the_same_call_again_and_again() -> None:
     assert wrong(calls=[same] * 2, coherence=Coherence(repeats=2, window=2)).keys() == {"repetition"}
 
 
-def test_calls_are_compared_whole_and_kept_small() -> None:
+def test_long_calls_are_compared_by_digest() -> None:
     large = {"text": "x" * 1_000_000, "a": 1}
     call = Call.of("read", large)
     assert call == Call.of("read", dict(reversed(large.items())))
@@ -94,7 +94,7 @@ def test_calls_are_compared_whole_and_kept_small() -> None:
     assert len(wrong(calls=[call] * 5)["repetition"]) < 300
 
 
-def test_more_tokens_than_the_budget_and_a_message_that_is_not_read() -> None:
+def test_too_many_tokens_and_unread_messages_are_found() -> None:
     assert wrong(tokens=128_001) == {"context": "the messages have 128,001 tokens, 128,000 is the limit"}
     waiting = {"waiting_for": {"what": "approval", "on": "ada"}}
     assert wrong(waiting) == {}
@@ -122,12 +122,12 @@ def test_a_check_can_be_off(check: str) -> None:
         ({"repeats": 30}, r"repeats must be from 2 to window \(20\), got 30"),
     ],
 )
-def test_settings_that_cannot_be_meant(settings: dict[str, Any], problem: str) -> None:
+def test_invalid_settings_raise(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Coherence(**settings)
 
 
-def test_what_is_stored_by_another_version_is_found_anew() -> None:
+def test_findings_of_another_version_are_ignored() -> None:
     for data in (b"", b"{", b'{"v":2,"findings":[]}', b'{"findings":7}', None):
         assert StoredFindings.decode(data) == StoredFindings()
 
@@ -179,7 +179,7 @@ async def command(app: App, *args: str) -> Answer:
 
 
 @pytest.mark.integration
-async def test_a_warning_is_told_once_and_taken_back_when_it_no_longer_holds(app: App) -> None:
+async def test_a_finding_is_logged_once_and_removed_when_it_no_longer_holds(app: App) -> None:
     seen: list[str] = []
 
     class Shown(Looping):
@@ -198,7 +198,7 @@ async def test_a_warning_is_told_once_and_taken_back_when_it_no_longer_holds(app
 
 
 @pytest.mark.integration
-async def test_looks_that_find_nothing_new_write_nothing(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_checks_without_new_findings_write_nothing(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
     put = CheckpointWriter.put
 
@@ -216,7 +216,7 @@ async def test_looks_that_find_nothing_new_write_nothing(app: App, monkeypatch: 
 
 
 @pytest.mark.integration
-async def test_burial_and_a_replay_by_a_person_who_knows(app: App) -> None:
+async def test_a_replay_by_a_person_suspends_the_bury_policy(app: App) -> None:
     looping = agent(app, Looping, repetition="bury")
     handle = await looping.enqueue("search")
     await work_off(app)
@@ -232,7 +232,7 @@ async def test_burial_and_a_replay_by_a_person_who_knows(app: App) -> None:
 
 
 @pytest.mark.integration
-async def test_after_a_fresh_start_former_calls_do_not_count(app: App) -> None:
+async def test_calls_before_a_fresh_replay_do_not_count(app: App) -> None:
     class Circling(Looping):
         coherence: ClassVar[Coherence] = Coherence(repetition="bury")
 
@@ -246,7 +246,7 @@ async def test_after_a_fresh_start_former_calls_do_not_count(app: App) -> None:
 
 
 @pytest.mark.integration
-async def test_what_a_person_knows_of_is_known_to_all_later_runs(app: App) -> None:
+async def test_a_finding_that_a_person_saw_stays_known_in_later_runs(app: App) -> None:
     class Elsewhere(Looping):
         async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
             state.goal = "another"
@@ -267,7 +267,7 @@ async def test_what_a_person_knows_of_is_known_to_all_later_runs(app: App) -> No
 
 
 @pytest.mark.integration
-async def test_a_hand_off_waits_for_a_message(app: App) -> None:
+async def test_hand_off_parks_the_task_until_a_message(app: App) -> None:
     handle = await agent(app, Looping, repetition="hand_off").enqueue("search")
     async with running_worker(app):
         await wait_until(lambda: has_state(handle, State.SCHEDULED), "it is parked")
@@ -282,7 +282,7 @@ async def has_state(handle: TaskHandle[Any], state: State) -> bool:
 
 
 @pytest.mark.integration
-async def test_a_run_that_dies_before_it_acted_has_told_of_it_and_the_next_acts(
+async def test_the_next_run_carries_out_the_policy_of_a_run_that_died(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died: list[int] = []
@@ -311,7 +311,7 @@ async def test_a_run_that_dies_before_it_acted_has_told_of_it_and_the_next_acts(
 
 
 @pytest.mark.integration
-async def test_calls_of_former_runs_count(app: App) -> None:
+async def test_calls_of_earlier_runs_count(app: App) -> None:
     class Failing(Looping):
         async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
             if step.key == "second":
@@ -329,7 +329,7 @@ async def test_calls_of_former_runs_count(app: App) -> None:
 
 
 @pytest.mark.integration
-async def test_a_step_in_which_nothing_gets_done_is_ended(app: App) -> None:
+async def test_a_step_without_progress_is_cancelled(app: App) -> None:
     class Stuck(Looping):
         async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
             await ctx.step("hang", anyio.sleep_forever)
@@ -342,7 +342,7 @@ async def test_a_step_in_which_nothing_gets_done_is_ended(app: App) -> None:
 
 
 @pytest.mark.integration
-async def test_no_step_begins_once_it_is_to_end(app: App) -> None:
+async def test_no_step_starts_after_a_policy_ends_the_run(app: App) -> None:
     """Though the handler never pauses between two steps: what is enough is enough."""
     calls: list[str] = []
 
@@ -359,7 +359,7 @@ async def test_no_step_begins_once_it_is_to_end(app: App) -> None:
 
 
 @pytest.mark.integration
-async def test_a_message_that_it_waits_for_and_does_not_read(app: App) -> None:
+async def test_an_awaited_message_that_stays_unread_is_reported(app: App) -> None:
     class Deaf(Looping):
         async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
             if step.key == "first":
@@ -376,7 +376,7 @@ async def test_a_message_that_it_waits_for_and_does_not_read(app: App) -> None:
 
 
 @pytest.mark.integration
-async def test_a_conversation_over_its_budget(app: App) -> None:
+async def test_a_conversation_over_its_budget_is_reported(app: App) -> None:
     class Talking(Looping):
         async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
             await ctx.add_message("user", "many words " * 100)
@@ -387,7 +387,7 @@ async def test_a_conversation_over_its_budget(app: App) -> None:
 
 
 @pytest.mark.integration
-async def test_the_worker_tells_of_runs_that_are_not_coherent(app: App) -> None:
+async def test_worker_health_lists_incoherent_runs(app: App) -> None:
     go_on = asyncio.Event()
 
     class Held(Looping):

@@ -86,7 +86,7 @@ def check_ranges(told: list[TaskEvent], said: list[TaskEvent], summaries: Summar
     return gone
 
 
-async def test_the_oldest_turns_are_summarized_once_and_their_numbers_cited(app: App) -> None:
+async def test_the_oldest_messages_are_summarized_once_with_their_event_numbers(app: App) -> None:
     """The handler fails after two compactions and is run again from its top: nothing is summarized a second time."""
     summaries, prompts = Summaries(), list[Prompt]()
     builder = ContextBuilder(window=1000, identity="Me.", rules=["Be kind."], summarizer=summaries, keep=8)
@@ -112,7 +112,7 @@ async def test_the_oldest_turns_are_summarized_once_and_their_numbers_cited(app:
     assert last.left_out == {}
 
 
-async def test_a_prompt_built_again_repairs_and_summarizes_nothing_twice(app: App) -> None:
+async def test_a_retry_repairs_and_summarizes_nothing_twice(app: App) -> None:
     """A function that builds its prompts itself, fails, and is run again from its top."""
     summaries, lengths = Summaries(), list[int]()
     builder = ContextBuilder(window=1000, summarizer=summaries, keep=4)
@@ -137,7 +137,7 @@ async def test_a_prompt_built_again_repairs_and_summarizes_nothing_twice(app: Ap
     assert len(await of_type(handle, "repaired")) == 1
 
 
-async def test_where_nothing_is_gained_no_summary_is_paid_for(app: App) -> None:
+async def test_no_summary_is_requested_that_would_free_too_few_tokens(app: App) -> None:
     """What is kept fills the window by itself: a summary of the little before it would give no room."""
     summaries, prompts = Summaries(), list[Prompt]()
 
@@ -153,7 +153,7 @@ async def test_where_nothing_is_gained_no_summary_is_paid_for(app: App) -> None:
     assert prompts[0].left_out["turns"] > 0
 
 
-async def test_what_is_open_is_carried_as_structure(app: App) -> None:
+async def test_open_steps_and_waits_are_in_every_prompt(app: App) -> None:
     prompts: list[Prompt] = []
 
     async def model(prompt: Prompt) -> str:
@@ -192,7 +192,7 @@ async def test_what_is_open_is_carried_as_structure(app: App) -> None:
         (RuntimeError("overloaded"), "RuntimeError: overloaded"),
     ],
 )
-async def test_a_summarizer_that_fails_is_asked_again_and_then_named(app: App, answer: Any, problem: str) -> None:
+async def test_a_failing_summarizer_is_retried_and_then_reported(app: App, answer: Any, problem: str) -> None:
     summaries, prompts = Summaries(answer, answer), list[Prompt]()
     builder = ContextBuilder(window=1000, summarizer=summaries, keep=4, retry=TWICE)
     talk = talkative(app, builder, prompts)
@@ -201,13 +201,13 @@ async def test_a_summarizer_that_fails_is_asked_again_and_then_named(app: App, a
     dead = await letter(app, handle)
     assert dead.error.endswith(".CompactionFailed")
     old = summaries.asked[0]
-    assert f"task {handle.id}: events {old.first} to {old.last} could not be summarized, and stay" in dead.message
+    assert f"task {handle.id}: events {old.first} to {old.last} could not be summarized and were kept" in dead.message
     assert problem in dead.message
     assert len(summaries.asked) == 2
     assert await of_type(handle, "compacted") == []
 
 
-async def test_the_second_answer_of_a_summarizer_may_do(app: App) -> None:
+async def test_a_usable_summary_of_a_retry_is_taken(app: App) -> None:
     summaries, prompts = Summaries("x" * 5000, "good"), list[Prompt]()
     talk = talkative(app, ContextBuilder(window=1000, summarizer=summaries, keep=4, retry=TWICE), prompts)
     handle = await talk.enqueue()
@@ -215,7 +215,7 @@ async def test_the_second_answer_of_a_summarizer_may_do(app: App) -> None:
     assert (await of_type(handle, "compacted"))[0].data["summary"].endswith("\ngood")
 
 
-async def test_a_digest_takes_the_place_of_a_summary_where_that_is_wanted(app: App) -> None:
+async def test_on_failure_digest_replaces_the_summary(app: App) -> None:
     def sync(old: CompactionRequest) -> str:
         raise RuntimeError("overloaded")
 
@@ -229,7 +229,7 @@ async def test_a_digest_takes_the_place_of_a_summary_where_that_is_wanted(app: A
     assert builder.counter.count(summary) < 90
 
 
-async def test_memories_are_asked_for_by_the_goal(app: App) -> None:
+async def test_memories_are_searched_by_the_goal(app: App) -> None:
     asked: list[tuple[str, int]] = []
 
     async def recall(goal: str, limit: int) -> list[Any]:
@@ -243,7 +243,7 @@ async def test_memories_are_asked_for_by_the_goal(app: App) -> None:
     assert prompts[0].messages[0].content == "# Memories\n\n- plain\n- with text\n- found"
 
 
-async def test_the_task_s_own_memories_and_how_it_stands_after_an_interruption(app: App) -> None:
+async def test_own_memories_and_the_resumption_are_in_the_prompt(app: App) -> None:
     prompts: list[Prompt] = []
 
     async def model(prompt: Prompt) -> str:
@@ -266,7 +266,7 @@ async def test_the_task_s_own_memories_and_how_it_stands_after_an_interruption(a
     assert "look at leases first" in task.content
 
 
-async def test_outside_its_task_no_context_is_rebuilt(app: App) -> None:
+async def test_a_context_cannot_be_built_outside_its_task(app: App) -> None:
     kept, late, ended = list[Context](), list[asyncio.Task[Prompt]](), asyncio.Event()
 
     async def build_late(ctx: Context) -> Prompt:
@@ -287,7 +287,7 @@ async def test_outside_its_task_no_context_is_rebuilt(app: App) -> None:
         await late[0]
 
 
-async def test_where_data_is_sealed_so_are_summaries(settings: Settings) -> None:
+async def test_summaries_are_encrypted_with_the_task(settings: Settings) -> None:
     prompts: list[Prompt] = []
     sealed = settings.model_copy(update={"encryption_keys": SecretStr(generate_key())})
     async with App("context", settings=sealed) as app:
@@ -339,7 +339,7 @@ class Solver(Agent[AgentState]):
 
 
 @pytest.mark.parametrize("answers", [True, False])
-async def test_an_agent_cut_off_in_a_call_goes_on_with_the_answer_it_has(app: App, answers: bool) -> None:
+async def test_an_agent_cut_off_in_a_tool_call_resumes_with_the_recorded_answer(app: App, answers: bool) -> None:
     """A call that is answered after all has its answer; one that is not is told to have been interrupted, once."""
     kind: Any = type("Solver", (Solver,), {"prompts": [], "answers": answers, "tries": Counter()})
     agent: Any = app.agent(name="solver", retry=AT_ONCE)(kind)
@@ -390,7 +390,7 @@ class Chatty(Agent[AgentState]):
         return state.results["talk"], state.messages[0].n
 
 
-async def test_an_agent_s_state_is_compacted_by_the_event(settings: Settings) -> None:
+async def test_the_compacted_event_changes_the_state_of_an_agent(settings: Settings) -> None:
     kind: Any = type("Chatty", (Chatty,), {"summaries": Summaries(), "prompts": [], "failed": []})
     async with App("context", settings=settings.model_copy(update={"check_state": True})) as app:
         handle = await app.agent(name="chatty", retry=AT_ONCE)(kind).enqueue("Talk")

@@ -81,14 +81,14 @@ WHOLE = [
 @example([assistant("", call("a"), call("a")), result("a", "1"), result("a", "2"), result("a", "3")], 0)
 @example([assistant("", call("a")), assistant("", call("a")), result("a", "1")], 0)
 @example([assistant("", call("a", share=float("nan"), most=float("inf")))], 0)
-def test_any_messages_come_out_valid(messages: list[Message], cacheable: int) -> None:
+def test_any_messages_become_valid(messages: list[Message], cacheable: int) -> None:
     prompt = Prompt(tuple(messages), cacheable)
     assert openai_problems(to_openai(prompt)) == []
     assert anthropic_problems(to_anthropic(prompt)) == []
 
 
 @pytest.mark.parametrize("first", range(len(WHOLE)))
-def test_a_conversation_cut_anywhere_comes_out_valid(first: int) -> None:
+def test_a_conversation_cut_anywhere_becomes_valid(first: int) -> None:
     for last in range(first, len(WHOLE) + 1):
         assert openai_problems(to_openai(WHOLE[first:last])) == []
         assert anthropic_problems(to_anthropic(WHOLE[first:last])) == []
@@ -96,7 +96,7 @@ def test_a_conversation_cut_anywhere_comes_out_valid(first: int) -> None:
 
 @settings(max_examples=70, deadline=None)
 @given(MESSAGES)
-def test_nothing_that_was_said_is_lost(messages: list[Message]) -> None:
+def test_no_text_is_lost(messages: list[Message]) -> None:
     openai, anthropic = repr(to_openai(messages)), repr(to_anthropic(messages))
     for message in messages:
         if message.content.strip():
@@ -104,7 +104,7 @@ def test_nothing_that_was_said_is_lost(messages: list[Message]) -> None:
             assert repr(message.content)[1:-1] in anthropic
 
 
-def test_the_shapes_of_a_whole_conversation() -> None:
+def test_a_complete_conversation_in_both_formats() -> None:
     assert to_openai(WHOLE) == [
         {"role": "system", "content": "You are careful."},
         {"role": "user", "content": "What do a and b say?"},
@@ -150,7 +150,7 @@ def test_the_shapes_of_a_whole_conversation() -> None:
     ]
 
 
-def test_a_call_cut_off_is_said_to_be_interrupted() -> None:
+def test_a_call_without_a_result_gets_an_interrupted_result() -> None:
     dangling = [user("Go"), assistant("", call("1"), call("2")), result("2", "B")]
     assert to_openai(dangling)[-2:] == [
         {"role": "tool", "tool_call_id": "1", "content": INTERRUPTED},
@@ -161,7 +161,7 @@ def test_a_call_cut_off_is_said_to_be_interrupted() -> None:
     assert "is_error" not in second
 
 
-def test_only_the_static_beginning_is_marked_for_the_cache() -> None:
+def test_only_the_static_start_is_marked_for_the_cache() -> None:
     words = [Message(role="system", content=text) for text in ("who", "rules", "today")]
     system = to_anthropic(Prompt((*words, user("Go")), cacheable=2))["system"]
     assert ["cache_control" in block for block in system] == [False, True, False]
@@ -169,7 +169,7 @@ def test_only_the_static_beginning_is_marked_for_the_cache() -> None:
     assert not any("cache_control" in block for block in system)
 
 
-def test_ids_are_the_same_every_time() -> None:
+def test_call_ids_are_deterministic() -> None:
     odd = [user("Go"), assistant("", ToolCall(id="a b", name="read"), ToolCall(id="a b", name="read"))]
     once = to_openai(odd)
     assert once == to_openai(odd)
@@ -182,7 +182,7 @@ def test_ids_are_the_same_every_time() -> None:
 @settings(max_examples=70, deadline=None)
 @given(MESSAGES)
 @example([assistant("", call("a"), call("a")), result("a", "1"), user("Go on")])
-def test_the_repair_that_is_stored_is_the_repair_that_is_shown(messages: list[Message]) -> None:
+def test_the_stored_repair_equals_the_one_in_the_prompt(messages: list[Message]) -> None:
     state = AgentState(messages=messages).model_dump(mode="json")
     repaired = AgentState.model_validate(apply(state, repair_of(messages)))
     assert repaired.messages == completed(messages)
@@ -195,7 +195,7 @@ def test_the_repair_that_is_stored_is_the_repair_that_is_shown(messages: list[Me
 
 @settings(max_examples=70, deadline=None)
 @given(MESSAGES, st.integers(0, 12))
-def test_a_cut_keeps_the_last_messages_and_no_half_exchange(messages: list[Message], keep: int) -> None:
+def test_a_cut_keeps_the_last_messages_and_whole_exchanges(messages: list[Message], keep: int) -> None:
     cut = cut_at(messages, keep)
     assert len(messages) - cut >= min(keep, len(messages))
     edges = [0]
@@ -208,7 +208,7 @@ def test_a_cut_keeps_the_last_messages_and_no_half_exchange(messages: list[Messa
 # answers
 
 
-def test_an_answer_comes_back_as_it_was_meant() -> None:
+def test_an_answer_survives_a_round_trip() -> None:
     asked = assistant("Let me see.", call("1", path="a"))
     sent = to_openai([user("Go"), asked, result("1", "A")])[1]
     assert from_openai({"choices": [{"message": sent}]}) == asked
@@ -227,12 +227,12 @@ def test_an_answer_comes_back_as_it_was_meant() -> None:
         ("[1]", {MALFORMED: "[1]"}),
     ],
 )
-def test_arguments_are_kept_whatever_the_model_wrote(written: Any, arguments: dict[str, Any]) -> None:
+def test_malformed_arguments_are_kept(written: Any, arguments: dict[str, Any]) -> None:
     answer = {"tool_calls": [{"id": "1", "function": {"name": "read", "arguments": written}}]}
     assert from_openai(answer).tool_calls[0].arguments == arguments
 
 
-def test_other_forms_of_an_answer_are_read() -> None:
+def test_other_forms_of_an_answer_are_accepted() -> None:
     assert from_openai({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}).content == "ab"
     assert from_openai({"content": None, "refusal": "No."}).content == "No."
     assert from_anthropic({"content": "plain"}).content == "plain"
@@ -264,7 +264,7 @@ def test_a_prompt_keeps_its_budget_and_is_valid(messages: list[Message], window:
     assert anthropic_problems(to_anthropic(prompt)) == []
 
 
-def test_the_order_of_the_layers() -> None:
+def test_layers_have_a_fixed_order() -> None:
     state = AgentState(goal="Find it", messages=[user("said")])
     layers = Layers(
         state, identity="who", rules=["rule"], memories=["known"], resumption="stopped here", inbox=["arrived"]
@@ -278,7 +278,7 @@ def test_the_order_of_the_layers() -> None:
     assert prompt.left_out == {}
 
 
-def test_over_the_budget_the_oldest_turns_go_and_the_lowest_memories() -> None:
+def test_over_budget_the_oldest_turns_and_lowest_memories_are_dropped() -> None:
     turns = [user(f"turn {number} " + "x" * 100) for number in range(40)]
     layers = Layers(
         AgentState(goal="Find it", messages=turns), memories=[f"memory {at} " + "y" * 80 for at in range(20)]
@@ -295,7 +295,7 @@ def test_over_the_budget_the_oldest_turns_go_and_the_lowest_memories() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(100, 2000), st.integers(0, 60), st.integers(0, 60))
-def test_the_task_keeps_its_budget_and_the_latest(window: int, decisions: int, lines: int) -> None:
+def test_the_task_section_keeps_the_latest_within_its_budget(window: int, decisions: int, lines: int) -> None:
     state = AgentState(
         goal="Find it", decisions=[Decision(n=number, choice=f"choice {number}") for number in range(decisions)]
     )
@@ -308,7 +308,7 @@ def test_the_task_keeps_its_budget_and_the_latest(window: int, decisions: int, l
     assert first == list(range(lines - prompt.left_out.get("resumption", 0)))
 
 
-def test_a_result_that_is_too_large_is_cut_and_its_call_stays() -> None:
+def test_an_oversized_result_is_cut_and_its_call_is_kept() -> None:
     turns = [user("Go"), assistant("", call("1")), result("1", "start " + "z" * 100_000)]
     prompt = assemble(Layers(AgentState(messages=turns)), 1000)
     assert prompt.total <= 850
@@ -318,14 +318,14 @@ def test_a_result_that_is_too_large_is_cut_and_its_call_stays() -> None:
     assert "more characters]" in last.content
 
 
-def test_the_summary_stays_where_turns_go() -> None:
+def test_the_summary_is_kept_when_turns_are_dropped() -> None:
     turns = [user("what was", name="summary"), *(user("x" * 400) for _ in range(20))]
     prompt = assemble(Layers(AgentState(messages=turns)), 1000)
     assert prompt.messages[0].content == "what was"
     assert prompt.left_out["turns"] > 0
 
 
-def test_what_came_meanwhile_is_all_told_of() -> None:
+def test_inbox_messages_are_cut_or_counted() -> None:
     """A long message takes its share; of more than there is room for, the model learns how many there are."""
     prompt = assemble(Layers(AgentState(), inbox=["first", "long " * 1000, "last"]), 2000)
     assert [one.content[:5] for one in prompt.messages] == ["first", "long ", "last"]
@@ -338,14 +338,14 @@ def test_what_came_meanwhile_is_all_told_of() -> None:
     assert prompt.tokens["inbox"] <= 200
 
 
-def test_as_many_messages_as_were_asked_for() -> None:
+def test_last_limits_the_messages() -> None:
     turns = [user(str(number)) for number in range(10)]
     prompt = assemble(Layers(AgentState(messages=turns)), 10_000, last=3)
     assert [one.content for one in prompt.messages] == ["[7 earlier messages are not shown.]", "7", "8", "9"]
 
 
-def test_what_must_not_be_left_out_and_does_not_fit_is_an_error_that_names_it() -> None:
-    with pytest.raises(ContextTooLarge, match=r"'identity' .* takes 754 tokens and may take 100: .*Budgets.identity"):
+def test_a_required_part_that_does_not_fit_raises() -> None:
+    with pytest.raises(ContextTooLarge, match=r"'identity' has 754 tokens, the budget is 100: .*Budgets.identity"):
         assemble(Layers(AgentState(), identity="x" * 3000), 1000)
     with pytest.raises(ContextTooLarge, match="'task'"):
         assemble(Layers(AgentState(goal="x" * 5000)), 1000)
@@ -354,7 +354,7 @@ def test_what_must_not_be_left_out_and_does_not_fit_is_an_error_that_names_it() 
         assemble(Layers(AgentState(messages=[many])), 1000)
 
 
-def test_the_tokens_of_messages_are_those_of_their_texts_and_borders() -> None:
+def test_message_tokens_count_texts_and_delimiters() -> None:
     assert total([user("abcd")]) == 5
     assert (
         total([assistant("", ToolCall(id="1", name="read", arguments={"path": "a"})), result("1", "")])

@@ -159,7 +159,7 @@ def told(result: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_whichever_write_a_worker_dies_at_the_next_one_ends_with_the_same(
+async def test_a_crash_at_any_write_does_not_change_the_result(
     app: App, scene: Scene, when: Literal["before", "after"]
 ) -> None:
     payer = app.agent(name="payer", retry=PATIENT)(Payer)
@@ -184,7 +184,7 @@ async def test_whichever_write_a_worker_dies_at_the_next_one_ends_with_the_same(
     assert deadly > 10
 
 
-async def test_writes_whose_replies_are_lost_are_made_once(app: App, scene: Scene) -> None:
+async def test_writes_with_lost_replies_are_applied_once(app: App, scene: Scene) -> None:
     scene.twice = True
     Payer.paid.clear()
     handle = await app.agent(name="payer", retry=PATIENT)(Payer).enqueue("pay", bills=[2, 1])
@@ -195,7 +195,7 @@ async def test_writes_whose_replies_are_lost_are_made_once(app: App, scene: Scen
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-async def test_when_it_is_done_nothing_is_left_in_the_checkpoint_but_its_last_snapshot(app: App) -> None:
+async def test_the_checkpoint_of_a_finished_agent_holds_only_its_last_snapshot(app: App) -> None:
     handle = await app.agent(name="payer", retry=PATIENT)(Payer).enqueue("pay", bills=[2, 1])
     await work_off(app)
     await bounded(handle.result())
@@ -205,7 +205,7 @@ async def test_when_it_is_done_nothing_is_left_in_the_checkpoint_but_its_last_sn
     assert len(blobs) == 1, "large values that no snapshot refers to any more are dropped"
 
 
-async def test_with_keys_nothing_of_the_state_can_be_read_in_redis_and_what_died_goes_on(
+async def test_an_encrypted_state_is_unreadable_in_redis_and_survives_crashes(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with App("sealed", settings=with_keys(settings, FIRST)) as app:

@@ -79,9 +79,7 @@ def run(app: App) -> AgentTask[Any]:
     return app.agent(name="run", retry=Retry(max_attempts=1))(Fresh)
 
 
-async def test_the_same_goal_is_the_same_task_and_its_result_is_there_without_a_run(
-    app: App, run: AgentTask[Any]
-) -> None:
+async def test_an_equal_goal_returns_the_existing_result(app: App, run: AgentTask[Any]) -> None:
     first = await run.enqueue("fetch", where="shop")
     await work_off(app)
     again = await run.enqueue("fetch", where="shop")
@@ -92,13 +90,13 @@ async def test_the_same_goal_is_the_same_task_and_its_result_is_there_without_a_
     await other.cancel()
 
 
-def test_the_order_of_what_is_given_is_no_part_of_what_a_goal_is_known_by(run: AgentTask[Any]) -> None:
+def test_goal_ids_do_not_depend_on_argument_order(run: AgentTask[Any]) -> None:
     first = run.task_id("fetch", where="shop", amounts={"milk": 1, "eggs": 6})
     assert run.task_id("fetch", amounts={"eggs": 6, "milk": 1}, where="shop") == first
     assert run.task_id("fetch", amounts={"eggs": 6, "milk": 2}, where="shop") != first
 
 
-async def test_a_goal_is_known_by_its_key_where_it_has_one(app: App, run: AgentTask[Any]) -> None:
+async def test_a_key_identifies_the_goal(app: App, run: AgentTask[Any]) -> None:
     first = await run.enqueue("fetch", key="today", where="shop")
     await work_off(app)
     again = await run.enqueue("fetch something else", key="today", where="market")
@@ -106,13 +104,13 @@ async def test_a_goal_is_known_by_its_key_where_it_has_one(app: App, run: AgentT
     assert again.id == first.id
 
 
-async def test_secrets_are_no_part_of_what_a_goal_is_known_by(app: App, run: AgentTask[Any]) -> None:
+async def test_goal_ids_do_not_depend_on_secrets(app: App, run: AgentTask[Any]) -> None:
     first = await run.enqueue("fetch", where="shop", token="hunter22")
     assert (await run.enqueue("fetch", where="shop", token="hunter23")).id == first.id
     await first.cancel()
 
 
-async def test_a_goal_that_was_reached_can_be_worked_for_anew(app: App, run: AgentTask[Any]) -> None:
+async def test_fresh_restarts_a_finished_goal(app: App, run: AgentTask[Any]) -> None:
     first = await run.enqueue("fetch", where="shop")
     await work_off(app)
     again = await run.enqueue("fetch", where="shop", fresh=True)
@@ -124,9 +122,7 @@ async def test_a_goal_that_was_reached_can_be_worked_for_anew(app: App, run: Age
     assert await bounded(first.result()) == "fetch: run 2"
 
 
-async def test_a_goal_that_was_given_up_can_be_worked_for_anew_and_is_no_dead_letter_then(
-    app: App, run: AgentTask[Any]
-) -> None:
+async def test_fresh_restarts_a_dead_goal_and_removes_its_letter(app: App, run: AgentTask[Any]) -> None:
     handle = await run.enqueue("fail", where="shop")
     await work_off(app)
     await letter(app, handle)
@@ -139,13 +135,13 @@ async def test_a_goal_that_was_given_up_can_be_worked_for_anew_and_is_no_dead_le
     await again.cancel()
 
 
-async def test_a_goal_that_was_never_worked_for_is_anew_as_well(app: App, run: AgentTask[Any]) -> None:
+async def test_fresh_enqueues_a_new_goal(app: App, run: AgentTask[Any]) -> None:
     handle = await run.enqueue("fetch", where="shop", fresh=True)
     await work_off(app)
     assert await bounded(handle.result()) == "fetch: run 1"
 
 
-async def test_one_that_has_not_ended_is_not_begun_anew(app: App, run: AgentTask[Any]) -> None:
+async def test_fresh_refuses_a_goal_that_has_not_ended(app: App, run: AgentTask[Any]) -> None:
     handle = await run.enqueue("fetch", where="shop")
     with pytest.raises(StillRunning, match=f"task {handle.id} is queued .* wait for it, or cancel it"):
         await run.enqueue("fetch", where="shop", fresh=True)
@@ -162,7 +158,7 @@ async def test_one_that_has_not_ended_is_not_begun_anew(app: App, run: AgentTask
         Runner.gate = None
 
 
-async def test_what_cannot_be_a_state_is_refused_before_anything_is_sent(app: App, run: AgentTask[Any]) -> None:
+async def test_invalid_inputs_are_refused_before_anything_is_sent(app: App, run: AgentTask[Any]) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({}, "missing a required .*argument: 'where'"),  # 3.12 adds "keyword-only"
         ({"where": "nowhere"}, "is no place"),
@@ -174,9 +170,7 @@ async def test_what_cannot_be_a_state_is_refused_before_anything_is_sent(app: Ap
     assert not await redis_command(app, "KEYS", f"*{app.settings.namespace}*task*")
 
 
-async def test_what_is_asked_for_anew_twice_because_a_reply_was_lost_is_begun_once(
-    gateway: Gateway, producer: Producer
-) -> None:
+async def test_fresh_restarts_once_if_the_reply_is_lost(gateway: Gateway, producer: Producer) -> None:
     message = EnvelopeTemplate("t").message(b"{}", task_id="goal")
     await producer.enqueue("t", task_id="goal")
     with pytest.raises(StillRunning):
@@ -195,9 +189,7 @@ async def test_what_is_asked_for_anew_twice_because_a_reply_was_lost_is_begun_on
 
 
 @pytest.mark.parametrize("known", [False, True])
-async def test_a_goal_that_ended_in_a_partition_that_is_closed_now_is_begun_anew_where_tasks_go_now(
-    app: App, run: AgentTask[Any], known: bool
-) -> None:
+async def test_fresh_moves_a_goal_from_a_closed_partition(app: App, run: AgentTask[Any], known: bool) -> None:
     """known: whether the producer has heard of it."""
     first = await run.enqueue("fetch", where="shop")
     await work_off(app)
@@ -261,12 +253,12 @@ def with_state(state: type[AgentState]) -> type[Agent[Any]]:
         (str, "must be a subclass of Agent"),
     ],
 )
-def test_a_class_that_cannot_be_an_agent_is_told_why(kind: Any, problem: str) -> None:
+def test_an_invalid_agent_class_is_refused_with_the_cause(kind: Any, problem: str) -> None:
     with pytest.raises(TaskDefinitionError, match=problem):
         App("bad").agent(name="bad")(kind)
 
 
-def test_an_agent_has_its_classs_name_and_the_state_of_its_base() -> None:
+def test_an_agent_is_named_after_its_class_and_inherits_its_state_type() -> None:
     class Inherited(Bare): ...
 
     app = App("named")

@@ -114,7 +114,7 @@ def dies_after_acting(app: App, once: Once) -> dict[str, Any]:
     return {"risky": True, "take": take}
 
 
-async def test_a_risky_step_that_was_begun_is_verified_before_it_acts_again(app: App) -> None:
+async def test_an_interrupted_risky_step_is_verified_before_it_runs_again(app: App) -> None:
     once = Once()
 
     async def verify(self: Doer, ctx: Context, state: Work, step: PlanStep) -> AlreadyDone[str] | None:
@@ -130,7 +130,7 @@ async def test_a_risky_step_that_was_begun_is_verified_before_it_acts_again(app:
     assert result["done"] == ["post"], "what the act that was cut off did to the state went with it"
 
 
-async def test_a_risky_step_that_was_begun_is_a_dead_letter_where_it_may_not_act_twice(app: App) -> None:
+async def test_an_interrupted_risky_step_with_in_doubt_fail_is_a_dead_letter(app: App) -> None:
     once = Once()
     asked: list[str] = []
 
@@ -148,7 +148,7 @@ async def test_a_risky_step_that_was_begun_is_a_dead_letter_where_it_may_not_act
     assert asked == [], "that is for a person to find out"
 
 
-async def test_a_suspect_is_cleared_by_a_step_of_its_plan(app: App) -> None:
+async def test_a_recorded_plan_step_clears_a_quarantined_task(app: App) -> None:
     once = Once()
     kind = agent(**dies_after_acting(app, once))
     once.handle = await app.agent(kind, name="risky", retry=AGAIN).enqueue("do", steps=["mail", "post"])
@@ -159,7 +159,7 @@ async def test_a_suspect_is_cleared_by_a_step_of_its_plan(app: App) -> None:
     assert told.index("cleared") < told.index("finished")
 
 
-async def test_a_risky_step_is_told_of_before_it_acts(app: App) -> None:
+async def test_a_risky_step_is_logged_before_it_runs(app: App) -> None:
     stored: list[list[str]] = []
 
     async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> None:
@@ -173,7 +173,7 @@ async def test_a_risky_step_is_told_of_before_it_acts(app: App) -> None:
 # another plan
 
 
-async def test_a_step_that_fails_is_replaced_where_the_agent_has_another_plan(app: App) -> None:
+async def test_replan_replaces_a_failed_step(app: App) -> None:
     async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> str | None:
         await ctx.step("look", str.upper, step.key)
         if step.key == "bad":
@@ -197,7 +197,7 @@ async def test_a_step_that_fails_is_replaced_where_the_agent_has_another_plan(ap
     assert set(await recorded_steps(app, handle)) == {"d:#plan", "d:#finish"}
 
 
-async def test_a_step_that_fails_and_is_not_replaced_is_retried_with_the_task(app: App) -> None:
+async def test_a_failed_step_without_a_replan_is_retried_with_the_task(app: App) -> None:
     asked: list[str] = []
 
     async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> None:
@@ -215,7 +215,7 @@ async def test_a_step_that_fails_and_is_not_replaced_is_retried_with_the_task(ap
     assert set(await recorded_steps(app, handle)) == {"d:#plan", "d:#finish"}
 
 
-async def test_a_replan_that_changes_nothing_adds_nothing_to_the_log(app: App) -> None:
+async def test_a_replan_without_changes_logs_nothing(app: App) -> None:
     asked: list[str] = []
 
     async def replan(self: Doer, ctx: Context, state: Work) -> None:
@@ -240,7 +240,7 @@ async def test_a_replan_that_changes_nothing_adds_nothing_to_the_log(app: App) -
         ([""], "1 to 200 characters"),
     ],
 )
-async def test_what_is_no_plan_is_refused(app: App, steps: Sequence[str], problem: str) -> None:
+async def test_an_invalid_plan_is_refused(app: App, steps: Sequence[str], problem: str) -> None:
     once = Retry(max_attempts=1)
     handle = await app.agent(name="odd", retry=once)(agent()).enqueue("do", steps=list(steps))
     await work_off(app)
@@ -255,7 +255,7 @@ async def is_saved(app: App, handle: TaskHandle[Any] | None, data: bytes) -> boo
     return data in (await recorded_steps(app, handle)).values()
 
 
-async def test_progress_of_a_long_step_is_saved_once_in_a_while_and_given_back(app: App) -> None:
+async def test_step_progress_is_saved_at_intervals_and_restored(app: App) -> None:
     once = Once()
     seen: list[dict[str, Any]] = []
     saved = asyncio.Event()
@@ -281,7 +281,7 @@ async def test_progress_of_a_long_step_is_saved_once_in_a_while_and_given_back(a
     assert set(await recorded_steps(app, once.handle)) == {"d:#plan", "d:#finish"}
 
 
-async def test_a_step_that_snoozes_has_not_failed_and_goes_on_with_its_parts(app: App) -> None:
+async def test_a_snoozing_step_does_not_fail_and_keeps_its_inner_steps(app: App) -> None:
     once = Once()
     calls: list[str] = []
 
@@ -300,7 +300,7 @@ async def test_a_step_that_snoozes_has_not_failed_and_goes_on_with_its_parts(app
     assert not [event for event in await history(handle) if event.type == "step_failed"]
 
 
-async def test_parts_of_steps_are_counted_anew_in_each(app: App) -> None:
+async def test_inner_steps_are_numbered_per_plan_step(app: App) -> None:
     async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> str:
         return "".join([await ctx.step("part", str.lower, f"{step.key}{number}") for number in range(2)])
 
@@ -347,7 +347,7 @@ async def test_resuming_reads_a_bounded_number_of_events_however_long_the_histor
     assert sum(read) <= 60
 
 
-async def test_a_task_that_has_a_snapshot_and_no_events_goes_on_from_there(app: App) -> None:
+async def test_a_task_with_a_snapshot_and_no_events_resumes(app: App) -> None:
     """A fork is such a one."""
     count = app.agent(name="forked")(agent())
     handle = await count.enqueue("do", steps=["a", "b"])
@@ -371,7 +371,7 @@ async def test_a_task_that_has_a_snapshot_and_no_events_goes_on_from_there(app: 
     assert reduced["done"] == ["a", "b"]
 
 
-async def test_a_task_that_is_replayed_afresh_begins_with_its_goal(app: App) -> None:
+async def test_a_fresh_replay_starts_from_the_goal(app: App) -> None:
     once = Once()
 
     async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> None:
@@ -390,7 +390,7 @@ async def test_a_task_that_is_replayed_afresh_begins_with_its_goal(app: App) -> 
     assert await check_state(app.producer.gateway, handle.partition, handle.id) is not None
 
 
-async def test_what_is_told_while_its_state_is_read_is_in_its_state(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_events_logged_during_a_restore_are_restored(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     """That a notice was posted, for one, is told whenever that is known."""
     once, tells = Once(), Once()
 
@@ -414,7 +414,7 @@ async def test_what_is_told_while_its_state_is_read_is_in_its_state(app: App, mo
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-async def test_what_it_remembers_outlives_its_task(app: App) -> None:
+async def test_memories_outlive_the_task(app: App) -> None:
     async def remember(self: Doer, ctx: Context, state: Work) -> list[str]:
         return [f"{key} is done" for key in state.results]
 
@@ -431,7 +431,7 @@ async def test_what_it_remembers_outlives_its_task(app: App) -> None:
     assert await bounded(recalling.result()) == ["a is done", "b is done"]
 
 
-async def test_an_agent_is_a_task_of_its_own(app: App) -> None:
+async def test_an_agent_cannot_be_called_in_another_task(app: App) -> None:
     inner = app.agent(agent(), name="inner").task
 
     @app.task(retry=Retry(max_attempts=1))
@@ -443,7 +443,7 @@ async def test_an_agent_is_a_task_of_its_own(app: App) -> None:
     assert "agent 'inner' cannot be called in another task; enqueue it" in (await letter(app, handle)).message
 
 
-async def test_what_the_agent_did_to_a_list_itself_stays_when_an_event_adds_to_it(app: App) -> None:
+async def test_an_event_keeps_the_agents_own_changes_to_a_list(app: App) -> None:
     async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> str:
         await ctx.discover(f"{step.key} began")
         state.discoveries = [one for one in state.discoveries if one.fact.startswith(step.key)]
@@ -460,7 +460,7 @@ async def test_what_the_agent_did_to_a_list_itself_stays_when_an_event_adds_to_i
     assert [one["fact"] for one in past.state["discoveries"]] == ["b was begun", "b ended", "b is over"]
 
 
-async def test_a_list_that_the_agent_has_shortened_is_not_shortened_again_for_being_long_in_the_log(app: App) -> None:
+async def test_a_list_that_the_agent_shortened_is_not_shortened_again(app: App) -> None:
     async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> str:
         for number in range(KEPT):
             await ctx.discover(f"fact {number}")
@@ -478,7 +478,7 @@ class Weighed(Event):
     type: Literal["weighed_in_a_test"] = "weighed_in_a_test"
 
 
-async def test_what_an_event_of_ones_own_changes_joins_what_the_agent_has_changed(app: App) -> None:
+async def test_changes_of_a_custom_event_join_those_of_the_agent(app: App) -> None:
     async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> None:
         if step.key == "a":
             state.context["weights"] = {"apple": 1}
@@ -496,7 +496,7 @@ async def test_what_an_event_of_ones_own_changes_joins_what_the_agent_has_change
     assert past.state["context"] == {"weights": {"apple": 1, "pear": 2, "plum": 3}}
 
 
-async def test_an_event_that_does_not_fit_the_state_is_none(app: App) -> None:
+async def test_an_event_that_does_not_fit_the_state_is_refused(app: App) -> None:
     async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> str:
         problems = []
         for path in ("/done", "/nowhere/at/all"):
@@ -517,7 +517,7 @@ async def test_an_event_that_does_not_fit_the_state_is_none(app: App) -> None:
     assert (past.state["done"], past.state["context"], len(past.state["discoveries"])) == (["a"], {}, 1)
 
 
-async def test_parts_of_steps_count_for_the_snapshots_too_for_whoever_reads_the_log_reads_them(app: App) -> None:
+async def test_inner_steps_count_for_the_snapshot_interval(app: App) -> None:
     async def take(self: Doer, ctx: Context, state: Work, step: PlanStep) -> None:
         for number in range(60):
             await ctx.step("part", str, number, durability="async")

@@ -29,7 +29,7 @@ def state() -> AgentState:
     )
 
 
-def test_what_came_at_the_end_of_a_list_is_added_and_what_is_there_stays_the_same(state: AgentState) -> None:
+def test_new_items_are_appended_and_old_ones_stay_the_same_objects(state: AgentState) -> None:
     before, held, first = stored(state, "decisions"), state.decisions, state.decisions[0]
     first.choice = "changed by the agent"
     assert FORM.apply_change(state, "decisions", before, [*before, decision(3)])
@@ -38,13 +38,13 @@ def test_what_came_at_the_end_of_a_list_is_added_and_what_is_there_stays_the_sam
     assert held[0] is first
 
 
-def test_what_went_at_the_beginning_of_a_list_for_it_goes(state: AgentState) -> None:
+def test_the_oldest_item_is_dropped_for_a_new_one(state: AgentState) -> None:
     before = stored(state, "decisions")
     assert FORM.apply_change(state, "decisions", before, [before[1], decision(3)])
     assert [one.n for one in state.decisions] == [2, 3]
 
 
-def test_a_step_that_changed_stays_the_same_object(state: AgentState) -> None:
+def test_a_changed_step_stays_the_same_object(state: AgentState) -> None:
     before, step = stored(state, "plan"), state.plan[1]
     state.plan[1].arguments["of"] = "the agent"
     state.plan.reverse()
@@ -53,14 +53,14 @@ def test_a_step_that_changed_stays_the_same_object(state: AgentState) -> None:
     assert [one.key for one in state.plan] == ["b", "a"]
 
 
-def test_results_are_added_to(state: AgentState) -> None:
+def test_new_results_are_added(state: AgentState) -> None:
     before = stored(state, "results")
     state.results["own"] = 7
     assert FORM.apply_change(state, "results", before, {**before, "y": None})
     assert state.results == {"x": 1, "own": 7, "y": None}
 
 
-def test_what_is_neither_list_nor_object_is_put_in_its_place(state: AgentState) -> None:
+def test_scalar_fields_are_replaced(state: AgentState) -> None:
     assert FORM.apply_change(state, "current", None, "a")
     assert FORM.apply_change(state, "waiting_for", None, {"what": "message", "on": "", "why": ""})
     assert (state.current, state.waiting_for) == ("a", WaitingFor(what="message"))
@@ -82,19 +82,19 @@ def test_what_is_neither_list_nor_object_is_put_in_its_place(state: AgentState) 
         ("results", None),
     ],
 )
-def test_what_cannot_be_told_is_left_to_whoever_looks_at_all_of_it(state: AgentState, name: str, after: Any) -> None:
+def test_changes_that_are_not_incremental_are_refused(state: AgentState, name: str, after: Any) -> None:
     whole = state.model_copy(deep=True)
     assert not FORM.apply_change(state, name, stored(state, name), after)
     assert state == whole
 
 
-def test_a_step_that_the_agent_has_taken_out_is_not_changed(state: AgentState) -> None:
+def test_a_step_that_the_agent_removed_is_not_changed(state: AgentState) -> None:
     before = stored(state, "plan")
     del state.plan[1]
     assert not FORM.apply_change(state, "plan", before, [before[0], {**before[1], "attempts": 2}])
 
 
-def test_a_list_that_the_agent_has_changed_is_left_alone(state: AgentState) -> None:
+def test_a_list_that_the_agent_changed_is_not_changed(state: AgentState) -> None:
     before = stored(state, "decisions")
     del state.decisions[0]
     assert not FORM.apply_change(state, "decisions", before, [*before, decision(3)])

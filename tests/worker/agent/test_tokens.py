@@ -32,19 +32,19 @@ def test_with_its_vocabulary_tiktoken_counts(cache: Path) -> None:
     assert default_counter().count("one two three") == 3
 
 
-def test_without_its_vocabulary_the_estimate_stands_in(cache: Path) -> None:
+def test_without_a_vocabulary_the_estimate_is_used(cache: Path) -> None:
     assert isinstance(default_counter(), Estimate)
     with pytest.raises(LookupError, match="TIKTOKEN_CACHE_DIR"):
         Tiktoken()
 
 
-def test_a_damaged_vocabulary_which_tiktoken_would_fetch_anew_is_left_alone(cache: Path) -> None:
+def test_a_damaged_vocabulary_is_not_used(cache: Path) -> None:
     cache.write_bytes(b"vocab")
     assert isinstance(default_counter(), Estimate)
     assert cache.read_bytes() == b"vocab"
 
 
-def test_without_tiktoken_the_estimate_stands_in(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tiktoken_the_estimate_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.write_bytes(b"vocabulary")
     monkeypatch.setitem(sys.modules, "tiktoken", None)
     assert isinstance(default_counter(), Estimate)
@@ -53,5 +53,5 @@ def test_without_tiktoken_the_estimate_stands_in(cache: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("text", "tokens"), [("", 0), ("abcd", 1), ("abcde", 2), ("日本", 2), ("ab日", 2)])
-def test_the_estimate_is_a_token_for_four_ascii_characters_and_one_for_every_other(text: str, tokens: int) -> None:
+def test_the_estimate_counts_four_ascii_or_one_other_character_per_token(text: str, tokens: int) -> None:
     assert estimated_tokens(text) == Estimate().count(text) == tokens
