@@ -25,10 +25,10 @@ through `run.recorder`, which is fenced. worker/journal/step_record.py has the s
 from .codec import Codec, codec_of
 from .context import Context
 from .continuation import successor_of
-from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, StepCall, build_chain
+from .middleware import CallNext, Chain, EnqueueCall, Middleware, Settlement, build_chain
 from .observer import RunObserver
 from .run import Run
-from .step import CURRENT_RUN, AlreadyDone, Durability, Step, StepOptions, current_step
+from .step import CURRENT_RUN, AlreadyDone, Durability, Step, StepCall, StepOptions, current_step
 from .step_keys import forget_steps
 from .stop_reasons import STOP_RULES, ParkReason, StopReason, StopRule, counters_after, stop_of_event
 from .task_artifacts import Artifacts, artifact_store

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...queues import State
+from .step import StepCall
 
 if TYPE_CHECKING:
     from ..journal import Handoff
@@ -35,25 +36,6 @@ class EnqueueCall:
     queue: str
     options: Mapping[str, Any]
     headers: dict[str, str]
-
-
-@dataclass(slots=True)
-class StepCall:
-    """A step that the handler called.
-
-    Attributes:
-        name: the name given to `ctx.step` or `ctx.tool`, or the key of a step of an agent's plan.
-        key: the name that identifies the step within the task, such as `page#2`.
-        tool: name of the tool if the step is a tool call.
-        attempt: number of the current try of the function, from 1.
-        recorded: whether the result comes from the record of an earlier run, so that the function is not called.
-    """
-
-    name: str
-    key: str
-    tool: str | None = None
-    attempt: int = 1
-    recorded: bool = False
 
 
 @dataclass(slots=True)

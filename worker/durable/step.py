@@ -18,7 +18,6 @@ from ..errors import Reschedule, StepInDoubt, StepMismatch, StepOutsideTask, Ste
 from ..journal import Event, StepRecord
 from ..journal.run_events import StepFailed, StepStarted
 from .codec import Codec, codec_of, fingerprint, is_async
-from .middleware import StepCall
 from .run import Run
 
 __all__ = [
@@ -26,6 +25,7 @@ __all__ = [
     "AlreadyDone",
     "Durability",
     "Step",
+    "StepCall",
     "StepOptions",
     "check_place",
     "current_step",
@@ -138,6 +138,25 @@ def current_step() -> Step:
 def step_here() -> Step | None:
     """The step that is running here, if any."""
     return _CURRENT_STEP.get()
+
+
+@dataclass(slots=True)
+class StepCall:
+    """A step that the handler called.
+
+    Attributes:
+        name: the name given to `ctx.step` or `ctx.tool`, or the key of a step of an agent's plan.
+        key: the name that identifies the step within the task, such as `page#2`.
+        tool: name of the tool if the step is a tool call.
+        attempt: number of the current try of the function, from 1.
+        recorded: whether the result comes from the record of an earlier run, so that the function is not called.
+    """
+
+    name: str
+    key: str
+    tool: str | None = None
+    attempt: int = 1
+    recorded: bool = False
 
 
 async def run_step(
