@@ -192,7 +192,7 @@ async def test_a_broken_event_is_named_unless_lenient(app: App, data: bytes | No
     assert f"event {broken} " in answer.err
     shown = await cli(app, "state", handle.id, "--skip-unreadable", "--json")
     assert (shown.json["event"], shown.json["state"]["mood"]) == (last, "after three")
-    assert "left out: " in shown.err
+    assert "skipped: " in shown.err
 
 
 async def test_the_command_shows_past_states(app: App) -> None:
