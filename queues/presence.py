@@ -138,7 +138,7 @@ def _read(announced: bytes | list[bytes] | None, now: int) -> WorkerInfo | None:
         return None
     try:
         if isinstance(announced, bytes):
-            told = {name: value for name, value in orjson.loads(announced).items() if name in _READERS}
+            told: dict[str, Any] = {name: value for name, value in orjson.loads(announced).items() if name in _READERS}
         else:
             fields = {name.decode(): value for name, value in pairs(announced).items()}
             told = {name: read(fields[name]) for name, read in _READERS.items() if name in fields}

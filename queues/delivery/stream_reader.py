@@ -56,24 +56,31 @@ class StreamReader(Protocol):
 
     async def read(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Stream]:
         """Read up to `count` entries of each stream; block up to `block` seconds for the first, None: do not block."""
+        ...
 
     async def interrupt(self) -> None:
         """End a blocking read."""
+        ...
 
     def keep(self, partitions: Sequence[Partition]) -> None:
         """Note the partitions that are read from now on."""
+        ...
 
     def is_away(self, partition: Partition) -> bool:
         """Return whether the partition was unavailable at its last read, while others are available."""
+        ...
 
     def rests(self, partition: Partition) -> bool:
         """Return whether the partition is unavailable, and not to be tried again yet."""
+        ...
 
     def mark_unavailable(self, partition: Partition, error: Unavailable) -> bool:
         """Note that a partition is unavailable. Return whether the others are read without it."""
+        ...
 
     def returned(self) -> list[Partition]:
         """Return the partitions that became available since the last call."""
+        ...
 
     async def close(self) -> None: ...
 

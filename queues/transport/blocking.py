@@ -105,7 +105,8 @@ class BlockingConnection:
             await self._disconnect()
             self._client, self._node = self._dial(node), node
         if self._client_id is None:
-            self._client_id = int(await self._client.execute_command("CLIENT", "ID"))
+            client_id: Any = await self._client.execute_command("CLIENT", "ID")
+            self._client_id = int(client_id)
         if self._interrupted.is_set():
             return None
         if asking:  # no other command uses this connection, so the two stay adjacent

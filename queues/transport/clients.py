@@ -100,8 +100,9 @@ def async_client(
 ) -> redis.asyncio.Redis:
     """Return a client with its own pool, which returns replies as the server sends them."""
     with _bad_address(address):
-        options = _pool_options(address, socket, timeout, node) | {"max_connections": connections}
-        pool = redis.asyncio.BlockingConnectionPool(**options | {"timeout": None})
+        options: dict[str, Any] = _pool_options(address, socket, timeout, node) | {"max_connections": connections}
+        options["timeout"] = None
+        pool = redis.asyncio.BlockingConnectionPool(**options)
     client = redis.asyncio.Redis.from_pool(pool)
     client.response_callbacks.clear()
     return client

@@ -240,8 +240,8 @@ class _Transport(asyncio.Protocol):
         self._paused = False
         self._on_room()
 
-    def connection_lost(self, error: Exception | None) -> None:
-        self.drop(ConnectionLost(f"connection lost: {error}" if error else "the server closed the connection"))
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.drop(ConnectionLost(f"connection lost: {exc}" if exc else "the server closed the connection"))
 
     def drop(self, error: BaseException) -> None:
         """Abort the connection and fail the unanswered commands, which the server may or may not have executed."""

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from fsspec import AbstractFileSystem  # type: ignore[import-untyped]
 
@@ -37,8 +37,8 @@ class ObjectStoreBackend:
         return _RemoteUpload(self._files, self._root)
 
     def open(self, digest: str) -> IO[bytes]:
-        file: IO[bytes] = self._files.open(self._at(path_of(digest)), "rb")
-        return file
+        file: Any = self._files.open(self._at(path_of(digest)), "rb")
+        return cast("IO[bytes]", file)
 
     def path(self, digest: str) -> Path | None:
         return None
@@ -88,7 +88,7 @@ class _RemoteUpload:
         self._files = files
         self._root = root
         self._path = f"{root}/{INCOMING}/{uuid.uuid4().hex}"
-        self._file = files.open(self._path, "wb")
+        self._file: Any = files.open(self._path, "wb")
         self._moved = False
 
     def write(self, data: bytes | memoryview) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -99,6 +99,6 @@ def _address(directory: Path) -> str:
     return f"embedded:{directory}"
 
 
-def _summary(directory: Path, found: ServerStatus) -> dict[str, object]:
+def _summary(directory: Path, found: ServerStatus) -> dict[str, Any]:
     fields = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(found).items()}
     return {"address": _address(directory)} | fields

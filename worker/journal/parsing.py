@@ -69,7 +69,8 @@ class _Union:
         """Return the event. Raises `ValidationError`."""
         if self._adapter is None:
             union: Any = reduce(or_, _known.values())
-            self._adapter = TypeAdapter(Annotated[union, Field(discriminator="type")])
+            types: Any = Annotated[union, Field(discriminator="type")]  # pyright: ignore[reportInvalidTypeForm]
+            self._adapter = TypeAdapter(types)
         event: Event = self._adapter.validate_python(data)
         return event
 

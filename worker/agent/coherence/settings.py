@@ -43,7 +43,7 @@ class Coherence:
             value = getattr(self, one.name)
             if one.type == "Policy" and value not in _POLICIES:
                 raise ValueError(f"coherence: {one.name} must be one of {', '.join(_POLICIES)}, got {value!r}")
-            if one.type != "Policy" and not value > 0:
+            if one.type != "Policy" and not (isinstance(value, (int, float)) and value > 0):
                 raise ValueError(f"coherence: {one.name} must be more than 0, got {value!r}")
         if not 2 <= self.repeats <= self.window:
             raise ValueError(f"coherence: repeats must be from 2 to window ({self.window}), got {self.repeats}")
