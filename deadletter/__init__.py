@@ -1,4 +1,15 @@
-"""Dead letters: when to stop trying, what to keep, and the way back. Knows queues, not workers."""
+"""Dead letters: when a task is given up, what is kept of it, and its replay. Knows queues, not workers.
+
+| module | what it holds |
+|---|---|
+| `policy` | retry policy, backoff, reasons; pure |
+| `burial` | the script that buries a task, with evidence of its error |
+| `letters` | dead letters: list, filter, find, count |
+| `replay` | replay and purge |
+| `lua/` | one script per atomic act |
+
+Before a change: a reason is stored as text, and earlier versions' words are still read (`Reason._missing_`).
+"""
 
 from .burial import DEFAULT_RETENTION, Evidence, bury, trim_letters, unreadable_id
 from .letters import DeadLetter, Filter, count_letters, find_letter, list_letters

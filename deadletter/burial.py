@@ -1,7 +1,4 @@
-"""Giving a task up: one atomic act that takes the message away and leaves the dead letter.
-
-What a dead letter tells about the error that buried it.
-"""
+"""Burial of a task: one script replaces its message by a dead letter with evidence of the error."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ _TRACEBACK_LIMIT = 16_000
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """An error as text: its type, its message, its traceback (each of bounded length)."""
+    """An error as text: type, message and traceback, each of bounded length."""
 
     error: str
     message: str
@@ -32,13 +29,13 @@ class Evidence:
 
     @classmethod
     def of(cls, error: BaseException, redact: Callable[[str], str] | None = None) -> Evidence:
-        """redact: keeps secrets out of message and traceback."""
+        """Return the evidence of an error. redact: removes secrets from message and traceback."""
         lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         return replace(cls.brief(error, redact), traceback=_cut(redact(lines) if redact else lines, _TRACEBACK_LIMIT))
 
     @classmethod
     def brief(cls, error: BaseException, redact: Callable[[str], str] | None = None) -> Evidence:
-        """The same without the traceback."""
+        """Return the evidence without a traceback."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         try:
@@ -48,11 +45,12 @@ class Evidence:
         return cls(name, _cut(redact(message) if redact else message, _MESSAGE_LIMIT))
 
     def fields(self) -> dict[str, object]:
+        """Return the evidence as plain data."""
         return {"error": self.error, "message": self.message, "traceback": self.traceback}
 
 
 def _cut(text: str, limit: int) -> str:
-    """The beginning and the end of a long text: where it started, and what it came to."""
+    """Return a text, cut in the middle if it is too long."""
     clean = text.encode("utf-8", "replace").decode("utf-8")
     if len(clean) <= limit:
         return clean
@@ -61,13 +59,13 @@ def _cut(text: str, limit: int) -> str:
 
 
 DEFAULT_RETENTION: Final = 30 * 24 * 3600.0
-"""Seconds for which a dead letter and its checkpoint are kept."""
+"""Seconds for which a dead letter and its checkpoint are kept by default."""
 
 _BURY = load_script(Path(__file__).parent / "lua" / "bury.lua")
 
 
 def unreadable_id(delivery: Delivery) -> str:
-    """The id under which a message that names none is buried."""
+    """Return the id for a message without a task id."""
     return f"unreadable-{delivery.entry.decode()}"
 
 
@@ -82,7 +80,7 @@ async def bury(
     counters: Counters,
     retention: float = DEFAULT_RETENTION,
 ) -> None:
-    """Make the task a dead letter and acknowledge its message. retention: seconds. Raises `LeaseLost`."""
+    """Turn the task into a dead letter and acknowledge its message. retention: seconds. Raises `LeaseLost`."""
     partition = delivery.partition
     keys = [
         partition.ready,
@@ -105,7 +103,7 @@ async def bury(
 
 
 async def trim_letters(gateway: Gateway, partition: Partition, retention: float) -> int:
-    """Drop dead letters past their retention (their records expire by themselves). Returns how many."""
+    """Delete dead letters past the retention; their records expire by TTL. Return their number."""
     seconds, _ = await gateway.command("TIME", node_of=partition.dead)
     oldest = max(0, int(seconds) * 1000 - round(retention * 1000))
     return int(await gateway.command("XTRIM", partition.dead, "MINID", "=", oldest))

@@ -1,4 +1,4 @@
-"""Dead letters, read: listed, filtered, shown."""
+"""Dead letters: list, filter, find, count."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ _PAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A task given up. Times are milliseconds of Redis' clock; `raw` holds the fields of an unreadable message.
+    """A task that was given up. Times are milliseconds of Redis' clock.
 
-    args, raw: as they are stored, which may be sealed and holds the secrets; `shown_arguments` is for people.
+    Attributes:
+        args: As stored: with secrets, possibly encrypted. `shown_arguments` is for display.
+        raw: Fields of an unreadable message, as stored.
     """
 
     id: str
@@ -60,13 +62,13 @@ class DeadLetter:
     cipher: TaskCipher = field(default=NO_CIPHER, repr=False, compare=False)
 
     def shown_arguments(self) -> bytes | None:
-        """The arguments as JSON, without their secrets; where they cannot be opened, why."""
+        """Return the arguments as JSON with masked secrets, or why they cannot be decrypted."""
         if self.envelope is None and self.args is not None and is_encrypted(self.args):
-            return b"(sealed, and the envelope that says for which task cannot be read)"
+            return b"(encrypted, and the envelope with the name of the task cannot be read)"
         return shown_arguments(self.cipher, self.task, self.args, self.secrets)
 
     def summary(self) -> dict[str, Any]:
-        """The letter as plain data, for programs; bytes that are not UTF-8 as base64."""
+        """Return the letter as plain data; bytes that are not UTF-8 as base64."""
         return {
             "id": self.id,
             "queue": self.partition.queue,
@@ -92,19 +94,20 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which dead letters are meant; what is None does not matter."""
+    """Filter of dead letters. None matches all."""
 
     reason: Reason | None = None
     task: str | None = None
 
     def matches(self, letter: DeadLetter) -> bool:
+        """Return whether a letter matches."""
         return (self.reason is None or letter.reason == self.reason) and self.task in (None, letter.task)
 
 
 async def list_letters(
     gateway: Gateway, partitions: Sequence[Partition], wanted: Filter, *, oldest_first: bool = False
 ) -> AsyncIterator[DeadLetter]:
-    """Dead letters of the partitions that match, newest first by default, whatever partition they are in."""
+    """Yield the matching dead letters of all partitions, merged by time, newest first by default."""
     pages = await asyncio.gather(*(_Pages.begin(gateway, partition, oldest_first) for partition in partitions))
     heads = [(page.order, position) for position, page in enumerate(pages) if page.entries]
     heapq.heapify(heads)
@@ -113,7 +116,7 @@ async def list_letters(
         page = pages[position]
         letter = _letter(gateway, page.partition, *page.entries.popleft())
         if not page.entries:
-            await page.turn()
+            await page.load()
         if page.entries:
             heapq.heapreplace(heads, (page.order, position))
         else:
@@ -123,7 +126,7 @@ async def list_letters(
 
 
 async def count_letters(gateway: Gateway, partitions: Sequence[Partition]) -> int:
-    """How many dead letters the partitions hold."""
+    """Return the number of dead letters in the partitions."""
     return sum(await gateway.pipeline([("XLEN", partition.dead) for partition in partitions]))
 
 
@@ -141,7 +144,7 @@ async def find_letter(gateway: Gateway, partitions: Sequence[Partition], task_id
 class _Pages:
     """The dead letters of one partition, page by page.
 
-    What is buried after the walk began is not waited for: a replayed task may die again.
+    Letters that were buried after the first page are left out, because a replayed task may die again.
     """
 
     gateway: Gateway
@@ -159,18 +162,18 @@ class _Pages:
         if newest and not oldest_first:
             pages.entries.append(newest[0])
             pages.last = pages.newest
-        await pages.turn()
+        await pages.load()
         return pages
 
     @property
     def order(self) -> tuple[int, int]:
-        """Where the next letter stands among those of other partitions: smaller comes first."""
+        """Sort key of the next letter among those of other partitions."""
         milliseconds, _, number = self.entries[0][0].partition(b"-")
         sign = 1 if self.oldest_first else -1
         return sign * int(milliseconds), sign * int(number)
 
-    async def turn(self) -> None:
-        """Read the next page, where none is left."""
+    async def load(self) -> None:
+        """Read the next page if this one is used up."""
         if self.entries or not self.more:
             return
         beyond = b"(" + self.last
@@ -185,8 +188,8 @@ class _Pages:
 
 def _letter(gateway: Gateway, partition: Partition, entry: bytes, flat: list[bytes]) -> DeadLetter:
     fields = pairs(flat)
-    seal = gateway.encryptor.of(partition, fields[b"id"].decode())
-    evidence = opened_error(seal, fields[b"evidence"])
+    cipher = gateway.encryptor.of(partition, fields[b"id"].decode())
+    evidence = opened_error(cipher, fields[b"evidence"])
     died_at = int(entry.partition(b"-")[0])
     return DeadLetter(
         id=fields[b"id"].decode(),
@@ -210,7 +213,7 @@ def _letter(gateway: Gateway, partition: Partition, entry: bytes, flat: list[byt
             if name.startswith(b"raw:")
         },
         secrets=read_secret_paths(fields.get(b"env", fields.get(b"raw:env", b""))),
-        cipher=seal,
+        cipher=cipher,
     )
 
 

@@ -1,7 +1,4 @@
-"""When to try again and when to stop: pure decisions, no Redis.
-
-Why a task was given up.
-"""
+"""Retry policy: backoff, when a task is given up, and the reasons. Pure functions, no Redis."""
 
 from __future__ import annotations
 
@@ -15,30 +12,30 @@ __all__ = ["Bury", "Reason", "Retry", "TryAgain", "after_crash", "after_failure"
 
 
 class Reason(StrEnum):
-    """Every dead letter has one of these."""
+    """Reason of a dead letter."""
 
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
-    """Its handler failed as often as it may."""
+    """Its handler failed on every attempt that it has."""
     NOT_RETRYABLE = "not_retryable"
-    """Its handler raised an error that no further attempt can mend."""
+    """Its handler raised an error that must not be retried."""
     CRASH_LOOP = "crash_loop"
-    """Its deliveries ended without any outcome more often than they may: it is suspected of killing workers."""
+    """Too many of its deliveries ended without an outcome: it is suspected of killing workers."""
     TIMEOUT = "timeout"
-    """Its last attempt ran out of time."""
+    """Its last attempt timed out."""
     UNREADABLE = "unreadable"
-    """The message is not an envelope, or one of a future version. Its raw fields are kept."""
+    """Its message is not an envelope, or one of a later version. The raw fields are kept."""
     INVALID_ARGUMENTS = "invalid_arguments"
-    """Its arguments do not fit its handler."""
+    """Its arguments do not match its handler."""
     UNKNOWN_TASK = "unknown_task"
-    """No worker that looked at it knew its name."""
+    """No worker that took it has a handler of its name."""
     UNSERIALISABLE_RESULT = "unserialisable_result"
-    """A result that cannot be stored as JSON, or is over the size limit."""
+    """Its result cannot be stored as JSON, or is over the size limit."""
     UNDECRYPTABLE = "undecryptable"
     """Its arguments or its checkpoint are encrypted, and no worker that took it could decrypt them."""
     INCOHERENT = "incoherent"
-    """A check found that its agent no longer knew what it was doing."""
+    """A check of its agent's coherence failed."""
     IN_DOUBT = "in_doubt"
-    """A risky step was cut off, and whether its effect happened is for a person to find out."""
+    """A risky step was cut off, and an operator must find out whether its effect happened."""
 
     @classmethod
     def _missing_(cls, value: object) -> Reason | None:
@@ -47,13 +44,16 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often a task, or a step, may fail, and how long to wait in between.
+    """Retry policy of a task or a step.
 
-    max_attempts: runs that may fail before the task is given up. max_crashes: deliveries that may end without any
-    outcome (a worker that died) and still be resumed; one more buries. Before attempt n + 1 it waits `base` x
-    `factor`^(n-1) seconds, at most `cap`, of which a random share up to `jitter` (0 to 1) is taken off, so that what
-    failed together does not come back together. on: exceptions worth another attempt. never: exceptions that are not,
-    even where `on` names a base of theirs.
+    The delay before attempt n + 1 is `base` x `factor`^(n-1) seconds, at most `cap`, minus a random share up to
+    `jitter` (0 to 1), so that tasks that failed together are not retried together.
+
+    Attributes:
+        max_attempts: Attempts before the task is given up.
+        max_crashes: Deliveries that may end without an outcome; one more buries the task.
+        on: Exceptions that are retried.
+        never: Exceptions that are not retried, even if `on` has a base class of theirs.
     """
 
     max_attempts: int = 3
@@ -67,35 +67,37 @@ class Retry:
 
     def __post_init__(self) -> None:
         if self.max_attempts < 1:
-            raise ValueError(f"Retry.max_attempts must be 1 or more, not {self.max_attempts}: 1 means no retry")
+            raise ValueError(f"Retry.max_attempts must be 1 or more, got {self.max_attempts}; 1 means no retry")
         if self.max_crashes < 0:
-            raise ValueError(f"Retry.max_crashes must be 0 or more, not {self.max_crashes}")
+            raise ValueError(f"Retry.max_crashes must be 0 or more, got {self.max_crashes}")
         if not (self.base >= 0 and self.cap >= 0 and self.factor >= 1):
-            raise ValueError("Retry needs base >= 0, cap >= 0 and factor >= 1")
+            raise ValueError(
+                f"Retry must have base >= 0, cap >= 0 and factor >= 1, got {self.base}, {self.cap} and {self.factor}"
+            )
         if not 0 <= self.jitter <= 1:
-            raise ValueError(f"Retry.jitter is a share from 0 to 1, not {self.jitter}")
+            raise ValueError(f"Retry.jitter must be 0 to 1, got {self.jitter}")
 
     def allows(self, error: BaseException) -> bool:
-        """Whether the error is worth another attempt."""
+        """Return whether the error is retried."""
         return isinstance(error, self.on) and not isinstance(error, self.never)
 
 
 @dataclass(frozen=True, slots=True)
 class TryAgain:
-    """Run it again after `delay` seconds."""
+    """Decision to run the task again after `delay` seconds."""
 
     delay: float
 
 
 @dataclass(frozen=True, slots=True)
 class Bury:
-    """Give it up."""
+    """Decision to give the task up."""
 
     reason: Reason
 
 
 def backoff(retry: Retry, failures: int, chance: float | None = None) -> float:
-    """Seconds to wait after the `failures`-th failure (from 1). chance: 0 to 1, random where not given.
+    """Return the seconds to wait after the `failures`-th failure (from 1). chance: 0 to 1, random by default.
 
     Exponential backoff with proportional jitter; see "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
     """
@@ -108,7 +110,7 @@ def backoff(retry: Retry, failures: int, chance: float | None = None) -> float:
 
 
 def after_failure(retry: Retry, counters: Counters, error: BaseException, max_attempts: int | None) -> TryAgain | Bury:
-    """What follows an attempt that failed. counters: with this attempt counted. max_attempts: the producer's word."""
+    """Decide after a failed attempt. counters: with this attempt. max_attempts: the producer's limit."""
     if not retry.allows(error):
         return Bury(Reason.TIMEOUT if isinstance(error, TimeoutError) else Reason.NOT_RETRYABLE)
     if counters.attempts >= (max_attempts or retry.max_attempts):
@@ -117,5 +119,5 @@ def after_failure(retry: Retry, counters: Counters, error: BaseException, max_at
 
 
 def after_crash(retry: Retry, counters: Counters) -> Bury | None:
-    """Whether a task that was taken over may be resumed (None) or is given up."""
+    """Decide whether a claimed task is resumed (None) or given up."""
     return Bury(Reason.CRASH_LOOP) if counters.crashes > retry.max_crashes else None

@@ -1,4 +1,4 @@
-"""The way back: replaying dead letters, and purging those nobody wants back."""
+"""Replay and purge of dead letters."""
 
 from __future__ import annotations
 
@@ -21,8 +21,12 @@ _DISCARD = load_script(_LUA / "discard.lua")
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """How to replay. fresh: without the checkpoint, from the first step. args: a JSON object that replaces the
-    arguments, in which asterisks in the place of a secret stand for the former one. rate: at most so many per second.
+    """Options of a replay.
+
+    Attributes:
+        fresh: Start without the checkpoint.
+        args: JSON object that replaces the arguments. Asterisks in the place of a secret keep the stored one.
+        rate: Largest number of replays per second.
     """
 
     fresh: bool = False
@@ -31,13 +35,14 @@ class Replay:
 
     def __post_init__(self) -> None:
         if self.rate is not None and self.rate <= 0:
-            raise ValueError(f"the rate must be more than 0 per second, not {self.rate}")
+            raise ValueError(f"rate must be more than 0 per second, got {self.rate}")
 
 
 async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
-    """Put one dead letter back on its queue, counters at zero. False where another replayed or purged it first.
+    """Put a dead letter back on its queue, counters at zero. Return False if it was replayed or purged before.
 
-    Raises `DecryptionError` if new arguments must be encrypted or hold masked values, and the key is missing.
+    Raises:
+        DecryptionError: New arguments must be encrypted, or have masked values, and the key is missing.
     """
     partition = letter.partition
     args = b"" if how.args is None else _edited(gateway, letter, how.args)
@@ -52,39 +57,39 @@ async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
 
 
 def _edited(gateway: Gateway, letter: DeadLetter, edited: bytes) -> bytes:
-    """New arguments as they are stored: with what was hidden in its place again, and sealed as the former ones were."""
+    """Return new arguments as they are stored: with the stored secrets, and encrypted if the old ones were."""
     if letter.envelope is None or letter.args is None:
         return edited
     kind = arguments_field(letter.envelope.task)
-    seal = gateway.encryptor.of(letter.partition, letter.id)
+    cipher = gateway.encryptor.of(letter.partition, letter.id)
     if is_encrypted(letter.args) and not gateway.encryptor.active:
-        seal.decrypt(kind, letter.args)  # raises: they were sealed, and new ones would lie open
+        cipher.decrypt(kind, letter.args)  # raises: new arguments would be stored without encryption
     if letter.secrets:
-        edited = restore_masked(edited, lambda: seal.decrypt(kind, letter.args or b"{}", plain=True), letter.secrets)
-    return seal.encrypt(kind, edited)
+        edited = restore_masked(edited, lambda: cipher.decrypt(kind, letter.args or b"{}", plain=True), letter.secrets)
+    return cipher.encrypt(kind, edited)
 
 
 async def replay_all(
     gateway: Gateway, letters: AsyncIterable[DeadLetter], how: Replay
 ) -> AsyncIterator[tuple[DeadLetter, bool]]:
-    """Replay letters one after another, no faster than the rate; yields each with whether it was replayed now."""
-    began = time.monotonic()
+    """Replay letters in turn, within the rate; yield each with whether it was replayed now."""
+    started = time.monotonic()
     done = 0
     async for letter in letters:
         if how.rate is not None:
-            await anyio.sleep(max(0.0, began + done / how.rate - time.monotonic()))
+            await anyio.sleep(max(0.0, started + done / how.rate - time.monotonic()))
         yield letter, await replay(gateway, letter, how)
         done += 1
 
 
 async def purge(gateway: Gateway, letter: DeadLetter) -> bool:
-    """Delete one dead letter with its record, checkpoint and log. False where it was gone already."""
+    """Delete a dead letter with its record, checkpoint and log. Return False if it was gone already."""
     partition = letter.partition
     keys = [partition.dead, partition.record(letter.id), partition.steps(letter.id), partition.log(letter.id)]
     return bool(await gateway.run(_DISCARD, keys, [letter.entry]))
 
 
 async def purge_all(gateway: Gateway, letters: AsyncIterable[DeadLetter]) -> AsyncIterator[tuple[DeadLetter, bool]]:
-    """Purge letters one after another; yields each with whether it was purged now."""
+    """Purge letters in turn; yield each with whether it was purged now."""
     async for letter in letters:
         yield letter, await purge(gateway, letter)

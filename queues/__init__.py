@@ -1,4 +1,22 @@
-"""Queues: Redis, messages, leases, outcomes. Knows nothing of handlers, agents or policy."""
+"""Queues on Redis: messages, leases, checkpoints and outcomes. Knows nothing of handlers, agents or policies.
+
+| module | what it holds |
+|---|---|
+| `producer`, `enqueueing` | enqueue by name; batches, idempotent storing |
+| `derived_tasks` | successors and forks |
+| `handle` | status, result, events and cancellation of a task |
+| `inbox` | messages to tasks |
+| `inspection`, `records`, `event_log` | read-only views: queues, task records, event logs |
+| `presence`, `supervisors` | registries of workers and supervisors |
+| `pubsub` | notifications that wake waiters |
+| `envelope`, `keys`, `errors`, `defaults` | wire format; key names; error tree; PERDURE_* defaults |
+| `transport`, `security`, `embedded` | connections; encryption and secrets; the embedded server |
+| `partitions`, `delivery` | routes of a queue; reading, leases and settlement |
+| `lua/` | one script per atomic act; each header has KEYS, ARGV, reply and what is atomic |
+
+Before a change: every move of a task from one place to another is one script; keys are built in `keys.py` only; the
+layers in pyproject.toml say which module may import which.
+"""
 
 from .defaults import LONGEST, ConnectionSettings, Seconds, read_settings
 from .delivery import (

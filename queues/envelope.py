@@ -1,12 +1,10 @@
-"""What a message carries: data, never code.
+"""Wire format of a message: the envelope, its options, and a pre-encoded template for many tasks.
 
-A message has two fields. `env` is this envelope as JSON, with a format version. `args` is the JSON object of the
-task's arguments, kept apart so that it is parsed once, by the task's own validator, or not at all.
+A message has two fields. `env` is the envelope as JSON, with a format version. `args` is the JSON object of the task's
+arguments, kept apart so that it is parsed once, by the task's validator, or not at all.
 
-A field that this version does not know is ignored, so that a newer producer may add one; what an older worker could
-not read rightly gets a new version number, and every worker refuses a version newer than its own.
-
-What the envelopes of many tasks have in common, checked and encoded once.
+A field that this version does not know is ignored, so that a newer producer may add one. A change that an older worker
+would misread gets a new format version, and every worker refuses a version newer than its own.
 """
 
 from __future__ import annotations
@@ -39,31 +37,31 @@ __all__ = [
 FORMAT_VERSION: Final = 1
 
 DEFAULT_PAYLOAD_LIMIT: Final = 1024 * 1024
-"""Bytes that envelope and arguments, a result, or a step's record may have."""
+"""Largest size of envelope and arguments together, of a result, and of a step record, in bytes."""
 
 _TASK_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 
 
 def check_task_id(task_id: str) -> str:
-    """Return an id that can name a task; `ValueError` with the rule for one that cannot."""
+    """Return a valid task id. Raises `ValueError` with the rule for any other."""
     if not re.fullmatch(_TASK_ID, task_id):
         raise ValueError(
-            f"{task_id!r} cannot be a task's id: use 1 to 128 letters, digits, '.', '_' or '-', "
-            "beginning with a letter or digit"
+            "task id must be 1 to 128 letters, digits, '.', '_' or '-', and start with a letter or digit, "
+            f"got {task_id!r}"
         )
     return task_id
 
 
 def new_task_id() -> str:
-    """A UUIDv7 (RFC 9562): unique, and sorted by the time of its making."""
+    """Return a UUIDv7 (RFC 9562): unique, and sorted by the time of its creation."""
     return str(uuid_utils.uuid7())
 
 
 class Options(BaseModel):
-    """What the producer asks of the run; what is None is decided by the task's definition.
+    """Options of a run that the producer sets. For None, the definition of the task decides.
 
-    timeout: seconds one run may take. max_attempts: runs before the task is given up. result_ttl: seconds the
-    outcome is kept.
+    timeout: seconds that one run may take. max_attempts: attempts before the task is given up. result_ttl: seconds for
+    which the outcome is kept.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -79,12 +77,12 @@ _Mark = Annotated[tuple[str, ...], Field(max_length=DEEPEST)]
 
 
 class Envelope(BaseModel):
-    """One task as it travels: identity, name, headers for tracing and routing, options.
+    """A task on the wire: id, name, headers for tracing and routing, options.
 
-    secrets: where in the arguments values are that nobody is to see, see marks.py.
+    secrets: paths of secret values in the arguments, see security/secret_arguments.py.
     """
 
-    # No two tasks have the same id: kept for the next time (by default 16,384 strings are), it would only take room.
+    # Keys only: ids are unique, so caching them (16,384 strings by default) would only use memory.
     model_config = ConfigDict(frozen=True, extra="ignore", cache_strings="keys")
 
     v: int = FORMAT_VERSION
@@ -96,7 +94,7 @@ class Envelope(BaseModel):
 
     @property
     def plain(self) -> bool:
-        """Whether it says no more than the task's id and name."""
+        """Whether it holds only the id and the name of the task."""
         return not self.headers and not self.secrets and (self.options is _NO_OPTIONS or self.options == _NO_OPTIONS)
 
     def encode(self) -> bytes:
@@ -113,7 +111,7 @@ class Envelope(BaseModel):
 
     @classmethod
     def decode(cls, data: bytes) -> Envelope:
-        """Read an envelope; `UnreadableEnvelope` says what is wrong with it."""
+        """Decode an envelope. Raises `UnreadableEnvelope` with the first problem."""
         try:
             envelope = cls.model_validate_json(data)
         except ValidationError as error:
@@ -129,7 +127,7 @@ class Envelope(BaseModel):
 
 
 def encode_arguments(arguments: Mapping[str, Any]) -> tuple[bytes, SecretPaths]:
-    """Arguments by name as JSON, and where secrets are among them. `TypeError` names what cannot be JSON."""
+    """Return arguments as JSON, and the paths of their secrets. Raises `TypeError` for values that are not JSON."""
     secret = False
 
     def mask(value: Any) -> str:
@@ -147,19 +145,20 @@ def encode_arguments(arguments: Mapping[str, Any]) -> tuple[bytes, SecretPaths]:
         return orjson.dumps(whole), marks
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"arguments cannot be sent as JSON: {error}; pass plain data, or enqueue through the typed task, "
+            f"could not encode the arguments as JSON: {error}; pass plain data, or enqueue through the typed task, "
             "which serialises pydantic types"
         ) from None
 
 
 def check_size(what: str, size: int, limit: int) -> None:
+    """Raise `PayloadTooLarge` if a size is over its limit."""
     if size > limit:
         raise PayloadTooLarge(what, size, limit)
 
 
 class TaskMessage(NamedTuple):
-    """A task as it is stored. number: what its key stands for; None where it has no key. own_id: its id is the
-    caller's, so it may be known from before.
+    """An encoded task. number: hash of its key, None for a task without a key. own_id: whether the caller chose the id,
+    so that the task may be stored already.
     """
 
     id: str
@@ -169,31 +168,29 @@ class TaskMessage(NamedTuple):
     own_id: bool
 
 
-_PLACE = "0"
+_PLACEHOLDER = "0"
 
 
 class EnvelopeTemplate:
-    """An envelope without its id. Raises `ValueError` for a task, headers or options that no envelope can have."""
+    """An encoded envelope without its id. Raises `ValueError` for an invalid task, headers or options."""
 
     __slots__ = ("_after", "_before")
 
     def __init__(self, task: str, headers: Mapping[str, str] | None = None, options: Options | None = None) -> None:
         given: dict[str, Any] = {} if options is None else {"options": options}
         try:
-            blank = Envelope(id=_PLACE, task=task, headers=dict(headers or {}), **given)
+            blank = Envelope(id=_PLACEHOLDER, task=task, headers=dict(headers or {}), **given)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}, not {first['input']!r}") from None
-        self._before, _, self._after = blank.encode().partition(b'"id":"%s"' % _PLACE.encode())
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {first['input']!r}") from None
+        self._before, _, self._after = blank.encode().partition(b'"id":"%s"' % _PLACEHOLDER.encode())
         self._before += b'"id":"'
         self._after = b'"' + self._after
 
     def message(
         self, arguments: bytes, secrets: SecretPaths = (), *, key: str | None = None, task_id: str | None = None
     ) -> TaskMessage:
-        """One task. secrets: where its arguments hold some. task_id: the caller's own; `ValueError` for one that cannot
-        be.
-        """
+        """Return the message of one task. secrets: paths of secrets in the arguments. task_id: chosen by the caller."""
         own_id = task_id is not None
         known = new_task_id() if task_id is None else check_task_id(task_id)
         key = task_id if key is None else key

@@ -1,9 +1,7 @@
-"""The event log of a task, read from outside.
+"""The event log of a task, read from outside; its tail, with what is saved in the checkpoint.
 
-An entry of the log has a type, and may have the step that it is about, a number, and data (JSON). Those with a number
-were written by the task's own run, one after the other; those without were written by the scripts that they tell of.
-
-What a task has left behind, as far as a short account of it needs it: the end of its log, and what is saved.
+An entry of the log has a type, and may have a step, a number and data (JSON). Entries with a number were written by the
+task's run, in order; entries without one by the scripts of the outcome that they describe.
 """
 
 from __future__ import annotations
@@ -31,15 +29,15 @@ __all__ = [
 ]
 
 _PAGE: Final = 200
-"""Events that are read together: each may be as large as the payload limit."""
+"""Events that are read at once: each may be as large as the payload limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskEvent:
-    """One thing that happened to a task. `at`: milliseconds of Redis' clock since the epoch.
+    """An event of a task. `at`: milliseconds of Redis' clock since the epoch.
 
-    number: of those that a run wrote, counted from 1. problem: why the data cannot be had, where it cannot. task_id:
-    whose log it is from.
+    number: position among the events that runs wrote, from 1. problem: why the data cannot be read, if it cannot.
+    task_id: the task of the log.
     """
 
     id: str
@@ -52,22 +50,22 @@ class TaskEvent:
     task_id: str = ""
 
     @property
-    def starts_afresh(self) -> bool:
-        """Whether the task was begun again without its checkpoint: what its log tells before is of a former life."""
+    def restarts(self) -> bool:
+        """Whether the task was restarted without its checkpoint: earlier events no longer count."""
         return self.type == "replayed" and isinstance(self.data, dict) and self.data.get("fresh") is True
 
     def summary(self) -> dict[str, Any]:
-        """The event as plain data, for programs."""
-        told = {"id": self.id, "at": self.at, "type": self.type, "step": self.step, "data": self.data}
+        """Return the event as plain data."""
+        shown = {"id": self.id, "at": self.at, "type": self.type, "step": self.step, "data": self.data}
         if self.number is not None:
-            told["number"] = self.number
-        return told if self.problem is None else told | {"problem": self.problem}
+            shown["number"] = self.number
+        return shown if self.problem is None else shown | {"problem": self.problem}
 
 
 async def read_events(
     gateway: Gateway, partition: Partition, task_id: str, *, after: str = "0-0", limit: int = 10_000
 ) -> list[TaskEvent]:
-    """Events after an event id, oldest first."""
+    """Return events after an event id, oldest first."""
     entries = await gateway.command("XRANGE", partition.log(task_id), f"({after}", "+", "COUNT", limit)
     return opened_events(entries, task_id, gateway.encryptor.of(partition, task_id))
 
@@ -75,7 +73,7 @@ async def read_events(
 async def walk_events(
     gateway: Gateway, partition: Partition, task_id: str, *, after: str = "0-0"
 ) -> AsyncIterator[TaskEvent]:
-    """All events after an event id, oldest first, however many: a page of them is in memory."""
+    """Yield all events after an event id, oldest first, with one page in memory."""
     while True:
         page = await read_events(gateway, partition, task_id, after=after, limit=_PAGE)
         for event in page:
@@ -88,21 +86,22 @@ async def walk_events(
 async def read_last_events(
     gateway: Gateway, partition: Partition, task_id: str, limit: int, *, before: str | None = None
 ) -> list[TaskEvent]:
-    """The last events, or the last before an event id; the newest first."""
+    """Return the last events, or the last before an event id, newest first."""
     newest = "+" if before is None else f"({before}"
     entries = await gateway.command("XREVRANGE", partition.log(task_id), newest, "-", "COUNT", limit)
     return opened_events(entries, task_id, gateway.encryptor.of(partition, task_id))
 
 
-def opened_events(entries: Sequence[tuple[bytes, list[bytes]]], task_id: str, seal: TaskCipher) -> list[TaskEvent]:
-    return [_event(entry_id, pairs(fields), task_id, seal) for entry_id, fields in entries]
+def opened_events(entries: Sequence[tuple[bytes, list[bytes]]], task_id: str, cipher: TaskCipher) -> list[TaskEvent]:
+    """Decode and decrypt entries of a log."""
+    return [_event(entry_id, pairs(fields), task_id, cipher) for entry_id, fields in entries]
 
 
-def _event(entry_id: bytes, fields: dict[bytes, bytes], task_id: str, seal: TaskCipher) -> TaskEvent:
+def _event(entry_id: bytes, fields: dict[bytes, bytes], task_id: str, cipher: TaskCipher) -> TaskEvent:
     number, problem = _number(fields.get(b"n"))
     data = None
     if problem is None:
-        data, problem = _data(fields.get(b"data"), number, seal)
+        data, problem = _data(fields.get(b"data"), number, cipher)
     step = fields.get(b"step")
     inner = data.get("step") if isinstance(data, dict) and number is not None else None
     return TaskEvent(
@@ -122,21 +121,21 @@ def _number(text: bytes | None) -> tuple[int | None, str | None]:
         return None, None
     if text.isdigit() and len(text) <= _DIGITS:
         return int(text), None
-    return None, f"its number is {text[:40]!r}, which is none"
+    return None, f"number must be decimal digits, got {text[:40]!r}"
 
 
 _DIGITS: Final = 15
-"""Of the largest number: Lua compares them as doubles, which are exact as far as that."""
+"""Digits of the largest number: Lua compares numbers as doubles, which are exact up to there."""
 
 
-def _data(data: bytes | None, number: int | None, seal: TaskCipher) -> tuple[Any, str | None]:
-    """What an event carries, or why that cannot be had: one that is broken hides no other."""
+def _data(data: bytes | None, number: int | None, cipher: TaskCipher) -> tuple[Any, str | None]:
+    """Return the data of an event, or why it cannot be read: a broken event hides no other."""
     if not data:
         return None, None
     try:
         if number is not None:
-            return plain_data(seal.decrypt(event_field(number), data, plain=True)), None
-        return opened_error(seal, data) if is_encrypted(data) else plain_data(data), None
+            return plain_data(cipher.decrypt(event_field(number), data, plain=True)), None
+        return opened_error(cipher, data) if is_encrypted(data) else plain_data(data), None
     except DecryptionError as error:
         return None, str(error)
     except ValueError as error:
@@ -144,14 +143,20 @@ def _data(data: bytes | None, number: int | None, seal: TaskCipher) -> tuple[Any
 
 
 LATEST_EVENTS: Final = 200
-"""Events of the log that an account is made from."""
+"""Events of a log tail."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogTail:
-    """events: the latest, the oldest of them first, none from before a fresh start. number: of the last event that a
-    run wrote. done, intents: keys of steps. saved: what is saved under names that begin with `#`, opened; what cannot
-    be opened is not there. now: milliseconds of Redis' clock. unread: messages in the inbox.
+    """The tail of an event log, and what else is stored of the task.
+
+    Attributes:
+        events: The last events, oldest first, none from before a fresh start.
+        number: Number of the last event that a run wrote.
+        done: Keys of recorded steps. intents: keys of steps that were about to act.
+        saved: Decrypted progress under names that start with `#`, as far as it can be decrypted.
+        now: Milliseconds of Redis' clock.
+        unread: Messages in the inbox.
     """
 
     events: tuple[TaskEvent, ...]
@@ -164,7 +169,7 @@ class LogTail:
 
 
 async def read_log_tail(gateway: Gateway, partition: Partition, task_id: str, limit: int = LATEST_EVENTS) -> LogTail:
-    """Read a task's trail, in two round trips; it may be running meanwhile."""
+    """Read the tail of a task's log in two round trips. The task may be running."""
     record, steps, log = partition.record(task_id), partition.steps(task_id), partition.log(task_id)
     names, (number, mail, used), entries, time = await gateway.pipeline(
         [
@@ -177,16 +182,16 @@ async def read_log_tail(gateway: Gateway, partition: Partition, task_id: str, li
     )
     own = [name for name in names if name.startswith(b"s:#")]
     values = await gateway.command("HMGET", steps, *own) if own else []
-    seal = gateway.encryptor.of(partition, task_id)
+    cipher = gateway.encryptor.of(partition, task_id)
     saved: dict[str, bytes] = {}
     for name, value in zip(own, values, strict=True):
         key = name.decode().removeprefix("s:")
         try:
             if value is not None:
-                saved[key] = seal.decrypt(f"s:{key}", value)
+                saved[key] = cipher.decrypt(f"s:{key}", value)
         except DecryptionError:
             continue
-    events = takewhile(lambda event: not event.starts_afresh, opened_events(entries, task_id, seal))
+    events = takewhile(lambda event: not event.restarts, opened_events(entries, task_id, cipher))
     return LogTail(
         events=tuple(reversed([*events])),
         number=int(number or 0),

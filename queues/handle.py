@@ -1,4 +1,4 @@
-"""A task, seen by whoever enqueued it."""
+"""The handle of a task: status, result, events, messages, cancellation."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ R = TypeVar("R")
 _CANCEL = queue_script("cancel")
 
 DEFAULT_RESULT_TTL: Final = 86_400.0
-"""Seconds that the record of a task which has ended is kept."""
+"""Seconds for which the record of an ended task is kept."""
 
-_ONE_LOOK: Final = 1.0
-"""Seconds that the first look may take, so that a timeout of 0 means to look once."""
+_FIRST_READ: Final = 1.0
+"""Seconds that the first read may take, so that a timeout of 0 means one read."""
 
 _PAGE: Final = 200
-"""Events that are read together."""
+"""Events that are read at once."""
 
-_LOOK_AGAIN = 30.0
-"""Seconds after which a waiter reads the record though it heard nothing."""
+_POLL_INTERVAL: Final = 30.0
+"""Seconds after which a waiter reads the record without a notification."""
 
 
 class TaskHandle(Generic[R]):
-    """One task: its id, and what can be asked about it from anywhere."""
+    """A task, by its id, from any process."""
 
     def __init__(
         self,
         task_id: str,
         partition: Partition,
         gateway: Gateway,
-        news: TaskNotifications,
+        notifications: TaskNotifications,
         decode: Callable[[bytes], R] = from_json,
         *,
         retention: float = DEFAULT_RESULT_TTL,
@@ -60,84 +60,91 @@ class TaskHandle(Generic[R]):
         self.id = task_id
         self.partition = partition
         self._gateway = gateway
-        self._news = news
+        self._notifications = notifications
         self._decode = decode
         self._retention = retention
-        self._handed = 0
+        self._followed = 0
         self._payload_limit = payload_limit
 
     def __repr__(self) -> str:
         return f"TaskHandle({self.id!r}, queue={self.partition.queue!r})"
 
     async def record(self) -> Record:
-        """All that is known of the task; `TaskNotFound` where there is no record (any more)."""
+        """Return the record. Raises `TaskNotFound` if there is no record, or not any more."""
         record = await read_record(self._gateway, self.partition, self.id)
         if record is None:
             raise TaskNotFound(self.id, f"queue {self.partition.queue!r}")
         return record
 
     async def status(self) -> State:
-        """Where the task stands now."""
+        """Return the current state."""
         return (await self.record()).state
 
     async def result(self, timeout: float | None = None) -> R:
-        """Wait for the outcome and return it; of a task that was handed on, that of the other. Woken by push.
+        """Wait for the result and return it. If the task has a successor, return that one's result.
 
-        It outlives a server that goes away, also one that is away when the waiting begins. timeout: seconds to wait,
-        None for ever. Raises `TimeoutError` when they have passed, `TaskFailed` when the task is a dead letter,
-        `TaskCancelled` when it was cancelled, `TaskNotFound` when nothing is known of it, `DecryptionError` when
-        it is sealed and the key is missing.
+        Waits for a notification. Retries while Redis is unavailable.
+
+        Args:
+            timeout: Seconds to wait, None for ever.
+
+        Raises:
+            TimeoutError: The timeout has passed.
+            TaskFailed: The task is a dead letter.
+            TaskCancelled: The task was cancelled.
+            TaskNotFound: There is no record.
+            DecryptionError: The result is encrypted, and the key is missing.
         """
-        begun = time.monotonic()
-        with anyio.fail_after(None if timeout is None else max(timeout, _ONE_LOOK)):
+        started = time.monotonic()
+        with anyio.fail_after(None if timeout is None else max(timeout, _FIRST_READ)):
             record = await retry_while_unavailable(self.record)
         if not record.state.terminal:
-            with anyio.fail_after(None if timeout is None else timeout - (time.monotonic() - begun)):
+            with anyio.fail_after(None if timeout is None else timeout - (time.monotonic() - started)):
                 record = await self._wait()
         if record.handed_to is not None:
-            left = None if timeout is None else max(0.0, timeout - (time.monotonic() - begun))
+            left = None if timeout is None else max(0.0, timeout - (time.monotonic() - started))
             return await (await self._next(record.handed_to)).result(left)
         return self._outcome(record)
 
     async def successor(self) -> TaskHandle[R] | None:
-        """The task that goes on where this one has handed on; None where it has not. Raises `TaskNotFound`."""
+        """Return the task that continues this one, or None. Raises `TaskNotFound`."""
         record = await self.record()
         return None if record.handed_to is None else await self._next(record.handed_to)
 
     async def _next(self, task_id: str) -> TaskHandle[R]:
-        if self._handed > MOST_HAND_OFFS or task_id == self.id:
-            raise HandOffRefused(f"task {self.id} was handed on in a circle, or too often to be followed: {task_id}")
+        if self._followed > MOST_HAND_OFFS or task_id == self.id:
+            raise HandOffRefused(f"could not follow task {self.id} to {task_id}: a circle, or too many successors")
         namespace = Namespace(self.partition.namespace)
         found = await retry_while_unavailable(lambda: find_task(self._gateway, namespace, task_id))
         if found is None:
-            raise TaskNotFound(task_id, f"namespace {namespace.name!r}, as which task {self.id} goes on")
+            raise TaskNotFound(task_id, f"namespace {namespace.name!r}, as successor of task {self.id}")
         following = TaskHandle(
             task_id,
             found,
             self._gateway,
-            self._news,
+            self._notifications,
             self._decode,
             retention=self._retention,
             payload_limit=self._payload_limit,
         )
-        following._handed = self._handed + 1
+        following._followed = self._followed + 1
         return following
 
     async def _wait(self) -> Record:
-        async with self._listening() as inbox:
+        async with self._subscription() as notifications:
             while True:
                 record = await retry_while_unavailable(self.record)
                 if record.state.terminal:
                     return record
-                with anyio.move_on_after(_LOOK_AGAIN):
-                    await inbox.get()
+                with anyio.move_on_after(_POLL_INTERVAL):
+                    await notifications.get()
 
     @asynccontextmanager
-    async def _listening(self) -> AsyncIterator[asyncio.Queue[bytes]]:
-        """News of the task; begins when Redis is there to begin with."""
+    async def _subscription(self) -> AsyncIterator[asyncio.Queue[bytes]]:
+        """Subscribe to the task's notifications. Retries until Redis is available."""
         channel = self.partition.record(self.id)
         async with AsyncExitStack() as stack:
-            yield await retry_while_unavailable(lambda: stack.enter_async_context(self._news.listen(channel)))
+            yield await retry_while_unavailable(lambda: stack.enter_async_context(self._notifications.listen(channel)))
 
     async def _events_after(self, last: str) -> list[TaskEvent]:
         return await read_events(self._gateway, self.partition, self.id, after=last, limit=_PAGE)
@@ -152,10 +159,14 @@ class TaskHandle(Generic[R]):
         return self._decode(record.cipher.decrypt(RESULT, record.result))
 
     async def cancel(self) -> State:
-        """Cancel the task: at once where nobody runs it, else at its next step or beat.
+        """Cancel the task: at once if no worker runs it, else at its next step or lease renewal.
 
-        Returns the state after the request: `cancelled`, `running` (the worker has been asked), or the terminal state
-        that came first. Raises `TaskNotFound`.
+        Returns:
+            The state after the request: `cancelled`, `running` (the worker gets the request), or an earlier terminal
+            state.
+
+        Raises:
+            TaskNotFound: There is no record.
         """
         partition = self.partition
         keys = [
@@ -171,10 +182,19 @@ class TaskHandle(Generic[R]):
         return State.RUNNING if answer == b"requested" else State(answer.decode())
 
     async def send(self, content: Any, *, sender: str = "", message_id: str | None = None) -> Sent:
-        """Put a message into the task's inbox, which wakes it where it waits for one.
+        """Send a message to the task's inbox, and wake the task if it waits for one.
 
-        content: JSON data. sender: who it is from. message_id: sent again under the same id, it is there once. Raises
-        `TaskNotFound`, `TaskEnded`, `InboxFull`, `PayloadTooLarge`, `TypeError` for what is no JSON.
+        Args:
+            content: JSON data.
+            sender: Name of the sender.
+            message_id: A message that is sent again under the same id is stored once.
+
+        Raises:
+            TaskNotFound: There is no such task.
+            TaskEnded: The task has ended.
+            InboxFull: The inbox is full.
+            PayloadTooLarge: The message is too large.
+            TypeError: The content is not JSON.
         """
         return await send_message(
             self._gateway,
@@ -187,19 +207,20 @@ class TaskHandle(Generic[R]):
         )
 
     async def pending_messages(self) -> list[InboxMessage]:
-        """The messages in the task's inbox that it has not read yet, in order; they stay there."""
+        """Return the messages in the task's inbox that it has not used yet, in order. They stay there."""
         return [message async for message in read_inbox(self._gateway, self.partition, self.id)]
 
     async def events(self, *, follow: bool = True, after: str = "0-0") -> AsyncIterator[TaskEvent]:
-        """What happened to the task, oldest first; with `follow`, goes on until the task has its outcome.
+        """Yield the task's events, oldest first; with `follow`, until the task has ended.
 
-        after: the id of the event after which to begin.
+        Args:
+            after: Id of the event after which to start.
         """
         if not follow:
             async for event in walk_events(self._gateway, self.partition, self.id, after=after):
                 yield event
             return
-        async with self._listening() as inbox:
+        async with self._subscription() as notifications:
             while True:
                 state = await retry_while_unavailable(self.status)
                 more = True
@@ -211,11 +232,11 @@ class TaskHandle(Generic[R]):
                         yield event
                 if state.terminal:
                     return
-                with anyio.move_on_after(_LOOK_AGAIN):
-                    await inbox.get()
-                    _drain(inbox)
+                with anyio.move_on_after(_POLL_INTERVAL):
+                    await notifications.get()
+                    _drain(notifications)
 
 
-def _drain(inbox: asyncio.Queue[Any]) -> None:
-    while not inbox.empty():
-        inbox.get_nowait()
+def _drain(queue: asyncio.Queue[Any]) -> None:
+    while not queue.empty():
+        queue.get_nowait()

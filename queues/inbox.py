@@ -1,16 +1,17 @@
-"""The inbox of a task: messages that others send it, in order, each of them once.
+"""The inbox of a task: messages to it, in order, each stored once.
 
-It lies in the task's record, so that it has the record's life, and whatever is done with a message is one atomic act
-with everything else of the task. Fields of the record:
+The inbox is part of the task's record. So it has the record's lifetime, and a message is sent or used in one script
+with other changes of the task. Fields of the record:
 
-    m:N        the message of number N, from 1: when it was sent (ms of Redis' clock), a space, JSON (or sealed JSON)
-    mail       the number of the last one that was sent
-    used       all up to this number were used
-    mi:DIGEST  the number that the message of this id was given (the digest is of the id), for as many as an inbox holds
-    mn:N       the digest of the id of message N
-    waits      what the task waits for, while it is scheduled; a message makes it due
+    m:N        message N, from 1: the time of the send (ms of Redis' clock), a space, JSON (or encrypted JSON)
+    mail       number of the last message
+    used       all messages up to this number were used
+    mi:DIGEST  number of the message with this id (digest of the id), for as many messages as an inbox holds
+    mn:N       digest of the id of message N
+    waits      what the task waits for while it is parked
+    wakes      what wakes the task while it is parked: message or time, see park.lua
 
-A message is sent by `send_message.lua`, and leaves in the act of `write_checkpoint.lua` that records its use.
+A message is stored by `send_message.lua`, and removed by the call of `write_checkpoint.lua` that records its use.
 """
 
 from __future__ import annotations
@@ -45,27 +46,31 @@ __all__ = [
 _SEND = queue_script("send_message")
 
 MOST_MESSAGES: Final = 1000
-"""Messages that an inbox holds, and ids that it knows."""
+"""Messages that an inbox holds, and message ids that it remembers."""
 
 _PAGE: Final = 32
-"""Messages that are read together: one may have as many bytes as a payload."""
+"""Messages that are read at once: each may be as large as the payload limit."""
 
 _ANY_SIZE: Final = 1 << 62
-"""Of what was sent before, the size was seen to then."""
+"""Limit for messages that were checked when they were first sent."""
 
-_BESIDES: Final = 256
-"""Bytes that may be added to a message in what its reader records of it."""
+_OVERHEAD: Final = 256
+"""Bytes that the step record of a received message may add to it."""
 
-_MOVES: Final = 128
-"""How often a message follows a task that was handed on to another: more often than that can be."""
+_REDIRECTS: Final = 128
+"""Successors that a message follows: more than a chain can have."""
 
 
 @dataclass(frozen=True, slots=True)
 class InboxMessage:
-    """A message. number: its place in the inbox, from 1. sender: what the sender calls itself; of a task, its id.
+    """A message in an inbox.
 
-    content: JSON data. at: when it was sent, in milliseconds of Redis' clock since the epoch. problem: why it cannot be
-    read, where it cannot.
+    Attributes:
+        number: Position in the inbox, from 1.
+        sender: Name of the sender; the id of a task that sent it.
+        content: JSON data.
+        at: Time of the send, in milliseconds of Redis' clock since the epoch.
+        problem: Why the message cannot be read, if it cannot.
     """
 
     number: int
@@ -76,13 +81,13 @@ class InboxMessage:
     problem: str | None = None
 
     def summary(self) -> dict[str, Any]:
-        """The message as plain data, for programs."""
-        told = {"number": self.number, "id": self.id, "sender": self.sender, "content": self.content, "at": self.at}
-        return told if self.problem is None else told | {"problem": self.problem}
+        """Return the message as plain data."""
+        shown = {"number": self.number, "id": self.id, "sender": self.sender, "content": self.content, "at": self.at}
+        return shown if self.problem is None else shown | {"problem": self.problem}
 
 
 class Sent(NamedTuple):
-    """What became of a message: who has it, its number there, and the state that this task was in."""
+    """Receipt of a message: the task that has it, its number there, and the state of that task."""
 
     task_id: str
     number: int
@@ -99,32 +104,40 @@ async def send_message(
     message_id: str | None = None,
     limit: int = DEFAULT_PAYLOAD_LIMIT,
 ) -> Sent:
-    """Put a message into a task's inbox; to that of the task which goes on, where it was handed on to another.
+    """Send a message to a task's inbox, or to that of its last successor.
 
-    content: JSON data, pydantic models included. message_id: sent again under the same id, it is there once. limit:
-    bytes that it may have. Raises `TaskNotFound`, `TaskEnded`, `InboxFull`, `PayloadTooLarge`, and `TypeError` for what
-    is no JSON.
+    Args:
+        content: JSON data, pydantic models included.
+        message_id: A message that is sent again under the same id is stored once.
+        limit: Largest size in bytes.
+
+    Raises:
+        TaskNotFound: There is no such task.
+        TaskEnded: The task has ended.
+        InboxFull: The inbox is full.
+        PayloadTooLarge: The message is over the limit.
+        TypeError: The content is not JSON.
     """
     message_id = message_id or new_task_id()
     data = _encode(message_id, sender, content, limit)
     digest = hashlib.blake2b(message_id.encode(), digest_size=12).hexdigest()
     known: Partition | None = partition
-    for _ in range(_MOVES):
+    for _ in range(_REDIRECTS):
         if known is None:
             break
-        sealed = gateway.encryptor.of(known, task_id).encrypt(MESSAGE, data)
+        stored = gateway.encryptor.of(known, task_id).encrypt(MESSAGE, data)
         keys = [known.record(task_id), known.due, known.nudge]
-        answer, *told = await gateway.run(_SEND, keys, [task_id, digest, sealed, MOST_MESSAGES])
+        answer, *rest = await gateway.run(_SEND, keys, [task_id, digest, stored, MOST_MESSAGES])
         match answer:
             case b"sent":
-                return Sent(task_id, int(told[0]), State(told[1].decode()))
+                return Sent(task_id, int(rest[0]), State(rest[1].decode()))
             case b"ended":
-                raise TaskEnded(task_id, told[0].decode())
+                raise TaskEnded(task_id, rest[0].decode())
             case b"full":
-                raise InboxFull(task_id, int(told[0]))
+                raise InboxFull(task_id, int(rest[0]))
             case b"missing":
                 break
-        task_id = told[0].decode()
+        task_id = rest[0].decode()
         known = await find_task(gateway, Namespace(known.namespace), task_id)
     raise TaskNotFound(task_id, f"namespace {partition.namespace!r}")
 
@@ -133,39 +146,39 @@ def _encode(message_id: str, sender: str, content: Any, limit: int) -> bytes:
     try:
         data = to_json({"id": message_id, "sender": sender, "content": content}, inf_nan_mode="strings")
     except (PydanticSerializationError, ValueError, RecursionError) as error:
-        raise TypeError(f"a message is JSON data, and this is none: {error}") from None
-    check_size("the message", len(data) + _BESIDES, limit)
+        raise TypeError(f"message content must be JSON-serialisable: {error}") from None
+    check_size("the message", len(data) + _OVERHEAD, limit)
     return data
 
 
 async def read_inbox(gateway: Gateway, partition: Partition, task_id: str) -> AsyncIterator[InboxMessage]:
-    """The messages that were not used yet, in order, page by page; of a task that is not known, none."""
-    record, seal = partition.record(task_id), gateway.encryptor.of(partition, task_id)
+    """Yield the messages that were not used yet, in order, page by page. None for an unknown task."""
+    record, cipher = partition.record(task_id), gateway.encryptor.of(partition, task_id)
     used, mail = (int(value or 0) for value in await gateway.command("HMGET", record, "used", "mail"))
     for start in range(used + 1, mail + 1, _PAGE):
         numbers = range(start, min(start + _PAGE, mail + 1))
         found = await gateway.command("HMGET", record, *(f"m:{number}" for number in numbers))
         for number, stored in zip(numbers, found, strict=True):
             if stored is not None:
-                yield _message(number, stored, seal)
+                yield _message(number, stored, cipher)
 
 
-def _message(number: int, stored: bytes, seal: TaskCipher) -> InboxMessage:
-    """A message as it is stored; one that is broken hides no other."""
+def _message(number: int, stored: bytes, cipher: TaskCipher) -> InboxMessage:
+    """Decode a stored message. A broken message hides no other."""
     at, _, data = stored.partition(b" ")
     sent = int(at) if at.isdigit() else 0
     try:
-        told = orjson.loads(seal.decrypt(MESSAGE, data))
-        return InboxMessage(number, str(told["id"]), str(told["sender"]), told["content"], sent)
+        fields = orjson.loads(cipher.decrypt(MESSAGE, data))
+        return InboxMessage(number, str(fields["id"]), str(fields["sender"]), fields["content"], sent)
     except DecryptionError as error:
         problem = str(error)
     except (orjson.JSONDecodeError, LookupError, TypeError) as error:
-        problem = f"it is no message: {error}"
+        problem = f"could not decode the message: {error}"
     return InboxMessage(number, "", "", None, sent, problem)
 
 
 async def last_message(gateway: Gateway, partition: Partition, task_id: str) -> tuple[int, int]:
-    """The number of the last message that was sent to a task, and the time on Redis' clock, in milliseconds."""
+    """Return the number of the last message to a task, and the time of Redis in milliseconds."""
     record = partition.record(task_id)
     mail, time = await gateway.pipeline([("HGET", record, "mail"), ("TIME",)], node_of=record)
     return int(mail or 0), int(time[0]) * 1000 + int(time[1]) // 1000
@@ -174,10 +187,13 @@ async def last_message(gateway: Gateway, partition: Partition, task_id: str) -> 
 async def forward_messages(
     gateway: Gateway, partition: Partition, task_id: str, to: Partition, to_id: str
 ) -> list[InboxMessage]:
-    """Put the messages that a task has not read into the inbox of the one that goes on in its place.
+    """Move the messages that a task has not used into the inbox of its successor. Idempotent.
 
-    Returns those that could not be moved: broken ones, and what would not fit. Asked again, it moves none twice. Where
-    the task was marked as `Kind.MOVED` before, and is settled after this, no message is lost whenever it is sent.
+    If `Kind.TRANSFERRED` was written before, and the task is settled after this, no message is lost, whenever it is
+    sent.
+
+    Returns:
+        The messages that could not be moved: broken ones, and those that do not fit.
     """
     left: list[InboxMessage] = []
     full = False
@@ -185,9 +201,9 @@ async def forward_messages(
         if message.problem is not None or full:
             left.append(message)
             continue
-        told = {"sender": message.sender, "message_id": message.id}
+        headers = {"sender": message.sender, "message_id": message.id}
         try:
-            await send_message(gateway, to, to_id, message.content, **told, limit=_ANY_SIZE)
+            await send_message(gateway, to, to_id, message.content, **headers, limit=_ANY_SIZE)
         except InboxError:
             left.append(message)
             full = True
@@ -197,5 +213,5 @@ async def forward_messages(
 
 
 async def drop_message(gateway: Gateway, partition: Partition, task_id: str, number: int) -> bool:
-    """Take a message out of an inbox unused; whether it was there."""
+    """Remove a message from an inbox without using it. Return whether it was there."""
     return bool(await gateway.command("HDEL", partition.record(task_id), f"m:{number}", repeatable=False))

@@ -1,7 +1,4 @@
-"""Looking at queues and tasks without touching them.
-
-What tasks have saved in their checkpoints under names that begin alike; of one task, or of all that are kept.
-"""
+"""Read-only views: queues in numbers, lists of tasks, saved fields of checkpoints."""
 
 from __future__ import annotations
 
@@ -29,8 +26,8 @@ __all__ = [
     "walks",
 ]
 
-_AT_ONCE = 64
-"""Partitions that are looked at together."""
+_CONCURRENT: Final = 64
+"""Partitions that are read at the same time."""
 
 
 _OF_A_PARTITION = ("depth", "in_flight", "due", "dead", "oldest_age")
@@ -38,13 +35,17 @@ _OF_A_PARTITION = ("depth", "in_flight", "due", "dead", "oldest_age")
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """One queue in numbers.
+    """A queue, or one of its partitions, in numbers.
 
-    depth: messages that no worker holds. in_flight: messages that one does. due: tasks that wait for their time.
-    dead: dead letters. oldest_age: seconds that the oldest message of `depth` has waited, None where there is none.
-    consumers: workers by name, with the number of messages each holds. index: the partition, None for all of the
-    queue's together, which then stand in `partitions`. rate: deliveries that all workers settle per second at present;
-    it is kept by queue, so one partition alone has None.
+    Attributes:
+        depth: Messages that no worker holds.
+        in_flight: Messages that a worker holds.
+        due: Scheduled tasks.
+        dead: Dead letters.
+        oldest_age: Seconds that the oldest message of `depth` has waited, None if there is no such message.
+        consumers: Workers by name, with the number of their messages.
+        index: The partition; None for the whole queue, whose partitions are in `partitions`.
+        rate: Deliveries that all workers settle per second. It is measured by queue: None for one partition.
     """
 
     queue: str
@@ -60,17 +61,17 @@ class QueueStats:
 
     @property
     def drain_time(self) -> float | None:
-        """Seconds until nothing waits or runs, at the present rate and if nothing is added.
+        """Seconds until no task waits or runs, at the current rate and without new tasks.
 
-        0 where nothing waits or runs already; None where something does and nothing is being settled, so nobody knows.
+        0 if no task waits or runs; None if tasks do, and none is being settled.
         """
-        left = self.depth + self.in_flight
-        if not left:
+        remaining = self.depth + self.in_flight
+        if not remaining:
             return 0.0
-        return left / self.rate if self.rate else None
+        return remaining / self.rate if self.rate else None
 
     def summary(self) -> dict[str, Any]:
-        """The numbers as plain data, for programs."""
+        """Return the numbers as plain data."""
         shown = asdict(self) | {"drain_time": self.drain_time}
         del shown["index"]
         shown["partitions"] = [
@@ -81,7 +82,7 @@ class QueueStats:
 
 
 async def queue_partitions(gateway: Gateway, namespace: Namespace, queue: str | None = None) -> list[Partition]:
-    """The partitions of one queue, or of every queue of the namespace, by name: all that may hold anything."""
+    """Return the partitions of one queue, or of all queues: all partitions that may hold anything."""
     routes = await load_routes(gateway, namespace)
     return [
         namespace.partition(name, index)
@@ -92,7 +93,7 @@ async def queue_partitions(gateway: Gateway, namespace: Namespace, queue: str | 
 
 
 async def find_task(gateway: Gateway, namespace: Namespace, task_id: str) -> Partition | None:
-    """The partition that has the task, sought in every queue of the namespace. `ValueError` for what is no id."""
+    """Return the partition of a task, None if no queue has it. Raises `ValueError` for an invalid id."""
     check_task_id(task_id)
     candidates = await queue_partitions(gateway, namespace)
     found = await gateway.pipeline([("EXISTS", candidate.record(task_id)) for candidate in candidates])
@@ -100,9 +101,9 @@ async def find_task(gateway: Gateway, namespace: Namespace, task_id: str) -> Par
 
 
 async def list_queues(gateway: Gateway, namespace: Namespace, queue: str | None = None) -> list[QueueStats]:
-    """One queue, or every queue of the namespace, by name; partitions are added up, and kept apart in `partitions`.
+    """Return the numbers of one queue, or of all queues by name, with those of their partitions.
 
-    What it costs depends on the numbers of partitions and workers, not on how many messages wait or run.
+    The cost depends on the number of partitions and workers, not on the number of messages.
     """
     found = await _all_stats(gateway, await queue_partitions(gateway, namespace, queue))
     queues: dict[str, list[QueueStats]] = {}
@@ -114,13 +115,14 @@ async def list_queues(gateway: Gateway, namespace: Namespace, queue: str | None 
 
 async def _all_stats(gateway: Gateway, partitions: Sequence[Partition]) -> list[QueueStats]:
     found: list[QueueStats] = []
-    for start in range(0, len(partitions), _AT_ONCE):
-        some = partitions[start : start + _AT_ONCE]
+    for start in range(0, len(partitions), _CONCURRENT):
+        some = partitions[start : start + _CONCURRENT]
         found += await asyncio.gather(*(partition_stats(gateway, partition) for partition in some))
     return found
 
 
 async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
+    """Return the numbers of one partition."""
     counts: list[Command] = [
         ("XLEN", partition.ready),
         ("ZCARD", partition.due),
@@ -129,7 +131,7 @@ async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
     ]
     readers: list[Command] = [("XINFO", "GROUPS", partition.ready), ("XINFO", "CONSUMERS", partition.ready, GROUP)]
     node = partition.ready
-    try:  # in one pipeline: what is read or settled in between would be counted twice or not at all
+    try:  # in one pipeline, so that a message that is read or settled meanwhile is counted once
         length, due, dead, time, groups, consumers = await gateway.pipeline([*counts, *readers], node_of=node)
     except Refused:  # no stream or no group yet: nothing was ever read
         length, due, dead, time = await gateway.pipeline(counts, node_of=node)
@@ -141,7 +143,7 @@ async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
     oldest = await _oldest_waiting(gateway, partition, groups, waiting)
     return QueueStats(
         queue=partition.queue,
-        depth=max(0, length - in_flight),  # a message that somebody deleted by hand may still be held
+        depth=max(0, length - in_flight),  # a message that was deleted by hand may still be pending
         in_flight=in_flight,
         due=due,
         dead=dead,
@@ -154,7 +156,7 @@ async def partition_stats(gateway: Gateway, partition: Partition) -> QueueStats:
 async def _oldest_waiting(
     gateway: Gateway, partition: Partition, groups: Sequence[Sequence[Any]], waiting: Sequence[str]
 ) -> int | None:
-    """When the oldest message that nobody holds was sent, in milliseconds: its id begins with it."""
+    """Return the time of the oldest message that no worker holds, in milliseconds: the first part of its id."""
     last_read = next((group[b"last-delivered-id"] for group in map(_mapping, groups)), b"0-0")
     found = await gateway.command("XRANGE", partition.ready, b"(" + last_read, "+", "COUNT", 1)
     ids = [entry for entry, _ in found]
@@ -169,7 +171,7 @@ def _mapping(flat: Sequence[Any]) -> dict[bytes, Any]:
 
 
 def _sum(partitions: Sequence[QueueStats]) -> QueueStats:
-    """The numbers of a queue, from those of its partitions."""
+    """Return the numbers of a queue from those of its partitions."""
     consumers: dict[str, int] = {}
     for one in partitions:
         for name, held in one.consumers.items():
@@ -195,7 +197,7 @@ async def list_tasks(
     states: Sequence[State] = (),
     task: str | None = None,
 ) -> AsyncIterator[Record]:
-    """Tasks that have a record, in no particular order, found by SCAN: bounded work per step, no key is locked."""
+    """Yield the records of tasks in no particular order. Uses SCAN, which does bounded work per call."""
     partitions = await queue_partitions(gateway, namespace, queue)
     for pattern, only, node in walks(gateway, namespace, queue, partitions):
         cursor = "0"
@@ -214,16 +216,14 @@ async def list_tasks(
 def walks(
     gateway: Gateway, namespace: Namespace, queue: str | None, partitions: Sequence[Partition]
 ) -> list[tuple[str, Sequence[Partition], str | None]]:
-    """What to go through: pattern, the partitions meant, and a key of the node. One server is walked once; in a
-    cluster each partition is sought on its own node.
-    """
+    """Return the SCANs to run: pattern, partitions, key of the node. One, or one per partition in a cluster."""
     if not gateway.clustered:
         return [(namespace.records(queue), partitions, None)] if partitions else []
     return [(partition.records, [partition], partition.ready) for partition in partitions]
 
 
 def _by_partition(partitions: Sequence[Partition], keys: Sequence[bytes]) -> dict[Partition, list[str]]:
-    """The ids in keys of records, by the partition they are in; steps and what is in no such partition left out."""
+    """Return the ids in record keys by partition, without step hashes, logs and other partitions."""
     known = {partition.records.removesuffix("*"): partition for partition in partitions}
     found: dict[Partition, list[str]] = {}
     for key in keys:
@@ -235,24 +235,23 @@ def _by_partition(partitions: Sequence[Partition], keys: Sequence[bytes]) -> dic
 
 
 _PAGE: Final = 500
-"""Keys, and fields of a hash, that are asked for at once."""
+"""Keys, and fields of a hash, that are read at once."""
 
 _STEPS: Final = ":steps"
 
 
-async def checkpoint_fields(gateway: Gateway, partition: Partition, task_id: str, beginning: str) -> dict[str, bytes]:
-    """By name, what a task has saved. beginning: of the names. Raises `DecryptionError`."""
-    found = await _fields(gateway, [partition.steps(task_id)], beginning)
-    return _opened(gateway, partition, task_id, found[partition.steps(task_id)])
+async def checkpoint_fields(gateway: Gateway, partition: Partition, task_id: str, prefix: str) -> dict[str, bytes]:
+    """Return the saved fields of a task whose names start with a prefix. Raises `DecryptionError`."""
+    found = await _fields(gateway, [partition.steps(task_id)], prefix)
+    return _decrypted(gateway, partition, task_id, found[partition.steps(task_id)])
 
 
 async def checkpoint_fields_of_all(
-    gateway: Gateway, namespace: Namespace, beginning: str
+    gateway: Gateway, namespace: Namespace, prefix: str
 ) -> AsyncIterator[tuple[Partition, str, dict[str, bytes]]]:
-    """Of every task that has a checkpoint: its partition, its id, and by name what it has saved, often nothing.
+    """Yield partition, id and saved fields with a prefix of every task that has a checkpoint.
 
-    Found by SCAN: a task that is there from the beginning to the end is found, one may be found twice, and no key is
-    locked. What is there in other fields is not read. Raises `DecryptionError`.
+    Uses SCAN: a task that exists during the whole call is found, and may be found twice. Raises `DecryptionError`.
     """
     partitions = await queue_partitions(gateway, namespace)
     for pattern, only, node in walks(gateway, namespace, None, partitions):
@@ -261,20 +260,20 @@ async def checkpoint_fields_of_all(
         while True:
             scan = ("SCAN", cursor, "MATCH", pattern + _STEPS, "COUNT", _PAGE, "TYPE", "hash")
             cursor, keys = await gateway.command(*scan, node_of=node)
-            for key, saved in (await _fields(gateway, [key.decode() for key in keys], beginning)).items():
+            for key, saved in (await _fields(gateway, [key.decode() for key in keys], prefix)).items():
                 head, marker, rest = key.partition(":task:")
                 if (partition := known.get(head + marker)) is not None:
                     task_id = rest.removesuffix(_STEPS)
-                    yield partition, task_id, _opened(gateway, partition, task_id, saved)
+                    yield partition, task_id, _decrypted(gateway, partition, task_id, saved)
             if cursor == b"0":
                 break
 
 
-async def _fields(gateway: Gateway, keys: list[str], beginning: str) -> dict[str, dict[bytes, bytes]]:
-    """By key, the fields whose names begin so. Each round asks all of the hashes that are not read to their end."""
+async def _fields(gateway: Gateway, keys: list[str], prefix: str) -> dict[str, dict[bytes, bytes]]:
+    """Return the fields with a prefix, by key. Each round trip reads a page of every hash that has more."""
     found: dict[str, dict[bytes, bytes]] = {key: {} for key in keys}
     cursors: dict[str, Any] = dict.fromkeys(keys, b"0")
-    pattern = f"s:{beginning}*"
+    pattern = f"s:{prefix}*"
     while cursors:
         asked = [("HSCAN", key, cursor, "MATCH", pattern, "COUNT", _PAGE) for key, cursor in cursors.items()]
         for key, (cursor, flat) in zip(list(cursors), await gateway.pipeline(asked), strict=True):
@@ -286,9 +285,9 @@ async def _fields(gateway: Gateway, keys: list[str], beginning: str) -> dict[str
     return found
 
 
-def _opened(gateway: Gateway, partition: Partition, task_id: str, fields: Mapping[bytes, bytes]) -> dict[str, bytes]:
-    seal = gateway.encryptor.of(partition, task_id)
+def _decrypted(gateway: Gateway, partition: Partition, task_id: str, fields: Mapping[bytes, bytes]) -> dict[str, bytes]:
+    cipher = gateway.encryptor.of(partition, task_id)
     return {
-        (name := field.removeprefix(b"s:").decode()): seal.decrypt(f"s:{name}", value)
+        (name := field.removeprefix(b"s:").decode()): cipher.decrypt(f"s:{name}", value)
         for field, value in fields.items()
     }

@@ -1,9 +1,7 @@
-"""Who is working: one hash per worker, with a TTL, and the list of them.
+"""Worker registry: one hash with a TTL per worker, and an index. The id of the deployment.
 
-What tells one deployment from every other: an id that its Redis keeps.
-
-Two servers can have the same namespace. What belongs to a deployment and is kept outside Redis goes by this id, so that
-none takes another's for its own.
+Two servers may use the same namespace. Data of a deployment outside Redis is named by its id, so that no deployment
+takes the data of another one for its own.
 """
 
 from __future__ import annotations
@@ -21,23 +19,27 @@ from .transport import Argument, Gateway, pairs, queue_script
 
 __all__ = ["WorkerInfo", "announce", "deployment_id", "list_workers", "present_workers", "total_rates", "withdraw"]
 
-_ANNOUNCE = queue_script("register_worker")
-_PRESENT = queue_script("read_workers")
+_REGISTER = queue_script("register_worker")
+_READ_WORKERS = queue_script("read_workers")
 
 _MISSED: Final = 2
-"""Intervals without an announcement after which a worker is presumed dead."""
+"""Intervals without a registration after which a worker is presumed dead."""
 
 _DEFAULT_INTERVAL: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """One worker. concurrency: its slots. started: milliseconds of Redis' clock. seen, progress: seconds since its last
-    sign of life, and since it began, recorded or settled anything (None where it does not tell). interval: seconds
-    between two signs of life. rates: by queue, deliveries it settles per second at present. health: what it says of
-    itself, as plain data; empty where it does not tell.
+    """A registered worker. Workers of several versions read each other: a new field needs a default.
 
-    Workers of several versions read each other's announcements: a field that is added here needs a default.
+    Attributes:
+        concurrency: Number of slots.
+        started: Milliseconds of Redis' clock.
+        seen: Seconds since the last registration.
+        progress: Seconds since the worker started, recorded or settled anything; None if it does not report that.
+        interval: Seconds between registrations.
+        rates: Deliveries settled per second, by queue.
+        health: Its health report as plain data, empty if it does not report one.
     """
 
     id: str
@@ -57,48 +59,49 @@ class WorkerInfo:
 
     @property
     def presumed_dead(self) -> bool:
-        """Whether it has missed two signs of life: it died, or is stuck, or cannot reach Redis."""
+        """Whether it has missed two registrations: it died, is stuck, or cannot reach Redis."""
         return self.seen > _MISSED * self.interval
 
     def summary(self) -> dict[str, Any]:
-        """The worker as plain data, for programs."""
+        """Return the worker as plain data."""
         return asdict(self) | {"presumed_dead": self.presumed_dead}
 
 
 async def announce(gateway: Gateway, namespace: Namespace, info: WorkerInfo, ttl: float) -> int:
-    """Say that the worker is there. ttl: seconds after which it is forgotten without another word.
+    """Register a worker for `ttl` seconds.
 
-    Returns when it started, in milliseconds of Redis' clock: now, where `info` does not say.
+    Returns:
+        The start time in milliseconds of Redis' clock: that of `info`, or now.
     """
     since = -1 if info.progress is None else max(0, round(info.progress * 1000))
     args: list[Argument] = [info.id, round(ttl * 1000), info.started, since]
     for name, (write, _) in _FIELDS.items():
         args += (name, write(getattr(info, name)))
-    return int(await gateway.run(_ANNOUNCE, [namespace.worker(info.id), namespace.workers], args))
+    return int(await gateway.run(_REGISTER, [namespace.worker(info.id), namespace.workers], args))
 
 
 async def withdraw(gateway: Gateway, namespace: Namespace, worker_id: str) -> None:
-    """Say that the worker has left."""
+    """Deregister a worker."""
     await gateway.pipeline([("DEL", namespace.worker(worker_id)), ("ZREM", namespace.workers, worker_id)])
 
 
 async def list_workers(gateway: Gateway, namespace: Namespace) -> list[WorkerInfo]:
-    """Workers that were heard of lately, the longest running first; some of them may be presumed dead."""
+    """Return the registered workers, the longest running first. Some may be presumed dead."""
     ids = await gateway.command("ZRANGE", namespace.workers, 0, -1)
     if not ids:
         return []
-    now, announced = await gateway.run(_PRESENT, [namespace.worker(worker.decode()) for worker in ids], [])
+    now, announced = await gateway.run(_READ_WORKERS, [namespace.worker(worker.decode()) for worker in ids], [])
     workers = [_read(found, now) for found in announced]
     return sorted((worker for worker in workers if worker is not None), key=lambda worker: worker.started)
 
 
 async def present_workers(gateway: Gateway, namespace: Namespace) -> set[str]:
-    """Ids of the workers that are not presumed dead."""
+    """Return the ids of the workers that are not presumed dead."""
     return {worker.id for worker in await list_workers(gateway, namespace) if not worker.presumed_dead}
 
 
 def total_rates(workers: Iterable[WorkerInfo]) -> dict[str, float]:
-    """By queue, what all of them settle per second. Queues on which nobody settles anything are left out."""
+    """Return deliveries settled per second by all workers, by queue. Queues without any are left out."""
     rates: Counter[str] = Counter()
     for worker in workers:
         if not worker.presumed_dead:
@@ -118,7 +121,7 @@ _FIELDS: Final[Mapping[str, tuple[Callable[[Any], str | bytes], Callable[[bytes]
     "interval": (str, float),
     "health": (orjson.dumps, orjson.loads),
 }
-"""How a field is written into the hash, and read."""
+"""Encoder and decoder of each field of the hash."""
 
 _WRITTEN_BY_THE_SCRIPT: Final[Mapping[str, Callable[[bytes], Any]]] = {
     "id": bytes.decode,
@@ -132,26 +135,27 @@ _READERS: Final[dict[str, Callable[[bytes], Any]]] = {
 }
 
 
-def _read(announced: bytes | list[bytes] | None, now: int) -> WorkerInfo | None:
-    """What was announced, by this version or another; None where nothing was, or nothing that can be understood."""
-    if not announced:
+def _read(registered: bytes | list[bytes] | None, now: int) -> WorkerInfo | None:
+    """Decode a registration of any version. None if it is missing or cannot be decoded."""
+    if not registered:
         return None
     try:
-        if isinstance(announced, bytes):
-            told: dict[str, Any] = {name: value for name, value in orjson.loads(announced).items() if name in _READERS}
+        known: dict[str, Any]
+        if isinstance(registered, bytes):
+            known = {name: value for name, value in orjson.loads(registered).items() if name in _READERS}
         else:
-            fields = {name.decode(): value for name, value in pairs(announced).items()}
-            told = {name: read(fields[name]) for name, read in _READERS.items() if name in fields}
-        told["seen"] = max(0.0, (now - told["seen"]) / 1000)
-        if "progress" in told:
-            told["progress"] = max(0.0, (now - told["progress"]) / 1000)
-        return WorkerInfo(**told | {"queues": tuple(told["queues"])})
+            fields = {name.decode(): value for name, value in pairs(registered).items()}
+            known = {name: read(fields[name]) for name, read in _READERS.items() if name in fields}
+        known["seen"] = max(0.0, (now - known["seen"]) / 1000)
+        if "progress" in known:
+            known["progress"] = max(0.0, (now - known["progress"]) / 1000)
+        return WorkerInfo(**known | {"queues": tuple(known["queues"])})
     except (KeyError, TypeError, ValueError):
         return None
 
 
 async def deployment_id(gateway: Gateway, namespace: Namespace) -> str:
-    """The id: 32 hexadecimal digits, made when it is first asked for. Of several that ask at once, all get the same."""
+    """Return the id of the deployment: 32 hexadecimal digits, created atomically by the first call."""
     key = namespace.deployment
     made: tuple[str | bytes, ...] = ("HSETNX", key, "id", uuid.uuid4().hex)
     _, found = await gateway.pipeline([made, ("HGET", key, "id")])

@@ -1,4 +1,4 @@
-"""Enqueuing: one task, many, any number, now or later."""
+"""The producer: enqueues tasks by name, one, many or a stream, now or later."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 Key = str | Callable[[Mapping[str, Any]], str] | None
-"""What orders tasks: one key for all of a call, or a function of each task's arguments; None for no order."""
+"""Ordering key of tasks: one for a whole call, or a function of each task's arguments; None for no order."""
 
 
 class Producer:
-    """Puts tasks on queues by name; needs no handler code.
+    """Client that enqueues tasks by name, without handler code.
 
     async with Producer("redis://localhost") as producer:
         handle = await producer.enqueue("audit", {"root": "src"}, queue="default")
@@ -60,12 +60,18 @@ class Producer:
         replication: Replication | None = None,
         encryptor: Encryptor | None = None,
     ) -> None:
-        """redis_url: else PERDURE_REDIS_URL, else the embedded server. namespace: else PERDURE_NAMESPACE, else
-        `perdure`. address: in place of a URL. payload_limit: bytes that envelope and arguments of one task may have.
-        result_ttl: seconds that the record of a task is kept which is cancelled before anybody runs it.
-        gateway: one that is open already, shared; it stays its owner's. replication: what `durability="replicated"`
-        means, else PERDURE_REPLICAS and PERDURE_REPLICATION_TIMEOUT, else one replica within 5 s.
-        encryptor: encrypts the tasks' data, else the keys that the environment names (docs/security.md).
+        """Create a producer; `async with` opens it.
+
+        Args:
+            redis_url: Default: PERDURE_REDIS_URL, else the embedded server.
+            namespace: Default: PERDURE_NAMESPACE, else `perdure`.
+            address: In place of a URL.
+            payload_limit: Largest size of envelope and arguments of one task, in bytes.
+            result_ttl: Seconds for which the record of a task is kept that is cancelled before it runs.
+            gateway: An open gateway to share. The producer does not close it.
+            replication: Meaning of `durability="replicated"`. Default: PERDURE_REPLICAS and
+                PERDURE_REPLICATION_TIMEOUT, else one replica within 5 s.
+            encryptor: Encryption of the tasks' data. Default: the keys that the environment names.
         """
         settings = read_settings(ConnectionSettings, {"redis_url": redis_url or None, "namespace": namespace or None})
         self.address = address or settings.address
@@ -79,7 +85,7 @@ class Producer:
         )
         self._owns_gateway = gateway is None
         self.notifications = TaskNotifications(self.gateway)
-        self._ways: dict[str, PartitionRouter] = {}
+        self._routers: dict[str, PartitionRouter] = {}
 
     async def __aenter__(self) -> Self:
         if self._owns_gateway:
@@ -108,15 +114,21 @@ class Producer:
         result_ttl: float | None = None,
         durability: Replicated | None = None,
     ) -> TaskHandle[Any]:
-        """Enqueue one task by name; once this returns, the task is never lost.
+        """Enqueue one task by name. Once this returns, the task is never lost.
 
-        args: arguments by name, plain JSON data; a `SecretStr` is sent whole and never shown. delay: seconds until it
-        may run. key: tasks of one key are taken up in the order in which they were enqueued, see docs/partitions.md.
-        task_id: an id of the caller's own makes
-        enqueuing idempotent: a task that is known already (under the same key) is left alone. timeout, max_attempts,
-        result_ttl: see `Options`. durability: "replicated" waits until replicas have the task, see docs/durability.md.
-        Raises `PayloadTooLarge`, `TypeError` for arguments that are not JSON, `Unavailable`, and as kinds of it
-        `ServerFull` and `NotReplicated`.
+        Args:
+            args: Arguments by name, plain JSON data. A `SecretStr` is sent in full and never shown.
+            delay: Seconds until the task may run.
+            key: Tasks of one key are started in the order of their enqueues.
+            task_id: An id chosen by the caller makes the call idempotent: a task that is stored already, under the
+                same key, is left alone.
+            timeout, max_attempts, result_ttl: See `Options`.
+            durability: "replicated" waits until replicas have the task.
+
+        Raises:
+            PayloadTooLarge: The task is over the payload limit.
+            TypeError: The arguments are not JSON.
+            Unavailable: Redis is unavailable; `ServerFull` and `NotReplicated` are subclasses.
         """
         if headers or (timeout, max_attempts, result_ttl) != (None, None, None):
             form = EnvelopeTemplate(
@@ -137,7 +149,7 @@ class Producer:
         key: Key = None,
         durability: Replicated | None = None,
     ) -> list[TaskHandle[Any]]:
-        """Enqueue one task per set of arguments; all are checked before any is sent."""
+        """Enqueue one task per set of arguments. All are checked before the first one is sent."""
         return await self.send(_messages(_plain(task), many, key), queue=queue, delay=delay, durability=durability)
 
     def enqueue_stream(
@@ -150,9 +162,9 @@ class Producer:
         key: Key = None,
         durability: Replicated | None = None,
     ) -> AsyncIterator[TaskHandle[Any]]:
-        """Enqueue one task per set of arguments, as they come and in constant memory: `async for handle in ...`.
+        """Enqueue one task per set of arguments, in constant memory; yield a handle per stored task.
 
-        Each handle is of a task that is stored. Where a set of arguments is refused, those before it may be stored.
+        If a set of arguments is refused, tasks before it may be stored.
         """
         return self.send_stream(_messages(_plain(task), many, key), queue=queue, delay=delay, durability=durability)
 
@@ -165,21 +177,22 @@ class Producer:
         decode: Callable[[bytes], R] = from_json,
         durability: Replicated | None = None,
     ) -> TaskHandle[R]:
-        """Enqueue one task that is encoded already."""
+        """Enqueue one encoded task."""
         message = self._ready(message, queue)
         if durability is not None:
             message = _placed_by_id(message)
-        return self._handle(message.id, await self._sending(queue, delay, durability).one(message), decode)
+        return self._handle(message.id, await self._enqueuer(queue, delay, durability).one(message), decode)
 
     async def enqueue_fresh(
         self, message: TaskMessage, *, queue: str, decode: Callable[[bytes], R] = from_json
     ) -> TaskHandle[R]:
-        """Enqueue a task of the caller's own id that is encoded already, in the place of a former one that has ended.
+        """Enqueue an encoded task in the place of an ended one with the same id, and delete what that one left.
 
-        What is kept of the former run goes. Raises `StillRunning` where it has not ended.
+        Raises:
+            StillRunning: The earlier task has not ended.
         """
         message = self._ready(message, queue)
-        return self._handle(message.id, await self._sending(queue, 0.0, None).fresh(message), decode)
+        return self._handle(message.id, await self._enqueuer(queue, 0.0, None).fresh(message), decode)
 
     async def send(
         self,
@@ -190,16 +203,16 @@ class Producer:
         decode: Callable[[bytes], R] = from_json,
         durability: Replicated | None = None,
     ) -> list[TaskHandle[R]]:
-        """Enqueue tasks that are encoded already, in few round trips; all are checked before any is sent.
+        """Enqueue encoded tasks in few round trips. All are checked before the first one is sent.
 
-        Each is stored or not; together they are not one transaction.
+        Each task is stored or not; the call is not a transaction.
         """
-        sending = self._sending(queue, delay, durability)
+        enqueuer = self._enqueuer(queue, delay, durability)
         listed = [message async for message in messages] if isinstance(messages, AsyncIterable) else list(messages)
         ready = [self._ready(message, queue) for message in listed]
         if durability is not None:
             ready = [_placed_by_id(message) for message in ready]
-        return [self._handle(*one, decode) async for batch in sending.all(ready) for one in batch]
+        return [self._handle(*one, decode) async for batch in enqueuer.all(ready) for one in batch]
 
     async def send_stream(
         self,
@@ -210,11 +223,11 @@ class Producer:
         decode: Callable[[bytes], R] = from_json,
         durability: Replicated | None = None,
     ) -> AsyncIterator[TaskHandle[R]]:
-        """Enqueue tasks that are encoded already as they come, in constant memory; yields the handle of each."""
+        """Enqueue encoded tasks in constant memory; yield a handle per stored task."""
         ready = map_items(lambda message: self._ready(message, queue), messages)
         if durability is not None:
             ready = map_items(_placed_by_id, ready)
-        stored = self._sending(queue, delay, durability).all(ready)
+        stored = self._enqueuer(queue, delay, durability).all(ready)
         try:
             async for batch in stored:
                 for task_id, partition in batch:
@@ -223,40 +236,40 @@ class Producer:
             await stored.aclose()
 
     async def find(self, task_id: str) -> TaskHandle[Any] | None:
-        """The handle of a task known only by its id; None where no queue of the namespace has it."""
+        """Return the handle of a task by its id; None if no queue of the namespace has it."""
         partition = await find_task(self.gateway, self.namespace, task_id)
         return None if partition is None else self._handle(task_id, partition, from_json)
 
     async def send_message(
         self, to: str | TaskHandle[Any], content: Any, *, sender: str = "", message_id: str | None = None
     ) -> Sent:
-        """Put a message into the inbox of a task, named by its id or handle; see `TaskHandle.send`."""
+        """Send a message to a task, by its id or handle. See `TaskHandle.send`."""
         handle = await self.find(to) if isinstance(to, str) else to
         if handle is None:
             raise TaskNotFound(str(to), f"any queue of namespace {self.namespace.name!r} on {self.address.shown}")
         return await handle.send(content, sender=sender, message_id=message_id)
 
-    def _sending(self, queue: str, delay: float, durability: Replicated | None) -> BatchEnqueuer:
+    def _enqueuer(self, queue: str, delay: float, durability: Replicated | None) -> BatchEnqueuer:
         if not 0 <= delay <= LONGEST:
-            raise ValueError(f"delay must be 0 to {LONGEST:.0e} seconds, not {delay}")
+            raise ValueError(f"delay must be 0 to {LONGEST:.0e} seconds, got {delay}")
         if durability not in (None, "replicated"):
-            raise ValueError(f"durability of what is enqueued is 'replicated' or None, not {durability!r}")
-        way = self._ways.get(queue)
-        if way is None:
-            way = self._ways[queue] = PartitionRouter(self.gateway, self.namespace, queue)
-        return BatchEnqueuer(self.gateway, way, delay, replicated=durability is not None)
+            raise ValueError(f"durability must be 'replicated' or None, got {durability!r}")
+        router = self._routers.get(queue)
+        if router is None:
+            router = self._routers[queue] = PartitionRouter(self.gateway, self.namespace, queue)
+        return BatchEnqueuer(self.gateway, router, delay, replicated=durability is not None)
 
     def _ready(self, message: TaskMessage, queue: str) -> TaskMessage:
-        """The message, checked (its size is that of the data itself) and sealed."""
+        """Return the message, checked against the payload limit and encrypted."""
         size = len(message.envelope) + len(message.arguments)
         if size > self.payload_limit:
             check_size("the task's envelope and arguments", size, self.payload_limit)
-        sealer = self.gateway.encryptor
-        if not sealer.active:
+        encryptor = self.gateway.encryptor
+        if not encryptor.active:
             return message
         kind = arguments_field(orjson.loads(message.envelope)["task"])
-        seal = sealer.of(self.namespace.partition(queue), message.id)
-        return message._replace(arguments=seal.encrypt(kind, message.arguments))
+        cipher = encryptor.of(self.namespace.partition(queue), message.id)
+        return message._replace(arguments=cipher.encrypt(kind, message.arguments))
 
     def _handle(self, task_id: str, partition: Partition, decode: Callable[[bytes], R]) -> TaskHandle[R]:
         return TaskHandle(
@@ -271,18 +284,18 @@ class Producer:
 
 
 def _placed_by_id(message: TaskMessage) -> TaskMessage:
-    """The same, where its id alone would put it: so that one that was not confirmed is found when it comes again."""
+    """Return the message with a number from its id, so that an unconfirmed task is found when it is sent again."""
     number = spread(message.id) if message.number is None else message.number
     return message._replace(number=number, own_id=True)
 
 
 def key_of(key: Key, args: Mapping[str, Any]) -> str | None:
-    """The key of one task of a call. `TypeError` for a function that gives no text."""
+    """Return the key of one task of a call. Raises `TypeError` if the function does not return a string."""
     if key is None:
         return None
     found = key(args) if callable(key) else key
     if not isinstance(found, str):
-        raise TypeError(f"a key is text, not {found!r}: key=lambda args: str(...)")
+        raise TypeError(f"key must be a string, got {found!r}; use key=lambda args: str(...)")
     return found
 
 
@@ -298,7 +311,7 @@ def _messages(
 
 
 def map_items(make: Callable[[T], U], many: Iterable[T] | AsyncIterable[T]) -> Iterable[U] | AsyncIterable[U]:
-    """What `make` makes of each, as they come; asynchronous where they are."""
+    """Apply a function to each item, asynchronously for an asynchronous iterable."""
     if isinstance(many, AsyncIterable):
         return (make(one) async for one in many)
     return map(make, many)

@@ -1,8 +1,8 @@
-"""News of tasks, pushed: one subscription connection for all who wait in this process.
+"""Task notifications over pub/sub: one subscription connection for all waiters of this process.
 
-A task's record key is its channel. News is a hint, never the truth: whoever hears it reads the record, and whoever
-begins to listen reads the record after the subscription stands, so nothing falls between. When the connection was
-lost, everybody is woken to look for themselves.
+The record key of a task is its channel. A notification is a hint: the waiter reads the record then. A waiter reads the
+record after its subscription is confirmed, so that no change is missed in between. After a lost connection all waiters
+are woken, and read their records.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from .transport import Backoff, Gateway, translated
 __all__ = ["TaskNotifications"]
 
 LOST = b""
-"""What a listener hears when the connection was lost and stands again."""
+"""Notification of a listener after a lost connection is restored."""
 
 _RECONNECT: Final = Backoff()
-"""Delays before a lost connection is opened again."""
+"""Delays between attempts to restore a lost connection."""
 
 _SILENCE: Final = 10.0
-"""Seconds without news after which the server is asked whether it is there."""
+"""Seconds without a message after which the server gets a PING."""
 
-_ANSWERING: Final = 5.0
-"""Seconds that it has to answer."""
+_PING_TIMEOUT: Final = 5.0
+"""Seconds that the server has to answer."""
 
-_FAREWELL: Final = 1.0
-"""Seconds that leaving a channel may take, also for a waiter who was cancelled: the connection is everybody's."""
+_UNSUBSCRIBE_TIMEOUT: Final = 1.0
+"""Seconds that an unsubscribe may take, also for a cancelled waiter: the connection is shared."""
 
 
 class TaskNotifications:
-    """Subscriptions of one process; opened by the first listener, closed by `close`."""
+    """Subscriptions of one process. The first listener opens the connection, `close` closes it."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -53,18 +53,18 @@ class TaskNotifications:
 
     @asynccontextmanager
     async def listen(self, channel: str) -> AsyncIterator[asyncio.Queue[bytes]]:
-        """Messages of one channel, from when the block is entered; `Unavailable` where Redis cannot be reached."""
+        """Subscribe to a channel for a block; return the queue of its notifications. Raises `Unavailable`."""
         name = channel.encode()
-        inbox: asyncio.Queue[bytes] = asyncio.Queue()
-        self._listeners[name].add(inbox)
+        notifications: asyncio.Queue[bytes] = asyncio.Queue()
+        self._listeners[name].add(notifications)
         try:
             await self._subscribe(name)
-            yield inbox
+            yield notifications
         finally:
-            self._listeners[name].discard(inbox)
+            self._listeners[name].discard(notifications)
             if not self._listeners[name]:
                 del self._listeners[name]
-                with anyio.move_on_after(_FAREWELL, shield=True), suppress(QueueError):
+                with anyio.move_on_after(_UNSUBSCRIBE_TIMEOUT, shield=True), suppress(QueueError):
                     await self._unsubscribe(name)
 
     async def close(self) -> None:
@@ -75,7 +75,7 @@ class TaskNotifications:
         await self._drop()
 
     async def _subscribe(self, name: bytes) -> None:
-        """Have the channel subscribed. Those who come while others wait for their turn go out in one command."""
+        """Subscribe to a channel. Channels of listeners that wait for the lock are joined in one command."""
         self._joining.add(name)
         async with self._changing:
             if name not in self._subscribed:
@@ -85,18 +85,18 @@ class TaskNotifications:
                 try:
                     await self._add(joining)
                 except BaseException:
-                    for one in joining:  # the others try again when it is their turn
+                    for one in joining:  # the other listeners try again when they get the lock
                         del self._subscribed[one]
                     raise
             if self._pump is None or self._pump.done():
-                self._pump = asyncio.create_task(self._listen(), name="perdure news")
-            stands = self._subscribed[name]
-        await stands.wait()
+                self._pump = asyncio.create_task(self._listen(), name="perdure notifications")
+            confirmed = self._subscribed[name]
+        await confirmed.wait()
 
     async def _unsubscribe(self, name: bytes) -> None:
         self._leaving.add(name)
         async with self._changing:
-            leaving = {one for one in self._leaving if one not in self._listeners}  # else somebody came meanwhile
+            leaving = {one for one in self._leaving if one not in self._listeners}  # the others have a new listener
             self._leaving.clear()
             for one in leaving:
                 self._subscribed.pop(one, None)
@@ -105,52 +105,50 @@ class TaskNotifications:
                     await self._pubsub.unsubscribe(*leaving)
 
     async def _listen(self) -> None:
-        """Hand out what comes; where the connection is lost, subscribe to everything on another."""
+        """Distribute messages; after a lost connection, subscribe to all channels on a new one."""
         delays = _RECONNECT.delays()
         while True:
-            heard = self._pubsub
+            pubsub = self._pubsub
             try:
-                if heard is None:
+                if pubsub is None:
                     async with self._changing:
                         if not self._listeners:
                             return
                         if self._pubsub is None:
-                            await self._begin_anew()
+                            await self._resubscribe()
                     continue
                 with translated(self._gateway.address.shown):
-                    message = await self._hear(heard)
+                    message = await self._next_message(pubsub)
                 delays = _RECONNECT.delays()
                 if message is not None:
-                    self._hand_out(message)
+                    self._distribute(message)
             except QueueError:
                 async with self._changing:
-                    if self._pubsub is heard:
+                    if self._pubsub is pubsub:
                         await self._drop()
                 await asyncio.sleep(next(delays))
 
-    async def _hear(self, pubsub: PubSub) -> dict[str, Any] | None:
-        """The next message. Where none comes for long, ask whether the server is there at all: nothing else would
-        ever tell of a connection that broke without a word.
-        """
+    async def _next_message(self, pubsub: PubSub) -> dict[str, Any] | None:
+        """Return the next message. After a silence, send a PING: nothing else shows that a connection is broken."""
         message: dict[str, Any] | None = await pubsub.get_message(timeout=_SILENCE)
         if message is None:
             await pubsub.ping()
-            message = await pubsub.get_message(timeout=_ANSWERING)
+            message = await pubsub.get_message(timeout=_PING_TIMEOUT)
             if message is None:
-                raise ReplyTimeout(f"no answer on the connection for news within {_ANSWERING:g} s")
+                raise ReplyTimeout(f"no answer on the connection for notifications within {_PING_TIMEOUT:g} s")
         return message
 
-    # with the lock held
+    # The methods below are called with the lock held.
 
     async def _add(self, names: Collection[bytes]) -> None:
         if self._pubsub is not None:
             with suppress(Unavailable), translated(self._gateway.address.shown):
                 await self._pubsub.subscribe(*names)
                 return
-        await self._begin_anew()
+        await self._resubscribe()
 
-    async def _begin_anew(self) -> None:
-        """Subscribe to everything that is listened to, on a connection of its own."""
+    async def _resubscribe(self) -> None:
+        """Subscribe to all channels that have listeners, on a new connection."""
         await self._drop()
         pubsub = await self._gateway.subscription()
         try:
@@ -166,13 +164,13 @@ class TaskNotifications:
         if lost is not None:
             await lost.aclose()
 
-    def _hand_out(self, message: dict[str, Any]) -> None:
+    def _distribute(self, message: dict[str, Any]) -> None:
         channel: bytes = message["channel"]
         if message["type"] == "subscribe" and channel in self._subscribed:
-            if self._subscribed[channel].is_set():  # it stands again: what was published in between was not heard
-                for inbox in self._listeners.get(channel, ()):
-                    inbox.put_nowait(LOST)
+            if self._subscribed[channel].is_set():  # confirmed again: notifications in between were missed
+                for queue in self._listeners.get(channel, ()):
+                    queue.put_nowait(LOST)
             self._subscribed[channel].set()
         elif message["type"] == "message":
-            for inbox in self._listeners.get(channel, ()):
-                inbox.put_nowait(message["data"])
+            for queue in self._listeners.get(channel, ()):
+                queue.put_nowait(message["data"])

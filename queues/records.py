@@ -1,4 +1,4 @@
-"""The record of a task, read from outside."""
+"""The task record, read from outside."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Record", "State", "opened_error", "plain_data", "read_record", "read
 
 
 class State(StrEnum):
-    """Where a task stands; docs/reference/task-states.md draws the ways between them."""
+    """State of a task; docs/reference/task-states.md has the transitions."""
 
     QUEUED = "queued"
     SCHEDULED = "scheduled"
@@ -30,17 +30,19 @@ class State(StrEnum):
 
     @property
     def terminal(self) -> bool:
-        """No worker will touch the task again (a dead one may be replayed by a person)."""
+        """Whether the task has ended. A dead one may be replayed."""
         return self in (State.SUCCEEDED, State.DEAD, State.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A task as it stood when it was read. Times are milliseconds of Redis' clock since the epoch.
+    """A task at the time of the read. Times are milliseconds of Redis' clock since the epoch.
 
-    args, result: as they are stored, which may be sealed; `shown_arguments` and `shown_result` are for people.
-    waits: what it waits for, such as "message", while it is scheduled for that. unused: messages in its inbox, at most.
-    handed_to: the task that goes on, where this one has handed on.
+    Attributes:
+        args, result: As they are stored, possibly encrypted. `shown_arguments` and `shown_result` are for display.
+        waits: What the task waits for while it is parked, such as "message".
+        unused: Upper bound of the messages in its inbox.
+        handed_to: Id of its successor.
     """
 
     id: str
@@ -70,11 +72,11 @@ class Record:
     cipher: TaskCipher = field(default=NO_CIPHER, repr=False, compare=False)
 
     def shown_arguments(self) -> bytes | None:
-        """The arguments as JSON, without their secrets; where they cannot be opened, why."""
+        """Return the arguments as JSON with masked secrets, or why they cannot be decrypted."""
         return shown_arguments(self.cipher, self.task, self.args, self.secrets)
 
     def shown_result(self) -> bytes | None:
-        """The result as JSON; where it cannot be opened, why."""
+        """Return the result as JSON, or why it cannot be decrypted."""
         if self.result is None:
             return None
         try:
@@ -83,7 +85,7 @@ class Record:
             return f"({error})".encode()
 
     def summary(self) -> dict[str, Any]:
-        """The record as plain data, for programs."""
+        """Return the record as plain data."""
         shown: dict[str, Any] = {
             "id": self.id,
             "queue": self.queue,
@@ -114,20 +116,20 @@ class Record:
         return shown
 
 
-def shown_arguments(seal: TaskCipher, task: str | None, data: bytes | None, secrets: SecretPaths) -> bytes | None:
-    """Arguments as they may be shown: opened, and without their secrets; where they cannot be opened, why."""
+def shown_arguments(cipher: TaskCipher, task: str | None, data: bytes | None, secrets: SecretPaths) -> bytes | None:
+    """Return arguments for display: decrypted and with masked secrets, or why they cannot be decrypted."""
     if data is None:
         return None
     try:
-        return mask(seal.decrypt(arguments_field(task or "?"), data, plain=True), secrets)
+        return mask(cipher.decrypt(arguments_field(task or "?"), data, plain=True), secrets)
     except DecryptionError as error:
         return f"({error})".encode()
 
 
-def opened_error(seal: TaskCipher, data: bytes) -> Any:
-    """What is told of an error: its evidence, or in its place why it cannot be opened."""
+def opened_error(cipher: TaskCipher, data: bytes) -> Any:
+    """Return the evidence of an error, or evidence of why it cannot be decrypted."""
     try:
-        return _json_or_text(seal.decrypt(ERROR, data, plain=True))
+        return _json_or_text(cipher.decrypt(ERROR, data, plain=True))
     except DecryptionError as error:
         return {"error": type(error).__name__, "message": str(error), "traceback": ""}
 
@@ -137,16 +139,16 @@ _FIELDS: Final = (
     *(b"attempts", b"crashes", b"replays", b"ran", b"worker", b"step", b"alive"),
     *(b"result", b"reason", b"error", b"waits", b"mail", b"used", b"handed_to"),
 )
-"""What is read of a record, which may hold an inbox of any size besides."""
+"""Fields that are read. A record may also hold an inbox of any size."""
 
 
 async def read_record(gateway: Gateway, partition: Partition, task_id: str) -> Record | None:
-    """The task's record, or None where there is none."""
+    """Return the task's record, or None."""
     return (await read_records(gateway, partition, [task_id]))[0]
 
 
 async def read_records(gateway: Gateway, partition: Partition, task_ids: Sequence[str]) -> list[Record | None]:
-    """Records of several tasks of one partition, in the order of the ids, in two round trips."""
+    """Return the records of tasks of one partition, in the order of the ids, in two round trips."""
     raw = await gateway.pipeline([("HMGET", partition.record(task_id), *_FIELDS) for task_id in task_ids])
     hashes = [{name: value for name, value in zip(_FIELDS, one, strict=True) if value is not None} for one in raw]
     messages = await _read_messages(gateway, partition, hashes)
@@ -165,7 +167,7 @@ class _Message:
 async def _read_messages(
     gateway: Gateway, partition: Partition, hashes: Sequence[Mapping[bytes, bytes]]
 ) -> list[_Message | None]:
-    """The stream entry behind each record that has one, and the worker that holds it."""
+    """Return the stream entry of each record that has one, and the worker that holds it."""
     wanted: list[tuple[int, bytes, str]] = []
     for position, fields in enumerate(hashes):
         if b"entry" in fields:
@@ -181,7 +183,7 @@ async def _read_messages(
     except Refused as error:
         if not is_missing_group(error):
             raise
-        replies = await gateway.pipeline(entries)  # no worker ever came: nobody holds anything
+        replies = await gateway.pipeline(entries)  # no worker has come yet: no message is pending
     holders = iter(replies[len(entries) :])
     messages: list[_Message | None] = [None] * len(hashes)
     for (position, _, stream), found in zip(wanted, replies, strict=False):
@@ -194,7 +196,7 @@ async def _read_messages(
 
 
 def _record(
-    partition: Partition, task_id: str, fields: Mapping[bytes, bytes], message: _Message | None, seal: TaskCipher
+    partition: Partition, task_id: str, fields: Mapping[bytes, bytes], message: _Message | None, cipher: TaskCipher
 ) -> Record:
     payload = {**fields, **(message.fields if message else {})}
     envelope = _envelope(payload.get(b"env"))
@@ -225,12 +227,12 @@ def _record(
         step_alive_at=_number(fields, b"alive"),
         result=fields.get(b"result"),
         reason=_text(fields, b"reason"),
-        error=opened_error(seal, fields[b"error"]) if b"error" in fields else None,
+        error=opened_error(cipher, fields[b"error"]) if b"error" in fields else None,
         waits=_text(fields, b"waits") if state is State.SCHEDULED else None,
         handed_to=_text(fields, b"handed_to"),
         unused=(_number(fields, b"mail") or 0) - (_number(fields, b"used") or 0),
         secrets=envelope.secrets if envelope else read_secret_paths(payload.get(b"env", b"")),
-        cipher=seal,
+        cipher=cipher,
     )
 
 
@@ -263,9 +265,9 @@ def _json_or_text(data: bytes | None) -> Any:
 
 
 def plain_data(data: bytes) -> Any:
-    """Stored JSON as data that can be shown in a document. `ValueError` where it is none, or is nested too deeply.
+    """Decode stored JSON that can be shown inside a document. Raises `ValueError` for anything else.
 
-    More can be read than can be written again (254 levels): here it has room for a list of documents around it.
+    The decoder accepts deeper nesting than the encoder (254 levels); two levels are kept for the document around it.
     """
     found = orjson.loads(data)
     try:

@@ -1,8 +1,4 @@
-"""What supervisors keep in Redis: that they are there, how often their workers crashed lately, and that they paused.
-
-Counter and pause go by a name that a supervisor keeps when it is started again, so that no crash loop escapes by that.
-All times are Redis' own.
-"""
+"""Supervisors in Redis: registry, crash counter and pause."""
 
 from __future__ import annotations
 
@@ -27,17 +23,19 @@ __all__ = [
     "withdraw_supervisor",
 ]
 
-_TALLY = queue_script("count_crash")
-_SUPERVISE = queue_script("register_supervisor")
-_RESUME = queue_script("unpause_supervisor")
+_COUNT = queue_script("count_crash")
+_REGISTER = queue_script("register_supervisor")
+_UNPAUSE = queue_script("unpause_supervisor")
 
-_REMEMBERED_MS: Final = 30 * 24 * 3600 * 1000
-"""Milliseconds for which a pause is kept after its supervisor was last seen."""
+_PAUSE_TTL_MS: Final = 30 * 24 * 3600 * 1000
+"""Milliseconds for which a pause is kept after the last registration of its supervisor."""
 
 
 class SupervisorState(NamedTuple):
-    """Where a supervisor stands. crashes: of its workers within the window. paused_since: milliseconds of Redis' clock,
-    0 where it is not paused. why: the crash that was one too many.
+    """Crash count and pause of a supervisor.
+
+    crashes: crashes of its workers within the window. paused_since: milliseconds of Redis' clock, 0 if it is not
+    paused. why: the crash that caused the pause.
     """
 
     crashes: int
@@ -51,7 +49,7 @@ class SupervisorState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChildInfo:
-    """One child of a supervisor. role: worker or isolated. worker: its id, empty while it starts."""
+    """A child process of a supervisor. role: worker or isolated. worker: its id, empty while it starts."""
 
     pid: int
     role: str
@@ -61,11 +59,13 @@ class ChildInfo:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorInfo:
-    """One supervisor. name: by which its crashes are counted and by which it is resumed. processes: how many children
-    it is to have. started, paused_since: milliseconds of Redis' clock. seen: seconds since its last sign of life; None
-    where it is gone, and only its pause is left.
+    """A registered supervisor. Supervisors of several versions read each other: a new field needs a default.
 
-    Supervisors of several versions read each other's announcements: a field that is added here needs a default.
+    Attributes:
+        name: Name by which its crashes are counted and by which it is resumed.
+        processes: Target number of children.
+        started, paused_since: Milliseconds of Redis' clock.
+        seen: Seconds since its last registration; None if it is gone, and only its pause is left.
     """
 
     id: str
@@ -84,12 +84,12 @@ class SupervisorInfo:
     why: str = ""
 
     def summary(self) -> dict[str, Any]:
-        """The supervisor as plain data, for programs."""
+        """Return the supervisor as plain data."""
         return asdict(self) | {"paused_since": self.paused_since or None, "why": self.why or None}
 
 
 async def supervise(gateway: Gateway, namespace: Namespace, info: SupervisorInfo, ttl: float) -> SupervisorState:
-    """Say that the supervisor is there, and hear where it stands. ttl: seconds after which it counts as gone."""
+    """Register a supervisor for `ttl` seconds. Return its crash count and pause."""
     keys = [
         namespace.supervisors,
         namespace.supervisor(info.id),
@@ -97,13 +97,13 @@ async def supervise(gateway: Gateway, namespace: Namespace, info: SupervisorInfo
         namespace.paused,
         namespace.pause(info.name),
     ]
-    told = orjson.dumps({name: value for name, value in asdict(info).items() if name in _TOLD})
-    times = (round(ttl * 1000), round(info.window * 1000), _REMEMBERED_MS)
-    return _standing(await gateway.run(_SUPERVISE, keys, [info.id, info.name, told, *times]))
+    data = orjson.dumps({name: value for name, value in asdict(info).items() if name in _REGISTERED})
+    times = (round(ttl * 1000), round(info.window * 1000), _PAUSE_TTL_MS)
+    return _state(await gateway.run(_REGISTER, keys, [info.id, info.name, data, *times]))
 
 
 async def withdraw_supervisor(gateway: Gateway, namespace: Namespace, supervisor_id: str) -> None:
-    """Say that the supervisor has ended. Its crashes, and its pause, stay."""
+    """Deregister a supervisor. Its crashes and its pause are kept."""
     await gateway.pipeline(
         [("DEL", namespace.supervisor(supervisor_id)), ("ZREM", namespace.supervisors, supervisor_id)]
     )
@@ -112,56 +112,54 @@ async def withdraw_supervisor(gateway: Gateway, namespace: Namespace, supervisor
 async def count_crash(
     gateway: Gateway, namespace: Namespace, supervisor: str, worker: str, *, why: str, threshold: int, window: float
 ) -> SupervisorState:
-    """Count the crash of one worker, once however often it is told. threshold: with more crashes than that within
-    `window` seconds the supervisor is paused from now on.
-    """
-    args = (supervisor, worker, threshold, max(1, round(window * 1000)), _REMEMBERED_MS, why)
-    return _standing(await gateway.run(_TALLY, _keys_of_pause(namespace, supervisor), args))
+    """Count the crash of a worker. Idempotent. With more than `threshold` crashes in `window` seconds, pause."""
+    args = (supervisor, worker, threshold, max(1, round(window * 1000)), _PAUSE_TTL_MS, why)
+    return _state(await gateway.run(_COUNT, _keys_of_pause(namespace, supervisor), args))
 
 
 async def resume_supervisor(gateway: Gateway, namespace: Namespace, supervisor: str) -> bool:
-    """Lift a supervisor's pause and forget its crashes; returns whether it was paused."""
-    return bool(await gateway.run(_RESUME, _keys_of_pause(namespace, supervisor), [supervisor]))
+    """Lift a supervisor's pause and delete its crashes. Return whether it was paused."""
+    return bool(await gateway.run(_UNPAUSE, _keys_of_pause(namespace, supervisor), [supervisor]))
 
 
 async def paused_supervisors(gateway: Gateway, namespace: Namespace) -> list[str]:
-    """Names of the supervisors that are paused, whether they run at present or not."""
+    """Return the names of the paused supervisors, running or not."""
     return [name.decode() for name in await gateway.command("ZRANGE", namespace.paused, 0, -1)]
 
 
 async def list_supervisors(gateway: Gateway, namespace: Namespace) -> list[SupervisorInfo]:
-    """Supervisors that were heard of lately, the longest running first; then those of which only a pause is left."""
+    """Return the registered supervisors, the longest running first; then those with only a pause left."""
     ids = [one.decode() for one in await gateway.command("ZRANGE", namespace.supervisors, 0, -1)]
     found = await gateway.pipeline([("HGETALL", namespace.supervisor(one)) for one in ids])
     seconds, micros = await gateway.command("TIME", node_of=namespace.supervisors)
     now = int(seconds) * 1000 + int(micros) // 1000
-    told = [_read(pairs(flat), now) for flat in found if flat]
-    names = {info["name"] for info in told}
+    known = [_read(pairs(flat), now) for flat in found if flat]
+    names = {info["name"] for info in known}
     absent = [name for name in await paused_supervisors(gateway, namespace) if name not in names]
-    told += [{"id": name, "name": name} for name in absent]
-    pauses = await gateway.pipeline([("HGETALL", namespace.pause(info["name"])) for info in told])
-    counts = await gateway.pipeline([("ZCARD", namespace.crashes(info["name"])) for info in told])
+    known += [{"id": name, "name": name} for name in absent]
+    pauses = await gateway.pipeline([("HGETALL", namespace.pause(info["name"])) for info in known])
+    counts = await gateway.pipeline([("ZCARD", namespace.crashes(info["name"])) for info in known])
     supervisors = [
         SupervisorInfo(**info, crashes=crashes, paused_since=int(pause.get(b"since", 0)), why=_text(pause, b"why"))
-        for info, flat, crashes in zip(told, pauses, counts, strict=True)
+        for info, flat, crashes in zip(known, pauses, counts, strict=True)
         if (pause := pairs(flat)) or info["name"] in names
     ]
     return sorted(supervisors, key=lambda info: (info.seen is None, info.started, info.id))
 
 
 def _read(found: Mapping[bytes, bytes], now: int) -> dict[str, Any]:
-    """What a supervisor told of itself; fields of a version that this one does not know are left out."""
-    told = orjson.loads(found.get(b"told", b"{}"))
-    known = {name: value for name, value in told.items() if name in _TOLD}
+    """Decode a registration without fields that only later versions know."""
+    stored = orjson.loads(found.get(b"told", b"{}"))
+    known = {name: value for name, value in stored.items() if name in _REGISTERED}
     known["children"] = tuple(
-        ChildInfo(**{name: value for name, value in child.items() if name in _OF_A_CHILD})
-        for child in told.get("children", ())
+        ChildInfo(**{name: value for name, value in child.items() if name in _CHILD_FIELDS})
+        for child in stored.get("children", ())
     )
     seen = max(0.0, (now - int(found.get(b"seen", now))) / 1000)
     return known | {"started": int(found.get(b"started", now)), "seen": seen}
 
 
-def _standing(reply: Any) -> SupervisorState:
+def _state(reply: Any) -> SupervisorState:
     return SupervisorState(int(reply[0]), int(reply[1]), reply[2].decode("utf-8", "replace"))
 
 
@@ -173,5 +171,5 @@ def _text(found: Mapping[bytes, bytes], name: bytes) -> str:
     return found.get(name, b"").decode("utf-8", "replace")
 
 
-_OF_A_CHILD = {one.name for one in fields(ChildInfo)}
-_TOLD = {one.name for one in fields(SupervisorInfo)} - {"started", "seen", "crashes", "paused_since", "why"}
+_CHILD_FIELDS = {one.name for one in fields(ChildInfo)}
+_REGISTERED = {one.name for one in fields(SupervisorInfo)} - {"started", "seen", "crashes", "paused_since", "why"}

@@ -122,7 +122,7 @@ async def partition_status(gateway: Gateway, partition: Partition) -> PartitionS
 
 
 async def next_route(gateway: Gateway, namespace: Namespace, partition: Partition, known: Route) -> Route:
-    """Return the route that follows a closed partition. Raises `Refused` if there is none."""
+    """Return the route that follows a closed partition. Raises `Refused` if no route follows."""
     mark = await gateway.command("HGET", partition.closed, "route")
     if mark is not None:
         known = known.joined(_decode(partition.queue, mark))

@@ -129,7 +129,7 @@ def test_arguments_are_one_json_object(arguments: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("wrong", [object(), {1, 2}, b"bytes", 2**64, {1: 2}, "\ud800"])
 def test_arguments_that_are_not_json_are_refused(wrong: object) -> None:
-    with pytest.raises(TypeError, match="cannot be sent as JSON"):
+    with pytest.raises(TypeError, match="could not encode the arguments as JSON"):
         encode_arguments({"value": wrong})
 
 

@@ -189,7 +189,7 @@ def test_what_is_broken_hides_nothing_else(run: Any, settings: Settings) -> None
     answer = call("task", "events", task_id)
     told = [line.split("  ", 1)[1] for line in answer.out.splitlines()[len(TYPES) :]]
     assert told[0].startswith("#9 decided (cannot be read: not JSON: ")
-    assert told[1].startswith("decided (cannot be read: its number is ")
+    assert told[1].startswith("decided (cannot be read: number must be decimal digits, got ")
     assert told[2].startswith("later (cannot be read: not JSON: ")
     assert told[3].startswith("bare (cannot be read: unknown event type 'bare': a later version wrote it)")
     assert told[4].startswith("\\x1b[2J a b (cannot be read: its data must be a JSON object")

@@ -284,7 +284,7 @@ async def test_producers_by_name_send_secrets_too(settings: Settings) -> None:
         }
         await work_off(app)
         assert await bounded(handle.result()) == str(len(TOKEN))
-        with pytest.raises(TypeError, match="cannot be sent as JSON"):
+        with pytest.raises(TypeError, match="could not encode the arguments as JSON"):
             await app.producer.enqueue("log_in", {"token": object()})
 
 

@@ -91,7 +91,7 @@ class CoherenceMonitor(RunObserver):
         if self.findings and (run.history.mail > self._stored.mail or _continued_by_person(events)):
             known = tuple([one.model_copy(update={"known": True}) for one in self.findings])
             await self._store(self._stored.mail, known)
-        for event in reversed([*takewhile(lambda one: not one.starts_afresh, events)]):
+        for event in reversed([*takewhile(lambda one: not one.restarts, events)]):
             self._recent.record(parse_event(event), from_earlier_run=True)
 
     def on_event(self, event: Event, number: int) -> None:

@@ -173,7 +173,7 @@ def _events(history: History) -> int:
     for event in history.latest:
         if event.number is not None:
             break
-        if event.starts_afresh:
+        if event.restarts:
             return 0
     return history.events
 
