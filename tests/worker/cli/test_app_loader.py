@@ -1,4 +1,4 @@
-"""APP: what it can be, and what a person is told when it is not."""
+"""Loader of the APP argument: valid forms, and errors with the line of user code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ APP = "from perdure import App\napp = App('audit')\n"
 
 @pytest.fixture(autouse=True)
 def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A working directory of the test's own, and no module of it left behind."""
+    """Change to a new working directory; remove its modules afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     before = set(sys.modules)
@@ -56,7 +56,7 @@ def test_a_file_and_the_modules_of_its_folder() -> None:
     assert load_app("deep/jobs.py:app").name == "from-a-neighbour"
 
 
-def test_a_file_is_the_same_module_that_its_neighbours_import() -> None:
+def test_a_file_is_the_module_that_other_modules_import() -> None:
     write("tasks_file.py", APP + "import neighbour\n")
     write("neighbour.py", "import tasks_file\n")
     app = load_app("tasks_file.py:app")
@@ -64,7 +64,7 @@ def test_a_file_is_the_same_module_that_its_neighbours_import() -> None:
 
 
 @pytest.mark.parametrize("name", ["json.py", "typer.py", "my-jobs.py", "my.jobs.py"])
-def test_a_file_may_have_a_name_that_no_module_can_have(name: str) -> None:
+def test_a_file_name_may_be_no_valid_module_name(name: str) -> None:
     write(name, APP)
     taken = sys.modules.get(name.removesuffix(".py"))
     assert load_app(f"{name}:app").name == "audit"
@@ -72,25 +72,25 @@ def test_a_file_may_have_a_name_that_no_module_can_have(name: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["jobs", "jobs.py", ":app", "jobs:", ""])
-def test_what_is_no_app_is_told_the_forms(spec: str) -> None:
+def test_an_invalid_app_argument_is_refused_with_the_valid_forms(spec: str) -> None:
     assert "module:attribute or path/to/file.py:attribute" in refusal(spec)
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_a_missing_file_is_refused() -> None:
     assert "could not find the Python file jobs.py" in refusal("jobs.py:app")
 
 
-def test_a_folder_is_no_file() -> None:
+def test_a_folder_is_refused() -> None:
     assert "could not find the Python file ./" in refusal("./:app")
 
 
-def test_a_module_that_is_not_there() -> None:
+def test_a_missing_module_is_refused() -> None:
     said = refusal("jobs:app")
     assert "no module 'jobs'" in said
     assert str(Path.cwd()) in said
 
 
-def test_a_module_that_is_missing_in_a_package_that_is_there() -> None:
+def test_a_missing_module_of_a_package_is_refused() -> None:
     write("pack/__init__.py", "")
     assert "no module 'pack.jobs'" in refusal("pack.jobs:app")
 
@@ -108,29 +108,29 @@ def test_a_module_that_is_missing_in_a_package_that_is_there() -> None:
     ],
     ids=["raises", "imports", "syntax", "exits", "in the library", "in perdure"],
 )
-def test_a_module_that_does_not_import_is_told_with_its_own_line(spec: str, text: str, said: str, line: int) -> None:
+def test_a_failed_import_is_reported_with_the_line_of_user_code(spec: str, text: str, said: str, line: int) -> None:
     path = write("jobs.py", text)
     told = refusal(spec)
     assert said in told
     assert told.endswith(f"({path}:{line})")
 
 
-def test_an_error_in_a_module_that_the_app_imports_is_told_with_that_modules_line() -> None:
+def test_a_failed_import_of_a_helper_module_is_reported_with_its_line() -> None:
     write("jobs.py", "import helper_of_jobs\n")
     path = write("helper_of_jobs.py", "x = 1\nx.nothing\n")
     assert refusal("jobs:app").endswith(f"({path}:2)")
 
 
-def test_an_attribute_that_is_not_there_is_told_which_apps_are() -> None:
+def test_a_missing_attribute_is_refused_with_the_apps_of_the_module() -> None:
     write("jobs.py", "from perdure import App\nfirst = App('a')\nsecond = App('b')\nthird = 3\n")
     assert refusal("jobs:app") == "jobs: has no 'app'; Apps in it: jobs:first, jobs:second"
 
 
-def test_an_attribute_that_is_no_app() -> None:
+def test_an_attribute_that_is_not_an_app_is_refused() -> None:
     write("jobs.py", "from perdure import App\nfirst = App('a')\nthird = 3\n")
     assert refusal("jobs.py:third") == "jobs.py: 'third' is an int, not an App; Apps in it: jobs.py:first"
 
 
-def test_a_module_without_any_app() -> None:
+def test_a_module_without_an_app_is_refused() -> None:
     write("jobs.py", "x = 1\n")
     assert refusal("jobs:app") == "jobs: has no 'app'; define one: app = App('name')"

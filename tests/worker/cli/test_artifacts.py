@@ -1,4 +1,4 @@
-"""perdure task artifact and perdure artifacts."""
+"""`perdure task artifact` and `perdure artifacts`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def task_id(settings: Settings, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A task that has saved two artifacts."""
+    """Id of a task with two artifacts."""
     monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
     monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
     monkeypatch.setenv("PERDURE_ARTIFACTS", str(folder))
@@ -51,7 +51,7 @@ def the_object(folder: Path) -> Path:
     return next(folder.glob(f"*/{REPORT[:2]}/{REPORT[2:]}"))
 
 
-def test_a_task_shows_what_it_has_saved(task_id: str) -> None:
+def test_task_show_lists_artifacts(task_id: str) -> None:
     shown = call("task", "show", task_id).out
     assert f"report.md  8 B  {REPORT}" in shown
     assert "data.bin  2.6 kB" in shown
@@ -89,13 +89,13 @@ def test_an_artifact_is_fetched(task_id: str) -> None:
         (("report.md", "--json"), 2, "--json is for the list"),
     ],
 )
-def test_what_cannot_be_meant(task_id: str, args: tuple[str, ...], code: int, said: str) -> None:
+def test_contradictory_arguments_are_refused(task_id: str, args: tuple[str, ...], code: int, said: str) -> None:
     answer = call("task", "artifact", task_id, *args)
     assert (answer.code, answer.out) == (code, "")
     assert said in answer.err
 
 
-def test_damaged_bytes_go_nowhere(task_id: str, folder: Path) -> None:
+def test_a_damaged_artifact_is_not_written(task_id: str, folder: Path) -> None:
     kept = the_object(folder)
     kept.unlink()
     kept.write_bytes(b"# Forged")
@@ -108,7 +108,7 @@ def test_damaged_bytes_go_nowhere(task_id: str, folder: Path) -> None:
     assert kept.read_bytes() == b"# Forged"
 
 
-def test_gc_of_what_cannot_be_read_deletes_nothing(
+def test_gc_deletes_nothing_if_links_cannot_be_read(
     task_id: str, folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = f"{{{settings.namespace}:default:0}}:task:{task_id}:steps"
@@ -128,13 +128,13 @@ def test_gc_of_what_cannot_be_read_deletes_nothing(
 
 
 @pytest.mark.parametrize("grace", ["1 week", "-1", "h", "1e3"])
-def test_a_grace_that_is_no_time(task_id: str, grace: str) -> None:
+def test_an_invalid_grace_is_refused(task_id: str, grace: str) -> None:
     answer = call("artifacts", "gc", "--grace", grace)
     assert answer.code == 2
     assert "must be a number of seconds" in answer.err
 
 
-def test_gc_as_data(task_id: str, folder: Path) -> None:
+def test_gc_prints_json(task_id: str, folder: Path) -> None:
     kept = the_object(folder)
     orphan = kept.parent / ("0" * 62)
     orphan.write_bytes(b"12345")

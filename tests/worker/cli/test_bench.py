@@ -1,4 +1,4 @@
-"""`perdure bench`: every figure is there, nothing stays behind, nobody is disturbed unasked. No figure is judged."""
+"""`perdure bench`: complete output, clean-up and consent. The measured values are not checked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROWS = {
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
-    """A server that nobody else has."""
+    """A server for one test."""
     program = find_program(BUNDLED)
     assert program is not None
     server = RedisServer(program).start()
@@ -44,7 +44,7 @@ def server() -> Iterator[RedisServer]:
 
 
 @pytest.mark.processes
-def test_every_figure_is_there_and_nothing_stays_behind(server: RedisServer) -> None:
+def test_all_measures_are_printed_and_all_keys_removed(server: RedisServer) -> None:
     with redis.Redis.from_url(server.url) as client:
         client.set("{bench}somebody-elses", "1")
         place = ("--redis-url", server.url, "--tasks", "200", "--payload", "100", "--json")
@@ -59,7 +59,7 @@ def test_every_figure_is_there_and_nothing_stays_behind(server: RedisServer) -> 
     assert f"this puts {server.url} under load" in answer.err
 
 
-def test_people_see_a_table(server: RedisServer) -> None:
+def test_the_default_output_is_a_table(server: RedisServer) -> None:
     answer = call("bench", "--redis-url", server.url, "--tasks", "100")
     assert answer.code == 0, answer.err
     assert "raw client" in answer.out
@@ -68,7 +68,7 @@ def test_people_see_a_table(server: RedisServer) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_cleans_up(server: RedisServer, number: signal.Signals) -> None:
+def test_an_interrupt_removes_all_keys(server: RedisServer, number: signal.Signals) -> None:
     with (
         redis.Redis.from_url(server.url) as client,
         subprocess.Popen(
@@ -122,7 +122,7 @@ def test_under_sentinels_the_raw_client_works_on_the_primary(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "url", ["redis://redis.example.com:6379", "rediss://user:secret@10.0.0.7", "redis+sentinel://localhost,10.0.0.7/x"]
 )
-def test_a_server_elsewhere_is_asked_for(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_server_needs_consent(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = call("bench", "--redis-url", url)
     assert answer.code == 2
     assert "under load" in answer.err
@@ -141,18 +141,18 @@ def test_a_server_elsewhere_is_asked_for(url: str, monkeypatch: pytest.MonkeyPat
         Address(directory=Path("data")),
     ],
 )
-def test_a_server_here_is_told_of(address: Address, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_local_server_is_announced_without_a_question(address: Address, capsys: pytest.CaptureFixture[str]) -> None:
     ask(address, False)
     assert address.shown in capsys.readouterr().err
 
 
-def test_who_agreed_is_not_asked() -> None:
+def test_yes_skips_the_question() -> None:
     ask(Address("redis://redis.example.com"), True)
     with pytest.raises(Misuse):
         ask(Address("redis://redis.example.com"), False)
 
 
-async def test_a_server_with_little_memory_is_left_alone(server: RedisServer) -> None:
+async def test_a_server_with_little_free_memory_is_refused(server: RedisServer) -> None:
     gateway = Gateway(Address(server.url))
     await gateway.open()
     try:
@@ -167,7 +167,7 @@ async def test_a_server_with_little_memory_is_left_alone(server: RedisServer) ->
         await gateway.close()
 
 
-async def test_a_server_at_work_for_others_is_left_alone_unless_somebody_agrees(server: RedisServer) -> None:
+async def test_a_busy_server_is_refused_without_consent(server: RedisServer) -> None:
     gateway, other = Gateway(Address(server.url)), Gateway(Address(server.url))
     await gateway.open()
     await other.open()
@@ -188,12 +188,12 @@ async def test_a_server_at_work_for_others_is_left_alone_unless_somebody_agrees(
         await other.close()
 
 
-def test_a_server_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_missing_server_is_reported_in_one_line(tmp_path: Path) -> None:
     answer = call("bench", "--redis-url", f"unix://{tmp_path}/nothing.sock")
     assert answer.code == 1
     assert "cannot reach Redis" in answer.err
     assert "Traceback" not in answer.err
 
 
-def test_a_size_that_cannot_be_meant_is_misuse() -> None:
+def test_an_invalid_size_is_misuse() -> None:
     assert call("bench", "--tasks", "1").code == 2

@@ -1,4 +1,4 @@
-"""The command line as a whole: what it costs, what it refuses and how, and that it teaches."""
+"""Command line as a whole: imports, help, errors, exit codes, completion."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.command_line import BOUND, COMMAND, Running, call, process
 from tests.support.servers import BUNDLED, RedisServer, find_program
 
 
-def test_the_top_of_the_command_line_imports_no_part_of_perdure_and_nothing_but_typer() -> None:
+def test_the_command_table_imports_only_typer() -> None:
     code = """
 import sys
 from perdure.worker.cli import commands
@@ -78,7 +78,7 @@ def test_the_commands_are_these() -> None:
     }
 
 
-def test_the_demo_is_registered_by_the_place_of_its_command() -> None:
+def test_the_demo_is_a_lazy_command() -> None:
     assert next(command.target for command in COMMANDS if command.name == "demo") == ".demo.command:demo"
 
 
@@ -91,7 +91,7 @@ def test_help_of_every_command_has_an_example_of_it(path: tuple[str, ...]) -> No
 
 
 @pytest.mark.parametrize("path", LEAVES, ids=" ".join)
-def test_every_command_says_where_the_queues_are_in_the_same_options(path: tuple[str, ...]) -> None:
+def test_every_command_has_the_same_connection_options(path: tuple[str, ...]) -> None:
     options = {option for parameter in LEAVES[path].params for option in parameter.opts}
     if path[0] == "keys":
         return  # they are of no server
@@ -165,7 +165,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_a_server_that_is_away_is_refused_with_the_remedy() -> None:
+def test_an_unavailable_server_is_reported_with_the_remedy() -> None:
     port = free_port()
     answer = call("queue", "list", "--redis-url", f"redis://:secret@127.0.0.1:{port}/0")
     assert (answer.code, answer.out) == (1, "")
@@ -217,19 +217,19 @@ while not client.pubsub_channels():
     subprocess.run([sys.executable, "-c", probe, url], check=True, timeout=BOUND)
 
 
-def test_a_bug_of_perdures_own_keeps_its_traceback() -> None:
+def test_an_unexpected_error_keeps_its_traceback() -> None:
     with patch("perdure.worker.cli.server.status", side_effect=ZeroDivisionError), pytest.raises(ZeroDivisionError):
         call("server", "status")
 
 
-def test_a_group_of_errors_from_a_worker_is_shown_as_the_one_error_in_it() -> None:
+def test_an_exception_group_of_one_is_reported_as_that_error() -> None:
     group = ExceptionGroup("unhandled", [ExceptionGroup("inner", [Unavailable("gone.")])])
     with pytest.raises(typer.Exit) as ending, explained():
         raise group
     assert ending.value.exit_code == 1
 
 
-def test_several_errors_at_once_are_no_mistake_of_the_users() -> None:
+def test_an_exception_group_of_several_errors_keeps_its_traceback() -> None:
     with pytest.raises(ExceptionGroup), explained():
         raise ExceptionGroup("unhandled", [Unavailable("gone"), ZeroDivisionError()])
 
@@ -242,7 +242,7 @@ def test_several_errors_at_once_are_no_mistake_of_the_users() -> None:
         ("perdure dlq r", {"replay"}),
     ],
 )
-def test_a_shell_is_offered_commands_at_every_level(
+def test_completion_offers_commands_at_every_level(
     words: str, wanted: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("_PERDURE_COMPLETE", "complete_bash")

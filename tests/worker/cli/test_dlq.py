@@ -1,4 +1,4 @@
-"""`perdure dlq`: dead letters seen, replayed, purged, exported."""
+"""`perdure dlq`: list, show, replay, purge, export."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def mended(ctx: Context, n: int = 0) -> int:
 
 
 class Crew:
-    """Runs what is queued until nothing is; `mend` gives the task `fail` a handler that works."""
+    """Runner of queued tasks; `mend` gives the task `fail` a handler that succeeds."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -61,7 +61,7 @@ def crew(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Crew:
 
 
 def bury(crew: Crew, count: int, task: str = "fail", queue: str = "default") -> list[str]:
-    """Dead letters, in the order of their death."""
+    """Return the dead letters, the oldest first."""
     lines = "".join(json.dumps({"args": {}}) + "\n" for _ in range(count))
     ids = call("enqueue", task, "--queue", queue, "--file", "-", stdin=lines.encode()).ids
     crew.work()
@@ -97,7 +97,7 @@ def test_list_narrows_by_queue_reason_and_task(crew: Crew) -> None:
     assert ids("--task", "other", "--reason", "timeout") == []
 
 
-def test_list_says_when_there_are_more_than_the_limit(crew: Crew) -> None:
+def test_list_reports_that_there_are_more_than_the_limit(crew: Crew) -> None:
     bury(crew, 3)
     answer = call("dlq", "list", "--limit", "2", "--json")
     assert len(answer.json) == 2
@@ -125,8 +125,8 @@ def test_show_of_an_unreadable_message_has_its_raw_fields(crew: Crew, redis_url:
     assert "raw env" in call("dlq", "show", letter["id"]).out
 
 
-def test_what_a_terminal_would_act_upon_is_shown_as_text(crew: Crew, redis_url: str, namespace_name: str) -> None:
-    """In names of fields and in values, for people and for programs, for whom it stays the same."""
+def test_control_characters_are_printed_as_escapes(crew: Crew, redis_url: str, namespace_name: str) -> None:
+    """Escapes apply to names and values of tables; JSON keeps the characters, escaped as JSON."""
     hostile: dict[Any, Any] = {"\x1b[2J": "a\x9b2J\u202eb\x7f"}
     redis.Redis.from_url(redis_url).xadd(f"{{{namespace_name}:default:0}}:ready", hostile)
     crew.work()
@@ -138,9 +138,7 @@ def test_what_a_terminal_would_act_upon_is_shown_as_text(crew: Crew, redis_url: 
         assert "u202e" in shown
 
 
-def test_arguments_nested_deeper_than_json_is_written_are_shown_as_text(
-    crew: Crew, redis_url: str, namespace_name: str
-) -> None:
+def test_deeply_nested_arguments_are_printed_as_text(crew: Crew, redis_url: str, namespace_name: str) -> None:
     deep = "[" * 600 + "]" * 600
     message: dict[Any, Any] = {"env": '{"v":1,"id":"deep","task":"fail"}', "args": deep}
     redis.Redis.from_url(redis_url).xadd(f"{{{namespace_name}:default:0}}:ready", message)
@@ -151,7 +149,7 @@ def test_arguments_nested_deeper_than_json_is_written_are_shown_as_text(
 
 
 @pytest.mark.parametrize("command", [("show", "nothing"), ("replay", "nothing"), ("purge", "nothing")], ids=" ".join)
-def test_a_dead_letter_that_is_not_there(command: tuple[str, ...]) -> None:
+def test_a_missing_dead_letter_is_refused(command: tuple[str, ...]) -> None:
     answer = call("dlq", *command)
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.startswith("perdure: no dead letter nothing in namespace")
@@ -175,7 +173,7 @@ def test_fresh_replays_without_the_checkpoint(crew: Crew) -> None:
     assert call("task", "result", task_id).out == "100\n"
 
 
-def test_edited_arguments_take_the_place_of_the_old_ones(crew: Crew) -> None:
+def test_edited_arguments_replace_the_old_ones(crew: Crew) -> None:
     [task_id] = bury(crew, 1)
     call("dlq", "replay", task_id, "--edit-args", '{"n": 5}')
     crew.mend()
@@ -184,7 +182,7 @@ def test_edited_arguments_take_the_place_of_the_old_ones(crew: Crew) -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '"a"', "NaN"])
-def test_edited_arguments_that_are_no_json_object_are_refused(crew: Crew, text: str) -> None:
+def test_edited_arguments_must_be_a_json_object(crew: Crew, text: str) -> None:
     [task_id] = bury(crew, 1)
     answer = call("dlq", "replay", task_id, "--edit-args", text)
     assert (answer.code, answer.out) == (2, "")
@@ -192,7 +190,7 @@ def test_edited_arguments_that_are_no_json_object_are_refused(crew: Crew, text: 
     assert state(task_id) == "dead"
 
 
-def test_edited_arguments_have_the_size_limit_of_all_arguments(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edited_arguments_have_the_payload_limit(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     [task_id] = bury(crew, 1)
     monkeypatch.setenv("PERDURE_PAYLOAD_LIMIT", "1024")
     answer = call("dlq", "replay", task_id, "--edit-args", json.dumps({"n": "x" * 2000}))
@@ -208,7 +206,7 @@ def test_all_are_replayed_the_oldest_first(crew: Crew) -> None:
     assert dead() == []
 
 
-def test_all_of_a_reason_a_task_or_a_queue(crew: Crew) -> None:
+def test_all_can_be_limited_by_reason_task_or_queue(crew: Crew) -> None:
     [first], [second] = bury(crew, 1), bury(crew, 1, "other", "second")
     for narrow in (("--reason", "not_retryable"), ("--task", "other"), ("--queue", "second")):
         assert call("dlq", "replay", "--all", "--dry-run", *narrow).ids == [second]
@@ -216,7 +214,7 @@ def test_all_of_a_reason_a_task_or_a_queue(crew: Crew) -> None:
     assert [letter["id"] for letter in dead()] == [first]
 
 
-def test_what_dies_again_meanwhile_is_not_replayed_again(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_dies_again_during_a_replay_is_replayed_once(crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = bury(crew, 2)
 
     async def replay_and_work(gateway: Any, letters: Any, how: Any) -> Any:
@@ -230,7 +228,7 @@ def test_what_dies_again_meanwhile_is_not_replayed_again(crew: Crew, monkeypatch
     assert {letter["id"] for letter in dead()} == set(ids)
 
 
-def test_a_dry_run_says_what_would_be_replayed_and_changes_nothing(crew: Crew) -> None:
+def test_a_dry_run_lists_the_selection_and_changes_nothing(crew: Crew) -> None:
     ids = bury(crew, 2)
     answer = call("dlq", "replay", "--all", "--dry-run", "--fresh")
     assert answer == Answer(
@@ -242,7 +240,7 @@ def test_a_dry_run_says_what_would_be_replayed_and_changes_nothing(crew: Crew) -
     assert call("dlq", "replay", ids[0], "--dry-run").ids == [ids[0]]
 
 
-def test_of_several_ids_none_is_replayed_where_one_is_wrong(crew: Crew) -> None:
+def test_one_unknown_id_prevents_the_whole_replay(crew: Crew) -> None:
     ids = bury(crew, 2)
     answer = call("dlq", "replay", ids[0], "wrong", ids[1])
     assert (answer.code, answer.out) == (1, "")
@@ -256,7 +254,7 @@ def test_an_id_given_twice_is_replayed_once(crew: Crew) -> None:
     assert call("dlq", "replay", task_id, task_id) == Answer(0, f"{task_id}\n", "perdure: replayed: 1\n")
 
 
-def test_what_another_has_replayed_meanwhile_is_said_and_ends_with_1(
+def test_letters_replayed_by_another_command_are_reported_with_exit_code_1(
     crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = bury(crew, 2)
@@ -274,7 +272,9 @@ def test_what_another_has_replayed_meanwhile_is_said_and_ends_with_1(
 
 
 @pytest.mark.parametrize(("rate", "wanted"), [("5", 5.0), ("5/s", 5.0), ("0.5 /s", 0.5)])
-def test_the_rate_is_so_many_per_second(crew: Crew, monkeypatch: pytest.MonkeyPatch, rate: str, wanted: float) -> None:
+def test_the_rate_limits_replays_per_second(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch, rate: str, wanted: float
+) -> None:
     [task_id] = bury(crew, 1)
 
     rates: list[float] = []
@@ -290,14 +290,14 @@ def test_the_rate_is_so_many_per_second(crew: Crew, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("rate", ["0", "-1", "5/m", "fast", "nan", ""])
-def test_what_is_no_rate_is_refused(rate: str) -> None:
+def test_an_invalid_rate_is_refused(rate: str) -> None:
     answer = call("dlq", "replay", "--all", "--rate", rate)
     assert answer.code == 2
     assert f"got {rate!r}" in answer.err
 
 
 @pytest.mark.parametrize("command", ["replay", "purge"])
-def test_which_letters_are_meant_must_be_said_in_one_way(command: str) -> None:
+def test_ids_and_all_exclude_each_other(command: str) -> None:
     for args, said in (
         ((), "give IDs, or --all"),
         (("--reason", "timeout"), "give IDs, or --all"),
@@ -316,7 +316,7 @@ def test_purge_deletes_letter_record_and_checkpoint(crew: Crew) -> None:
     assert call("task", "show", ids[0]).code == 1
 
 
-def test_purge_of_all_asks_first_and_where_nobody_is_there_to_answer_is_refused(crew: Crew) -> None:
+def test_purge_of_all_is_refused_without_a_terminal_or_yes(crew: Crew) -> None:
     bury(crew, 2)
     answer = call("dlq", "purge", "--all")
     assert (answer.code, answer.out) == (2, "")
@@ -325,7 +325,7 @@ def test_purge_of_all_asks_first_and_where_nobody_is_there_to_answer_is_refused(
 
 
 @pytest.mark.parametrize(("said", "code", "left"), [(b"y\n", 0, 0), (b"n\n", 1, 2), (b"\n", 1, 2), (b"", 1, 2)])
-def test_purge_of_all_does_what_the_person_answers(
+def test_purge_of_all_follows_the_answer(
     crew: Crew, monkeypatch: pytest.MonkeyPatch, said: bytes, code: int, left: int
 ) -> None:
     bury(crew, 2)
@@ -335,12 +335,12 @@ def test_purge_of_all_does_what_the_person_answers(
     assert (answer.code, len(dead()), len(answer.ids)) == (code, left, 2 - left)
 
 
-def test_purge_of_all_with_yes_asks_nobody(crew: Crew) -> None:
+def test_purge_of_all_with_yes_asks_no_question(crew: Crew) -> None:
     ids = bury(crew, 2)
     assert call("dlq", "purge", "--all", "--yes") == Answer(0, "".join(f"{i}\n" for i in ids), "perdure: purged: 2\n")
 
 
-def test_purge_of_some_of_all(crew: Crew) -> None:
+def test_purge_of_all_can_be_limited(crew: Crew) -> None:
     [first], [second] = bury(crew, 1), bury(crew, 1, "other", "second")
     assert call("dlq", "purge", "--all", "--yes", "--task", "other").ids == [second]
     assert [letter["id"] for letter in dead()] == [first]
@@ -364,14 +364,14 @@ def test_export_writes_json_lines_the_oldest_first(crew: Crew, tmp_path: Path) -
     assert len(dead()) == 2
 
 
-def test_export_to_where_nothing_can_be_written(tmp_path: Path) -> None:
+def test_export_to_an_unwritable_path_is_refused(tmp_path: Path) -> None:
     answer = call("dlq", "export", "-o", str(tmp_path / "none" / "x"))
     assert answer.code == 1
     assert answer.err.startswith("perdure: could not write ")
     assert answer.err.count("\n") == 1
 
 
-def test_an_export_whose_reader_leaves_ends_quietly(crew: Crew) -> None:
+def test_an_export_ends_quietly_when_its_reader_closes_the_pipe(crew: Crew) -> None:
     bury(crew, 1)
     with subprocess.Popen([*COMMAND, "dlq", "export"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as exporting:
         assert exporting.stdout is not None
@@ -381,6 +381,6 @@ def test_an_export_whose_reader_leaves_ends_quietly(crew: Crew) -> None:
     assert "Traceback" not in said
 
 
-def test_nothing_to_replay_is_no_failure(crew: Crew) -> None:
+def test_a_replay_of_nothing_succeeds(crew: Crew) -> None:
     assert process("dlq", "replay", "--all") == Answer(0, "", "perdure: replayed: 0\n")
     assert "no matching dead letters" in call("dlq", "list").err

@@ -1,4 +1,4 @@
-"""`perdure enqueue`: one task, files of them, and that nothing is sent where something is wrong."""
+"""`perdure enqueue`: one task, files of tasks, and invalid input."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def from_lines(*lines: Any, args: tuple[str, ...] = ("audit",)) -> Answer:
     return call("enqueue", *args, "--file", "-", stdin=text.encode())
 
 
-def test_the_id_is_on_stdout_and_the_talk_on_stderr() -> None:
+def test_the_id_is_on_stdout_and_the_message_on_stderr() -> None:
     answer = call("enqueue", "audit", "--args", '{"root": "src"}')
     assert answer.code == 0
     assert len(answer.ids) == 1
@@ -64,7 +64,7 @@ def test_options_of_one_task() -> None:
 
 
 def ready_messages(url: str, namespace: str) -> list[dict[bytes, bytes]]:
-    """The messages on the default queue, oldest first."""
+    """Return the messages on the default queue, the oldest first."""
     with redis.Redis.from_url(url) as client:
         entries: Any = client.xrange(f"{{{namespace}:default:0}}:ready")
     return [fields for _, fields in entries]
@@ -76,14 +76,14 @@ def test_timeout_attempts_and_retention_travel_with_the_task(redis_url: str, nam
     assert json.loads(fields[b"env"])["options"] == {"timeout": 5.0, "max_attempts": 2, "result_ttl": 60.0}
 
 
-def test_an_id_that_is_known_is_left_alone() -> None:
+def test_an_existing_id_is_not_enqueued_again() -> None:
     call("enqueue", "audit", "--id", "once", "--args", '{"n": 1}')
     assert call("enqueue", "audit", "--id", "once", "--args", '{"n": 2}').ids == ["once"]
     assert show("once")["args"] == {"n": 1}
     assert queues()[0]["depth"] == 1
 
 
-def test_json_for_programs() -> None:
+def test_the_output_can_be_json() -> None:
     answer = call("enqueue", "audit", "--id", "a", "--json")
     assert answer.json == {"id": "a", "queue": "default"}
     assert answer.err == ""
@@ -100,7 +100,7 @@ def test_json_for_programs() -> None:
         ("{'a': 1}", "--args: not JSON: key must be a string at line 1 column 2"),
     ],
 )
-def test_arguments_that_are_no_json_object_are_refused_with_the_place(args: str, said: str) -> None:
+def test_arguments_must_be_a_json_object(args: str, said: str) -> None:
     answer = call("enqueue", "audit", "--args", args)
     assert (answer.code, answer.out) == (2, "")
     assert said in answer.err
@@ -160,7 +160,7 @@ def test_a_file_of_tasks(tmp_path: Path) -> None:
     assert (third["task"], third["state"]) == ("another", "scheduled")
 
 
-def test_what_a_line_does_not_say_the_command_line_says() -> None:
+def test_the_command_line_has_the_defaults_of_a_line() -> None:
     answer = from_lines(
         {"args": {}}, {"args": {}, "queue": "own", "delay": 0}, args=("audit", "--queue", "q", "--delay", "9")
     )
@@ -205,7 +205,7 @@ def test_a_large_file_is_sent_in_full_and_in_order(redis_url: str, namespace_nam
     ],
     ids=str,
 )
-def test_one_bad_line_and_nothing_is_sent(line: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_invalid_line_prevents_the_whole_file(line: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_PAYLOAD_LIMIT", "1024")
     answer = from_lines({"args": {}, "id": "first"}, line, {"args": {}})
     assert (answer.code, answer.out) == (2, "")
@@ -214,7 +214,7 @@ def test_one_bad_line_and_nothing_is_sent(line: Any, said: str, monkeypatch: pyt
     assert queues() == []
 
 
-def test_a_line_without_a_task_where_the_command_line_names_none() -> None:
+def test_a_line_without_a_task_needs_a_default() -> None:
     answer = from_lines({"args": {}, "task": "audit"}, {"args": {}}, args=())
     assert answer.code == 2
     assert "line 2: task is missing, and the command line has no default for it" in answer.err
@@ -224,25 +224,25 @@ def test_line_numbers_count_empty_lines() -> None:
     assert "line 4: not JSON" in from_lines({"args": {}}, "", "", "{").err
 
 
-def test_of_many_bad_lines_the_first_are_named_and_the_rest_counted() -> None:
+def test_of_many_invalid_lines_the_first_are_listed_and_the_rest_counted() -> None:
     answer = from_lines(*["{"] * 25)
     assert answer.err.count("\n  line ") == 10
     assert "and 15 more lines" in answer.err
 
 
-def test_bytes_that_are_no_text_are_refused() -> None:
+def test_invalid_utf_8_is_refused() -> None:
     answer = call("enqueue", "audit", "--file", "-", stdin=b'{"args": {"a": "\xff"}}\n')
     assert answer.code == 2
     assert "line 1: not JSON: invalid unicode" in answer.err
 
 
-def test_a_file_that_is_not_there_is_refused() -> None:
+def test_a_missing_file_is_refused() -> None:
     answer = call("enqueue", "audit", "--file", "nothing.jsonl")
     assert (answer.code, answer.out) == (1, "")
     assert answer.err == "perdure: could not read nothing.jsonl: No such file or directory\n"
 
 
-def test_a_file_of_json_answers_line_by_line() -> None:
+def test_a_file_with_json_output_prints_one_object_per_line() -> None:
     answer = call(
         "enqueue", "audit", "--file", "-", "--json", stdin=b'{"args": {}, "id": "a"}\n{"args": {}, "id": "b"}'
     )
@@ -259,12 +259,12 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("terminal")
-def test_what_takes_long_shows_a_bar_on_stderr_and_ids_on_stdout() -> None:
+def test_a_slow_command_shows_a_bar_on_stderr_and_ids_on_stdout() -> None:
     answer = from_lines({"args": {}, "id": "a"}, {"args": {}, "id": "b"})
     assert answer.ids == ["a", "b"]
     assert "enqueuing" in answer.err
 
 
-def test_what_is_quick_shows_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fast_command_shows_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "enqueuing" not in from_lines({"args": {}}).err

@@ -1,4 +1,4 @@
-"""`perdure worker health` and `--health-port`: whether a worker process is well, as a probe asks it."""
+"""`perdure worker health` and `--health-port`: health of worker processes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def stubborn(ctx: Context) -> None:
 
 @pytest.fixture(autouse=True)
 def folder(redis_url: str, namespace_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an application, which is the working directory; signs of life come each 0.5 s."""
+    """Working directory with an application; workers report every 0.5 s."""
     (tmp_path / "tasks.py").write_text(TASKS)
     monkeypatch.chdir(tmp_path)
     for name, value in {
@@ -75,7 +75,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 def until_health(code: int, *args: str, says: str = "") -> Answer:
-    """Ask for health until it is so."""
+    """Repeat `worker health` until it exits with this code."""
 
     def so() -> Answer | None:
         answer = call("worker", "health", *args)
@@ -92,7 +92,7 @@ def announced() -> list[dict[str, Any]]:
 
 
 def ask(port: int, path: str) -> tuple[int, Any]:
-    """What the probe answers; 0 where nobody does yet."""
+    """Return status and body of the probe; status 0 if the server does not listen yet."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=BOUND) as answer:
             return answer.status, json.load(answer)
@@ -103,7 +103,7 @@ def ask(port: int, path: str) -> tuple[int, Any]:
         return 0, None
 
 
-def test_a_worker_that_is_well_is_found_in_every_way(folder: Path, unused_tcp_port: int) -> None:
+def test_a_healthy_worker_can_be_selected_by_id_pid_and_name(folder: Path, unused_tcp_port: int) -> None:
     port = unused_tcp_port
     with Running("worker", "run", "tasks:app", "--name", "mine", "--health-port", str(port), cwd=folder) as worker:
         answer = until_health(0)
@@ -154,7 +154,7 @@ def test_a_worker_whose_loop_is_blocked_fails_its_probes(folder: Path, unused_tc
         until_health(0)
 
 
-def test_a_worker_with_a_handler_that_does_not_end_fails_progress_and_ends_all_the_same(folder: Path) -> None:
+def test_a_worker_with_a_stuck_handler_fails_progress_and_still_exits(folder: Path) -> None:
     with Running("worker", "run", "tasks:app", cwd=folder) as worker:
         [task_id] = call("enqueue", "stubborn", "--max-attempts", "1").ids
         assert worker.line() == "began"
@@ -167,7 +167,7 @@ def test_a_worker_with_a_handler_that_does_not_end_fails_progress_and_ends_all_t
     assert "exiting with 1 handlers that ignored their cancellation" in ended.err
 
 
-def test_one_that_was_killed_does_not_count_against_the_next_on_its_host(folder: Path) -> None:
+def test_a_killed_worker_does_not_affect_the_health_of_the_next_one(folder: Path) -> None:
     with Running("worker", "run", "tasks:app", cwd=folder) as killed:
         until_health(0)
         killed.send(signal.SIGKILL)
@@ -178,7 +178,7 @@ def test_one_that_was_killed_does_not_count_against_the_next_on_its_host(folder:
         until_health(0)
 
 
-def test_all_workers_of_the_host_have_to_be_well(folder: Path) -> None:
+def test_all_workers_of_the_host_must_be_healthy(folder: Path) -> None:
     (folder / "other").mkdir()
     with (
         Running("worker", "run", "tasks:app", "--name", "first", cwd=folder),
@@ -193,8 +193,8 @@ def test_all_workers_of_the_host_have_to_be_well(folder: Path) -> None:
         second.send(signal.SIGCONT)
 
 
-def test_a_worker_of_an_older_version_is_well_as_far_as_is_known(redis_url: str, namespace_name: str) -> None:
-    """It announces a text, and says nothing of its health."""
+def test_a_worker_without_health_reports_is_healthy_while_it_registers(redis_url: str, namespace_name: str) -> None:
+    """Earlier versions registered a text without health."""
     key = f"{{{namespace_name}}}:worker"
     with redis.Redis.from_url(redis_url) as client:
         now = int(client.time()[0]) * 1000
@@ -210,7 +210,7 @@ def test_a_worker_of_an_older_version_is_well_as_far_as_is_known(redis_url: str,
         assert call("worker", "health", "old").code == 1
 
 
-def test_a_redis_that_is_away_is_what_is_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_redis_is_reported_as_not_connected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert call("worker", "health", "absent").err.startswith("perdure: no worker 'absent' reported lately")
     monkeypatch.setattr(Gateway, "__setattr__", _impatient)  # it need not insist
     answer = call("worker", "health", "--redis-url", "redis://127.0.0.1:1")
@@ -222,7 +222,7 @@ def _impatient(gateway: Gateway, name: str, value: Any) -> None:
     object.__setattr__(gateway, name, 0.0 if name == "patience" else value)
 
 
-def test_a_probe_that_cannot_be_served_is_refused_in_one_line(folder: Path) -> None:
+def test_a_port_in_use_is_reported_in_one_line(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for processes in ((), ("--processes", "1")):
@@ -234,7 +234,7 @@ def test_a_probe_that_cannot_be_served_is_refused_in_one_line(folder: Path) -> N
     assert (answer.code, "needs --health-port" in answer.err) == (2, True)
 
 
-def test_a_supervisor_answers_for_all_its_workers(folder: Path, unused_tcp_port: int) -> None:
+def test_a_supervisor_reports_the_health_of_all_its_workers(folder: Path, unused_tcp_port: int) -> None:
     port = unused_tcp_port
     options = ("--processes", "2", "--health-port", str(port))
     with Running("worker", "run", "tasks:app", *options, cwd=folder) as supervisor:

@@ -1,4 +1,4 @@
-"""`perdure memory`: what people do with memories, without any Redis."""
+"""`perdure memory`: all commands, without Redis."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def add(text: str, *options: str) -> str:
     return memory_id
 
 
-def test_added_found_listed_and_forgotten(place: Path) -> None:
+def test_memories_are_added_found_listed_and_forgotten(place: Path) -> None:
     rule = add("Deploys are frozen on Fridays", "--type", "rule", "--owner", "ops", "--tag", "deploy", "--tag", "ci")
     add("Cats sleep sixteen hours", "--importance", "0.9")
     answer = call("memory", "search", "may I deploy?", "--json")
@@ -51,7 +51,7 @@ def test_added_found_listed_and_forgotten(place: Path) -> None:
     assert f"no memory {rule} in {place}" in again.err
 
 
-def test_what_says_the_same_is_updated_and_a_known_key_does_nothing() -> None:
+def test_a_duplicate_is_updated_and_a_known_key_stores_nothing() -> None:
     first = call("memory", "add", "The limit is 10", "--key", "k", "--json").json
     second = call("memory", "add", "the limit IS 10.")
     assert second.ids == [first["id"]]
@@ -59,7 +59,7 @@ def test_what_says_the_same_is_updated_and_a_known_key_does_nothing() -> None:
     assert "updated in" in call("memory", "add", "Something else", "--key", "k").err
 
 
-def test_what_was_exported_comes_back_as_it_was(place: Path, tmp_path: Path) -> None:
+def test_an_export_can_be_imported_unchanged(place: Path, tmp_path: Path) -> None:
     for number in range(3):
         add(f"memory number {number}", "--owner", "a")
     add("of nobody")
@@ -111,7 +111,7 @@ def test_a_file_of_new_memories_is_checked_before_anything_is_stored(place: Path
     assert place.exists()
 
 
-def test_forgetting_all_of_one_owner_and_pruning_are_rehearsed_first() -> None:
+def test_forget_and_prune_have_a_dry_run() -> None:
     ids = {add(f"memory number {n}", "--owner", "a", "--importance", f"0.{n}") for n in range(1, 4)}
     kept = add("of nobody")
     assert set(call("memory", "forget", "--all", "--owner", "a", "--dry-run").ids) == ids
@@ -123,7 +123,7 @@ def test_forgetting_all_of_one_owner_and_pruning_are_rehearsed_first() -> None:
     assert [one["id"] for one in call("memory", "list", "--json").json] == [kept]
 
 
-def test_memories_are_embedded_anew_for_another_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reembed_uses_the_current_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
     add("Deploys are frozen")
     monkeypatch.setenv("PERDURE_EMBEDDER", "perdure.memory:HashingEmbedder")
     assert call("memory", "search", "deploying", "--json").json[0]["vector_rank"] is None
@@ -139,7 +139,7 @@ def test_memories_are_embedded_anew_for_another_embedder(monkeypatch: pytest.Mon
     assert call("memory", "search", "Deploys", "--json").json[0]["vector_rank"] == 1
 
 
-def test_a_damaged_file_says_how_to_go_on_and_the_rest_is_saved(place: Path, tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_with_the_remedy_and_salvaged(place: Path, tmp_path: Path) -> None:
     lines = "\n".join(json.dumps({"text": f"memory {n}:{' and so on' * 40}"}) for n in range(120))
     assert call("memory", "add", "--file", "-", stdin=lines.encode()).code == 0
     data = bytearray(place.read_bytes())
@@ -185,7 +185,7 @@ def test_a_damaged_file_says_how_to_go_on_and_the_rest_is_saved(place: Path, tmp
         (("reembed",), 1, "it does not exist"),
     ],
 )
-def test_mistakes_are_one_line(args: tuple[str, ...], code: int, says: str) -> None:
+def test_an_error_is_one_line(args: tuple[str, ...], code: int, says: str) -> None:
     if args[0] in ("prune", "forget"):
         add("x")
     answer = call("memory", *args)
@@ -205,7 +205,7 @@ def test_mistakes_are_one_line(args: tuple[str, ...], code: int, says: str) -> N
         ("json:JSONEncoder", "it must have a name"),
     ],
 )
-def test_an_embedder_that_cannot_be_had_is_a_misuse(target: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_embedder_is_misuse(target: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_EMBEDDER", target)
     answer = call("memory", "add", "x")
     assert answer.code == 2
@@ -213,5 +213,5 @@ def test_an_embedder_that_cannot_be_had_is_a_misuse(target: str, says: str, monk
     assert says in answer.err
 
 
-def test_it_is_a_program() -> None:
+def test_memory_runs_as_a_process() -> None:
     assert process("memory", "add", "x").ids

@@ -1,4 +1,4 @@
-"""How tables are shown where they fit, and where they do not."""
+"""Tables that fit the terminal, and tables that do not."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ def test_a_table_that_fits_has_a_line_for_each_row(
     assert lines[3] == "01980f2e-7f6a-7c42   dead              3   it cannot be read"
 
 
-def test_the_last_column_is_broken_into_lines_at_words(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_last_column_wraps_at_words(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(monkeypatch, capsys, 54)
     assert [line.split() for line in lines[3:]] == [["01980f2e-7f6a-7c42", "dead", "3", "it", "cannot"], ["be", "read"]]
 

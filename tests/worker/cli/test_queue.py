@@ -1,4 +1,4 @@
-"""`perdure queue`: numbers by partition, and spreading a queue."""
+"""`perdure queue partitions`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def place(redis_url: str, namespace_name: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PERDURE_NAMESPACE", namespace_name)
 
 
-def test_a_queue_is_spread_and_shown() -> None:
+def test_the_number_of_partitions_is_set_and_shown() -> None:
     assert call("enqueue", "audit").code == 0
     answer = call("queue", "partitions", "default", "4")
     assert answer.code == 0
@@ -36,7 +36,7 @@ def test_a_queue_is_spread_and_shown() -> None:
     assert shown["partition"] in (1, 2, 3, 4)
 
 
-def test_as_many_as_there_are_changes_nothing() -> None:
+def test_the_same_number_of_partitions_changes_nothing() -> None:
     assert "created queue default" in call("queue", "partitions", "default", "3").err
     again = call("queue", "partitions", "default", "3")
     assert again.code == 0
@@ -45,14 +45,14 @@ def test_as_many_as_there_are_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(("count", "rule"), [("0", "to 1"), ("1025", "to 1024"), ("many", "integer")])
-def test_a_count_that_cannot_be_is_misuse(count: str, rule: str) -> None:
+def test_an_invalid_number_of_partitions_is_misuse(count: str, rule: str) -> None:
     answer = call("queue", "partitions", "default", count)
     assert answer.code == 2
     assert "'[N]'" in answer.err
     assert rule in answer.err
 
 
-def test_a_queue_that_nobody_used_is_named() -> None:
+def test_an_unknown_queue_is_refused() -> None:
     call("enqueue", "audit", "--queue", "mail")
     answer = call("queue", "partitions", "male")
     assert (answer.code, answer.out) == (1, "")

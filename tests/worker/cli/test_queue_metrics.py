@@ -1,4 +1,4 @@
-"""`perdure queue metrics` and `queue list`: what scrapers and autoscalers are given."""
+"""`perdure queue metrics` and `queue list`: numbers for scrapers and autoscalers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def place(redis_url: str, namespace_name: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def queues(place: None) -> Iterator[None]:
-    """Three tasks wait on one queue, and one is due later on another."""
+    """Enqueue three tasks on one queue, and a scheduled one on another."""
     for number in range(3):
         call("enqueue", "t", "--args", f'{{"n": {number}}}')
     call("enqueue", "t", "--queue", "mail", "--delay", "60")
@@ -40,7 +40,7 @@ def queues(place: None) -> Iterator[None]:
 
 
 def gauges(text: str) -> dict[tuple[str, str | None], float]:
-    """Value by metric and queue; all of the same namespace."""
+    """Return values by metric and queue; check that the namespace is the same."""
     return {
         (sample.name, sample.labels.get("queue")): sample.value
         for family in text_string_to_metric_families(text)
@@ -64,7 +64,7 @@ def test_metrics_are_prometheus_text_with_base_units_in_the_names(queues: None, 
     assert {family.type for family in text_string_to_metric_families(answer.out)} == {"gauge"}
 
 
-def test_the_list_says_the_same_to_people_and_to_programs(queues: None) -> None:
+def test_the_list_has_the_same_numbers_as_json_and_as_a_table(queues: None) -> None:
     default, mail = call("queue", "list", "--json").json
     assert (default["depth"], default["rate"], default["drain_time"]) == (3, 0.0, None)
     assert (mail["due"], mail["drain_time"]) == (1, 0.0)
@@ -81,7 +81,7 @@ def scrape(url: str) -> dict[tuple[str, str | None], float]:
 
 
 @pytest.mark.processes
-def test_each_scrape_looks_anew_and_sigterm_ends_it(queues: None, tmp_path: Path) -> None:
+def test_each_scrape_reads_the_queues_and_sigterm_stops_the_server(queues: None, tmp_path: Path) -> None:
     with Running("queue", "metrics", "--port", "0", cwd=tmp_path) as serving:
         url = serving.line()
         assert url.startswith("http://127.0.0.1:")
@@ -94,9 +94,7 @@ def test_each_scrape_looks_anew_and_sigterm_ends_it(queues: None, tmp_path: Path
 
 
 @pytest.mark.processes
-def test_a_scrape_without_redis_says_so_and_the_next_one_may_find_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scrape_without_redis_reports_perdure_up_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = find_program(BUNDLED)
     assert program is not None
     server = RedisServer(program).start()
@@ -113,7 +111,7 @@ def test_a_scrape_without_redis_says_so_and_the_next_one_may_find_it(
         server.stop()
 
 
-def test_a_port_that_is_taken_is_told_in_one_line() -> None:
+def test_a_port_in_use_is_reported_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         answer = call("queue", "metrics", "--port", str(port))
@@ -122,7 +120,7 @@ def test_a_port_that_is_taken_is_told_in_one_line() -> None:
     assert answer.err.count("\n") == 1
 
 
-def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     def find_nothing(name: str, *_: Any) -> Any:
         return None if name == "prometheus_client" else importlib.util.find_spec(name)
 

@@ -1,4 +1,4 @@
-"""`perdure server`: the embedded server, kept and stopped; and that every command finds it by its folder."""
+"""`perdure server`: start, stop and status of the embedded server, and its use by other commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     stop(path, force=True)
 
 
-def test_a_server_stays_until_it_is_stopped(folder: Path) -> None:
+def test_a_started_server_runs_until_it_is_stopped(folder: Path) -> None:
     place = ("--data-dir", str(folder))
     answer = process("server", "start", *place)
     assert (answer.code, answer.out) == (0, f"embedded:{folder}\n")
@@ -36,13 +36,13 @@ def test_a_server_stays_until_it_is_stopped(folder: Path) -> None:
     assert call("server", "stop", *place).err == f"perdure: no server was running in {folder}\n"
 
 
-def test_start_as_json_tells_what_status_tells(folder: Path) -> None:
+def test_start_prints_the_same_json_as_status(folder: Path) -> None:
     started = call("server", "start", "--data-dir", str(folder), "--json").json
     status = call("server", "status", "--data-dir", str(folder), "--json").json
     assert (started["running"], started["pid"], started["pinned"]) == (True, status["pid"], True)
 
 
-def test_stop_is_refused_while_others_use_the_server_unless_it_is_forced(folder: Path) -> None:
+def test_stop_is_refused_while_the_server_is_used_unless_forced(folder: Path) -> None:
     with EmbeddedServer(folder):
         answer = call("server", "stop", "--data-dir", str(folder))
         assert (answer.code, answer.out) == (1, "")
@@ -52,13 +52,13 @@ def test_stop_is_refused_while_others_use_the_server_unless_it_is_forced(folder:
         assert call("server", "status", "--data-dir", str(folder), "--json").json["running"] is False
 
 
-def test_the_folder_comes_from_the_environment_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_can_come_from_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_DATA_DIR", str(folder))
     assert call("server", "status", "--json").json["address"] == f"embedded:{folder}"
     assert not folder.exists()
 
 
-def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+def test_an_unusable_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for command in ("start", "status"):
         answer = call("server", command, "--data-dir", str(tmp_path / "file"))
@@ -68,7 +68,7 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
         assert answer.err.count("\n") == 1
 
 
-def test_all_commands_find_the_server_of_a_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_commands_use_the_server_of_the_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_REDIS_URL", "redis://nowhere.invalid")  # the command line is nearer
     call("server", "start", "--data-dir", str(folder))
     [task_id] = call("enqueue", "audit", "--data-dir", str(folder)).ids

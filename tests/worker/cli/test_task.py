@@ -1,4 +1,4 @@
-"""`perdure task` and `perdure queue`: tasks and queues seen from outside."""
+"""`perdure task` and `perdure queue list`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def echo(ctx: Context, value: Any) -> Any:
 
 @pytest.fixture
 def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs what is queued, until nothing is."""
+    """Function that runs all queued tasks."""
     monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
     monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
 
@@ -46,14 +46,14 @@ def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture(autouse=True)
 def place(work: Any) -> None:
-    """Every test has its place in the environment."""
+    """Set the connection options in the environment."""
 
 
 def enqueue(*args: str) -> str:
     return call("enqueue", *args).ids[0]
 
 
-def test_show_tells_all_that_is_known(work: Any) -> None:
+def test_show_prints_the_whole_record(work: Any) -> None:
     task_id = enqueue("add", "--args", '{"a": 1, "b": 2}')
     waiting = call("task", "show", task_id).out
     work()
@@ -75,7 +75,7 @@ def test_show_of_a_dead_task_has_its_error_and_traceback(work: Any) -> None:
 
 
 @pytest.mark.parametrize("command", ["show", "result", "watch", "cancel", "events"])
-def test_a_task_that_is_not_there(command: str) -> None:
+def test_a_missing_task_is_refused(command: str) -> None:
     answer = call("task", command, "nothing")
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.startswith("perdure: no task nothing in any queue of namespace")
@@ -94,7 +94,7 @@ def test_a_result_is_printed_as_it_is_stored(work: Any) -> None:
     assert call("task", "result", task_id).out == '{"b":123456789012345678901234567890,"a":"ä"}\n'
 
 
-def test_a_result_that_is_there_needs_no_time(work: Any) -> None:
+def test_a_stored_result_needs_no_timeout(work: Any) -> None:
     task_id = enqueue("add", "--args", '{"a": 1, "b": 2}')
     work()
     assert call("task", "result", task_id, "--timeout", "0").out == "3\n"
@@ -120,7 +120,7 @@ def test_result_of_a_dead_task_is_its_error_on_stderr(work: Any) -> None:
     assert answer.err.count("\n") == 1
 
 
-def test_result_that_does_not_come_in_time() -> None:
+def test_result_fails_after_the_timeout() -> None:
     task_id = enqueue("add")
     answer = call("task", "result", task_id, "--timeout", "0.05")
     assert answer == Answer(1, "", f"perdure: task {task_id} did not finish within 50 ms: it is queued\n")
@@ -133,7 +133,7 @@ def test_result_of_a_cancelled_task() -> None:
     assert answer == Answer(1, "", f"perdure: task {task_id} was cancelled\n")
 
 
-def test_the_outcome_as_json_whatever_it_is(work: Any) -> None:
+def test_result_prints_any_outcome_as_json(work: Any) -> None:
     dead, done, waits = enqueue("fail"), enqueue("add", "--args", '{"a": 1, "b": 2}'), enqueue("add", "--delay", "99")
     work()
     answer = call("task", "result", dead, "--json")
@@ -150,25 +150,25 @@ def test_the_outcome_as_json_whatever_it_is(work: Any) -> None:
     assert (answer.code, answer.json["state"]) == (1, "scheduled")
 
 
-def test_cancel_prints_the_id_and_says_what_became_of_it() -> None:
+def test_cancel_prints_the_id_and_the_outcome() -> None:
     task_id = enqueue("add")
     assert call("task", "cancel", task_id) == Answer(0, f"{task_id}\n", f"perdure: cancelled task {task_id}\n")
     assert call("task", "show", task_id, "--json").json["state"] == "cancelled"
 
 
-def test_cancel_of_a_task_that_is_done_is_refused(work: Any) -> None:
+def test_cancel_of_a_finished_task_is_refused(work: Any) -> None:
     task_id = enqueue("add", "--args", '{"a": 1, "b": 2}')
     work()
     answer = call("task", "cancel", task_id)
     assert answer == Answer(1, "", f"perdure: could not cancel task {task_id}: it is succeeded\n")
 
 
-def test_cancel_as_json() -> None:
+def test_cancel_prints_json() -> None:
     task_id = enqueue("add")
     assert call("task", "cancel", task_id, "--json").json == {"id": task_id, "state": "cancelled"}
 
 
-def test_events_are_told_the_oldest_first(work: Any) -> None:
+def test_events_are_printed_the_oldest_first(work: Any) -> None:
     task_id = enqueue("fail")
     work()
     told = call("task", "events", task_id).out.splitlines()
@@ -181,7 +181,7 @@ def test_events_without_follow_end_while_the_task_waits() -> None:
     assert call("task", "events", enqueue("add")) == Answer(0, "", "")
 
 
-def test_watch_tells_the_events_and_the_outcome(work: Any) -> None:
+def test_watch_prints_the_events_and_the_outcome(work: Any) -> None:
     good, bad = enqueue("add", "--args", '{"a": 1, "b": 2}'), enqueue("fail")
     work()
     watched = call("task", "watch", good)
@@ -194,7 +194,7 @@ def test_watch_tells_the_events_and_the_outcome(work: Any) -> None:
     assert "dead after 1 attempts and 0 crashes, attempts_exhausted: ValueError: no \\x1b[31mgood" in watched.out
 
 
-def test_watch_goes_on_until_the_outcome(work: Any) -> None:
+def test_watch_waits_for_the_outcome(work: Any) -> None:
     task_id = enqueue("add", "--args", '{"a": 1, "b": 2}')
     answers: list[Answer] = []
     watching = threading.Thread(target=lambda: answers.append(process("task", "watch", task_id, "--json")))
@@ -207,7 +207,7 @@ def test_watch_goes_on_until_the_outcome(work: Any) -> None:
     assert answer.lines[-1]["result"] == 3
 
 
-def test_watch_on_a_terminal_shows_where_the_task_stands(work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_on_a_terminal_shows_the_current_step(work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
@@ -247,7 +247,7 @@ def test_list_narrows_by_queue_state_and_name(work: Any) -> None:
     assert listed("--task", "add", "--state", "dead") == set()
 
 
-def test_list_says_when_there_are_more_than_the_limit() -> None:
+def test_list_reports_that_there_are_more_than_the_limit() -> None:
     for _ in range(3):
         enqueue("add")
     answer = call("task", "list", "--limit", "2", "--json")
@@ -256,14 +256,14 @@ def test_list_says_when_there_are_more_than_the_limit() -> None:
     assert call("task", "list", "--limit", "3").err == ""
 
 
-def test_nothing_to_list_is_said_on_stderr() -> None:
+def test_an_empty_list_is_a_message_on_stderr() -> None:
     answer = call("task", "list")
     assert (answer.code, answer.out) == (0, "")
     assert "no matching tasks" in answer.err
     assert call("task", "list", "--json").json == []
 
 
-def test_a_queue_that_nobody_used_is_refused_with_those_that_are() -> None:
+def test_an_unknown_queue_is_refused_with_the_existing_ones() -> None:
     enqueue("add", "--queue", "real")
     answer = call("task", "list", "--queue", "raal")
     assert answer.code == 1
@@ -271,13 +271,13 @@ def test_a_queue_that_nobody_used_is_refused_with_those_that_are() -> None:
     assert "existing queues: real" in answer.err
 
 
-def test_a_table_is_not_cut_where_no_terminal_is() -> None:
+def test_a_table_is_not_cut_without_a_terminal() -> None:
     task_id = enqueue("n" * 200)
     assert "n" * 200 in call("task", "list").out
     assert "n" * 200 in call("task", "show", task_id).out
 
 
-def test_queues_in_numbers(work: Any) -> None:
+def test_queue_list_prints_the_numbers_of_each_queue(work: Any) -> None:
     enqueue("fail")
     work()
     enqueue("add")
@@ -289,7 +289,7 @@ def test_queues_in_numbers(work: Any) -> None:
     assert row[:6] == ["default", "1", "1", "0", "1", "1"]
 
 
-def test_no_queues_is_said_on_stderr() -> None:
+def test_no_queues_is_a_message_on_stderr() -> None:
     answer = call("queue", "list")
     assert (answer.code, answer.out) == (0, "")
     assert "no queues" in answer.err

@@ -1,4 +1,4 @@
-"""`perdure task events`: one log or many, filtered, followed, counted; whatever stands in them."""
+"""`perdure task events`: one log or many, filters, follow, statistics, unreadable events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rate(text: str) -> int:
 
 
 async def look(ctx: Context, question: str) -> str:
-    """Tells one thing of each kind."""
+    """Log one event of each type."""
     await ctx.add_message("user", f"{question}?\x1b[2J\nnow")
     await ctx.add_message("assistant", "let me see", tool_calls=[ToolCall(id="c1", name="find")])
     found: str = await ctx.tool("find", lambda words: words.upper(), question, reasoning="to know", call="c1")
@@ -45,7 +45,7 @@ TYPES = ["message_added", "message_added", "tool_called", "tool_called", "discov
 
 @pytest.fixture
 def run(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Enqueues tasks of these names and runs them; returns their ids."""
+    """Function that enqueues tasks of these names, runs them and returns their ids."""
     monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
     monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
 
@@ -94,7 +94,7 @@ def test_events_read_as_sentences_without_control_characters(run: Any) -> None:
     ]
 
 
-def test_what_happened_within_a_step_says_so() -> None:
+def test_an_event_within_a_step_names_the_step() -> None:
     called = TaskEvent("5-0", 5, "tool_called", "read/find#2", {"tool": "find", "result": 1}, 4)
     decided = TaskEvent("5-1", 5, "decided", "read", {"choice": "stop"}, 5)
     told = [describe_event(event).split("  ", 1)[1] for event in (called, decided)]
@@ -119,7 +119,7 @@ def test_filters_of_one_log(run: Any) -> None:
     assert found("--last", "2", "--follow") == TYPES[-2:]
 
 
-def test_what_cannot_be_meant_is_refused(run: Any) -> None:
+def test_contradictory_options_are_refused(run: Any) -> None:
     for options in (
         ("x", "--last", "1", "--limit", "1"),
         ("x", "--stats", "--follow"),
@@ -154,7 +154,7 @@ def place(entry: str) -> tuple[int, ...]:
     return tuple(map(int, entry.split("-")))
 
 
-def test_statistics_tell_tools_failures_and_decisions(run: Any) -> None:
+def test_statistics_have_tools_failures_and_decisions(run: Any) -> None:
     good, bad = run("look", "stumble")
     found = call("task", "events", "--stats", "--json").json
     assert (found["tasks"], found["events"], found["types"]["message_added"]) == (2, 10, 2)
@@ -172,7 +172,7 @@ def test_statistics_tell_tools_failures_and_decisions(run: Any) -> None:
     assert "step_failed in step find" in call("task", "events", bad, "--stats").out
 
 
-def test_what_is_broken_hides_nothing_else(run: Any, settings: Settings) -> None:
+def test_an_unreadable_event_does_not_hide_others(run: Any, settings: Settings) -> None:
     (task_id,) = run("look")
     deep = "[" * 300 + "]" * 300
     add(
@@ -202,7 +202,7 @@ def test_what_is_broken_hides_nothing_else(run: Any, settings: Settings) -> None
     assert "cannot be read  6" in call("task", "events", task_id, "--stats").out
 
 
-def test_a_log_longer_than_a_page_is_told_whole(run: Any, settings: Settings) -> None:
+def test_a_log_longer_than_a_page_is_printed_in_full(run: Any, settings: Settings) -> None:
     (task_id,) = run("look")
     add(settings, task_id, *({"type": "extra", "data": f'{{"n":{n}}}'} for n in range(450)))
     found = call("task", "events", task_id, "--json").lines
@@ -212,7 +212,7 @@ def test_a_log_longer_than_a_page_is_told_whole(run: Any, settings: Settings) ->
     assert len(call("task", "events", task_id, "--json", "--follow").lines) == len(TYPES) + 450
 
 
-def test_follow_goes_on_until_the_outcome(run: Any) -> None:
+def test_follow_waits_for_the_outcome(run: Any) -> None:
     task_id = call("enqueue", "look", "--args", '{"question": "how"}').ids[0]
     answers: list[Answer] = []
     command = ("task", "events", task_id, "--follow", "--type", "decided", "--json")

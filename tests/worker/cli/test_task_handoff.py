@@ -1,4 +1,4 @@
-"""`perdure task handoff`: where a task stands."""
+"""`perdure task handoff`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def hands_on(ctx: Context) -> str:
 
 @pytest.fixture(autouse=True)
 def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs what is queued, until nothing is."""
+    """Function that runs all queued tasks."""
     monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
     monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
 
@@ -49,7 +49,7 @@ def enqueue(task: str) -> str:
     return call("enqueue", task).ids[0]
 
 
-def test_it_is_markdown_within_the_budget_or_json(work: Any) -> None:
+def test_the_handoff_is_markdown_within_the_budget_or_json(work: Any) -> None:
     task_id = enqueue("fails")
     work()
     text = call("task", "handoff", task_id).out
@@ -64,7 +64,7 @@ def test_it_is_markdown_within_the_budget_or_json(work: Any) -> None:
     assert (found["v"], found["session"], found["why"], found["last_completed"]) == (1, task_id, "burial", "list")
 
 
-def test_of_a_task_that_nobody_has_run_it_says_so_and_of_none_it_fails() -> None:
+def test_a_task_that_has_not_run_has_a_handoff_and_a_missing_task_fails() -> None:
     task_id = enqueue("fails")
     assert "Report on request" in call("task", "handoff", task_id).out
     unknown = call("task", "handoff", "nothing")
@@ -73,7 +73,7 @@ def test_of_a_task_that_nobody_has_run_it_says_so_and_of_none_it_fails() -> None
     assert call("task", "cancel", task_id).code == 0
 
 
-def test_of_one_that_has_ended_it_says_when_that_was(work: Any) -> None:
+def test_the_handoff_of_an_ended_task_has_its_end_time(work: Any) -> None:
     task_id = enqueue("hands_on")
     work()
     found = call("task", "handoff", f"{task_id}.h1", "--json").json
@@ -81,7 +81,7 @@ def test_of_one_that_has_ended_it_says_when_that_was(work: Any) -> None:
     assert found["at"] == call("task", "show", f"{task_id}.h1", "--json").json["finished_at"]
 
 
-def test_one_that_was_handed_on_says_to_whom_and_has_the_others_result(work: Any) -> None:
+def test_a_continued_task_names_its_successor_and_prints_its_result(work: Any) -> None:
     task_id = enqueue("hands_on")
     work()
     following = f"{task_id}.h1"

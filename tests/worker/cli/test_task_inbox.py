@@ -1,4 +1,4 @@
-"""`perdure task send` and `perdure task inbox`: people write to tasks, and see what waits to be read."""
+"""`perdure task send` and `perdure task inbox`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs what is queued until nothing is; the task waits for a word of ada's, then for a message."""
+    """Function that runs all queued tasks; the task waits for an approval from ada, then for a message."""
     monkeypatch.setenv("PERDURE_REDIS_URL", settings.redis_url)
     monkeypatch.setenv("PERDURE_NAMESPACE", settings.namespace)
 
@@ -35,7 +35,7 @@ def work(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda: anyio.run(run)
 
 
-def test_a_person_sees_what_a_task_waits_for_and_answers(work: Any) -> None:
+def test_a_wait_is_shown_and_can_be_answered(work: Any) -> None:
     task_id = call("enqueue", "ships").ids[0]
     work()
     shown = call("task", "show", task_id)
@@ -67,7 +67,7 @@ def test_a_person_sees_what_a_task_waits_for_and_answers(work: Any) -> None:
 
 
 @pytest.mark.usefixtures("work")
-def test_the_inbox_of_a_task() -> None:
+def test_unread_messages_are_listed_and_removed() -> None:
     task_id = call("enqueue", "ships", "--delay", "60").ids[0]
     empty = call("task", "inbox", task_id)
     assert (empty.out, empty.err) == ("", f"perdure: no unread messages in the inbox of task {task_id}\n")
@@ -92,14 +92,14 @@ def test_the_inbox_of_a_task() -> None:
         (("--data", "{"), "--data: not JSON"),
     ],
 )
-def test_what_cannot_be_sent(args: tuple[str, ...], said: str) -> None:
+def test_invalid_messages_are_refused(args: tuple[str, ...], said: str) -> None:
     answer = call("task", "send", "nothing", *args)
     assert (answer.code, answer.out) == (2, "")
     assert said in answer.err
 
 
 @pytest.mark.usefixtures("work")
-def test_a_task_that_is_not_there() -> None:
+def test_a_missing_task_is_refused() -> None:
     for args in (("send", "nothing", "hello"), ("inbox", "nothing")):
         answer = call("task", *args)
         assert (answer.code, answer.out) == (1, "")

@@ -1,4 +1,4 @@
-"""`perdure worker`: what a worker takes from the command line, and how it ends."""
+"""`perdure worker run`, `list` and `resume`: options, signals, exit."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def second(ctx: Context) -> str:
 
 @pytest.fixture(autouse=True)
 def folder(redis_url: str, namespace_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an application, which is the working directory."""
+    """Working directory with an application."""
     (tmp_path / "tasks.py").write_text(TASKS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PERDURE_NAMESPACE", namespace_name)
@@ -76,7 +76,7 @@ def task_state(url: tuple[str, str], task_id: str) -> dict[str, Any]:
 
 
 def cancel(url: tuple[str, str], *ids: str) -> None:
-    """What a test leaves undone would be taken for a leak."""
+    """Remove unfinished tasks, which the leak check would report."""
     for task_id in ids:
         call("task", "cancel", task_id, *url)
 
@@ -95,7 +95,7 @@ def test_a_worker_reads_all_partitions_or_shares_them(url: tuple[str, str], opti
     assert [task_state(url, task_id)["partition"] for task_id in ids] == [0, 1, 2]
 
 
-def test_how_partitions_are_read_is_one_of_two(url: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_partitions_option_is_refused(url: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert process("worker", "run", "tasks:app", "--partitions", "some", *url).code == 2
     monkeypatch.setenv("PERDURE_PARTITIONS", "some")
     refused = process("worker", "run", "tasks:app", *url)
@@ -104,7 +104,7 @@ def test_how_partitions_are_read_is_one_of_two(url: tuple[str, str], monkeypatch
     assert "Traceback" not in refused.err
 
 
-def test_burst_runs_what_is_queued_and_ends(url: tuple[str, str], redis_url: str, namespace_name: str) -> None:
+def test_burst_runs_the_queued_tasks_and_exits(url: tuple[str, str], redis_url: str, namespace_name: str) -> None:
     ids = call("enqueue", "add", "--file", "-", *url, stdin=b'{"args": {"a": 1, "b": 2}}\n' * 3).ids
     answer = process("worker", "run", "tasks:app", "--burst", *url)
     assert (answer.code, answer.out) == (0, "")
@@ -116,7 +116,7 @@ def test_burst_runs_what_is_queued_and_ends(url: tuple[str, str], redis_url: str
     assert f"worker {worker_id} stopped after 3 tasks" in end
 
 
-def test_the_command_line_is_put_over_the_app(url: tuple[str, str], folder: Path) -> None:
+def test_the_command_line_overrides_the_app(url: tuple[str, str], folder: Path) -> None:
     ids = [call("enqueue", "add", "--args", '{"a": 1, "b": 2}', *url).ids[0]]
     ids += call("enqueue", "second", "--queue", "second", *url).ids
     options = ("--queues", "second,second", "--concurrency", "2", "--name", "mine", "--lease", "5", "--grace", "0")
@@ -128,14 +128,14 @@ def test_the_command_line_is_put_over_the_app(url: tuple[str, str], folder: Path
     cancel(url, *ids)
 
 
-def test_a_queue_that_no_task_is_on_is_warned_of(url: tuple[str, str]) -> None:
+def test_a_queue_without_tasks_of_the_app_is_a_warning(url: tuple[str, str]) -> None:
     answer = process("worker", "run", "tasks:app", "--burst", "--queues", "defualt", *url)
     assert answer.code == 0
     assert "app 'audit' has no task for queue defualt" in answer.err
 
 
 @pytest.mark.parametrize(
-    ("args", "code", "text"),
+    ("args", "code", "said"),
     [
         (("nothing:app",), 2, "no module 'nothing'"),
         (("tasks:app", "--queues", "a,,b"), 2, "--queues: queue must be 1 to 64 letters"),
@@ -144,7 +144,7 @@ def test_a_queue_that_no_task_is_on_is_warned_of(url: tuple[str, str]) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
-def test_a_worker_that_cannot_start_says_so_in_one_line(args: tuple[str, ...], code: int, said: str) -> None:
+def test_a_failed_start_is_reported_in_one_line(args: tuple[str, ...], code: int, said: str) -> None:
     answer = process("worker", "run", *args)
     assert (answer.code, answer.out) == (code, "")
     assert said in answer.err
@@ -152,13 +152,13 @@ def test_a_worker_that_cannot_start_says_so_in_one_line(args: tuple[str, ...], c
     assert answer.err.count("\n") == 1
 
 
-def test_the_log_is_json_where_the_environment_says_so(url: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_can_set_json_logs(url: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_LOG_JSON", "1")
     assert process("worker", "run", "tasks:app", "--burst", *url).err.startswith('{"text"')
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_the_step_end_and_hands_the_task_off(url: tuple[str, str], folder: Path, number: int) -> None:
+def test_a_signal_lets_the_step_finish_and_releases_the_task(url: tuple[str, str], folder: Path, number: int) -> None:
     [task_id] = call("enqueue", "step", *url).ids
     with Running("worker", "run", "tasks:app", *url, cwd=folder) as worker:
         assert worker.line() == "began"
@@ -174,7 +174,7 @@ def test_a_signal_lets_the_step_end_and_hands_the_task_off(url: tuple[str, str],
     cancel(url, task_id)
 
 
-def test_a_second_signal_hands_off_at_once_and_stuck_threads_do_not_keep_the_process(
+def test_a_second_signal_releases_at_once_and_stuck_threads_do_not_block_the_exit(
     url: tuple[str, str], folder: Path
 ) -> None:
     [task_id] = call("enqueue", "forever", *url).ids
@@ -191,7 +191,7 @@ def test_a_second_signal_hands_off_at_once_and_stuck_threads_do_not_keep_the_pro
     cancel(url, task_id)
 
 
-def test_a_thread_of_asyncios_own_does_not_keep_the_process_either(url: tuple[str, str], folder: Path) -> None:
+def test_a_stuck_thread_of_asyncio_does_not_block_the_exit(url: tuple[str, str], folder: Path) -> None:
     [task_id] = call("enqueue", "executor", *url).ids
     with Running("worker", "run", "tasks:app", "--grace", "0", *url, cwd=folder) as worker:
         assert worker.line() == "began"
@@ -224,7 +224,7 @@ def _until_logged(folder: Path, text: str) -> None:
 
 
 def _until_handled(pid: int, number: int) -> None:
-    """Until the kernel has delivered the signal: two of one kind that wait are one."""
+    """Wait until the signal is delivered: the kernel merges two pending signals of one kind."""
     code = """
 import sys, time
 pid, bit = sys.argv[1], 1 << (int(sys.argv[2]) - 1)
@@ -242,11 +242,11 @@ time.sleep(0.05)
 
 
 def _recover(url: tuple[str, str]) -> None:
-    """Let another worker take what the ended one left, which somebody has cancelled."""
+    """Let another worker claim the cancelled task of the ended worker."""
     assert process("worker", "run", "tasks:app", "--lease", "1", "--burst", *url).code == 0
 
 
-def test_a_signal_finds_a_worker_of_ones_own_program_too(url: tuple[str, str], folder: Path) -> None:
+def test_a_worker_in_a_user_program_can_handle_signals(url: tuple[str, str], folder: Path) -> None:
     program = """
 import asyncio, os, signal, sys
 from perdure.worker.runtime.signals import stop_on_signals
@@ -276,7 +276,7 @@ def test_ctrl_c_while_the_app_is_imported_ends_with_130(
     assert (answer.code, answer.err) == (130, "")
 
 
-def test_list_shows_who_works(url: tuple[str, str], folder: Path) -> None:
+def test_list_shows_workers(url: tuple[str, str], folder: Path) -> None:
     [task_id] = call("enqueue", "step", *url).ids
     with Running("worker", "run", "tasks:app", "--name", "mine", "--concurrency", "3", *url, cwd=folder) as worker:
         assert worker.line() == "began"
@@ -297,7 +297,7 @@ def test_list_shows_who_works(url: tuple[str, str], folder: Path) -> None:
 
 
 @pytest.mark.parametrize("option", [("--alert", "mail"), ("--isolated", "3")])
-def test_what_only_a_supervisor_has_needs_processes(option: tuple[str, str]) -> None:
+def test_supervisor_options_need_processes(option: tuple[str, str]) -> None:
     answer = call("worker", "run", "tasks:app", *option)
     assert (answer.code, answer.err.count("\n")) == (2, 1)
     assert f"{option[0]} is a supervisor's: give --processes too" in answer.err
@@ -328,11 +328,11 @@ async def test_paused_supervisors_are_listed_and_resumed(
 
 
 async def in_thread(*args: str) -> Answer:
-    """A command has an event loop of its own."""
+    """Run a command in a thread, because it starts its own event loop."""
     return await anyio.to_thread.run_sync(call, *args)
 
 
-def test_exit_functions_may_take_longer_than_threads_that_are_stuck(folder: Path) -> None:
+def test_exit_functions_may_run_longer_than_the_limit_of_threads(folder: Path) -> None:
     program = """
 import atexit, time
 from perdure.worker.cli.support.worker_process import force_exit
@@ -343,7 +343,7 @@ force_exit(3, limit=0.05)
     assert (done.returncode, done.stdout) == (0, "flushed\n")
 
 
-def test_the_exit_code_holds_though_a_thread_is_stuck() -> None:
+def test_a_stuck_thread_does_not_change_the_exit_code() -> None:
     program = """
 import threading
 from perdure.worker.cli.support.worker_process import force_exit
