@@ -1,4 +1,4 @@
-"""What a type checker must know of tasks and steps. Checked, never run: an ignore that ignores nothing is an error."""
+"""Types of tasks and steps as a type checker sees them. Checked by mypy, never run; an unused ignore is an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kill -9 between finding an agent incoherent and acting on it: the next run acts, and nothing is told twice."""
+"""SIGKILL between a coherence finding and its policy: the next run carries it out, and nothing is logged twice."""
 
 from __future__ import annotations
 

@@ -24,16 +24,16 @@ PLACES = "checkpoint events memory artifact handoff boot coherence compaction no
 DEATHS = set(PLACES.split())
 
 
-async def lived(
+async def run_scenario(
     app: App, workers: WorkerProcesses, folder: Path, name: str
 ) -> tuple[TaskHandle[Any], dict[str, Any], list[str]]:
-    """One life of the agent: the task, its result, and what was paid for."""
+    """One scenario: the task, its result, and the paid calls."""
     workers.environment = {"BILL": str(folder / f"{name}.bill"), "PERDURE_DATA_DIR": str(folder / name)}
     if name == "troubled":
         (folder / "deaths").mkdir()
         workers.environment["DEATHS"] = str(folder / "deaths")
-    handle: TaskHandle[Any] = await app.producer.enqueue("continuing", {"goal": "to go on"}, task_id=name)
-    await handle.send("are you there?", sender="somebody")
+    handle: TaskHandle[Any] = await app.producer.enqueue("continuing", {"goal": "continue"}, task_id=name)
+    await handle.send("are you there?", sender="operator")
     waiting = asyncio.ensure_future(handle.result(timeout=BOUND * 4))
     while not waiting.done():
         process = workers.start()
@@ -49,14 +49,14 @@ async def test_a_kill_at_each_point_does_not_change_the_result(settings: Setting
     app = App("continuing", settings=settings)
     async with app:
         with worker_processes(settings.model_copy(update={"lease": 0.4, "grace": 0.2}), tmp_path, PROGRAM) as workers:
-            _, expected, bill = await lived(app, workers, tmp_path, "quiet")
-            handle, found, paid = await lived(app, workers, tmp_path, "troubled")
+            _, expected, bill = await run_scenario(app, workers, tmp_path, "quiet")
+            handle, found, paid = await run_scenario(app, workers, tmp_path, "troubled")
         assert {grave.name for grave in (tmp_path / "deaths").iterdir()} == DEATHS
         assert found == expected
         assert paid == bill, "nothing was paid for twice"
         assert found["count"] == 10
         assert found["results"]["boot"] == ["are you there?"]
-        assert found["decisions"] == ["to go on"]
+        assert found["decisions"] == ["continue"]
         record = await handle.record()
         assert (record.attempts, record.crashes) == (1, len(DEATHS) - 1), "a handoff is no crash"
         events = await history(handle)

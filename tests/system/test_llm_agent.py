@@ -1,6 +1,4 @@
-"""examples/llm_agent.py against a server that speaks the protocol: the stream is read with care, and a question is
-answered whatever is killed on the way, with no answer and no tool paid for twice.
-"""
+"""examples/llm_agent.py against a local server: streams are parsed, and kills repeat no answer and no tool call."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def example() -> ModuleType:
 
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LocalModel]:
-    """Its script is the test's to set."""
+    """A local model whose script the test sets."""
     async with LocalModel(lambda messages: Reply("Yes.")).serving() as server:
         monkeypatch.setenv("PERDURE_LLM_URL", server.url)
         monkeypatch.setenv("PERDURE_LLM_MODEL", "local")
@@ -104,7 +102,7 @@ async def test_errors_are_retryable_or_final(
 def test_a_missing_or_unconfigured_endpoint_raises(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(example.Refused, match=r"PERDURE_LLM_URL=http.* PERDURE_LLM_MODEL="):
         example.complete(HELLO)
-    monkeypatch.setenv("PERDURE_LLM_URL", "http://127.0.0.1:9/v1")  # discard: nobody listens
+    monkeypatch.setenv("PERDURE_LLM_URL", "http://127.0.0.1:9/v1")  # discard: nothing listens there
     monkeypatch.setenv("PERDURE_LLM_MODEL", "local")
     with pytest.raises(example.Unavailable, match=r"127\.0\.0\.1:9"):
         example.complete(HELLO)
@@ -134,18 +132,18 @@ def test_tools_stay_in_their_folder(example: ModuleType, tmp_path: Path) -> None
     assert example.list_files(folder, "*.txt") == "a.txt"
 
 
-# the whole of it, killed
+# kills
 
 READS = 15
 
 
 def says(words: str) -> Callable[[Messages], bool]:
-    """A request whose last message has these words."""
+    """Return a predicate for requests whose last message contains these words."""
     return lambda messages: words in (messages[-1]["content"] or "")
 
 
 def chain(messages: Messages) -> Reply:
-    """A model that follows the files from one to the next, notes one, and answers at the end."""
+    """Act as a model that follows the files from one to the next, notes one, and answers at the end."""
     last = messages[-1]["content"]
     if "Summarize the work so far" in last:
         return Reply("The files are a chain; the first says alpha.")
@@ -166,7 +164,7 @@ async def test_three_kills_repeat_no_answer_and_no_tool_call(
     server: LocalModel, settings: Settings, tmp_path: Path
 ) -> None:
     """Three kills: before the first byte of an answer, between a call and its result, in the middle of a stream (after
-    the oldest turns were summarized). The answer is that of a run that nobody killed.
+    the oldest messages were summarized). The answer equals that of an undisturbed run.
     """
     server.script = chain
     folder = tmp_path / "files"
@@ -228,7 +226,7 @@ async def test_three_kills_repeat_no_answer_and_no_tool_call(
 
 
 async def opened_by_a_reader(pipe: Path) -> int:
-    """Wait until somebody reads from a named pipe, who gets nothing until the end that this returns is closed."""
+    """Wait for a reader of a named pipe and return the write end; the reader blocks until it is closed."""
     with anyio.fail_after(BOUND):
         while True:
             try:

@@ -1,4 +1,4 @@
-"""examples/research_agent.py: what it finds, and that killing it changes nothing of that."""
+"""examples/research_agent.py: its report, also after kills."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.processes]
 QUESTION = "How are threads and processes started, and how do they wait for one another?"
 MODULES = "subprocess threading socketserver selectors queue sched signal shelve textwrap cmd asyncio multiprocessing"
 KILLS = (1, 4)
-"""Calls of tools after which a worker is killed: when they are paid for, and before anybody knows what they found."""
+"""Tool calls after whose payment, and before whose record, a worker is killed."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A few modules of the standard library."""
+    """Copy a few modules of the standard library."""
     stdlib, folder = Path(sysconfig.get_path("stdlib")), tmp_path / "documents"
     folder.mkdir()
     for name in MODULES.split():
@@ -49,7 +49,7 @@ async def app(settings: Settings, tmp_path: Path) -> AsyncIterator[App]:
 
 
 async def report_of(app: App, handle: TaskHandle[Any]) -> tuple[dict[str, Any], str]:
-    """The result, and the report itself."""
+    """Return the result and the text of the report."""
     found = (await handle.result(timeout=BOUND)).model_dump()
     (saved,) = [event.data for event in await history(handle) if event.type == "artifact_saved"]
     store = await artifact_store(app.producer.gateway, app.settings)
@@ -57,7 +57,7 @@ async def report_of(app: App, handle: TaskHandle[Any]) -> tuple[dict[str, Any], 
 
 
 def bill(ledger: Path) -> list[str]:
-    """What was paid for; asserts that nothing was twice."""
+    """Return the paid calls; assert that none was paid twice."""
     paid = [line.split(" ", 1) for line in ledger.read_text().splitlines()]
     assert len({key for key, _ in paid}) == len(paid), "a call was paid for twice"
     return [what for _, what in paid]

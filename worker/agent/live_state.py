@@ -175,23 +175,23 @@ class LiveState(RunObserver, Generic[S]):
                 if not self.state_type.apply_change(self.state, name, before.get(name), after[name])
             ]
         if touched:
-            own = orjson.loads(self.state_type.dump(self.run.id, self.state, touched))
-            changed = reduce({**before, **own}, event, number)
+            current = orjson.loads(self.state_type.dump(self.run.id, self.state, touched))
+            changed = reduce({**before, **current}, event, number)
             self.state_type.assign(self.run.id, self.state, {name: changed[name] for name in touched})
 
     def _changes(self, stored: dict[str, Any]) -> Patch:
         """Return the patch from a stored state to `state`, without secrets. Fields unknown to the class stay."""
         data = self.state_type.dump(self.run.id, self.state)
         self._check_size(data)
-        own = {
+        changed = {
             name: value for name, value in orjson.loads(data).items() if not _same(stored.get(name, _MISSING), value)
         }
-        changes = diff(stored, {**stored, **own})
+        changes = diff(stored, {**stored, **changed})
         redact = self.run.redact
         if redact is None or not changes:
             return changes
-        shown = redacted(Changed(changes=changes), redact).changes
-        return changes if shown is changes else diff(stored, apply(stored, shown))
+        clean = redacted(Changed(changes=changes), redact).changes
+        return changes if clean is changes else diff(stored, apply(stored, clean))
 
     def _check_size(self, data: bytes) -> None:
         size, limit = len(data), self.run.payload_limit
@@ -201,19 +201,18 @@ class LiveState(RunObserver, Generic[S]):
             while self._warn_above < size:
                 self._warn_above *= 2
             logger.bind(task=self.state_type.agent, id=self.run.id).warning(
-                "state of agent {} grew to {:,} bytes of at most {:,}; largest fields: {}",
-                self.state_type.agent,
+                "state grew to {:,} bytes of at most {:,}; largest fields: {}",
                 size,
                 limit,
                 ", ".join(f"{name} ({bytes_:,})" for name, bytes_ in _largest(orjson.loads(data))),
             )
 
 
-def _same(stored: Any, own: Any) -> bool:
+def _same(stored: Any, current: Any) -> bool:
     """Return whether two values are the same JSON, which is much cheaper than a diff."""
     if stored is _MISSING:
         return False
-    return orjson.dumps(stored, option=orjson.OPT_SORT_KEYS) == orjson.dumps(own, option=orjson.OPT_SORT_KEYS)
+    return orjson.dumps(stored, option=orjson.OPT_SORT_KEYS) == orjson.dumps(current, option=orjson.OPT_SORT_KEYS)
 
 
 def _largest(state: dict[str, Any]) -> list[tuple[str, int]]:

@@ -101,7 +101,7 @@ class Continuing(Agent[Continued]):
         return paid
 
     async def do_events(self, ctx: Context, state: Continued) -> int:
-        await ctx.decide("to go on", reasoning="much is done", alternatives=["to stop"])
+        await ctx.decide("continue", reasoning="much is done", alternatives=["stop"])
         await ctx.discover("it is dark", source="the window")
         await ctx.step("stored", os.getpid)
         die("events")

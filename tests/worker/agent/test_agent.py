@@ -1,4 +1,4 @@
-"""Agents: the loop over their state, from goal to result, and from wherever a former run had come to."""
+"""The agent loop: from a goal to a result, and resumption after an earlier run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def app(settings: Settings) -> AsyncIterator[App]:
 
 
 class Counting(AgentState):
-    """words: what to count. total: so far. scratch: is never stored."""
+    """Words to count, their total so far, and `scratch`, which is never stored."""
 
     words: list[str] = Field(default_factory=list)
     total: int = 0
@@ -47,7 +47,7 @@ class Counting(AgentState):
 
 
 class Counter(Agent[Counting]):
-    """Counts the letters of words, one word a step."""
+    """An agent that counts the letters of words, one word per step."""
 
     acts: ClassVar[list[str]] = []
     fails: ClassVar[dict[str, int]] = {}
@@ -146,7 +146,7 @@ async def test_a_stopping_worker_ends_after_the_step_and_the_next_one_resumes(ap
     assert acts == ["one", "two"]
 
 
-# what is stored, and what is not
+# stored and ephemeral fields
 
 
 class Login(AgentState):
@@ -203,7 +203,7 @@ class Pages(AgentState):
 
 
 def reader(**settings: Any) -> type[Agent[Pages]]:
-    """An agent that reads pages of the sizes that its goal names, and fails once after each."""
+    """Return an agent that reads pages of the sizes in its goal, and fails once after each."""
 
     class Reader(Agent[Pages]):
         async def plan(self, ctx: Context, state: Pages) -> list[PlanStep]:
@@ -259,7 +259,7 @@ async def test_a_growing_state_logs_warnings_and_fails_over_the_limit(settings: 
         found = await letter(app, handle)
     assert found.error == "perdure.worker.errors.StateTooLarge"
     assert "largest fields: pages (370," in found.message
-    warnings = [line for line in log if line.startswith("state of agent")]
+    warnings = [line for line in log if line.startswith("state grew to")]
     assert len(warnings) == 2, "once above 64 KB, and once above twice that"
 
 
@@ -276,11 +276,11 @@ async def test_an_unstorable_state_is_a_dead_letter_with_the_cause(app: App) -> 
     assert "total" in found.message
 
 
-# a deploy in between
+# deploys between two runs
 
 
 class Halfway(Counter):
-    """Gets through its first step, and fails in the second."""
+    """An agent that completes its first step and fails in the second."""
 
     snapshot_every: ClassVar[int] = 1
 
@@ -294,7 +294,7 @@ class Halfway(Counter):
 async def after_a_deploy(
     app: App, settings: Settings, later: type[Agent[Any]], snapshot: Callable[[bytes], bytes] = lambda stored: stored
 ) -> TaskHandle[Any]:
-    """A task that failed halfway, and is replayed by a later version, with its snapshot changed."""
+    """Let a task fail halfway, change its snapshot, and replay it with a later version."""
     once = Retry(max_attempts=1)
     handle = await app.agent(name="count", retry=once)(Halfway).enqueue("count", words=["one", "two"])
     await work_off(app)
@@ -367,7 +367,7 @@ async def test_an_unreadable_state_is_a_dead_letter_and_is_kept(
 async def test_an_unreadable_event_after_the_snapshot_is_a_dead_letter(
     app: App, settings: Settings, later: bytes | None, message: str
 ) -> None:
-    """Event 4 tells what the first step came to."""
+    """Event 4 has the result of the first step."""
 
     class Rarely(Halfway):
         snapshot_every: ClassVar[int] = 50

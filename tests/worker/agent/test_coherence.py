@@ -1,17 +1,18 @@
-"""Coherence: whether an agent still knows what it is doing, and what follows where it does not."""
+"""Coherence checks, stored findings, and the policies that follow."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import anyio
 import pytest
 from perdure import Agent, AgentState, App, Coherence, Context, PlanStep, Retry, Settings, Snooze, State, TaskHandle
 from perdure.queues import Entry
-from perdure.worker.agent.coherence import FINDINGS, CoherenceMonitor, StoredFindings, View, run_checks
+from perdure.worker.agent.coherence import FINDINGS, StoredFindings, View, run_checks
 from perdure.worker.agent.coherence.checks import Call
+from perdure.worker.durable import Run
 from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.journal.run_events import WaitStarted
 
@@ -27,7 +28,7 @@ def steps(**status: str) -> list[dict[str, Any]]:
 
 
 def wrong(state: dict[str, Any] | None = None, coherence: Coherence | None = None, **view: Any) -> dict[str, str]:
-    """What is found, by check."""
+    """Return the details of the findings, by check."""
     found = run_checks(View({**STATE, **(state or {})}, **{"goal": "g", **view}), coherence or Coherence())
     return {one.check: one.detail for one in found}
 
@@ -132,11 +133,11 @@ def test_findings_of_another_version_are_ignored() -> None:
         assert StoredFindings.decode(data) == StoredFindings()
 
 
-# an agent at work
+# a running agent
 
 
 class Looping(Agent[AgentState]):
-    """Calls one tool `times` times in its first step, and others in its second."""
+    """An agent that calls one tool `times` times in its first step, and others in its second."""
 
     times: ClassVar[int] = 8
     coherence: ClassVar[Coherence] = Coherence()
@@ -286,15 +287,15 @@ async def test_the_next_run_carries_out_the_policy_of_a_run_that_died(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died: list[int] = []
-    bury = CoherenceMonitor._bury
+    fail = Run.fail
 
-    async def die_first(watch: CoherenceMonitor) -> None:
+    async def die_first(run: Run, error: Exception, *, grace: float | None = None) -> NoReturn:
         if not died:
             died.append(1)
             raise Snooze(0)
-        await bury(watch)
+        await fail(run, error, grace=grace)
 
-    monkeypatch.setattr(CoherenceMonitor, "_bury", die_first)
+    monkeypatch.setattr(Run, "fail", die_first)
 
     class Elsewhere(Looping):
         async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> Any:
@@ -343,7 +344,7 @@ async def test_a_step_without_progress_is_cancelled(app: App) -> None:
 
 @pytest.mark.integration
 async def test_no_step_starts_after_a_policy_ends_the_run(app: App) -> None:
-    """Though the handler never pauses between two steps: what is enough is enough."""
+    """The handler does not yield to the event loop between two steps."""
     calls: list[str] = []
 
     class Tireless(Looping):

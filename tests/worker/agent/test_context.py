@@ -1,4 +1,4 @@
-"""A running task's context: what is repaired and compacted on the way is recorded, once, and the log keeps it all."""
+"""ContextBuilder in running tasks: repairs and compactions are recorded once, and the log keeps all messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def of_type(handle: TaskHandle[Any], kind: str) -> list[TaskEvent]:
 
 
 class Summaries:
-    """A summarizer that says what it is told to, and knows what it was asked."""
+    """A summarizer that returns given answers and stores its requests."""
 
     def __init__(self, *answers: Any) -> None:
         self.asked: list[CompactionRequest] = []
@@ -53,7 +53,7 @@ class Summaries:
 
 
 def talkative(app: App, builder: ContextBuilder, prompts: list[Prompt], *, turns: int = 12, fail_at: int = -1) -> Any:
-    """A task that talks, asking a model after each turn, and fails once at a turn."""
+    """Return a task that asks a model after each message, and fails once at a message."""
     failed: list[int] = []
 
     async def model(prompt: Prompt) -> str:
@@ -76,7 +76,7 @@ def talkative(app: App, builder: ContextBuilder, prompts: list[Prompt], *, turns
 
 
 def check_ranges(told: list[TaskEvent], said: list[TaskEvent], summaries: Summaries) -> int:
-    """Each summary stands for the turns from the first one on up to the last that it cites; how many those are."""
+    """Assert that each summary replaces the messages up to the last that it cites; return their number."""
     gone = 0
     for event, old in zip(told, summaries.asked, strict=True):
         gone += event.data["messages"] - (1 if gone else 0)  # the former summary is one of them
@@ -87,7 +87,7 @@ def check_ranges(told: list[TaskEvent], said: list[TaskEvent], summaries: Summar
 
 
 async def test_the_oldest_messages_are_summarized_once_with_their_event_numbers(app: App) -> None:
-    """The handler fails after two compactions and is run again from its top: nothing is summarized a second time."""
+    """The handler fails after two compactions and runs again from its top: nothing is summarized a second time."""
     summaries, prompts = Summaries(), list[Prompt]()
     builder = ContextBuilder(window=1000, identity="Me.", rules=["Be kind."], summarizer=summaries, keep=8)
     talk = talkative(app, builder, prompts, turns=19, fail_at=18)
@@ -113,7 +113,7 @@ async def test_the_oldest_messages_are_summarized_once_with_their_event_numbers(
 
 
 async def test_a_retry_repairs_and_summarizes_nothing_twice(app: App) -> None:
-    """A function that builds its prompts itself, fails, and is run again from its top."""
+    """The handler builds its prompts itself, fails, and runs again from its top."""
     summaries, lengths = Summaries(), list[int]()
     builder = ContextBuilder(window=1000, summarizer=summaries, keep=4)
 
@@ -138,7 +138,7 @@ async def test_a_retry_repairs_and_summarizes_nothing_twice(app: App) -> None:
 
 
 async def test_no_summary_is_requested_that_would_free_too_few_tokens(app: App) -> None:
-    """What is kept fills the window by itself: a summary of the little before it would give no room."""
+    """The kept messages fill the window: a summary of the few before them would free nothing."""
     summaries, prompts = Summaries(), list[Prompt]()
 
     @app.task
@@ -301,11 +301,11 @@ async def test_summaries_are_encrypted_with_the_task(settings: Settings) -> None
         assert "in plain words" not in repr(log) + repr(await recorded_steps(app, handle))
 
 
-# with an agent's state
+# agents
 
 
 class Solver(Agent[AgentState]):
-    """Asks a model, which calls a tool; the first try is cut off before the tool has a result."""
+    """An agent that asks a model, which calls a tool; the first attempt ends before the tool has a result."""
 
     prompts: list[Prompt]
     answers: bool
@@ -340,7 +340,7 @@ class Solver(Agent[AgentState]):
 
 @pytest.mark.parametrize("answers", [True, False])
 async def test_an_agent_cut_off_in_a_tool_call_resumes_with_the_recorded_answer(app: App, answers: bool) -> None:
-    """A call that is answered after all has its answer; one that is not is told to have been interrupted, once."""
+    """A call that is repeated gets its answer; one that is not gets an "interrupted" result, once."""
     kind: Any = type("Solver", (Solver,), {"prompts": [], "answers": answers, "tries": Counter()})
     agent: Any = app.agent(name="solver", retry=AT_ONCE)(kind)
     handle = await agent.enqueue("Solve it")
@@ -363,7 +363,7 @@ async def test_an_agent_cut_off_in_a_tool_call_resumes_with_the_recorded_answer(
 
 
 class Chatty(Agent[AgentState]):
-    """Its conversation is compacted in the middle of a step, which then fails once."""
+    """An agent whose conversation is compacted in the middle of a step that then fails once."""
 
     summaries: Summaries
     prompts: list[Prompt]

@@ -1,4 +1,4 @@
-"""Whatever the conversation looks like, each provider gets one that it takes, and nothing that was said is lost."""
+"""Conversations and prompts: every provider accepts them, and no text is lost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MESSAGES = st.lists(
     ),
     max_size=12,
 )
-"""Any messages at all, most of which no provider would take as they are."""
+"""Arbitrary messages, most of which no provider would accept as they are."""
 
 
 def user(text: str, **fields: Any) -> Message:
@@ -176,7 +176,7 @@ def test_call_ids_are_deterministic() -> None:
     assert len({one["id"] for one in once[1]["tool_calls"]}) == 2
 
 
-# what a state keeps
+# stored repairs
 
 
 @settings(max_examples=70, deadline=None)
@@ -242,7 +242,7 @@ def test_other_forms_of_an_answer_are_accepted() -> None:
         from_openai({"choices": []})
 
 
-# the budget
+# budgets
 
 
 def total(messages: Sequence[Message]) -> int:
@@ -326,7 +326,7 @@ def test_the_summary_is_kept_when_turns_are_dropped() -> None:
 
 
 def test_inbox_messages_are_cut_or_counted() -> None:
-    """A long message takes its share; of more than there is room for, the model learns how many there are."""
+    """A long message is cut to its share; a note has the number of messages that do not fit."""
     prompt = assemble(Layers(AgentState(), inbox=["first", "long " * 1000, "last"]), 2000)
     assert [one.content[:5] for one in prompt.messages] == ["first", "long ", "last"]
     assert prompt.messages[1].content.endswith("more characters]")

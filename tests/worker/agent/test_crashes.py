@@ -1,4 +1,4 @@
-"""Agents whose worker dies at each of their writes, before it and after it: the same result, and nothing twice."""
+"""Agents whose worker dies before or after each of their writes: the same result, and nothing twice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def app(settings: Settings) -> AsyncIterator[App]:
 
 
 class Ledger(AgentState):
-    """total: of what was paid. notes: what was noted on the way."""
+    """The total of the paid bills, and notes."""
 
     bills: list[int] = Field(default_factory=list)
     total: int = 0
@@ -37,7 +37,7 @@ class Ledger(AgentState):
 
 
 class Payer(Agent[Ledger]):
-    """Pays bills with a tool, and makes one plan more on the way."""
+    """An agent that pays bills with a tool and replans once."""
 
     snapshot_every: ClassVar[int] = 3
     paid: ClassVar[list[int]] = []
@@ -98,7 +98,7 @@ EXPECTED = {
 class Scene:
     """A worker that dies once: at one of its writes into the checkpoint, just before it, or just after it.
 
-    Dead is what Redis sees of it: from that write on everything it does is refused, for its lease has passed.
+    Redis sees it as dead: its lease has expired, and all its later writes are refused.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, app: App) -> None:
@@ -127,7 +127,7 @@ class Scene:
         monkeypatch.setattr(Gateway, "run", run)
 
     async def play(self, handle: TaskHandle[Any], deadly: int, when: Literal["before", "after"]) -> bool:
-        """Have the worker die at that write, and another one finish; whether there was such a write."""
+        """Let the worker die at that write and another one finish. Return whether there was such a write."""
         self.writes, self.deadly, self.when = 0, deadly, when
         self.died.clear()
         async with Worker(self.app) as worker:
@@ -152,7 +152,7 @@ def scene(monkeypatch: pytest.MonkeyPatch, app: App) -> Scene:
 
 
 def told(result: dict[str, Any]) -> dict[str, Any]:
-    """The result, with decisions and discoveries as text."""
+    """Return the result, with decisions and discoveries as text."""
     assert [one["choice"] for one in result.pop("decisions")] == ["pay 1", "pay 2", "pay 3"]
     assert [one["fact"] for one in result.pop("discoveries")] == ["1 was due", "2 was due", "3 was due"]
     return result

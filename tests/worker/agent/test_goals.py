@@ -1,4 +1,4 @@
-"""Goals: each is worked for once; one that has been reached is known, until it is asked for anew."""
+"""Goals of agents: one task each, until `fresh=True` restarts it."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ async def test_fresh_restarts_once_if_the_reply_is_lost(gateway: Gateway, produc
 
 @pytest.mark.parametrize("known", [False, True])
 async def test_fresh_moves_a_goal_from_a_closed_partition(app: App, run: AgentTask[Any], known: bool) -> None:
-    """known: whether the producer has heard of it."""
+    """`known` is whether the producer has the new route."""
     first = await run.enqueue("fetch", where="shop")
     await work_off(app)
     await set_partitions(app.producer.gateway, app.producer.namespace, "default", 3)
@@ -204,7 +204,7 @@ async def test_fresh_moves_a_goal_from_a_closed_partition(app: App, run: AgentTa
     assert (await run.enqueue("fetch", where="shop")).partition == again.partition
 
 
-# what can be an agent
+# agent classes
 
 
 class Bare(Agent[AgentState]):

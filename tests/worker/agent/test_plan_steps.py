@@ -1,4 +1,4 @@
-"""Steps of a plan: risky ones, those that fail and are replaced, and long ones; and what resuming costs."""
+"""Steps of a plan: risky, failing, replaced and long ones, and the cost of a resumption."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ Act = Callable[["Doer", Context, Work, PlanStep], Any]
 
 
 class Doer(Agent[Work]):
-    """Does what the test says in each step."""
+    """An agent whose steps call a function of the test."""
 
     risky: ClassVar[bool] = False
     acts: ClassVar[list[str]] = []
@@ -85,12 +85,12 @@ def agent(**body: Any) -> type[Doer]:
 
 
 async def cut_off(app: App, handle: TaskHandle[Any]) -> None:
-    """From now on, nothing that this run does counts; the task is there for the next worker."""
+    """Take the lease from this run: its later writes are refused, and the next worker gets the task."""
     await expire_lease(app, await steal(app, handle))
 
 
 class Once:
-    """Something that happens in the first call only."""
+    """Return a function that acts on its first call only."""
 
     def __init__(self) -> None:
         self.called = 0
@@ -170,7 +170,7 @@ async def test_a_risky_step_is_logged_before_it_runs(app: App) -> None:
     assert stored == [["started", "planned", "step_started"]]
 
 
-# another plan
+# replans
 
 
 async def test_replan_replaces_a_failed_step(app: App) -> None:
@@ -311,7 +311,7 @@ async def test_inner_steps_are_numbered_per_plan_step(app: App) -> None:
     assert parts == ["A/part", "A/part#2", "B/part", "B/part#2"]
 
 
-# what resuming costs, and what it rests on
+# resumption
 
 
 @pytest.mark.parametrize(("facts", "ends"), [(50, "fails"), (2500, "fails"), (2500, "dies")])
@@ -348,7 +348,7 @@ async def test_resuming_reads_a_bounded_number_of_events_however_long_the_histor
 
 
 async def test_a_task_with_a_snapshot_and_no_events_resumes(app: App) -> None:
-    """A fork is such a one."""
+    """Forks are such tasks."""
     count = app.agent(name="forked")(agent())
     handle = await count.enqueue("do", steps=["a", "b"])
     state = empty_state() | {"goal": "do", "steps": ["a", "b"], "done": ["a"], "results": {"a": "as it was"}}
@@ -391,7 +391,7 @@ async def test_a_fresh_replay_starts_from_the_goal(app: App) -> None:
 
 
 async def test_events_logged_during_a_restore_are_restored(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That a notice was posted, for one, is told whenever that is known."""
+    """Webhook deliveries, for example, are logged at any time."""
     once, tells = Once(), Once()
 
     async def reading(*args: Any, **options: Any) -> list[TaskEvent]:

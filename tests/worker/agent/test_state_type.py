@@ -1,4 +1,4 @@
-"""What an event did to the stored form of a field is done to the field, and what the agent did itself stays."""
+"""StateType applies events to fields incrementally and keeps the agent's own changes."""
 
 from __future__ import annotations
 

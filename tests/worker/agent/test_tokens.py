@@ -1,4 +1,4 @@
-"""Tokens are counted by tiktoken where it has its vocabulary, and nothing is ever fetched for that."""
+"""Token counters: tiktoken with a cached vocabulary, else the estimate; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCE = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktok
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The place of the vocabulary in tiktoken's cache, and a tiktoken that counts words."""
+    """Return the path of the vocabulary in tiktoken's cache, and install a tiktoken that counts words."""
     encoding = SimpleNamespace(encode_ordinary=str.split)
     monkeypatch.setitem(sys.modules, "tiktoken", SimpleNamespace(get_encoding=lambda name: encoding))
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
