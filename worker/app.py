@@ -116,7 +116,7 @@ class App:
 
     @property
     def resources(self) -> Any:
-        """What the lifespan yielded, while the app is open; None without a lifespan."""
+        """The value that the lifespan yielded, while the app is open; None without a lifespan."""
         if self._lifespan is not None and self._stack is None:
             raise Unavailable(f"app {self.name!r} is not open: use its resources inside 'async with app:'")
         return self._resources
@@ -176,7 +176,7 @@ class App:
             self._warned = True
             logger.warning(
                 "secret arguments of {} are stored in plain text in Redis: set PERDURE_ENCRYPTION_KEYS "
-                "('perdure keys generate' makes one; docs/security.md)",
+                "('perdure keys generate' makes one; docs/how-to/security.md)",
                 ", ".join(tasks),
             )
 
@@ -206,12 +206,18 @@ class App:
         durability: Durability = "sync",
         result_ttl: float | None = None,
     ) -> Any:
-        """Register an async function as a task.
+        """Register an async function as a task. Raises `TaskDefinitionError`.
 
-        name: else the function's. queue: where it is put. retry: see `Retry`. timeout: seconds one run may take, else
-        the worker's time limit. idle_timeout: seconds a run may go without a step that begins or ends and without a
-        save, else the worker's idle limit; `math.inf` for no such limit. durability: how steps are recorded unless they
-        say otherwise. result_ttl: seconds the outcome is kept, else the setting. Raises `TaskDefinitionError`.
+        Args:
+            handler: the function, where the decorator is used without arguments.
+            name: else the function's.
+            queue: the queue that the task goes to.
+            retry: see `Retry`.
+            timeout: seconds for one run, else the worker's time limit.
+            idle_timeout: seconds in which a step must begin or end, or something must be saved, else the worker's idle
+                limit; `math.inf` for no such limit.
+            durability: how steps are recorded unless they say otherwise, see `StepOptions`.
+            result_ttl: seconds for which the outcome is kept, else the setting.
         """
         check_name("queue", queue)
 
@@ -267,12 +273,16 @@ class App:
         durability: Durability = "sync",
         result_ttl: float | None = _MONTH,
     ) -> Any:
-        """Register an agent, a subclass of `Agent`, as a task: `research = app.agent(Research)`, or as a decorator.
+        """Register a subclass of `Agent` as a task: `research = app.agent(Research)`, or as a decorator.
 
-        name: else the class's, in lower case. durability: as for `task`; but the steps of the plan themselves are never
-        recorded in the background. result_ttl: seconds for which its
-        outcome is kept, and with it the knowledge that its goal is reached; 30 days. The others as for `task`. Raises
-        `TaskDefinitionError`.
+        Raises `TaskDefinitionError`.
+
+        Args:
+            kind: the class, where the decorator is used without arguments.
+            name: else the class's, in lower case.
+            queue, retry, timeout, idle_timeout: as for `task`.
+            durability: as for `task`; the steps of the plan themselves are never recorded in the background.
+            result_ttl: seconds for which the outcome is kept, and with it the knowledge that the goal is reached.
         """
         check_name("queue", queue)
 

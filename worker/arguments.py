@@ -24,11 +24,11 @@ class Arguments:
         self._name = name
         parameters = list(inspect.signature(handler).parameters.values())
         if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
-            raise TaskDefinitionError(f"task {name!r}: its first parameter must be the Context: async def f(ctx, ...)")
+            raise TaskDefinitionError(f"task {name!r}: the first parameter must be the Context: async def f(ctx, ...)")
         for parameter in parameters[1:]:
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
                 raise TaskDefinitionError(
-                    f"task {name!r}: parameter {str(parameter)!r} cannot travel by name; give every argument a name"
+                    f"task {name!r}: parameter {str(parameter)!r} must be one that can be passed by name"
                 )
         self._signature = inspect.Signature(parameters[1:])
         self._in_order = [one.name for one in parameters[1:] if one.kind is not inspect.Parameter.KEYWORD_ONLY]
@@ -38,7 +38,7 @@ class Arguments:
         self.has_secrets = has_secret(self._adapter.core_schema)
 
     def encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, SecretPaths]:
-        """Arguments of a call as a JSON object, and where secrets are in it. Raises `InvalidArguments`."""
+        """Return the arguments of a call as a JSON object, and the paths of its secrets. Raises `InvalidArguments`."""
         try:
             checked = self._validate(self._named(args, kwargs))
             data: bytes = self._to_json(checked)
@@ -59,12 +59,12 @@ class Arguments:
             raise InvalidArguments(self._name, str(error)) from None
 
     def secret_values(self, arguments: Mapping[str, Any]) -> list[str]:
-        """The secrets among decoded arguments, as text."""
+        """Return the secrets among decoded arguments, as text."""
         whole, secrets = unwrap_secrets(arguments, self._adapter.dump_python(dict(arguments), mode="json"))
         return secret_values(to_json(whole, inf_nan_mode="null"), secrets)
 
     def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments by name. `TypeError` for too many, or one given twice."""
+        """Return the arguments by name. Raises `TypeError` if there are too many, or one is given twice."""
         named = dict(zip(self._in_order, args, strict=False))
         if len(args) > len(self._in_order) or not named.keys().isdisjoint(kwargs):
             self._signature.bind(*args, **kwargs)
@@ -72,7 +72,7 @@ class Arguments:
         return named
 
     def _misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-        """What Python says of a call whose arguments are too many, too few, or of other names."""
+        """Return Python's error text for a call with too many, too few or unknown arguments."""
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -80,7 +80,7 @@ class Arguments:
         return None
 
     def decode(self, data: bytes) -> dict[str, Any]:
-        """Arguments from a message, by name. Raises `InvalidArguments`."""
+        """Decode the arguments of a message, by name. Raises `InvalidArguments`."""
         try:
             decoded: dict[str, Any] = self._adapter.validate_json(data)
         except (ValidationError, RecursionError) as error:

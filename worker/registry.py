@@ -1,4 +1,4 @@
-"""Tasks and their registry: a handler, its name, how it is retried, and how it is called from elsewhere."""
+"""Tasks and their registry: a handler, its name, its policy, and the calls that enqueue it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Handler = Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]
 
 
 class TaskOwner(Protocol):
-    """What a task needs of its app in order to be enqueued. enqueue_chain: None without middleware for `enqueue`."""
+    """Protocol of the app that a task belongs to. enqueue_chain: None without middleware for `enqueue`."""
 
     @property
     def producer(self) -> Producer: ...
@@ -73,16 +73,16 @@ class Task(Generic[P, R]):
     template: EnvelopeTemplate = field(repr=False)
 
     async def __call__(self, ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the handler as a plain function, within another task's run or in a test."""
+        """Call the handler as a plain function, inside another task or in a test."""
         return await self.handler(ctx, *args, **kwargs)
 
     @property
     def decode(self) -> Callable[[bytes], R]:
-        """Reads the task's results."""
+        """The decoder of the task's results."""
         return self.result.decode
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
-        """Enqueue the task; once this returns, it is never lost.
+        """Enqueue the task. Once this returns, the task is never lost.
 
         Raises `InvalidArguments` before anything is sent, `PayloadTooLarge`, `Unavailable`.
         """
@@ -91,15 +91,15 @@ class Task(Generic[P, R]):
     async def enqueue_many(
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
     ) -> list[TaskHandle[R]]:
-        """Enqueue one task per set of arguments (by name); all are checked before any is sent."""
+        """Enqueue one task per set of arguments (by name); all are validated before any is sent."""
         return await TaskCall(self, self.template).enqueue_many(many)
 
     def enqueue_stream(
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
     ) -> AsyncIterator[TaskHandle[R]]:
-        """Enqueue one task per set of arguments as they come, in constant memory: `async for handle in ...`.
+        """Enqueue one task per set of arguments, in constant memory: `async for handle in ...`.
 
-        Each handle is of a task that is stored. Where a set of arguments is refused, those before it may be stored.
+        Each handle is that of a stored task. If a set of arguments is refused, tasks before it may be stored.
         """
         return TaskCall(self, self.template).enqueue_stream(many)
 
@@ -116,13 +116,18 @@ class Task(Generic[P, R]):
         result_ttl: float | None = None,
         durability: Replicated | None = None,
     ) -> TaskCall[P, R]:
-        """The task with options for one call: `await audit.options(delay=60).enqueue("src")`.
+        """Return the task with options for one call: `await audit.options(delay=60).enqueue("src")`.
 
-        delay: seconds until it may run. key: tasks of one key are taken up in the order in which they were enqueued,
-        see docs/partitions.md; where many are enqueued, it may be a function of each one's arguments. task_id: an id
-        of the caller's own, which makes enqueuing idempotent. durability: "replicated" waits until replicas have the
-        task, and raises `NotReplicated` where too few do in time, see docs/durability.md. The others take the place of
-        what the task was defined with.
+        Args:
+            delay: seconds until it may run.
+            queue: in place of the task's.
+            key: tasks of one key start in the order in which they were enqueued, see docs/how-to/partitions.md. For
+                `enqueue_many` and `enqueue_stream` it may be a function of the arguments.
+            task_id: the caller's id for the task, which makes enqueuing idempotent.
+            headers: text for the handler and for middleware, `ctx.headers`.
+            timeout, max_attempts, result_ttl: in place of the task's.
+            durability: "replicated" waits until replicas have the task, and raises `NotReplicated` if too few have it
+                in time, see docs/how-to/durability.md.
         """
         wish = Options(timeout=timeout, max_attempts=max_attempts, result_ttl=result_ttl)
         form = EnvelopeTemplate(self.name, headers, wish) if headers or wish != _NO_WISH else self.template
@@ -146,7 +151,7 @@ class TaskCall(Generic[P, R]):
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """See `Task.enqueue`."""
         if callable(self.key):
-            raise ValueError("a key that is a function is for enqueue_many and enqueue_stream: give one task its text")
+            raise ValueError("key must be a text for one task; a function is for enqueue_many and enqueue_stream")
         chain = self.task.app.enqueue_chain
         if chain is None:
             arguments, secrets = self.task.arguments.encode_call(args, kwargs)
@@ -179,7 +184,7 @@ class TaskCall(Generic[P, R]):
         self, many: Iterable[Mapping[str, Any]] | AsyncIterable[Mapping[str, Any]]
     ) -> Iterable[TaskMessage] | AsyncIterable[TaskMessage]:
         if self.task_id is not None:
-            raise ValueError("one task_id cannot name many tasks")
+            raise ValueError("task_id must not be set for many tasks")
         form, encode, key = self.template, self.task.arguments.encode_call, self.key
         if (chain := self.task.app.enqueue_chain) is not None:
             return self._all_hooked(chain, many)
@@ -266,19 +271,19 @@ class Registry(Mapping[str, Task[Any, Any]]):
         """Register a handler. Raises `TaskDefinitionError` for one that cannot be a task."""
         name = name or getattr(handler, "__name__", "")
         if not name or name == "<lambda>":
-            raise TaskDefinitionError(f"{handler!r} has no name: pass name=...")
+            raise TaskDefinitionError(f"{handler!r} must have a name: pass name=...")
         if not inspect.iscoroutinefunction(handler):
             raise TaskDefinitionError(
                 f"task {name!r} must be an 'async def': put blocking work into a step, which runs it in a thread: "
                 f"await ctx.step('work', {name}, ...)"
             )
         if name in self._tasks:
-            raise TaskDefinitionError(f"task {name!r} is defined twice: pass name=... to one of them")
+            raise TaskDefinitionError(f"task name must be unique, got {name!r} twice: pass name=... to one task")
         idle = None if idle_timeout == math.inf else idle_timeout  # infinite: no such limit
         for what, seconds in (("timeout", timeout), ("idle_timeout", idle), ("result_ttl", result_ttl)):
             if seconds is not None and not 0 < seconds <= LONGEST:
                 raise TaskDefinitionError(
-                    f"task {name!r}: {what} must be more than 0 seconds and at most {LONGEST:.0e}, not {seconds}"
+                    f"task {name!r}: {what} must be more than 0 seconds and at most {LONGEST:.0e}, got {seconds}"
                 )
         try:
             result = Codec(type_hints(name, handler).get("return", Any))
@@ -303,5 +308,5 @@ class Registry(Mapping[str, Task[Any, Any]]):
 
     @property
     def queues(self) -> list[str]:
-        """The queues that the tasks are on, by name."""
+        """Names of the tasks' queues, sorted."""
         return sorted({task.queue for task in self._tasks.values()})

@@ -99,7 +99,7 @@ async def test_a_typed_task_streams(settings: Settings) -> None:
         assert len([one async for one in keyed.enqueue_stream({"number": n} for n in range(9))]) == 9
         with pytest.raises(InvalidArguments):
             await noop.enqueue_many([{"number": 1}, {"number": "x"}])
-        with pytest.raises(ValueError, match="a key that is a function"):
+        with pytest.raises(ValueError, match="key must be a text for one task"):
             await keyed.enqueue(1)
         with pytest.raises(ValueError, match="one task_id"):
             await noop.options(task_id="x").enqueue_many([{"number": 1}])

@@ -100,18 +100,18 @@ class Handler:
 @pytest.mark.parametrize(
     ("handler", "says"),
     [
-        (no_parameters, "its first parameter must be the Context"),
-        (only_by_name, "its first parameter must be the Context"),
-        (any_number, "rest.* cannot travel by name; give every argument a name"),
-        (any_names, "cannot travel by name"),
-        (nameless_parameter, "one.* cannot travel by name"),
+        (no_parameters, "the first parameter must be the Context"),
+        (only_by_name, "the first parameter must be the Context"),
+        (any_number, "rest.* must be one that can be passed by name"),
+        (any_names, "must be one that can be passed by name"),
+        (nameless_parameter, "one.* must be one that can be passed by name"),
         (unknown_type, "'Fraction' is not defined; import the type where the module is loaded"),
         (no_schema, "Unable to generate pydantic-core schema"),
         (no_schema_returned, "its result: Unable to generate"),
         (not_async, "must be an 'async def': put blocking work into a step"),
-        (lambda ctx: None, "has no name: pass name="),
-        (functools.partial(no_parameters), "has no name: pass name="),
-        (Handler(), "has no name: pass name="),
+        (lambda ctx: None, "must have a name: pass name="),
+        (functools.partial(no_parameters), "must have a name: pass name="),
+        (Handler(), "must have a name: pass name="),
     ],
 )
 def test_what_cannot_be_a_task_is_refused_with_the_remedy(app: App, handler: Callable[..., Any], says: str) -> None:
@@ -124,7 +124,7 @@ def test_two_tasks_cannot_have_one_name(app: App) -> None:
     @app.task
     async def job(ctx: Context) -> None: ...
 
-    with pytest.raises(TaskDefinitionError, match="'job' is defined twice: pass name="):
+    with pytest.raises(TaskDefinitionError, match="must be unique, got 'job' twice: pass name="):
 
         @app.task(name="job")
         async def another(ctx: Context) -> None: ...

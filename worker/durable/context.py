@@ -1,4 +1,4 @@
-"""What a handler is given: its task, and `step`."""
+"""The context of a running task: the first argument of its handler."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _no_resources() -> None:
 
 
 class Context:
-    """The running task, as its handler sees it."""
+    """The running task, as its handler and middleware see it."""
 
     def __init__(
         self, run: Run, *, durability: Durability = "sync", resources: Callable[[], Any] = _no_resources
@@ -57,17 +57,17 @@ class Context:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """What the producer sent along."""
+        """Headers that the producer and its middleware set."""
         return self._run.envelope.headers
 
     @property
     def attempt(self) -> int:
-        """The number of this attempt, from 1. A run that goes on after a crash is the same attempt."""
+        """The number of this attempt, from 1. A run that resumes after a crash belongs to the same attempt."""
         return self._run.history.counters.attempts + 1
 
     @property
     def crashes(self) -> int:
-        """How many deliveries of this task ended without any outcome."""
+        """Number of deliveries of this task that ended without an outcome."""
         return self._run.history.counters.crashes
 
     @property
@@ -77,11 +77,11 @@ class Context:
 
     @property
     def resumption(self) -> Resumption | None:
-        """What a former run left, why it stopped and how long ago; None where this is the first run."""
+        """The previous run: what it left, why it stopped and how long ago; None in the first run."""
         return self._run.resumption
 
     def resume_info(self) -> ResumeInfo:
-        """What to know before going on, in its order: what was left undone, messages, state; history where wanted."""
+        """Return what to read before resuming, in this order: handoff, messages, state; and the history on demand."""
         return ResumeInfo(self._run)
 
     @property
@@ -91,17 +91,17 @@ class Context:
 
     @property
     def resources(self) -> Any:
-        """What the app's lifespan yielded in this process; None without a lifespan."""
+        """The value that the app's lifespan yielded in this process; None without a lifespan."""
         return self._resources()
 
     @property
     def memory(self) -> TaskMemory:
-        """What is known beyond this task: long-term memories, see docs/memory.md."""
+        """Long-term memories, which outlive the task; see docs/how-to/memory.md."""
         return TaskMemory(self._run, self._durability)
 
     @property
     def artifacts(self) -> Artifacts:
-        """Files and other bytes that the task produces; they are kept outside Redis."""
+        """Files and other bytes that the task produces, stored outside Redis; see docs/how-to/artifacts.md."""
         return Artifacts(self._run, self._durability)
 
     @overload
@@ -153,13 +153,20 @@ class Context:
     ) -> Any:
         """Run `fn(*args, **kwargs)` once and record its result; on a resumed run, return the record.
 
-        name: names the step within the task; used again, the second is `name#2`. fn: async, or sync (it is run in a
-        thread, which cannot be stopped from outside). Its result must be JSON data, or of the type it declares.
-        timeout, retry, durability, risky, verify, in_doubt, on_mismatch: see `StepOptions`; a function with parameters
-        of these names is passed as a lambda.
+        Args:
+            name: name of the step within the task; the second use of a name is `name#2`.
+            fn: async function, or a plain one, which runs in a thread that cannot be stopped from outside. Its result
+                must be JSON data, or of the type that it declares.
+            args: arguments of `fn`.
+            timeout, retry, durability, risky, verify, in_doubt, on_mismatch: see `StepOptions`; pass a function that
+                has parameters of these names as a lambda.
+            kwargs: keyword arguments of `fn`.
 
-        Raises what `fn` raises; `StepMismatch`, `StepTimeout`, `StepInDoubt`, `StepOutsideTask`,
-        `UnserialisableResult`, `PayloadTooLarge`, `LeaseLost`.
+        Raises:
+            StepMismatch, StepTimeout, StepInDoubt, StepOutsideTask: see there.
+            UnserialisableResult, PayloadTooLarge: the result cannot be recorded.
+            LeaseLost: another worker runs the task.
+            Exception: what `fn` raises.
         """
         options = _PLAIN_STEP
         if (
@@ -175,20 +182,20 @@ class Context:
         return await run_step(self._run, name, fn, args, kwargs, options, self._durability)
 
     async def checkpoint(self) -> None:
-        """Save now what the step of an agent's plan has in its `progress`; it is saved once in a while anyway.
+        """Save the `progress` of the current step of an agent's plan now; it is also saved periodically.
 
-        Outside such a step there is nothing to save. Raises `PayloadTooLarge`, `LeaseLost`.
+        Does nothing outside such a step. Raises `PayloadTooLarge`, `LeaseLost`.
         """
         await self._run.save()
 
-    # what it tells of its work
+    # events
 
     async def decide(self, choice: str, *, reasoning: str = "", alternatives: Sequence[str] = ()) -> None:
-        """Record a choice, why it was made, and what was left open. Recorded once, as steps are."""
+        """Record a choice, the reason, and the alternatives. Recorded once, like a step."""
         await log_once(self._run, Decided(choice=choice, reasoning=reasoning, alternatives=tuple(alternatives)))
 
     async def discover(self, fact: str, *, source: str = "") -> None:
-        """Record a fact that was found, and where. Recorded once."""
+        """Record a fact and its source. Recorded once."""
         await log_once(self._run, Discovered(fact=fact, source=source))
 
     async def add_message(
@@ -200,9 +207,9 @@ class Context:
         tool_call_id: str | None = None,
         name: str | None = None,
     ) -> Message:
-        """Record a turn of the conversation, and return it with its number. Recorded once.
+        """Record a message of the conversation, and return it with its number. Recorded once.
 
-        An agent's state has it from then on; a function keeps its own.
+        The message becomes part of an agent's state; a function keeps its own list.
         """
         message = Message(
             role=role, content=content, tool_calls=tuple(tool_calls), tool_call_id=tool_call_id, name=name
@@ -211,10 +218,10 @@ class Context:
         return message.model_copy(update={"n": number})
 
     async def record_event(self, event: Event) -> None:
-        """Record an event of a type of one's own, see `register_event`. Recorded once."""
+        """Record an event of a user-defined type, see `register_event`. Recorded once."""
         await log_once(self._run, event)
 
-    # another task, see docs/handoff.md
+    # a successor, see docs/how-to/handoff.md
 
     async def continue_as(
         self,
@@ -225,41 +232,58 @@ class Context:
         message: str = "",
         arguments: Mapping[str, Any] | None = None,
     ) -> NoReturn:
-        """Have another task go on with the work, and end this one; its result is the other's. Does not return.
+        """Continue the work in another task, and end this one; its result is the other's. Does not return.
 
-        to: the task or agent, or its name; else this one, on another queue. why: is told in the handoff. queue: else
-        that of `to`; where `to` is a name, this one's. message: what whoever goes on is to know. arguments: by name,
-        else this task's own. The other finds the handoff in `ctx.resumption`. Raises `InvalidArguments`,
-        `HandOffRefused` where it was handed on too often, `PayloadTooLarge`, `LeaseLost`.
+        Args:
+            to: the successor: a task, an agent, or its name; None for this task on another queue.
+            why: reason for the handoff document.
+            queue: queue of the successor, else that of `to`; that of this task where `to` is a name.
+            message: what the successor must know; part of the handoff document, which it finds in `ctx.resumption`.
+            arguments: by name, else this task's own.
+
+        Raises:
+            InvalidArguments: the arguments do not fit the successor.
+            HandOffRefused: the task was continued too often.
+            PayloadTooLarge, LeaseLost: see there.
         """
         await continue_as(self._run, to, why=why, queue=queue, message=message, arguments=arguments)
 
-    # messages, see docs/inbox.md
+    # messages, see docs/how-to/messages.md
 
     async def inbox(
         self, wait: float | None = None, *, limit: int | None = None, sender: str | None = None, why: str = ""
     ) -> list[InboxMessage]:
-        """The messages that were sent to this task and not read yet, in order. Recorded once, as steps are.
+        """Return the unread messages of this task, in order. Recorded once, like a step.
 
-        wait: seconds to wait where there is none, `math.inf` for any time: the task is parked meanwhile, without a
-        worker or a lease, and a message wakes it; `[]` when the time has passed. limit: no more than so many. sender:
-        only theirs; the others stay. why: what is said of the wait. Raises `UnreadableMessage`.
+        Args:
+            wait: seconds to wait for a message if the inbox is empty, `math.inf` for ever. The task is parked meanwhile,
+                without a worker or a lease, and a message wakes it; `[]` if the time passes first.
+            limit: the largest number of messages.
+            sender: only messages of this sender; others stay unread.
+            why: reason of the wait, for operators.
+
+        Raises:
+            UnreadableMessage: a message cannot be decoded.
         """
         return await receive(self._run, wait=wait, limit=limit, sender=sender, why=why, durability=self._durability)
 
     async def send(self, to: str | TaskHandle[Any], content: Any, *, sender: str | None = None) -> Sent:
-        """Send a message to another task: once, however often this one is run again.
+        """Send a message to another task: once, however often this task runs again.
 
-        to: the task, by its id or handle. content: JSON data. sender: who it is from, else this task's id, to which an
-        answer can be sent. Raises `TaskNotFound`, `TaskEnded`, `InboxFull`, `PayloadTooLarge`, `StepMismatch`.
+        Args:
+            to: id or handle of the task.
+            content: JSON data.
+            sender: name of the sender, else this task's id, to which an answer can be sent.
+
+        Raises:
+            TaskNotFound, TaskEnded, InboxFull, PayloadTooLarge, StepMismatch: see there.
         """
         return await send(self._run, to, content, sender=sender, durability=self._durability)
 
     async def ask(self, who: str, question: str, *, wait: float = math.inf) -> InboxMessage | None:
-        """Ask somebody, and wait for the next message that is from them; None when `wait` seconds have passed.
+        """Ask a person or program, and wait for its next message; None when `wait` seconds have passed.
 
-        who: what they call themselves as a sender (`perdure task send ID yes --from NAME`). The task is parked
-        meanwhile.
+        who: the sender name of the answer (`perdure task send ID yes --from NAME`). The task is parked meanwhile.
         """
         return await ask(self._run, who, question, wait=wait, durability=self._durability)
 
@@ -278,9 +302,9 @@ class Context:
         in_doubt: Literal["retry", "fail"] = "retry",
         **kwargs: Any,
     ) -> Any:
-        """Call a tool: a step that the log tells of with arguments, result and reasoning.
+        """Call a tool: a step that is logged with its arguments, its result and the reasoning.
 
-        call: the id by which a model asked for it. For everything else see `step`.
+        call: the id that the model gave to this call. Everything else: see `step`.
         """
         options = StepOptions(timeout, retry, None, risky, verify, in_doubt)
         return await call_tool(

@@ -31,7 +31,7 @@ _CANCEL_AGAIN: Final = 0.5
 StopDetail: TypeAlias = ParkReason | Exception | None
 
 _SHUTDOWN: Final[tuple[StopReason, StopDetail]] = (StopReason.RELEASED, None)
-"""How `boundary` stops a run that was asked to stop."""
+"""The reason with which `boundary` stops a run."""
 
 
 class Run:

@@ -1,4 +1,4 @@
-"""Steps: named pieces of a handler whose result is recorded once and returned from the record ever after."""
+"""Steps: named parts of a handler whose result is recorded once and then returned from the record."""
 
 from __future__ import annotations
 
@@ -43,22 +43,26 @@ _CURRENT_STEP: ContextVar[Step | None] = ContextVar("perdure_step", default=None
 
 @dataclass(frozen=True, slots=True)
 class AlreadyDone(Generic[R]):
-    """What `verify` returns when the effect has happened; `result` becomes the step's result."""
+    """The answer of `verify` when the effect has happened; `result` becomes the step's result."""
 
     result: R
 
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """How a step is run.
+    """Options of one step.
 
-    timeout: seconds one try may take. retry: tries within this run, with backoff; None for one try. durability:
-    `sync` records before the next line runs, `async` in the background and always before the outcome, `replicated` as
-    `sync` does and goes on only when replicas have the record too, see docs/durability.md. risky: record
-    the intent before acting. verify: called with the step's arguments when an intent without a result is found;
-    returns `Happened(result)`, or None when the effect did not happen. in_doubt: without `verify`, `retry` acts again
-    under the same idempotency key, `fail` sends the task to the dead letters. on_mismatch: `error`, or `rerun` when
-    the recorded arguments differ from those asked for.
+    Attributes:
+        timeout: seconds for one try.
+        retry: tries within this run, with backoff; None for one try.
+        durability: `sync` records the result before the next line runs; `async` in the background, but before the
+            outcome; `replicated` waits until replicas have the record, too. See docs/how-to/durability.md.
+        risky: record the intent before the function is called.
+        verify: called with the step's arguments if an intent without a result is found; returns `AlreadyDone(result)`,
+            or None if the effect did not happen.
+        in_doubt: without `verify`: `retry` calls the function again under the same idempotency key, `fail` makes the
+            task a dead letter.
+        on_mismatch: what follows if the recorded arguments differ from the present ones: `error` or `rerun`.
     """
 
     timeout: float | None = None
@@ -71,12 +75,12 @@ class StepOptions:
 
     def __post_init__(self) -> None:
         if self.verify is not None and not self.risky:
-            raise ValueError("verify belongs to risky steps: pass risky=True as well")
+            raise ValueError("verify must be used with risky=True")
         if self.timeout is not None and self.timeout <= 0:
-            raise ValueError(f"a step's timeout must be more than 0 seconds, not {self.timeout}")
+            raise ValueError(f"timeout must be more than 0 seconds, got {self.timeout}")
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {allowed}, not {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
 
 
 _CHOICES: dict[str, tuple[str | None, ...]] = {
@@ -87,9 +91,9 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
 
 
 class Step:
-    """The step that is running, as its function sees it: `current_step()`.
+    """The running step, as its function sees it: `current_step()`.
 
-    remembered: how many times it has written to the long-term memory in this try.
+    remembered: number of writes to the long-term memory in this try.
     """
 
     def __init__(self, run: Run, key: str, *, replicated: bool, tool: str | None = None) -> None:
@@ -102,19 +106,19 @@ class Step:
 
     @property
     def idempotency_key(self) -> str:
-        """`task_id:step_key`: the same in every run of this step; hand it to whoever must not act twice."""
+        """`task_id:step_key`: the same in every run of this step; pass it to services that must not act twice."""
         return f"{self._run.id}:{self.key}"
 
     @property
     def saved(self) -> Any:
-        """What was saved last in this step, by this run or an earlier one; None where nothing was."""
+        """The value saved last in this step, by this run or an earlier one; else None."""
         data = self._run.history.saved.get(self.key)
         return None if data is None else _PLAIN.decode(data)
 
     async def save(self, value: Any) -> None:
-        """Keep the step's own progress: JSON data that is there as `saved` when the step is run again.
+        """Save the step's progress: JSON data that `saved` returns when the step runs again.
 
-        It also tells that the step lives: a step that takes longer than the task's idle timeout saves in time.
+        It also proves that the step makes progress: a step longer than the task's idle timeout must save in time.
         From a step in a thread: `anyio.from_thread.run(step.save, value)`. Raises `PayloadTooLarge`, `LeaseLost`.
         """
         data, _ = _PLAIN.encode(f"save in step {self.key!r}", value)
@@ -128,7 +132,7 @@ _PLAIN = Codec(Any)
 
 
 def current_step() -> Step:
-    """The step that is running here. Raises `StepOutsideTask` where none is."""
+    """Return the running step. Raises `StepOutsideTask` outside a step."""
     step = _CURRENT_STEP.get()
     if step is None:
         raise StepOutsideTask("no step is running here: current_step() is for the function that ctx.step calls")
@@ -136,7 +140,7 @@ def current_step() -> Step:
 
 
 def step_here() -> Step | None:
-    """The step that is running here, if any."""
+    """Return the running step, or None."""
     return _CURRENT_STEP.get()
 
 
@@ -167,15 +171,15 @@ async def run_step(
     kwargs: dict[str, Any],
     options: StepOptions,
     durability: Durability,
-    told: Callable[[str, Any, int], Event] | None = None,
+    make_event: Callable[[str, Any, int], Event] | None = None,
     tool: str | None = None,
     call: StepCall | None = None,
 ) -> Any:
     """Return the recorded result of a step, or run it and record its result.
 
-    told: makes the event that goes into the log, from the step's key, its result as JSON data and the number of tries;
-    else it is `step_completed`. tool: what it is a call of, where it is one. call: what the
-    step hooks see, once they have been called.
+    make_event: makes the event of the step from its key, its result as JSON data and the number of tries; else the event is
+    `step_completed`. tool: name of the tool, if the step is a tool call. call: what the step hooks got; None until they
+    have been called.
     """
     check_place(run, name)
     if call is not None:
@@ -185,7 +189,7 @@ async def run_step(
         if run.around_step is not None:
             call = StepCall(name, key, tool, recorded=key in run.history.done)
             return await run.around_step(
-                call, partial(run_step, run, name, fn, args, kwargs, options, durability, told, tool, call)
+                call, partial(run_step, run, name, fn, args, kwargs, options, durability, make_event, tool, call)
             )
     codec = codec_of(fn)
     digest, shown = fingerprint(args, kwargs, run.redact)
@@ -213,10 +217,10 @@ async def run_step(
         entry = _done(key, StepRecord(data, digest, shown), step.attempt)
         check_size(f"the record of step {key!r}", len(entry.value), run.payload_limit)
         stored = durability != "async"
-        if told is None:
+        if make_event is None:
             await run.recorder.put(entry, wait=stored, replicated=replicated)
         else:
-            event = run.next_entry(told(key, orjson.loads(data), step.attempt))
+            event = run.next_entry(make_event(key, orjson.loads(data), step.attempt))
             await run.recorder.put(entry._replace(kind=Kind.DONE_WITH_EVENT), event, wait=stored, replicated=replicated)
         run.step_recorded(stored=stored)
     finally:
@@ -245,7 +249,7 @@ _FIRST_ATTEMPT = orjson.dumps({"attempt": 1})
 
 
 def check_place(run: Run, name: Any, *, own: bool = False, within: bool = False) -> None:
-    """Whether a step may be called here, by this name. own: the name is one of ours. within: inside a step as well.
+    """Check that a step may be called here under this name. own: an internal name. within: allowed inside a step.
 
     Raises `StepOutsideTask`.
     """
@@ -268,7 +272,7 @@ def check_place(run: Run, name: Any, *, own: bool = False, within: bool = False)
     if own:
         return
     if not isinstance(name, str) or not name or "#" in name or len(name) > 200:
-        raise ValueError(f"a step's name is 1 to 200 characters without '#', not {name!r}")
+        raise ValueError(f"name must be 1 to 200 characters without '#', got {name!r}")
 
 
 async def _reach(
@@ -282,7 +286,7 @@ async def _reach(
     *,
     replicated: bool,
 ) -> Any:
-    """Get the step's value: by running it, as often as its retry allows, or by learning that it happened already."""
+    """Return the step's value: call the function, as often as its retry allows, or learn that it happened already."""
     while True:
         if options.risky:
             if step.key in run.history.intents:
@@ -291,13 +295,15 @@ async def _reach(
                     return happened.result
             else:
                 intent = orjson.dumps({"a": shown})
-                told = run.next_entry(StepStarted(step=step.key, attempt=step.attempt))
-                await run.recorder.put(Entry(Kind.INTENT, step.key, intent), told, wait=True, replicated=replicated)
+                make_event = run.next_entry(StepStarted(step=step.key, attempt=step.attempt))
+                await run.recorder.put(
+                    Entry(Kind.INTENT, step.key, intent), make_event, wait=True, replicated=replicated
+                )
                 run.history.intents[step.key] = intent
         try:
             return await _call(step, run, fn, args, kwargs, options.timeout)
         except Exception as error:
-            await _tell_failure(step, run, error)
+            await _log_failure(step, run, error)
             retry = options.retry
             if retry is None or step.attempt >= retry.max_attempts or not retry.allows(error):
                 raise
@@ -307,8 +313,8 @@ async def _reach(
             run.touch()
 
 
-async def _tell_failure(step: Step, run: Run, error: Exception) -> None:
-    """Have the log say that a try failed, with the next write and before the outcome; the error itself goes on."""
+async def _log_failure(step: Step, run: Run, error: Exception) -> None:
+    """Log that a try failed, with the next write and before the outcome."""
     if run.closed or isinstance(error, Reschedule):
         return
     what = Evidence.brief(error)
@@ -323,7 +329,7 @@ async def _resolve_doubt(
     if options.verify is not None:
         answer = await _call(step, run, options.verify, args, kwargs, options.timeout)
         if answer is not None and not isinstance(answer, AlreadyDone):
-            raise TypeError(f"verify of step {step.key!r} must return Happened(result) or None, not {answer!r}")
+            raise TypeError(f"verify of step {step.key!r} must return AlreadyDone(result) or None, got {answer!r}")
         return answer
     if options.in_doubt == "fail":
         raise StepInDoubt(step.key, step.idempotency_key)
@@ -338,7 +344,7 @@ async def _call(
     kwargs: dict[str, Any],
     timeout: float | None,
 ) -> Any:
-    """Call an async function here, any other in a thread."""
+    """Call an async function in the event loop, any other in a thread."""
     if timeout is None:
         return await (fn(*args, **kwargs) if is_async(fn) else _in_thread(run, fn, args, kwargs))
     with anyio.move_on_after(timeout):

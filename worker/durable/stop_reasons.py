@@ -59,7 +59,7 @@ class StopReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ParkReason:
-    """What a parked run waits for.
+    """The condition that a parked run waits for.
 
     delay: seconds until it runs again anyway. waits: what it waits for, such as "message". seen: the number of the last
     inbox message that the run knows of; a later one wakes the task.
@@ -75,7 +75,7 @@ SettleAct = Literal["succeed", "fail", "retry", "bury", "release", "park", "canc
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """What follows from one stop reason.
+    """The consequences of one stop reason.
 
     act: how the delivery is settled; `fail` retries or buries by the task's `Retry`; None where this run settles
     nothing. event: the event that the settlement writes. why: the word in the handoff document. after: the word in the

@@ -114,7 +114,7 @@ class Executor:
         return self._leases.holders()
 
     def stop(self) -> None:
-        """Stop every run at its next step boundary, including runs that have not begun."""
+        """Stop every run at its next step boundary, including runs that have not started."""
         self._stopping = True
         for run in self.runs:
             run.request_stop()

@@ -61,9 +61,10 @@ _BACKOFF: Final = Backoff(first=0.5, longest=30.0)
 
 @dataclass(frozen=True, slots=True)
 class WebhookLimits:
-    """How many events wait at once, how often each is tried, and how long the worker posts while it stops.
+    """Limits of the queue and of posting.
 
-    backoff: delays between tries. grace: seconds for what still waits when the worker stops.
+    queued: events that wait at once. tries: posts of one event. backoff: delays between them. grace: seconds for what
+    still waits when the worker stops.
     """
 
     queued: int = 1000

@@ -181,7 +181,7 @@ async def test_verify_must_return_already_done_or_none(app: App, answer: object)
     bank = Bank()
     handle = await charge_with(app, bank, verify=lambda amount: answer)
     found = await letter(app, handle)
-    assert "must return Happened(result) or None" in found.message
+    assert "must return AlreadyDone(result) or None" in found.message
     assert len(bank.charges) == 1
 
 
