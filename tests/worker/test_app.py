@@ -300,7 +300,7 @@ def test_one_id_cannot_name_many(app: App) -> None:
     @app.task
     async def job(ctx: Context) -> None: ...
 
-    with pytest.raises(ValueError, match="one task_id"):
+    with pytest.raises(ValueError, match="task_id must not be set"):
         job.options(task_id="a").enqueue_many([{}, {}]).send(None)
 
 

@@ -256,7 +256,7 @@ class Context:
         """Return the unread messages of this task, in order. Recorded once, like a step.
 
         Args:
-            wait: seconds to wait for a message if the inbox is empty, `math.inf` for ever. The task is parked meanwhile,
+            wait: seconds to wait for a message if the inbox is empty, `math.inf` for ever. The task is parked,
                 without a worker or a lease, and a message wakes it; `[]` if the time passes first.
             limit: the largest number of messages.
             sender: only messages of this sender; others stay unread.

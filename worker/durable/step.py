@@ -177,9 +177,12 @@ async def run_step(
 ) -> Any:
     """Return the recorded result of a step, or run it and record its result.
 
-    make_event: makes the event of the step from its key, its result as JSON data and the number of tries; else the event is
-    `step_completed`. tool: name of the tool, if the step is a tool call. call: what the step hooks got; None until they
-    have been called.
+    Args:
+        run, name, fn, args, kwargs, options, durability: the step.
+        make_event: makes the step's event from its key, its result as JSON data and the number of tries; else the event
+            is `step_completed`.
+        tool: name of the tool if the step is a tool call.
+        call: the argument of the step hooks; None until they have been called.
     """
     check_place(run, name)
     if call is not None:
@@ -295,10 +298,8 @@ async def _reach(
                     return happened.result
             else:
                 intent = orjson.dumps({"a": shown})
-                make_event = run.next_entry(StepStarted(step=step.key, attempt=step.attempt))
-                await run.recorder.put(
-                    Entry(Kind.INTENT, step.key, intent), make_event, wait=True, replicated=replicated
-                )
+                started = run.next_entry(StepStarted(step=step.key, attempt=step.attempt))
+                await run.recorder.put(Entry(Kind.INTENT, step.key, intent), started, wait=True, replicated=replicated)
                 run.history.intents[step.key] = intent
         try:
             return await _call(step, run, fn, args, kwargs, options.timeout)
