@@ -54,6 +54,7 @@ from perdure.queues.partitions.resharding import PartitionStatus, partition_stat
 from perdure.queues.transport.gateway import Argument
 from perdure.queues.transport.scripts import loaded_scripts, queue_script
 
+from tests import conformance
 from tests.conftest import ON_SERVERS
 from tests.support.consumers import claim_one, consumers, make_due, needs_server, read_one, worker
 from tests.support.delivery_calls import SETTLING, WRITING
@@ -81,6 +82,14 @@ def test_a_script_says_what_it_takes_and_returns(path: Path) -> None:
     assert re.match(r"[A-Z][^\n]*\.\n|[A-Z].*\n[^A-Z].*\.\n", first), f"{path.name}: no sentence of what it does"
     for word in ("KEYS  ", "ARGV  ", "returns  "):
         assert re.search(rf"^{word}\S", text, re.MULTILINE), f"{path.name}: {word.strip()} is not told"
+
+
+def test_the_table_names_a_test_file_for_each_script() -> None:
+    """tests/conformance/__init__.py has the table; the rows name files that exist."""
+    rows = re.findall(r"^\| `(test_\w+)` \| ([\w, ]+) \|$", conformance.__doc__ or "", re.MULTILINE)
+    named = [script for _, scripts in rows for script in scripts.split(", ")]
+    assert sorted(named) == sorted({path.stem for path in SCRIPTS} - PRELUDES)
+    assert [name for name, _ in rows if not (Path(__file__).parent / f"{name}.py").is_file()] == []
 
 
 WRITES = re.compile(
