@@ -7,11 +7,9 @@ data becomes `Unreadable`, which names the task, the entry and the problem.
 from __future__ import annotations
 
 from collections import ChainMap
-from functools import reduce
-from operator import or_
-from typing import Annotated, Any, Final, Literal, TypeVar, get_args, get_origin
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from ...queues import TaskEvent
 from .event import BUILT_IN, Event
@@ -56,28 +54,6 @@ _known: Final = ChainMap[str, type[Event]]({}, BUILT_IN)
 """Event types by name: those of the application, then those of Perdure."""
 
 
-class _Union:
-    """Union of all event types, discriminated by `type`; built at the first read after a registration."""
-
-    def __init__(self) -> None:
-        self._adapter: TypeAdapter[Any] | None = None
-
-    def forget(self) -> None:
-        self._adapter = None
-
-    def validate(self, data: dict[str, Any]) -> Event:
-        """Return the event. Raises `ValidationError`."""
-        if self._adapter is None:
-            union: Any = reduce(or_, _known.values())
-            types: Any = Annotated[union, Field(discriminator="type")]  # pyright: ignore[reportInvalidTypeForm]
-            self._adapter = TypeAdapter(types)
-        event: Event = self._adapter.validate_python(data)
-        return event
-
-
-_union: Final = _Union()
-
-
 def register_event(kind: type[E]) -> type[E]:
     """Register an application's event type, so that logs with it can be read; a class decorator.
 
@@ -95,7 +71,6 @@ def register_event(kind: type[E]) -> type[E]:
         raise ValueError(f"event type {name!r} is already registered: {known.__module__}.{known.__qualname__}")
     kind.model_rebuild(raise_errors=True)
     _known[name] = kind
-    _union.forget()
     return kind
 
 
@@ -118,13 +93,12 @@ def parse_event(found: TaskEvent) -> Event:
         data = {"v": 1, **(found.data or {}), "type": found.type}
         if found.step is not None:
             data["step"] = found.step
+        kind = _known.get(found.type)
         try:
-            if found.type not in _known:
-                return Foreign.model_validate(data | {"data": found.data})
-            return _union.validate(data)
+            return Foreign.model_validate(data | {"data": found.data}) if kind is None else kind.model_validate(data)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            problem = f"{'.'.join(map(str, first['loc'][1:])) or 'data'}: {first['msg']}"
+            problem = f"{'.'.join(map(str, first['loc'])) or 'data'}: {first['msg']}"
     return Unreadable(
         type=found.type,
         step=found.step,
