@@ -123,7 +123,7 @@ def test_the_command_line_overrides_the_app(url: tuple[str, str], folder: Path) 
     answer = process("worker", "run", "tasks.py:app", "--burst", *options, *url)
     assert "worker mine-" in answer.err
     assert "started: queues second," in answer.err
-    assert "2 at once" in answer.err
+    assert "concurrency 2" in answer.err
     assert [task_state(url, task_id)["state"] for task_id in ids] == ["queued", "succeeded"]
     cancel(url, *ids)
 
@@ -300,7 +300,7 @@ def test_list_shows_workers(url: tuple[str, str], folder: Path) -> None:
 def test_supervisor_options_need_processes(option: tuple[str, str]) -> None:
     answer = call("worker", "run", "tasks:app", *option)
     assert (answer.code, answer.err.count("\n")) == (2, 1)
-    assert f"{option[0]} is a supervisor's: give --processes too" in answer.err
+    assert f"{option[0]} is for a supervisor: add --processes" in answer.err
 
 
 async def test_paused_supervisors_are_listed_and_resumed(
