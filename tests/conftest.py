@@ -1,4 +1,4 @@
-"""Fixtures: servers, namespaces of their own, and the guard that no test leaves a key behind that never expires."""
+"""Fixtures: servers, a namespace per test, and a check that no test leaves a key without expiry."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ SERVERS = [
     if find_program(kind)
 ]
 ON_SERVERS = [pytest.param(kind, marks=(pytest.mark.integration, pytest.mark.conformance)) for kind in SERVERS]
-"""Parameters for what must be so on every kind of server."""
+"""Parameters of the tests that run on every kind of server."""
 CLUSTER = "cluster"
 STDERR = pytest.StashKey[int]()
 BACKENDS = ["fake", *ON_SERVERS, pytest.param(CLUSTER, marks=pytest.mark.cluster)]
 
 
 def pytest_report_header() -> str:
-    """Which servers the tests run on; a kind that is not here is no parameter, so nothing is skipped for it."""
+    """Report the servers of the run; a kind that is not installed is not a parameter, so no test is skipped for it."""
     return f"redis servers: {', '.join(SERVERS) or 'none'}; integration tests on {default_kind()}"
 
 
 def default_kind() -> str:
-    """The server that integration tests use: the bundled 6.2, or what PERDURE_TEST_SERVER names: system or valkey.
+    """Return the kind of server for integration tests: bundled (6.2), or the one in PERDURE_TEST_SERVER.
 
-    Where it names one, the conformance tests run on that one alone, else on the bundled and the system's.
+    If the variable is set, conformance tests run on that kind only, else on the bundled and the system server.
     """
     return DEFAULT_KIND
 
@@ -60,8 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
     """End the process with a dump of all stacks if the teardown of a test hangs.
 
-    pytest-timeout reports a test that hangs and does not guard its teardown after that: there, the event loop waits
-    for a task that ignores its cancellation.
+    pytest-timeout does not guard the teardown of a test that it reported, where the event loop may wait for a task
+    that ignores its cancellation.
     """
     limit = float(item.config.getini("timeout") or 0)
     if limit > 0 and STDERR in item.config.stash:
@@ -74,7 +74,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No PERDURE_* setting of the developer's reaches a test, and no test touches the developer's data."""
+    """Remove the developer's PERDURE_* settings, and use a data directory of the test."""
     for name in list(os.environ):
         if name.startswith("PERDURE_") and name != "PERDURE_TEST_SERVER":
             monkeypatch.delenv(name)
@@ -83,7 +83,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def one_slot_per_script(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whatever script any test has carried out in this process: its keys lie in one hash slot, as a cluster asks."""
+    """Check that all keys of each script call are in one hash slot, as a cluster requires."""
     astray: list[str] = []
     for wire in (PipelinedConnection, ClientAdapter):
         monkeypatch.setattr(wire, "submit", watched(wire.submit, astray))
@@ -106,7 +106,7 @@ def watched(submit: Callable[[Any, Command], Any], astray: list[str]) -> Callabl
 
 @pytest.fixture(scope="session")
 def shared_servers() -> Iterator[dict[str, RedisServer]]:
-    """Servers by kind, started when first asked for, stopped at the end."""
+    """Servers by kind, started on first use, stopped at the end of the session."""
     servers: dict[str, RedisServer] = {}
     yield servers
     for server in servers.values():
@@ -124,7 +124,7 @@ def shared_server(servers: dict[str, RedisServer], kind: str) -> RedisServer:
 
 @pytest.fixture(scope="session")
 def shared_cluster() -> Iterator[Cluster]:
-    """A cluster that tests use and leave as it is, started when first asked for."""
+    """Cluster that tests share and do not change, started on first use."""
     program = find_program(default_kind())
     if program is None:
         pytest.skip(f"no {default_kind()} redis-server here")
@@ -134,7 +134,7 @@ def shared_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """Started when first asked for, stopped at the end."""
+    """PostgreSQL server, started on first use, stopped at the end of the session."""
     programs = find_postgres()
     if programs is None:
         pytest.skip("there is no PostgreSQL wheel for this host")
@@ -152,7 +152,7 @@ def namespace_name() -> str:
 
 @pytest.fixture
 async def redis_url(shared_servers: dict[str, RedisServer], namespace_name: str) -> AsyncIterator[str]:
-    """A real server; afterwards the test's namespace is checked for leaked keys and emptied."""
+    """URL of a real server; afterwards the namespace of the test is checked for leaked keys and emptied."""
     url = shared_server(shared_servers, default_kind()).url
     yield url
     client = redis.asyncio.Redis.from_url(url)

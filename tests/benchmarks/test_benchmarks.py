@@ -102,11 +102,11 @@ def test_rounds_are_shown_as_a_median_between_the_lowest_and_the_highest() -> No
 
 def test_a_given_server_is_left_as_it_was_found(redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
-        client.set("somebody-elses", "1")
+        client.set("other-program", "1")
         before = set(client.keys())
         found = data("--redis-url", redis_url, "--only", "throughput", "--only", "steps", "--only", "release")
         after = set(client.keys())
-        client.delete("somebody-elses")
+        client.delete("other-program")
 
     assert {row["key"] for row in found["rows"]} == {"throughput", "steps", "steps_shared", "release"}
     assert after == before
@@ -127,7 +127,7 @@ def test_a_call_that_makes_no_sense_is_misuse(options: list[str], complaint: str
 
 
 @pytest.mark.parametrize("url", ["unix:///nowhere/redis.sock", "nonsense"])
-def test_a_server_that_cannot_be_reached_is_told_in_one_line(url: str) -> None:
+def test_an_unreachable_server_is_reported_in_one_line(url: str) -> None:
     done = bench("--quick", "--redis-url", url)
 
     assert done.returncode == 1

@@ -186,7 +186,7 @@ def test_what_a_worker_started_ends_with_it_in_whatever_process_group_it_is(tmp_
 
 
 @pytest.mark.processes
-def test_a_process_that_ends_too_early_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_process_that_exits_too_early_is_reported_with_its_stderr(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "raise SystemExit('no such option')"]
     with (
         started(command, os.environ, tmp_path, tmp_path / "log") as session,
@@ -230,7 +230,7 @@ def test_the_harness_measures_perdure_in_processes_of_its_own(tmp_path: Path) ->
 
 def test_a_peer_that_is_not_there_is_misuse() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.peers", "--peer", "nobody"],
+        [sys.executable, "-m", "benchmarks.peers", "--peer", "unknown"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -239,7 +239,7 @@ def test_a_peer_that_is_not_there_is_misuse() -> None:
     )
 
     assert done.returncode == 2
-    assert "nobody" in done.stderr
+    assert "unknown" in done.stderr
 
 
 @pytest.mark.processes

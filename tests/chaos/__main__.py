@@ -51,16 +51,16 @@ def main() -> int:
     arguments = sys.argv[1:]
     if not arguments or arguments[0] not in ("run", "check", "-h", "--help"):
         arguments.insert(0, "run")
-    told = vars(_parser().parse_args(arguments))
-    if told.pop("command") == "check":
-        return verdict(read_journal(told["journal"]), told["journal"])
-    kept = told["journal"]
+    given = vars(_parser().parse_args(arguments))
+    if given.pop("command") == "check":
+        return verdict(read_journal(given["journal"]), given["journal"])
+    kept = given["journal"]
     folder = Path(kept or tempfile.mkdtemp(prefix="perdure-chaos-")).absolute()
     if kept is not None:
         folder.mkdir(parents=True)
-    if told["seed"] is None:
-        told["seed"] = secrets.randbelow(1_000_000)
-    options = Options(**told | {"journal": folder})
+    if given["seed"] is None:
+        given["seed"] = secrets.randbelow(1_000_000)
+    options = Options(**given | {"journal": folder})
     sys.stdout.write(f"seed {options.seed}: {options.seconds:g} s, journal in {folder}\n")
     sys.stdout.flush()
     asyncio.run(play(options))

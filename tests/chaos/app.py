@@ -1,6 +1,6 @@
-"""The application of the run: every kind of task there is, each telling the journal what it does.
+"""Application of the run: tasks of every kind, which log to the journal what they do.
 
-It is loaded by the workers of two versions, so it uses what both have. `perdure worker run tests.chaos.app:app`.
+Workers of two versions load this module, so it uses names that both have. `perdure worker run tests.chaos.app:app`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perdure import App, Context, Retry, Snooze, current_step
 
 from .journal import SECOND
 from .kinds import KINDS
-from .telling import FOLDER, PEN, began, effect, made, running, stepped, told
+from .telling import FOLDER, PEN, began, effect, logged, made, running, stepped
 
 try:
     from perdure import AlreadyDone
@@ -28,7 +28,7 @@ except ImportError:  # workers of an earlier version load this module too
 app = App("chaos")
 
 _STALL = 0.5
-"""Seconds that this process must have stood still to tell of it."""
+"""Seconds of a standstill of this process that are logged."""
 
 
 def _retry(kind: str) -> Retry:
@@ -46,14 +46,14 @@ async def work(inputs: list[str], pause: float) -> str:
 
 
 def labour(inputs: list[str], pause: float) -> str:
-    """The same in a thread."""
+    """Do the same work in a thread."""
     token = began(inputs)
     time.sleep(pause)
     return made(token)
 
 
 @app.task(**_options("chain"))
-@told
+@logged
 async def chain(ctx: Context, steps: int, pause: float) -> list[str]:
     """Steps that build on each other, each recorded before the next begins."""
     found: list[str] = []
@@ -63,7 +63,7 @@ async def chain(ctx: Context, steps: int, pause: float) -> list[str]:
 
 
 @app.task(**_options("hasty"))
-@told
+@logged
 async def hasty(ctx: Context, steps: int, pause: float) -> list[str]:
     """Steps recorded in the background, every third before the next begins."""
     found: list[str] = []
@@ -74,7 +74,7 @@ async def hasty(ctx: Context, steps: int, pause: float) -> list[str]:
 
 
 @app.task(**_options("threads"))
-@told
+@logged
 async def threads(ctx: Context, steps: int, pause: float) -> list[str]:
     """Steps that are not async."""
     found: list[str] = []
@@ -84,7 +84,7 @@ async def threads(ctx: Context, steps: int, pause: float) -> list[str]:
 
 
 @app.task(**_options("fans"))
-@told
+@logged
 async def fans(ctx: Context, steps: int, pause: float) -> list[str]:
     """Steps at the same time, and one that takes what all have made."""
     found: dict[int, str] = {}
@@ -109,7 +109,7 @@ async def flaky(inputs: list[str], pause: float, failures: int) -> str:
 
 
 @app.task(**_options("tries"))
-@told
+@logged
 async def tries(ctx: Context, steps: int, pause: float) -> list[str]:
     """Steps that are tried again within the run."""
     found: list[str] = []
@@ -120,7 +120,7 @@ async def tries(ctx: Context, steps: int, pause: float) -> list[str]:
 
 
 async def charge(inputs: list[str], pause: float) -> str:
-    """An effect in the world: a line in the ledger."""
+    """Have an effect outside Redis: a line in the ledger."""
     token = began(inputs)
     await anyio.sleep(pause / 2)
     with _ledger().open("a") as ledger:
@@ -143,7 +143,7 @@ def _ledger() -> Path:
 
 
 @app.task(**_options("payment"))
-@told
+@logged
 async def payment(ctx: Context, steps: int, pause: float) -> list[str]:
     """A risky step that can find out whether it acted already."""
     order = await stepped(ctx, "order", work, [], pause)
@@ -152,16 +152,16 @@ async def payment(ctx: Context, steps: int, pause: float) -> list[str]:
 
 
 @app.task(**_options("doubtful"))
-@told
+@logged
 async def doubtful(ctx: Context, steps: int, pause: float) -> list[str]:
-    """A risky step that is rather left to a person than done twice."""
+    """A risky step that is left to a person rather than done twice."""
     order = await stepped(ctx, "order", work, [], pause)
     charged = await stepped(ctx, "charge", charge, [order], pause, risky=True, in_doubt="fail")
     return [order, charged]
 
 
 @app.task(**_options("stumbles"))
-@told
+@logged
 async def stumbles(ctx: Context, steps: int, pause: float) -> list[str]:
     """Fails at first, and keeps its checkpoint from attempt to attempt."""
     found: list[str] = []
@@ -173,7 +173,7 @@ async def stumbles(ctx: Context, steps: int, pause: float) -> list[str]:
 
 
 @app.task(**_options("dozes"))
-@told
+@logged
 async def dozes(ctx: Context, steps: int, pause: float) -> list[str]:
     """Sleeps without a slot between its steps."""
     rested = ctx.resumed
@@ -185,9 +185,9 @@ async def dozes(ctx: Context, steps: int, pause: float) -> list[str]:
 
 
 @app.task(**_options("fails"))
-@told
+@logged
 async def fails(ctx: Context, steps: int, pause: float) -> list[str]:
-    """Fails for good."""
+    """Fails in each attempt."""
     await stepped(ctx, "step-0", work, [], pause)
     raise ValueError("as it always does")
 
@@ -199,17 +199,17 @@ async def endless(inputs: list[str]) -> str:
 
 
 @app.task(**_options("overtime"), timeout=0.8)
-@told
+@logged
 async def overtime(ctx: Context, steps: int, pause: float) -> list[str]:
-    """Takes longer than it may."""
+    """Exceeds its time limit."""
     first = await stepped(ctx, "step-0", work, [], pause)
     return [first, await stepped(ctx, "endless", endless, [first])]
 
 
 @app.task(**_options("fragile"))
-@told
+@logged
 async def fragile(ctx: Context, steps: int, pause: float) -> list[str]:
-    """Innocent, and given up after its second crash."""
+    """Does no harm, and is given up after its second crash."""
     found: list[str] = []
     for number in range(steps):
         found.append(await stepped(ctx, f"step-{number}", work, list(found), pause))
@@ -226,22 +226,22 @@ async def suicide(inputs: list[str]) -> str:
 
 
 @app.task(**_options("poison"))
-@told
+@logged
 async def poison(ctx: Context, steps: int, pause: float) -> list[str]:
-    """Kills its process in its second step, and with it whatever else runs there."""
+    """Kills its process in its second step, with all other tasks that run there."""
     first = await stepped(ctx, "step-0", work, [], pause)
     return [first, await stepped(ctx, "suicide", suicide, [first])]
 
 
 @app.task(**_options("keyed"))
-@told
+@logged
 async def keyed(ctx: Context, steps: int, pause: float) -> list[str]:
     """One of a key's tasks."""
     return [await stepped(ctx, "step-0", work, [], pause)]
 
 
 def _feel_pulse() -> None:
-    """Tell of every time that this process stood still, for whatever reason: frozen, or starved of the machine."""
+    """Log each standstill of this process: frozen, or without processor time."""
     last = time.monotonic_ns()
     while True:
         time.sleep(0.1)

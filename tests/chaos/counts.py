@@ -51,7 +51,7 @@ def _steps(history: History) -> Iterator[str]:
     begun, done = sum(len(run.begins) for run in runs), sum(len(run.effects) for run in runs)
     given = sum(len(run.values) for run in runs)
     again = sum(value["token"].partition("/")[0] != run.name for run in runs for value in run.values)
-    yield f"steps: {begun} begun, {done} came to their end, {given} values given, {again} of them from the record"
+    yield f"steps: {begun} started, {done} ended, {given} values given, {again} of them from the record"
 
 
 def _faults(history: History) -> Iterator[str]:
@@ -65,7 +65,7 @@ def _repeats(history: History) -> Iterator[str]:
         for former, first, later, second in repeats(task):
             reasons[reason_of_repeat(history, former, first, later, second) or "VIOLATING"] += 1
     shown = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
-    yield f"steps begun again: {reasons.total()}{f': {shown}' if shown else ''}; violating: {reasons['VIOLATING']}"
+    yield f"steps started again: {reasons.total()}{f': {shown}' if shown else ''}; violating: {reasons['VIOLATING']}"
 
 
 def _recoveries(history: History) -> Iterator[str]:

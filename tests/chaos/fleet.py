@@ -165,7 +165,7 @@ class Fleet:
         return command, self.environment(self._lines[-1].url, producer.version)
 
     def environment(self, url: str, version: str) -> dict[str, str]:
-        """What every process of the run is told."""
+        """Return the environment of every process of the run."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
         path = [str(ROOT)]
         if version == "former":

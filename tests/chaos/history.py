@@ -65,7 +65,7 @@ _ENDED_FROM_OUTSIDE = ("CancelledError", "LeaseLost")
 
 @dataclass(slots=True)
 class Task:
-    """One task, as all who met it told of it."""
+    """One task, as the journal shows it."""
 
     id: str
     kind: str = ""
@@ -106,7 +106,7 @@ class History:
     lines: list[Line]
 
     def replayed_between(self, since: int, until: int, *, fresh: bool = False) -> bool:
-        """Whether somebody may have replayed dead letters between two times; fresh: without their checkpoint."""
+        """Whether dead letters may have been replayed between two times; fresh: without their checkpoint."""
         return any(
             replay.begin.at <= until and replay.until >= since and (replay.begin["fresh"] or not fresh)
             for replay in self.replays

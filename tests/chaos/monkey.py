@@ -79,7 +79,7 @@ class Monkey:
         await self._kill_these(_one_of(host, plan.draw), "kill", of=host.pid)
 
     async def _kill_host(self, plan: Plan) -> None:
-        """All of a host at once: nobody is left to see it."""
+        """Kill all processes of a host at once, the supervisor included."""
         await self._kill_these(self._host(plan).pids(), "kill_host")
 
     async def _kill_supervisor(self, plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""The observer: looks at tasks while everything goes on, and tells the journal what it sees.
+"""Observer that reads tasks while the run continues, and writes to the journal what it sees.
 
 States through the public handle, places by one look at all that a partition holds. It asks the server past the
 proxies, and so notices too when the server itself is slow.
@@ -27,7 +27,7 @@ _WATCHED: Final = 60
 """Tasks that are looked at in one round."""
 
 _SLOW: Final = 0.5
-"""Seconds beyond which an answer of the server is told of."""
+"""Seconds after which a reply of the server is logged as slow."""
 
 
 class Observer:

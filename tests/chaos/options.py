@@ -1,4 +1,4 @@
-"""What a run is told."""
+"""Options of a run."""
 
 from __future__ import annotations
 

@@ -80,12 +80,12 @@ async def _all_there(producer: Producer, fleet: Fleet) -> None:
     """
     wanted = sum(host.processes + 1 if host.supervised else 1 for host in fleet.hosts)
     with anyio.fail_after(_STARTED_WITHIN):
-        while len(await list_workers(producer.gateway, producer.namespace)) < wanted:  # noqa: ASYNC110 - nobody tells
+        while len(await list_workers(producer.gateway, producer.namespace)) < wanted:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.1)
 
 
 def _former(options: Options, stack: AsyncExitStack, pen: Pen) -> Path | None:
-    """Where the other version is; None, and said so, where there is none."""
+    """Return the folder of the other version; if there is no such version, log that and return None."""
     if options.previous == "":
         return None
     try:

@@ -1,4 +1,4 @@
-"""A producer of the run: enqueues tasks of every kind, waits for their outcomes, cancels some.
+"""Producer of the run: enqueues tasks of every kind, waits for their outcomes, cancels some.
 
 `python -m tests.chaos.producer SEED RATE`. At SIGTERM it stops enqueuing and waits on; its parent ends it.
 """
@@ -26,7 +26,7 @@ MOST_WAITED_FOR: Final = 120
 
 
 class Customer:
-    """Whoever enqueues and waits. What it enqueues is drawn from its seed."""
+    """Caller that enqueues tasks drawn from its seed, and waits for them."""
 
     def __init__(self, producer: Producer, seed: int, rate: float) -> None:
         """rate: tasks per second; 0 for none."""
@@ -45,7 +45,7 @@ class Customer:
         self._rest.set()
 
     async def run(self) -> None:
-        """Enqueue until told to rest, then wait for what was enqueued; the process stays."""
+        """Enqueue until `rest` is called, then wait for the tasks; the process stays."""
         PEN.note("process", role="producer", version="this", package="", parent=os.getppid())
         while not self._rest.is_set():
             with suppress(TimeoutError):
@@ -72,7 +72,7 @@ class Customer:
     async def _one(
         self, kind: str, args: dict[str, Any], *, delay: float = 0.0, key: str | None = None
     ) -> TaskHandle[Any] | None:
-        """As a caller does who may not lose it: the same id again until it is stored."""
+        """Enqueue under one id until the task is stored, as a caller does that must not lose it."""
         self._number += 1
         task_id = f"{kind}-{self._name}-{self._number}"
         PEN.note("enqueue", task=task_id, kind=kind, args=args, delay=delay, key=key)
@@ -89,7 +89,7 @@ class Customer:
             return handle
 
     async def _many(self, kind: str, args: dict[str, Any]) -> None:
-        """A bulk call, whose tasks have ids of the library's own. What it does not acknowledge, nobody relies on."""
+        """Make a bulk call, whose tasks get generated ids. No caller relies on a task that it does not acknowledge."""
         try:
             handles = await self._producer.enqueue_many(kind, [args] * 3, queue=KINDS[kind].queue)
         except Unavailable as error:

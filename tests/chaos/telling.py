@@ -1,7 +1,7 @@
-"""How a handler of the run tells the journal what it does: its runs, the steps it begins, the values it gets.
+"""Journal calls of the handlers: their runs, the steps they start, the values they get.
 
-A step's value is a token that names the execution that made it, `run/step/number`; whoever sees a token knows whose
-work it is. A run is `pid.number`, unique on the machine while the journal is written.
+A step's value is a token that names the execution that made it, `run/step/number`; so a token identifies the
+run that made it. A run is `pid.number`, unique on the machine while the journal is written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perdure.worker.durable import CURRENT_RUN
 
 from .journal import Pen
 
-__all__ = ["FOLDER", "PEN", "began", "effect", "made", "running", "stepped", "told"]
+__all__ = ["FOLDER", "PEN", "began", "effect", "logged", "made", "running", "stepped"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,10 +33,10 @@ _RUN: ContextVar[str] = ContextVar("chaos_run")
 _NUMBERS = itertools.count(1)
 
 
-def told(
+def logged(
     handler: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Context, P], Coroutine[Any, Any, R]]:
-    """Tell of each run of a handler: its delivery, and how it ended."""
+    """Log each run of a handler: its delivery, and how it ended."""
 
     async def run(ctx: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
         name = f"{os.getpid()}.{next(_NUMBERS)}"
@@ -58,7 +58,7 @@ def told(
 
 
 def _delivery() -> dict[str, Any]:
-    """The fence of the delivery: which of several runs of a task came later, no clock tells so surely."""
+    """Return the fencing token of the delivery, which orders the runs of a task without a clock."""
     run = CURRENT_RUN.get()
     assert run is not None
     delivery = run.delivery
@@ -72,12 +72,12 @@ def _delivery() -> dict[str, Any]:
 
 
 def running() -> str:
-    """The name of the run that this is part of."""
+    """Return the name of the current run."""
     return _RUN.get()
 
 
 def began(inputs: list[str]) -> str:
-    """A step's function begins: returns the token that it will make."""
+    """Log the start of a step's function; return the token that it will make."""
     step = current_step()
     task, _, key = step.idempotency_key.partition(":")
     token = f"{_RUN.get()}/{key}/{step.attempt}"
@@ -86,19 +86,19 @@ def began(inputs: list[str]) -> str:
 
 
 def effect(token: str, what: str = "effect") -> None:
-    """The step's effect happened, or `what` else it tells of."""
+    """Log the effect of the step, or another event of it."""
     run, key, _ = token.split("/")
     PEN.note(what, task=current_step().idempotency_key.partition(":")[0], run=run, step=key, token=token)
 
 
 def made(token: str) -> str:
-    """The step's function is done: its effect has happened."""
+    """Log the effect of the step, and return its token."""
     effect(token)
     return token
 
 
 async def stepped(ctx: Context, name: str, fn: Callable[..., Any], *args: Any, **options: Any) -> str:
-    """`ctx.step`, and its value told as the handler gets it. Names are used once per run, so they are the keys."""
+    """Call `ctx.step`, and log the value that the handler gets. Names are used once per run, so they are the keys."""
     value: str = await ctx.step(name, fn, *args, **options)
     durability = options.get("durability", "sync")
     PEN.note("value", task=ctx.task_id, run=_RUN.get(), step=name, token=value, durability=durability)

@@ -94,7 +94,7 @@ class Story:
         return self.add(at, MONKEY, "seen", state=state, since=round(at * SECOND))
 
     def final(self, state: str, **more: Any) -> Story:
-        told: dict[str, Any] = {
+        printed: dict[str, Any] = {
             "attempts": 1,
             "crashes": 0,
             "replays": 0,
@@ -103,7 +103,7 @@ class Story:
             "worker": None,
             "steps": {},
         }
-        return self.add(100, MONKEY, "final", kind=self.kind, state=state, **told | more)
+        return self.add(100, MONKEY, "final", kind=self.kind, state=state, **printed | more)
 
     def read(self) -> list[Line]:
         lines = [*self.lines, {"at": 101 * SECOND, "pid": MONKEY, "what": "ends"}]
@@ -162,7 +162,7 @@ def delivered_after_its_end() -> Story:
     return finished().run(6, THIRD, count=3)
 
 
-def result_of_nobody() -> Story:
+def result_without_a_run() -> Story:
     return taken_over().outcome(6, result=["made up"]).final("succeeded", result=["made up"], worker="w11")
 
 
@@ -202,7 +202,7 @@ def overwritten_record() -> Story:
     return story
 
 
-def value_of_nobody() -> Story:
+def value_without_a_step() -> Story:
     story = finished()
     story.lines = [line for line in story.lines if line["what"] != "effect" or line["step"] != "step-0"]
     return story
@@ -218,7 +218,7 @@ def repeated_for_a_harmless_fault() -> Story:
     return repeated_without_a_fault().fault(2.5, 2.6, "cut_all", FIRST)
 
 
-def begun_twice_in_one_run() -> Story:
+def started_twice_in_one_run() -> Story:
     return finished().begin(5.25, SECOND_ONE, "step-1")
 
 
@@ -247,7 +247,7 @@ def buried_too_early() -> Story:
     return Story("fails").run(2, FIRST).left(3, FIRST).final("dead", reason="attempts_exhausted", attempts=1)
 
 
-def crashes_that_nobody_saw() -> Story:
+def crashes_without_a_fault() -> Story:
     return Story("fragile").run(2, FIRST).final("dead", reason="crash_loop", crashes=7)
 
 
@@ -255,7 +255,7 @@ def crashes_within_the_limit() -> Story:
     return Story("fragile").run(2, FIRST).final("dead", reason="crash_loop", crashes=1)
 
 
-def timeouts_that_nobody_saw() -> Story:
+def timeouts_without_a_cause() -> Story:
     return Story("overtime").run(2, FIRST).left(3, FIRST, "CancelledError").final("dead", reason="timeout", attempts=2)
 
 
@@ -295,7 +295,7 @@ def back_from_its_end() -> Story:
 
 
 def back_from_the_dead() -> Story:
-    """Nobody replayed it."""
+    """No replay explains it."""
     return finished().seen(2.2, "dead")
 
 
@@ -319,7 +319,7 @@ BROKEN: list[tuple[Callable[[], Story], str]] = [
     (vanished, "lost"),
     (two_outcomes, "finished twice"),
     (delivered_after_its_end, "finished twice"),
-    (result_of_nobody, "finished twice"),
+    (result_without_a_run, "finished twice"),
     (cancelled_and_yet_not, "finished twice"),
     (run_after_cancellation, "finished twice"),
     (recorded_step_again, "recorded step run again"),
@@ -328,17 +328,17 @@ BROKEN: list[tuple[Callable[[], Story], str]] = [
     (earlier_delivery_again, "recorded step run again"),
     (stale_record, "stale write"),
     (overwritten_record, "stale write"),
-    (value_of_nobody, "stale write"),
+    (value_without_a_step, "stale write"),
     (repeated_without_a_fault, "repeated without a fault"),
     (repeated_for_a_harmless_fault, "repeated without a fault"),
-    (begun_twice_in_one_run, "repeated without a fault"),
+    (started_twice_in_one_run, "repeated without a fault"),
     (charged_twice, "charged twice"),
     (innocent_buried, "unexplained dead letter"),
     (too_few_attempts, "unexplained dead letter"),
     (buried_too_early, "unexplained dead letter"),
-    (crashes_that_nobody_saw, "unexplained dead letter"),
+    (crashes_without_a_fault, "unexplained dead letter"),
     (crashes_within_the_limit, "unexplained dead letter"),
-    (timeouts_that_nobody_saw, "unexplained dead letter"),
+    (timeouts_without_a_cause, "unexplained dead letter"),
     (poison_that_kills_on, "unexplained dead letter"),
     (doubt_without_a_fault, "unexplained dead letter"),
     (failing_succeeds, "impossible outcome"),
@@ -385,7 +385,7 @@ def test_a_fresh_replay_forgets_the_records() -> None:
     assert story.rules() == {"recorded step run again", "stale write"}
 
 
-def test_a_poison_that_was_replayed_may_kill_anew() -> None:
+def test_a_replayed_poison_task_may_kill_again() -> None:
     story = Story("poison")
     for life, start in enumerate((2, 12)):
         for count in range(1, 4):
@@ -399,16 +399,16 @@ def test_a_poison_that_was_replayed_may_kill_anew() -> None:
 
 def test_the_verdict_counts_and_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verdict(finished().read(), tmp_path) == 0
-    told = capsys.readouterr().out
-    assert "tasks: 1 acknowledged, 1 known, 2 runs" in told
-    assert "steps begun again: 1: 1 kill; violating: 0" in told
-    assert "kill               1 times, median   2.40 s" in told
-    assert told.endswith("no promise was broken\n")
+    printed = capsys.readouterr().out
+    assert "tasks: 1 acknowledged, 1 known, 2 runs" in printed
+    assert "steps started again: 1: 1 kill; violating: 0" in printed
+    assert "kill               1 times, median   2.40 s" in printed
+    assert printed.endswith("no promise was broken\n")
     assert verdict(recorded_step_again().read(), tmp_path) == 1
-    told = capsys.readouterr().out
-    assert "BROKEN: " in told
-    assert "recorded step run again: chain-1, step step-0: by a later delivery" in told
-    assert "pid 11  begin  task=chain-1 run=11.1 step=step-0" in told
+    printed = capsys.readouterr().out
+    assert "BROKEN: " in printed
+    assert "recorded step run again: chain-1, step step-0: by a later delivery" in printed
+    assert "pid 11  begin  task=chain-1 run=11.1 step=step-0" in printed
 
 
 def test_what_pens_write_is_read_in_the_order_of_time(tmp_path: Path) -> None:

@@ -27,13 +27,13 @@ def violations(lines: Sequence[Line]) -> list[Violation]:
 def verdict(lines: Sequence[Line], folder: Path) -> int:
     """Print it; returns the exit code, 1 where a promise was broken."""
     found = violations(lines)
-    sys.stdout.write("\n".join(_told(lines, found, folder)) + "\n")
+    sys.stdout.write("\n".join(_report(lines, found, folder)) + "\n")
     return 1 if found else 0
 
 
-def _told(lines: Sequence[Line], found: Sequence[Violation], folder: Path) -> Iterator[str]:
-    told = history(lines)
-    yield from counted(told)
+def _report(lines: Sequence[Line], found: Sequence[Violation], folder: Path) -> Iterator[str]:
+    story = history(lines)
+    yield from counted(story)
     if not any(line.what == "ends" for line in lines):
         yield "the run did not come to its end: tasks may look lost that are not"
     if not found:
@@ -43,7 +43,7 @@ def _told(lines: Sequence[Line], found: Sequence[Violation], folder: Path) -> It
     yield f"BROKEN: {', '.join(f'{count} {rule}' for rule, count in kinds.most_common())}"
     for violation in _some_of_each(found):
         yield f"\n{violation.rule}: {violation.what}"
-        yield from (line.shown(told.start) for line in violation.lines[:12])
+        yield from (line.shown(story.start) for line in violation.lines[:12])
     yield f"\nthe journal: {folder}; check it again: python -m chaos check {folder}"
 
 

@@ -18,7 +18,7 @@ _PACKAGE: Final = (":(glob)*.py", "queues", "deadletter", "worker")
 
 
 class NoHistory(Exception):
-    """The commit is not in this checkout, or this is none."""
+    """The commit is not in this checkout, or this is not a checkout."""
 
 
 def former_commit() -> str:

@@ -1,1 +1,1 @@
-"""Messages as somebody would post them who means harm, or whose memory is broken."""
+"""Hostile and damaged messages for a real worker."""

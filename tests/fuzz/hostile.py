@@ -1,7 +1,7 @@
-"""Strategies for hostile stream entries: each is the fields of one XADD, past the producer and all its checks.
+"""Strategies for hostile stream entries: each is the fields of one XADD that bypasses the producer and its checks.
 
-Envelopes name tasks of tests/support/programs/target.py. Where an entry has an id of its own, whoever posts it puts
-that in, so that what became of each can be told.
+Envelopes name tasks of tests/support/programs/target.py. The poster puts an id of its own into an entry that has one,
+so that the outcome of each entry is known.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Poison from outside: whatever somebody puts on the stream, past the producer, harms nobody but itself.
+"""Hostile messages: an entry that bypasses the producer has no effect on any other task.
 
 `make fuzz` posts 10,000 entries. FUZZ_SEED (printed where a test fails) and FUZZ_ENTRIES change what is posted.
 """
@@ -100,7 +100,7 @@ class Target:
             await anyio.sleep(0.02)
 
     async def is_idle(self) -> bool:
-        """Whether there is no message, nobody who holds one, and nothing that waits for its time."""
+        """Whether there is no message, no pending entry and no scheduled task."""
         waiting = await self.gateway.pipeline([("XLEN", self.partition.ready), ("ZCARD", self.partition.due)])
         held = await self.gateway.command("XPENDING", self.partition.ready, GROUP, "-", "+", 1)
         return waiting == [0, 0] and held == []
@@ -126,12 +126,12 @@ def program(settings: Settings, log: Path) -> Iterator[psutil.Process]:
 
 @asynccontextmanager
 async def target(settings: Settings, producer: Producer, folder: Path) -> AsyncIterator[Target]:
-    """The program once it works, with somebody who writes down every outcome."""
+    """The program once it runs, with a subscriber that records every outcome."""
     client = redis.asyncio.Redis.from_url(settings.redis_url)
     with program(settings, folder / "log") as process:
         found = Target(process, folder / "log", producer.gateway, producer.namespace.partition("default"))
         with anyio.fail_after(STALLED):
-            while not await list_workers(producer.gateway, producer.namespace):  # noqa: ASYNC110 - nobody tells
+            while not await list_workers(producer.gateway, producer.namespace):  # noqa: ASYNC110 - there is no event for it
                 await anyio.sleep(0.01)
         async with client, client.pubsub() as ear:
             await ear.psubscribe(f"{{{settings.namespace}:*")

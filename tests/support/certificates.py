@@ -11,7 +11,7 @@ _SUBJECT = "subjectAltName=DNS:localhost,IP:127.0.0.1"
 
 @dataclass(frozen=True)
 class Authority:
-    """An authority of the test's own, in a folder of its own."""
+    """Certificate authority of one test, in a folder."""
 
     folder: Path
 
@@ -25,7 +25,7 @@ class Authority:
         return self.folder / "ca.crt"
 
     def sign(self, name: str) -> tuple[Path, Path]:
-        """Certificate and key of somebody on this machine."""
+        """Create a certificate and a key for a host name of this machine."""
         folder = self.folder
         (folder / "names.cnf").write_text(_SUBJECT)
         _openssl(folder, "req", *_new_key(name), "-subj", f"/CN={name}", "-out", f"{name}.csr")

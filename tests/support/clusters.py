@@ -1,4 +1,4 @@
-"""Real Redis Clusters for tests: every node a process on loopback, with a folder and ports of its own.
+"""Real Redis Clusters for tests: every node is a process on loopback with its own folder and ports.
 
 A cluster that tests only use is started once and shared; a test that kills nodes or moves slots away starts its own.
 """
@@ -31,7 +31,7 @@ class Cluster:
     options: tuple[str, ...] = ()
     """More options for every node."""
     tls: tuple[str, ...] = ()
-    """The nodes' certificates, as options; with them the nodes speak TLS to everybody, each other included."""
+    """The nodes' certificates, as options; with them the nodes use TLS for clients and for each other."""
     client_options: dict[str, Any] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
 
@@ -64,11 +64,11 @@ class Cluster:
         return [node for node in self.nodes if node.alive]
 
     def owner(self, slot: int, *, asked: Node | None = None) -> Node:
-        """The node that serves the slot, in the view of the node asked (any living one unless told)."""
+        """Return the node that serves the slot, in the view of `asked` (default: any living node)."""
         for first, last, primary, *_ in (asked or self.living[0]).command("CLUSTER", "SLOTS"):
             if first <= slot <= last:
                 return self.node(primary[2].decode())
-        raise AssertionError(f"nobody serves slot {slot}")
+        raise AssertionError(f"no node serves slot {slot}")
 
     def node(self, node_id: str) -> Node:
         return next(node for node in self.nodes if node.id == node_id)
@@ -92,7 +92,7 @@ class Cluster:
             node.command("FLUSHALL")
 
     def kill_primary(self, slot: int) -> Node:
-        """SIGKILL the node that serves the slot, as a power cut would; returns it. Nobody is waited for."""
+        """Send SIGKILL to the node that serves the slot, and return it without waiting for a failover."""
         victim = self.owner(slot)
         victim.server.kill()
         return victim
@@ -212,7 +212,7 @@ class Migration:
         self.source.command("MIGRATE", *target, *password, "KEYS", *names)
 
     def finish(self) -> None:
-        """Hand the slot over: the new owner is told first, so that at no time nobody owns it."""
+        """Transfer the slot: notify the new owner first, so that the slot always has an owner."""
         others = [node for node in self.cluster.serving() if node not in (self.source, self.target)]
         for node in (self.target, self.source, *others):
             node.command("CLUSTER", "SETSLOT", self.slot, "NODE", self.target.id)
@@ -225,7 +225,7 @@ def slot_of(key: str) -> int:
 
 @contextmanager
 def private_cluster(program: Path, **options: Any) -> Iterator[Cluster]:
-    """A cluster for one test, which may do with it what it likes."""
+    """Start a cluster for one test, which may change it."""
     cluster = Cluster(program, **options)
     try:
         yield cluster.start()

@@ -152,7 +152,7 @@ def ids(deliveries: Sequence[Delivery]) -> list[str]:
 
 
 class Held:
-    """Whoever holds a delivery."""
+    """Return the consumer that holds a delivery."""
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
-"""Load for queues whose servers come and go: what was enqueued, what is known to be safe, and what became of it.
+"""Load for queues whose servers fail: tasks enqueued, tasks acknowledged, and their outcomes.
 
 What is counted lives outside of Redis: ids are noted before they are enqueued, handlers write theirs into a file.
 
-A task counts as acknowledged when `enqueue(durability="replicated")` returned. Replication is asynchronous: a primary
-that dies may take with it what it alone had, whoever was told of it. It has to be every replica that may be promoted:
-of two, the one that is not goes on acknowledging for the former primary while the other has taken its place.
+A task counts as acknowledged when `enqueue(durability="replicated")` returned. Replication is asynchronous: writes that
+only a primary has are lost when it dies. Every replica that may be promoted must acknowledge: of two replicas, the one
+that is not promoted continues to acknowledge for the former primary.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LONG: Final = "long"
 
 @dataclass(frozen=True)
 class Run:
-    """One run of one handler. Times in seconds of the machine's monotonic clock; finished is None where it was cut."""
+    """One run of one handler. Times in seconds of the machine's monotonic clock; finished is None if it was cut off."""
 
     pid: int
     started: float
@@ -38,7 +38,7 @@ class Run:
 
 @dataclass
 class Journal:
-    """What the handlers wrote."""
+    """Journal that the handlers write."""
 
     path: Path
 
@@ -80,7 +80,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Figures:
-    """What became of everything."""
+    """Outcomes of all tasks."""
 
     enqueued: int
     returned: int
@@ -95,7 +95,7 @@ class Figures:
     waited: int
     """Such calls, all of them."""
     run_twice: int
-    """Tasks that more than one run was begun of."""
+    """Tasks that were run more than once."""
     unexplained: int
     """Of those: their records tell of no crash."""
     enqueue_pause: float
@@ -105,9 +105,9 @@ class Figures:
     pause_elsewhere: float | None
     """The same during faults, of queues on servers that had none; None where there are no others."""
     long_runs: int
-    """Runs that were begun before a fault and take longer than a lease."""
+    """Runs that started before a fault and take longer than a lease."""
     long_run_twice: int
-    """Of those: begun again, because their lease was not renewed in time."""
+    """Of those: started again, because their lease was not renewed in time."""
     steps_run_again: int
     """Tasks whose step was run once more though its record was known."""
     redirections: dict[str, int] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class Figures:
 
 @dataclass
 class Load:
-    """Producers that enqueue until they are told to stop, and waiters for some of what they enqueued."""
+    """Producers that enqueue until `stop` is called, and waiters for some of their tasks."""
 
     producer: Producer
     queues: Sequence[str]
@@ -147,7 +147,7 @@ class Load:
     pause: float = 0.02
     """Seconds that each handler takes."""
     waited_for: int = 5
-    """Each so manieth task has somebody who waits for its result from the beginning."""
+    """Every n-th task has a waiter for its result from the beginning."""
     enqueued: int = 0
     returned: dict[str, TaskHandle[Any]] = field(default_factory=dict)
     acknowledged: set[str] = field(default_factory=set)
@@ -157,7 +157,7 @@ class Load:
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        """Enqueue until `stop`; what was begun is brought to its end."""
+        """Enqueue until `stop`; calls in progress are completed."""
         async with asyncio.TaskGroup() as group:
             for number, queue in enumerate([*self.queues, *self.queues]):
                 group.create_task(self._produce(number, queue))
@@ -180,7 +180,7 @@ class Load:
             await self._one(f"{_LONG}-{self.enqueued}", queue, pause)
 
     async def _one(self, task_id: str, queue: str, pause: float | None = None) -> None:
-        """Enqueue one task, as a caller does who may not lose it: the same id again until it is stored."""
+        """Enqueue one task under one id until it is stored, as a caller does that must not lose it."""
         self.enqueued += 1
         args = {"pause": self.pause if pause is None else pause}
         begun = time.monotonic()

@@ -57,7 +57,7 @@ class LocalModel:
         self._ids = 0
 
     def hold(self, when: Callable[[Messages], bool], after: int = 0) -> Held:
-        """Hold the next answer to such a request after so many chunks, for good: whoever asked must go away."""
+        """Hold the next answer to such a request after `after` chunks, for good: the client must disconnect."""
         self._holds.append(Held(when, after))
         return self._holds[-1]
 
@@ -92,7 +92,7 @@ class LocalModel:
             self.bodies.append(body)
             await self._answer(body["messages"], writer)
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # whoever asked is gone
+            pass  # the client disconnected
         finally:
             writer.close()
 

@@ -1,4 +1,4 @@
-"""A line to a real server that loses replies: the command is carried out, and whoever sent it never hears of it."""
+"""Proxy to a real server that loses replies: the server runs the command, and the client gets no answer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PATIENCE = 10.0
 
 
 class LossyProxy:
-    """A proxy between unix sockets. `lose(text)` breaks the connection in place of the next reply to such a command.
+    """Proxy between unix sockets. `lose(text)` breaks the connection instead of returning the reply to such a command.
 
-    While `flowing` is cleared, connections stand and nothing goes through. `hang` has those that stand now stay so for
-    good, without a word to anybody. `delay`: seconds by which each reply comes later.
+    While `flowing` is cleared, connections stay open and no data passes. `hang` stops the present connections for good,
+    without closing them. `delay`: seconds by which each reply is delayed.
     """
 
     def __init__(self, server: Path, path: Path) -> None:
@@ -50,7 +50,7 @@ class LossyProxy:
 
     @asynccontextmanager
     async def down(self) -> AsyncIterator[None]:
-        """Break every connection, and let nobody in until the block is left."""
+        """Break every connection, and refuse new ones until the block ends."""
         assert self._listener is not None
         self._listener.close()
         await self._break()
@@ -139,7 +139,7 @@ async def _close(writer: asyncio.StreamWriter) -> None:
 
 @asynccontextmanager
 async def lossy_gateway(gateway: Gateway) -> AsyncIterator[tuple[Gateway, LossyProxy]]:
-    """A second gateway to the same server, over a line that loses replies when told to."""
+    """Open a second gateway to the same server, over a proxy that loses replies on request."""
     await gateway.load_scripts()  # else the reply that gets lost is that the script is not known
     folder = Path(tempfile.mkdtemp(prefix="perdure-line-"))
     server = Path(gateway.address.url.removeprefix("unix://"))

@@ -26,7 +26,7 @@ class Clock:
 
 @dataclass
 class Angles:
-    """An embedder of two dimensions that is told where each text points: degrees. Others point away from all."""
+    """Embedder of two dimensions with a given angle, in degrees, for each text. All other texts have 180 degrees."""
 
     angles: dict[str, float] = field(default_factory=dict)
     name: str = "angles"

@@ -22,7 +22,7 @@ BOUND: Final = 60.0
 """Seconds for anything that servers are waited for. They bound a failure; healthy ones take a few."""
 
 BUS: Final = 10_000
-"""How far above a node's port its cluster bus is: servers before 7.0 let nobody choose."""
+"""How far above a node's port its cluster bus is: it is fixed before Redis 7.0."""
 
 
 class Node:
@@ -69,7 +69,7 @@ class Node:
         os.kill(self.server.pid, signal.SIGCONT)
 
     def command(self, *command: str | int | bytes) -> Any:
-        """Carry out one command on this very node; errors are raised as they come, no redirection is followed."""
+        """Run one command on this node; redirections are raised as errors, not followed."""
         if self._client is None:
             self._client = redis.Redis(
                 host="127.0.0.1",
@@ -89,7 +89,7 @@ class Node:
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
-    """Ask until it is true; servers that cannot be reached meanwhile are asked again. Servers tell nobody of it."""
+    """Poll until the condition is true; errors of unreachable servers are ignored until the bound."""
     deadline = time.monotonic() + BOUND
     problem: Exception | None = None
     while time.monotonic() < deadline:
@@ -103,7 +103,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 def free_ports(count: int, *, bus: bool = False) -> list[int]:
-    """Ports of loopback that nobody has, below those that the system gives to outgoing connections.
+    """Return free ports of loopback, below those that the system gives to outgoing connections.
 
     With `bus`, the port that is `BUS` above is free too.
     """

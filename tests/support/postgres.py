@@ -1,4 +1,4 @@
-"""A PostgreSQL of the tests' own: with pgvector, on a unix socket in a temporary folder."""
+"""PostgreSQL server for tests: with pgvector, on a unix socket in a temporary folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def find_postgres() -> Path | None:
 
 
 class PostgresServer:
-    """It refuses to run as root, so that root runs it as `nobody`."""
+    """A PostgreSQL server in a temporary folder. It refuses to run as root, so root runs it as an unprivileged user."""
 
     def __init__(self, programs: Path) -> None:
         self._programs = programs

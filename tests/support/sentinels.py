@@ -62,7 +62,7 @@ class Sentinels:
         return next(node for node in self.servers if node.port == int(port))
 
     def kill_primary(self) -> Node:
-        """SIGKILL the primary, as a power cut would; returns it. Nobody is waited for."""
+        """Send SIGKILL to the primary, and return it without waiting for a failover."""
         victim = self.primary
         victim.server.kill()
         return victim
@@ -132,7 +132,7 @@ def _follows(node: Node) -> bool:
 
 @contextmanager
 def private_sentinels(program: Path, **options: Any) -> Iterator[Sentinels]:
-    """Sentinels and what they watch for one test, which may do with them what it likes."""
+    """Start sentinels with a primary and replicas for one test, which may change them."""
     sentinels = Sentinels(program, **options)
     try:
         yield sentinels.start()

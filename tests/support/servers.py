@@ -1,4 +1,4 @@
-"""Real servers for tests: on a unix socket in a folder of their own, stopped by whoever started them."""
+"""Real Redis servers for tests: each on a unix socket in its own folder, stopped by the code that started it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that Redis holds of a namespace, as whoever has a copy of it would read it; and keys for tests."""
+"""All data of a namespace as a reader of a backup would see it, and encryption keys for tests."""
 
 from __future__ import annotations
 

@@ -280,9 +280,9 @@ async def test_no_role_may_do_what_is_not_its_own(
 @pytest.mark.parametrize("role", ROLES)
 async def test_no_role_reaches_another_namespace(users: dict[str, Settings], node: Node, role: str) -> None:
     node.command("HSET", "{elsewhere:default:0}:task:x", "result", "1")
-    node.command("HSET", "session:of-somebody", "a", "1")
+    node.command("HSET", "session:of-another-program", "a", "1")
     with client(users, role) as connection:
-        for key in ("{elsewhere:default:0}:task:x", "session:of-somebody"):
+        for key in ("{elsewhere:default:0}:task:x", "session:of-another-program"):
             for command in (("HGETALL", key), ("HSET", key, "a", "2")):
                 with pytest.raises(redis.exceptions.NoPermissionError):
                     connection.execute_command(*command)
@@ -293,10 +293,10 @@ async def test_no_role_reaches_another_namespace(users: dict[str, Settings], nod
     async with Producer(users[role].redis_url, namespace="elsewhere") as producer:
         with pytest.raises(Refused, match=r"(?i)permission|can.t run"):
             await producer.enqueue("task")
-    node.command("DEL", "{elsewhere:default:0}:task:x", "session:of-somebody")
+    node.command("DEL", "{elsewhere:default:0}:task:x", "session:of-another-program")
 
 
-async def test_a_producer_that_works_or_cancels_is_told_that_it_may_not(users: dict[str, Settings]) -> None:
+async def test_a_producer_that_runs_or_cancels_tasks_is_refused(users: dict[str, Settings]) -> None:
     async with build(users["producer"]) as app:
         handle = await app.tasks["works"].enqueue(1)
         with pytest.raises(Refused, match=r"(?i)permission|can.t run"):

@@ -96,7 +96,7 @@ async def test_a_worker_that_is_stuck_loses_its_task_and_comes_back(
     record = await handle.record()
     assert (record.state, record.worker, record.crashes) == (State.SUCCEEDED, heir.worker_id, 1)
 
-    heir.kill()  # and the one that was stuck goes on working, and beats again
+    heir.kill()  # and the worker that was stuck continues, and renews its leases again
     after = await producer.enqueue("sleeper", {"seconds": 1.5})
     assert await bounded(after.result()) == stuck.pid
     assert (await after.record()).crashes == 0

@@ -44,7 +44,7 @@ PATIENCE = 40.0
 MEBIBYTE = 1024 * 1024
 
 PASSING = (":watch", ":sweep", ":cleaning")
-"""Endings of keys that live for seconds, from which a worker's turn at something is told."""
+"""Suffixes of fleet lock keys, which live for seconds."""
 
 KINDS = {"plain": 40, "steps": 14, "mends": 12, "dies": 9, "keyed": 10, "delayed": 4, "due": 2, "waiting": 4}
 """Of a hundred tasks, how many are of a kind; the rest are unknown tasks, and messages that are none."""
@@ -142,7 +142,7 @@ class Load:
         await asyncio.gather(*(handle.cancel() for handle in handles))
 
     async def _cancel_what_runs(self, count: int) -> None:
-        for handle in await self._give("goes_on", count):
+        for handle in await self._give("many_steps", count):
             async for event in handle.events():
                 if event.type == "step_completed":
                     break
@@ -164,10 +164,10 @@ class Load:
         app = App("mixed", settings=self.settings)
         for task in mixed.app.tasks.values():
             app.task(name=task.name, queue=task.queue, retry=task.retry)(task.handler)
-        handles = await self._give("goes_on", CONCURRENCY + 4)
+        handles = await self._give("many_steps", CONCURRENCY + 4)
         async with Worker(app, concurrency=4, queues=["default"]) as worker:
             running = asyncio.create_task(worker.run())
-            while not worker.in_flight and (await self._waiting()):  # noqa: ASYNC110 - nobody tells
+            while not worker.in_flight and (await self._waiting()):  # noqa: ASYNC110 - there is no event for it
                 await anyio.sleep(0.005)
             worker.stop()
             await running
@@ -258,7 +258,7 @@ async def test_tasks_of_all_outcomes_leave_nothing_behind(
     await set_partitions(producer.gateway, producer.namespace, "keyed", 4)
     with watched_worker(settings, tmp_path / "log"):
         with anyio.fail_after(PATIENCE):
-            while not await list_workers(producer.gateway, producer.namespace):  # noqa: ASYNC110 - nobody tells
+            while not await list_workers(producer.gateway, producer.namespace):  # noqa: ASYNC110 - there is no event for it
                 await anyio.sleep(0.01)
         load = Load(producer, settings)
         await load.run(ROUND)

@@ -78,7 +78,7 @@ async def test_only_the_poison_dies_of_itself(
     record = await handles[POISON].record()
     assert record.error is not None
     assert str(record.error["message"]).endswith("last crash: SIGKILL in step 'second' after step 'first'")
-    assert (record.crashes, record.attempts) == (2, 0)  # both alone; in company nobody knew
+    assert (record.crashes, record.attempts) == (2, 0)  # both alone; the first crash had more than one suspect
 
     for number, handle in enumerate(handles):
         found = await handle.record()
@@ -101,7 +101,7 @@ async def test_only_the_poison_dies_of_itself(
     assert len(alone) == 2
 
 
-async def test_what_a_killed_worker_did_goes_on_at_once(
+async def test_tasks_of_a_killed_worker_are_resumed_at_once(
     supervisor: subprocess.Popen[bytes], workers: WorkerProcesses, producer: Producer, tmp_path: Path
 ) -> None:
     """The lease is ten minutes: what runs again within this test does not wait for it."""

@@ -273,7 +273,7 @@ async def test_a_worker_without_the_key_leaves_the_task_to_others(settings: Sett
         assert (await handle.record()).attempts == 1
 
 
-async def test_what_nobody_can_open_is_a_dead_letter_and_goes_on_when_it_is_replayed_with_the_key(
+async def test_an_undecryptable_task_becomes_a_dead_letter_and_resumes_when_replayed_with_the_key(
     settings: Settings,
 ) -> None:
     async with opened(with_keys(settings, FIRST)) as sealing, opened(impatient(with_keys(settings, SECOND))) as other:
@@ -300,7 +300,7 @@ async def test_a_checkpoint_that_cannot_be_opened_stops_the_task_before_its_hand
         assert f" of task {handle.id}: encrypted with key" in dead.message
 
 
-async def test_who_waits_without_the_key_is_told(settings: Settings) -> None:
+async def test_a_caller_without_the_key_gets_an_error(settings: Settings) -> None:
     async with (
         opened(with_keys(settings, FIRST)) as app,
         Producer(settings.redis_url, namespace=settings.namespace) as keyless,
@@ -405,8 +405,10 @@ async def test_keys_are_changed_while_workers_of_both_sets_run(settings: Setting
 
 
 @pytest.mark.processes
-async def test_a_killed_worker_s_checkpoint_goes_on_under_new_keys(settings: Settings, tmp_path: Path) -> None:
-    """The killed process sealed with the old key; the one that goes on seals with the new one and opens both."""
+async def test_the_checkpoint_of_a_killed_worker_is_continued_under_new_keys(
+    settings: Settings, tmp_path: Path
+) -> None:
+    """The killed worker encrypted with the old key; the next one encrypts with the new key and decrypts both."""
     known = f"{SECOND},{FIRST}"
     sealer = make_encryptor(known, None)
     with worker_processes(settings, tmp_path) as workers:

@@ -110,7 +110,7 @@ async def test_a_dead_letter_stays_one_until_there_is_room(
     assert await places(gateway, partition, "x") == [READY]
 
 
-async def test_a_producer_is_told_what_is_full_and_what_to_do(
+async def test_a_producer_gets_an_error_with_cause_and_remedy_when_the_server_is_full(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     await producer.enqueue("t", task_id="known")
@@ -130,7 +130,9 @@ async def test_a_producer_is_told_what_is_full_and_what_to_do(
     assert await (await producer.enqueue("t", task_id="one")).status() is State.QUEUED
 
 
-def test_so_is_whoever_enqueues_on_the_command_line(server: RedisServer, namespace_name: str) -> None:
+def test_the_command_line_prints_cause_and_remedy_when_the_server_is_full(
+    server: RedisServer, namespace_name: str
+) -> None:
     with redis.Redis.from_url(server.url) as client:
         client.config_set("maxmemory", 1)
         try:

@@ -26,7 +26,7 @@ async def test_a_reader_killed_at_each_moment_loses_no_message_and_uses_none_twi
     app = App("reader", settings=settings)
     app.task(name="converse", retry=reader.converse.retry)(reader.converse.handler)
     async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
-        friends = await producer.enqueue_many("nobody", [{}] * len(MOMENTS), queue="friends", delay=3600)
+        friends = await producer.enqueue_many("unregistered", [{}] * len(MOMENTS), queue="friends", delay=3600)
         readers = []
         for number, friend in zip(MOMENTS, friends, strict=True):
             handle = await producer.enqueue("converse", {"friend": friend.id}, queue=f"q{number}")

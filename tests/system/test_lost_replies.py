@@ -1,4 +1,4 @@
-"""A reply to an enqueue is lost, at each place where one can be: every task is stored once, whoever asks again."""
+"""Lost replies to an enqueue, at each point of it: every task is stored once, however often the caller repeats."""
 
 from __future__ import annotations
 

@@ -41,27 +41,27 @@ class Scene:
 
     def __init__(self, app: App) -> None:
         self.between = asyncio.Event()
-        self.goes_on = asyncio.Event()
+        self.proceed = asyncio.Event()
         self.calls: list[str] = []
 
         @app.task
         async def job(ctx: Context) -> tuple[int, int]:
             await ctx.step("first", self.calls.append, "first")
             self.between.set()
-            await self.goes_on.wait()
+            await self.proceed.wait()
             await ctx.step("second", self.calls.append, "second")
             return ctx.attempt, ctx.crashes
 
         self.task = job
 
 
-async def test_a_task_between_two_steps_goes_on_when_redis_is_back(app: App, server: RedisServer) -> None:
+async def test_a_task_between_two_steps_continues_when_redis_is_back(app: App, server: RedisServer) -> None:
     scene = Scene(app)
     async with running_worker(app):
         handle = await scene.task.enqueue()
         await bounded(scene.between.wait())
         server.kill()
-        scene.goes_on.set()  # the second step's record waits for Redis
+        scene.proceed.set()  # the second step's record waits for Redis
         await until_called(scene, "second")
         server.start()
         assert await bounded(handle.result()) == (1, 0)
@@ -78,7 +78,7 @@ async def until_called(scene: Scene, name: str) -> None:
 
 async def test_an_idle_worker_takes_work_again_when_redis_is_back(app: App, server: RedisServer) -> None:
     scene = Scene(app)
-    scene.goes_on.set()
+    scene.proceed.set()
     async with running_worker(app):
         before = await scene.task.enqueue()
         await until_succeeded(before)
@@ -96,10 +96,10 @@ async def until_succeeded(handle: TaskHandle[Any]) -> None:
     await wait_until(succeeded, "the task succeeds")
 
 
-async def test_whoever_waits_for_results_hears_of_them_again_when_redis_is_back(app: App, server: RedisServer) -> None:
+async def test_waiters_get_their_results_when_redis_is_back(app: App, server: RedisServer) -> None:
     """The connection on which this process has heard the first result is gone when it waits for the second."""
     scene = Scene(app)
-    scene.goes_on.set()
+    scene.proceed.set()
     async with running_worker(app):
         before = await scene.task.enqueue()
         assert await bounded(before.result()) == (1, 0)
@@ -129,7 +129,7 @@ async def test_of_many_tasks_none_is_lost(app: App, server: RedisServer) -> None
             async def enough(some: int = some) -> bool:
                 return len(ran) >= some
 
-            await wait_until(enough, f"{some} tasks have begun")
+            await wait_until(enough, f"{some} tasks have started")
             server.kill()
             server.start()
         for number, handle in enumerate(handles):
@@ -157,7 +157,7 @@ async def test_a_record_waits_for_redis_for_longer_than_any_command_would(server
             handle = await scene.task.enqueue()
             await bounded(scene.between.wait())
             server.kill()
-            scene.goes_on.set()
+            scene.proceed.set()
             await until_called(scene, "second")
             await anyio.sleep(app.producer.gateway.patience + 1.0)  # the absence itself
             server.start()
@@ -166,7 +166,7 @@ async def test_a_record_waits_for_redis_for_longer_than_any_command_would(server
 
 
 async def test_a_task_waits_out_an_absence_that_is_longer_than_its_lease(app: App, server: RedisServer) -> None:
-    """The run may go on or be taken up anew: either way each step's record counts once, and the task ends."""
+    """The run may continue or be resumed elsewhere: each step is recorded once, and the task ends."""
     scene = Scene(app)
     async with running_worker(app):
         handle = await scene.task.enqueue()
@@ -174,7 +174,7 @@ async def test_a_task_waits_out_an_absence_that_is_longer_than_its_lease(app: Ap
         server.kill()
         await anyio.sleep(app.settings.lease + 0.5)  # the absence itself
         server.start()
-        scene.goes_on.set()
+        scene.proceed.set()
         attempt, crashes = await bounded(handle.result())
     assert attempt == 1
     assert crashes <= 1
@@ -184,11 +184,11 @@ async def test_a_task_waits_out_an_absence_that_is_longer_than_its_lease(app: Ap
     assert completed == ["first", "second"]
 
 
-async def test_whoever_begins_to_wait_while_redis_is_away_waits_until_it_is_back(app: App, server: RedisServer) -> None:
+async def test_a_wait_that_starts_while_redis_is_away_lasts_until_it_is_back(app: App, server: RedisServer) -> None:
     """For the result and for the events; for longer than any command is asked again."""
     app.producer.gateway.patience = 0.1
     scene = Scene(app)
-    scene.goes_on.set()
+    scene.proceed.set()
     handle = await scene.task.enqueue()
     server.kill()
     waiting = asyncio.create_task(handle.result())

@@ -1,9 +1,9 @@
-"""Redis leaves in every way it can, and six who depend on it go on: a running task, an idle worker, a producer, whoever
-waits for a result, the beat, and the command line.
+"""Redis unavailable in every way, and six clients of it: a running task, an idle worker, a producer, a caller of
+`result`, the heartbeat, and the command line.
 
-Each way happens between two steps of a running task. Afterwards the task ends as if nothing had been, its waiter has
-the result, the idle worker takes new work, what the producer asked for is there once, and a command answers. Each on a
-real server with an append-only file, behind a line that can do to connections what networks do.
+Each outage happens between two steps of a running task. Afterwards the task succeeds, its waiter has the result, the
+idle worker runs new tasks, the producer's task is stored once, and a command succeeds. The server is real and has an
+append-only file; a proxy in front of it breaks, stops or delays connections.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ class Scene:
         self.line = line
         self.direct = direct
         self.between = asyncio.Event()
-        self.goes_on = asyncio.Event()
+        self.proceed = asyncio.Event()
         self.calls: list[str] = []
 
         @app.task
         async def job(ctx: Context) -> tuple[int, int]:
             await ctx.step("first", self.calls.append, "first")
             self.between.set()
-            await self.goes_on.wait()
+            await self.proceed.wait()
             await ctx.step("second", self.calls.append, "second")
             return ctx.attempt, ctx.crashes
 
@@ -118,17 +118,17 @@ class Scene:
             handle = await self.job.enqueue()
             waiting = asyncio.create_task(handle.result())
             await bounded(self.between.wait())
-            await wait_until(self._somebody_listens, "the waiter listens")
+            await wait_until(self._has_subscriber, "the waiter listens")
             producing = asyncio.create_task(self._produce())
             await way(self)
             numbered = await bounded(producing)
-            self.goes_on.set()
+            self.proceed.set()
             assert await bounded(waiting) == (1, 0)
             assert await bounded(numbered.result()) == 7
         await self._nothing_is_left(handle, numbered)
         return handle
 
-    async def _somebody_listens(self) -> bool:
+    async def _has_subscriber(self) -> bool:
         channels = await self.direct.command("PUBSUB", "CHANNELS", "*")
         return bool(channels)
 
@@ -217,14 +217,14 @@ async def scripts_flushed(scene: Scene) -> None:
 
 
 async def demoted(scene: Scene) -> None:
-    """For a while it is a replica of nobody, and takes no writes."""
+    """For a while the server is a replica without a primary, and refuses writes."""
     await scene.direct.command("CONFIG", "RESETSTAT")
     await scene.direct.command("REPLICAOF", "127.0.0.1", "1")
 
     async def refused() -> bool:
         return b"errorstat_READONLY" in await scene.direct.command("INFO", "errorstats")
 
-    await wait_until(refused, "somebody was refused")
+    await wait_until(refused, "a refused write")
     await scene.direct.command("REPLICAOF", "NO", "ONE")
 
 
@@ -262,11 +262,11 @@ WAYS: dict[str, Way] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_everybody_goes_on(scene: Scene, way: str) -> None:
+async def test_every_component_recovers(scene: Scene, way: str) -> None:
     await scene.play(WAYS[way])
 
 
-async def test_a_worker_says_that_it_waits_and_that_it_goes_on(scene: Scene, said: list[str]) -> None:
+async def test_a_worker_logs_that_it_waits_and_that_it_continues(scene: Scene, said: list[str]) -> None:
     """Its reads, and its beat, which renews the leases."""
 
     async def away_for_a_beat(scene: Scene) -> None:
@@ -286,7 +286,7 @@ async def _has(lines: list[str], text: str) -> bool:
 
 @pytest.mark.parametrize("way", ["hung both ways", "hung on the way there", "hung on the way back", "killed", "slow"])
 async def test_the_beat_renews_again(scene: Scene, way: str) -> None:
-    """Its thread has a connection of its own, which nobody else would miss."""
+    """The heartbeat has its own connection, which no other component uses."""
     troubles: list[QueueError | None] = []
     leases = Leases[Any]()
     partition = scene.app.producer.namespace.partition("default")

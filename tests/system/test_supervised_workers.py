@@ -37,7 +37,7 @@ class Supervisors:
             "JOURNAL": str(self.journal.journal),
             "PERDURE_REDIS_URL": settings.redis_url,
             "PERDURE_NAMESPACE": settings.namespace,
-            "PERDURE_LEASE": "60",  # nothing in these tests goes on because a lease has passed
+            "PERDURE_LEASE": "60",  # no task in these tests is resumed because a lease expired
             "PERDURE_RESTART_DELAYS": "0.1",
         }
         self._started: list[subprocess.Popen[bytes]] = []
@@ -58,7 +58,7 @@ class Supervisors:
     async def ended(self) -> int:
         """The exit code of the supervisor that was started last."""
         with anyio.fail_after(BOUND):
-            while self._started[-1].poll() is None:  # noqa: ASYNC110 - nobody but its parent is told
+            while self._started[-1].poll() is None:  # noqa: ASYNC110 - nobody but its parent is states
                 await anyio.sleep(0.01)
         return self._started[-1].returncode
 
@@ -87,12 +87,12 @@ async def producer(settings: Settings) -> AsyncIterator[Producer]:
 
 
 async def all_work(producer: Producer, workers: int) -> None:
-    """Wait until a supervisor tells of so many ordinary children that work, and of nobody who starts or stops."""
+    """Wait until a supervisor reports this number of working children, and none that starts or stops."""
 
     async def right() -> bool:
         found = await list_supervisors(producer.gateway, producer.namespace)
-        told = [(child.role, child.state) for info in found for child in info.children]
-        return told.count(("worker", "working")) == workers and {state for _, state in told} == {"working", "idle"}
+        states = [(child.role, child.state) for info in found for child in info.children]
+        return states.count(("worker", "working")) == workers and {state for _, state in states} == {"working", "idle"}
 
     await wait_until(right, f"{workers} workers that work")
 
@@ -104,11 +104,11 @@ async def gone(one: psutil.Process) -> None:
     await wait_until(is_gone, f"the end of {one}")
 
 
-async def told(handle: TaskHandle[Any], *types: str) -> list[str]:
+async def logged(handle: TaskHandle[Any], *types: str) -> list[str]:
     return [event.type async for event in handle.events(follow=False) if event.type in types]
 
 
-async def test_what_a_killed_worker_held_goes_on_at_once_and_elsewhere(
+async def test_tasks_of_a_killed_worker_are_resumed_at_once_by_another(
     supervisors: Supervisors, producer: Producer, tmp_path: Path
 ) -> None:
     supervisor = supervisors.start()
@@ -127,7 +127,7 @@ async def test_what_a_killed_worker_held_goes_on_at_once_and_elsewhere(
     await wait_until(lambda: _is_no_process(int(started)), "the end of what the dead worker had started")
     gate.touch()
     assert await handle.result(timeout=BOUND) == again.pid
-    assert await told(handle, "crashed", "cleared") == ["crashed"]
+    assert await logged(handle, "crashed", "cleared") == ["crashed"]
 
     await all_work(producer, 2)
     [info] = await list_supervisors(producer.gateway, producer.namespace)
@@ -152,7 +152,7 @@ async def test_children_end_with_their_supervisor_and_hand_over_at_no_cost(
     await supervisors.journal.line("imported", number=2)
     children = supervisors.children(supervisor)
     supervisor.kill()
-    gate.touch()  # the step comes to its end, within the grace
+    gate.touch()  # the step ends within the grace period
     for child in children:
         await gone(child)
     record = await handle.record()
@@ -180,7 +180,7 @@ async def test_a_child_whose_supervisor_is_gone_has_its_grace(
     await gone(busy)
     record = await handle.record()
     assert (record.state, record.attempts, record.crashes) == ("queued", 0, 0)
-    assert await told(handle, "step_completed", "handed_off") == ["step_completed"] * (1 + ends) + ["handed_off"]
+    assert await logged(handle, "step_completed", "handed_off") == ["step_completed"] * (1 + ends) + ["handed_off"]
     assert not journal.lines("begin", f"{handle.id}:third")
     await handle.cancel()
 

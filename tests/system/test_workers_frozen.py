@@ -47,7 +47,7 @@ async def test_a_frozen_worker_that_wakes_up_can_change_nothing(workers: WorkerP
     assert (record.worker, record.crashes) == (heir.worker_id, 1)
     assert [line.pid for line in workers.lines("begin", f"{handle.id}:third")] == [heir.pid]
 
-    heir.kill()  # and the one that was frozen goes on working
+    heir.kill()  # and the worker that was frozen continues
     after = await producer.enqueue("pipeline", {"value": 1, "steps": 2, "pause": 0})
     assert await bounded(after.result()) == 13
     assert (await after.record()).worker == frozen.worker_id

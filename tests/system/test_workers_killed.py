@@ -35,7 +35,7 @@ async def producer(settings: Settings) -> AsyncIterator[Producer]:
 
 
 async def leases_passed(producer: Producer, lease: float, count: int) -> None:
-    """Wait until so many messages have been nobody's for the time of a lease."""
+    """Wait until this number of messages has been idle for a lease."""
     stream = producer.namespace.partition("default").ready
     with anyio.fail_after(BOUND):
         while True:
@@ -96,7 +96,7 @@ async def test_killed_again_and_again_at_random_moments(workers: WorkerProcesses
     for key, runs in began.items():
         processes = [pid for _, pid in runs]
         assert len(set(processes)) == len(processes), f"seed {seed}: {key} ran twice in one process"
-        assert set(processes[:-1]) <= killed, f"seed {seed}: {key} ran again though nobody was killed"
+        assert set(processes[:-1]) <= killed, f"seed {seed}: {key} ran again without a kill"
         assert runs[-1][0] < known[key], f"seed {seed}: {key} ran again after it was recorded"
         cut_off += len(runs) - 1
     assert cut_off <= KILLS * 4, f"seed {seed}: more steps ran again than were in flight"

@@ -1,4 +1,4 @@
-"""SIGTERM: a worker leaves in order, and another process goes on at once, long before any lease has passed."""
+"""SIGTERM: a worker releases its tasks, and another process resumes them at once, before any lease expires."""
 
 from __future__ import annotations
 

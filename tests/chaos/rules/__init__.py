@@ -30,4 +30,4 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     check_order,
     check_processes,
 )
-"""All of them, in the order in which their findings are told."""
+"""All rules, in the order in which their findings are reported."""

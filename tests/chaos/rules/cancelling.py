@@ -1,4 +1,4 @@
-"""A task is cancelled only where somebody asked for it, and then nothing of it runs any more."""
+"""Rule: a task is cancelled only on request, and does not run afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_cancelled(history: History) -> Iterator[Violation]:
         told = [line for line in [*task.outcomes, task.final] if line is not None and line["state"] == "cancelled"]
         for line in told:
             if not any(cancel.at < line.at for cancel in task.cancels):
-                yield Violation("cancelled unasked", f"{task.id} is cancelled, and nobody asked for it", (line,))
+                yield Violation("cancelled unasked", f"{task.id} is cancelled without a request", (line,))
         for answer in task.answers:
             if answer["state"] != "cancelled":
                 continue
@@ -26,5 +26,5 @@ def check_cancelled(history: History) -> Iterator[Violation]:
             for run in task.runs:
                 since = run.at - round(2 * history.lease * SECOND)
                 if run.at > answer.at and history.faults.explain(run.pid, since, run.at) is None:
-                    what = f"{task.id} was begun after it had been cancelled"
+                    what = f"{task.id} was started after it had been cancelled"
                     yield Violation("finished twice", what, (answer, run.first))

@@ -26,7 +26,7 @@ def check_lost(history: History) -> Iterator[Violation]:
 
 
 def check_once(history: History) -> Iterator[Violation]:
-    """A task has one outcome: whoever waits hears the same, and nothing runs after it, except for a replay."""
+    """Check that a task has one outcome: all waiters get it, and nothing runs after it, except for a replay."""
     for task in history.tasks.values():
         yield from _one_outcome(history, task)
         yield from _none_after(history, task)

@@ -18,7 +18,7 @@ _BY_SIGNAL = 128
 
 
 def check_processes(history: History) -> Iterator[Violation]:
-    """A process that ended was killed, told to end, or could not reach the server when it was started."""
+    """Check that a process that exited was killed, stopped, or could not reach the server when it was started."""
     started: dict[int, Line] = {}
     killed = {line.pid for line in history.lines if line.what == "kills"}
     for line in history.lines:
@@ -27,7 +27,7 @@ def check_processes(history: History) -> Iterator[Violation]:
         elif line.what == "exited" and not line["closing"] and line["child"] not in killed:
             begun = started[line["child"]]
             if begun["role"] == "producer" and line["code"] == -signal.SIGTERM:
-                continue  # told to rest before it could hear
+                continue  # stopped before its signal handler was installed
             if line["code"] == 1 and line.at - begun.at < _STARTING and _away(history, begun, line):
                 continue
             if not any(_ended(fault, line) for fault in history.faults.all):

@@ -1,4 +1,4 @@
-"""A recorded step is not run again, and nobody overwrites its record.
+"""Rule: a recorded step is not run again, and its record is not overwritten.
 
 The exact rule. Let a run's handler have been given a step's value. The step counts as recorded from then on where
 
@@ -11,7 +11,7 @@ recorded one; and the checkpoint holds no other. A run of an *earlier* delivery 
 its worker from learning that it had lost the lease: nothing outside of Redis can stop a process that was frozen
 before its first step, and its record is refused.
 
-A replay with --fresh forgets the records: what was recorded before it was asked for binds nobody after.
+A replay with --fresh deletes the records: the rule does not hold across it.
 """
 
 from __future__ import annotations

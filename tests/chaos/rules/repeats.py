@@ -1,6 +1,6 @@
 """Effects are repeated only for steps in flight at a fault.
 
-A step that is begun again, in another run, was in flight when something ended the run that began it before: a fault
+A step that is started again, in another run, was in flight when something ended the run that started it before: a fault
 that hit its process while the step was in flight; the attempt's own failure; a replay. A fault counts until one lease
 after its end: by then a worker has learned what it lost. `HARMLESS` faults explain nothing.
 """
@@ -22,7 +22,7 @@ def check_repeats(history: History) -> Iterator[Violation]:
         yield from _trials(task)
         for former, first, later, second in repeats(task):
             if reason_of_repeat(history, former, first, later, second) is None:
-                what = f"{task.id}, step {second['step']}: begun again, and no fault had cut it off"
+                what = f"{task.id}, step {second['step']}: started again, and no fault had cut it off"
                 end = () if former.end is None else (former.end,)
                 yield Violation("repeated without a fault", what, (former.first, first, *end, later.first, second))
 
@@ -39,7 +39,7 @@ def repeats(task: Task) -> Iterator[tuple[Run, Line, Run, Line]]:
 
 
 def reason_of_repeat(history: History, former: Run, first: Line, later: Run, second: Line) -> str | None:
-    """Why the step was begun again: a kind of fault, `attempt`, `replay`; None where nothing explains it."""
+    """Return why the step was started again: a kind of fault, `attempt`, `replay`; None if nothing explains it."""
     if former.order > later.order:  # the later beginning is that of a run that had lost its lease
         fault = history.faults.explain(later.pid, later.at - round(history.lease * SECOND), second.at)
         return None if fault is None else f"stale after {fault.kind}"
@@ -59,13 +59,13 @@ def _cut_off(history: History, run: Run, first: Line, second: Line) -> Fault | N
 
 
 def _trials(task: Task) -> Iterator[Violation]:
-    """Within one run a step is begun again only as its own retry says: the next trial."""
+    """Check that within one run a step is started again only by its own retry."""
     for run in task.runs:
         last: dict[str, Line] = {}
         for begin in run.begins:
             former = last.get(begin["step"])
             if former is not None and begin["trial"] != former["trial"] + 1:
-                what = f"{task.id}, step {begin['step']}: begun twice in one run"
+                what = f"{task.id}, step {begin['step']}: started twice in one run"
                 yield Violation("repeated without a fault", what, (run.first, former, begin))
             last[begin["step"]] = begin
 

@@ -25,7 +25,7 @@ class Careful(Agent[AgentState]):
         if step.key == "one":
             await ctx.decide("to the left", reasoning="it is shorter")
             return "done"
-        await ctx.step("begun", os.getpid)
+        await ctx.step("started", os.getpid)
         if ctx.resumption is None:
             os.write(JOURNAL, f"{os.getpid()} stands {ctx.task_id}\n".encode())
             await asyncio.sleep(600)

@@ -125,7 +125,7 @@ class Continuing(Agent[Continued]):
         return ctx.resumption is None or isinstance(ctx.resumption.handoff, Handoff)
 
     async def do_boot(self, ctx: Context, state: Continued) -> list[Any]:
-        await ctx.step("begun", os.getpid)
+        await ctx.step("started", os.getpid)
         die("boot")
         state.boots.append([name async for name, _ in ctx.resume_info()])
         return [message.content for message in await ctx.inbox()]

@@ -63,8 +63,8 @@ async def dawdles(ctx: Context, number: int) -> None:
 
 
 @app.task
-async def goes_on(ctx: Context, number: int) -> None:
-    """Until it is cancelled, or has done a great deal."""
+async def many_steps(ctx: Context, number: int) -> None:
+    """Run 500 steps, or until it is cancelled."""
     for one in range(500):
         await ctx.step(f"step {one}", plus_one, number)
         await anyio.sleep(0.005)

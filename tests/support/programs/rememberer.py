@@ -1,4 +1,4 @@
-"""Adds memories when it is told to go, beside others that do the same. Prints them as they are stored."""
+"""Program that adds memories after a line on stdin, beside others that do the same, and prints them as stored."""
 
 from __future__ import annotations
 

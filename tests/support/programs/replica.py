@@ -27,7 +27,7 @@ from perdure.worker.runtime import reclaim
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
 PATIENT = Retry(max_attempts=3, max_crashes=1000, base=0.0)
 
-if "RARE_SWEEPS" in os.environ:  # what is taken at once is taken because a nudge told of it
+if "RARE_SWEEPS" in os.environ:  # then only a nudge makes a worker claim at once
     reclaim._LONGEST = 1000.0
 
 app = App("replica")
@@ -94,7 +94,7 @@ async def gate(ctx: Context, name: str) -> dict[str, object]:
 
 
 @app.task(retry=PATIENT)
-async def goes_on(ctx: Context, gate: str) -> dict[str, object]:
+async def resumes(ctx: Context, gate: str) -> dict[str, object]:
     """Tells what it knows of the run before."""
     note("run", ctx)
     await ctx.decide("go on", reasoning="there is no other way")
@@ -267,7 +267,7 @@ class Circling(Agent[AgentState]):
             await ctx.tool("search", quick, "the same")
 
     async def finish(self, ctx: Context, state: AgentState) -> None:
-        raise AssertionError("it never comes to that")
+        raise AssertionError("not reached: the task is buried before")
 
 
 if "DIES_BEFORE_IT_ACTS" in os.environ:

@@ -383,7 +383,7 @@ async def test_another_process_knows_how_the_former_one_ended(settings: Settings
     async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
         with worker_processes(settings, tmp_path) as workers:
             former = await workers.start().ready()
-            handle = await producer.enqueue("goes_on", {"gate": "g"})
+            handle = await producer.enqueue("resumes", {"gate": "g"})
             await workers.line("saved", f"{handle.id}:second")
             if signal == "SIGKILL":
                 former.kill()
