@@ -9,8 +9,6 @@
 -- close(stream, record): acknowledge and delete the message, and store the fence that did so.
 -- now_ms(): the time of Redis in milliseconds.
 -- keep_payload(stream, record): move the message's fields into the record, so that there is always one copy of them.
--- defer(due): settle the delivery by moving the task into the due set; nudge a worker if no task is due earlier. For
---   scripts with KEYS ready stream, record, due set, nudge stream, and ARGV 5 to 8 task id, attempts, crashes, returns.
 local function fence_text()
   return ARGV[3] .. ' ' .. ARGV[4]
 end
@@ -50,18 +48,5 @@ local function keep_payload(stream, record)
         redis.call('HSET', record, name, found[2][i + 1])
       end
     end
-  end
-end
-
-local function defer(due)
-  local first = redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')
-  begin_outcome(KEYS[2])
-  keep_payload(KEYS[1], KEYS[2])
-  redis.call('HSET', KEYS[2], 'state', 'scheduled', 'due', due, 'worker', ARGV[2],
-    'attempts', ARGV[6], 'crashes', ARGV[7], 'returns', ARGV[8])
-  redis.call('ZADD', KEYS[3], due, ARGV[5])
-  close(KEYS[1], KEYS[2])
-  if not first[2] or due < tonumber(first[2]) then
-    redis.call('XADD', KEYS[4], 'MAXLEN', 16, '*', 'why', 'due')
   end
 end

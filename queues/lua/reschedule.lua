@@ -13,7 +13,16 @@ local due = now_ms()
 if redis.call('HEXISTS', KEYS[2], 'cancel') == 0 then
   due = due + tonumber(ARGV[9])
 end
-defer(due)
+local first = redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')
+begin_outcome(KEYS[2])
+keep_payload(KEYS[1], KEYS[2])
+redis.call('HSET', KEYS[2], 'state', 'scheduled', 'due', due, 'worker', ARGV[2],
+  'attempts', ARGV[6], 'crashes', ARGV[7], 'returns', ARGV[8])
+redis.call('ZADD', KEYS[3], due, ARGV[5])
+close(KEYS[1], KEYS[2])
+if not first[2] or due < tonumber(first[2]) then
+  redis.call('XADD', KEYS[4], 'MAXLEN', 16, '*', 'why', 'due')
+end
 redis.call('HSET', KEYS[2], 'error', ARGV[11])
 redis.call('HDEL', KEYS[2], 'waits', 'wakes')
 if ARGV[12] then
