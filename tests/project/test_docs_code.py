@@ -60,15 +60,16 @@ def run_page(page: Path, folder: Path, data: Path) -> subprocess.CompletedProces
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(300)  # it waits for the pages before its own
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_runs_from_top_to_bottom(page: Path, runs: dict[Path, Future[subprocess.CompletedProcess[str]]]) -> None:
-    done = runs[page].result(timeout=300)
+    done = runs[page].result()
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -59,7 +59,7 @@ def run_commands(block: Block) -> None:
     """Run the commands of a console block in one bash, so that variables live to its end."""
     commands = commands_of(block)
     script = "\n".join(f"{command.text}\nprintf '\\n{_MARK} %s\\n' $?" for command in commands)
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=180, check=False)
     rest = done.stdout
     for command in commands:
         printed, _, rest = rest.partition(f"\n{_MARK} ")
