@@ -131,7 +131,7 @@ bounded: install
 failover: install
 	$(BIN)/python -m tests.topology.failover
 
-# CHAOS: options of the run, such as CHAOS='--seconds 60 --seed 7'; see docs/chaos.md.
+# CHAOS: options of the run, such as CHAOS='--seconds 60 --seed 7'; see docs/how-to/chaos.md.
 chaos: install
 	$(BIN)/python -m tests.chaos $(CHAOS)
 

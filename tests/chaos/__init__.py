@@ -1,1 +1,1 @@
-"""The chaos suite: a run under faults, journalled outside of Redis, and a checker of the journal. See docs/chaos.md."""
+"""The chaos suite (docs/how-to/chaos.md): a run under faults, journalled outside Redis, and a checker of the journal."""

@@ -367,7 +367,7 @@ async def test_what_is_not_sealed_is_refused_where_that_is_asked_for(settings: S
 
 
 async def test_keys_are_changed_while_workers_of_both_sets_run(settings: Settings) -> None:
-    """The steps of docs/security.md: all learn the new key, then it seals, then the old one is dropped."""
+    """The steps of docs/how-to/security.md: all learn the new key, then it seals, then the old one is dropped."""
     patient = settings.model_copy(update={"unknown_task": Retry(max_attempts=1000, base=0.02, factor=1.0)})
     before, learnt = with_keys(patient, FIRST), with_keys(patient, FIRST, SECOND)
     since, after = with_keys(patient, SECOND, FIRST), with_keys(patient, SECOND)

@@ -1,7 +1,7 @@
 """Events of a run: its start, steps, waits, messages to and from other tasks, and its end.
 
-To add a type, write the class here or in `agent_events.py`, add a row to docs/events.md and, if the event changes the
-state of an agent, a rule to `reducer.py`.
+To add a type, write the class here or in `agent_events.py`, add a row to docs/reference/events.md and, if the event
+changes the state of an agent, a rule to `reducer.py`.
 """
 
 from __future__ import annotations
