@@ -11,6 +11,8 @@ import ast
 import asyncio
 import inspect
 import linecache
+import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -20,6 +22,8 @@ from types import ModuleType
 from tests.support.documents import Block, blocks_of, commands_of, matches
 
 _MARK = "--end-of-command--"
+_LONGEST = 100.0
+"""Seconds that the commands of one block may take."""
 
 
 def main(page: Path) -> int:
@@ -59,15 +63,33 @@ def run_commands(block: Block) -> None:
     """Run the commands of a console block in one bash, so that variables live to its end."""
     commands = commands_of(block)
     script = "\n".join(f"{command.text}\nprintf '\\n{_MARK} %s\\n' $?" for command in commands)
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=180, check=False)
-    rest = done.stdout
+    status, output, errors = run_script(script)
+    rest = output
     for command in commands:
         printed, _, rest = rest.partition(f"\n{_MARK} ")
-        status, _, rest = rest.partition("\n")
-        problem = f"`{command.text}` ended with {status or done.returncode}\n{printed}\n{done.stderr}"
-        assert status == "0", problem
+        ended, _, rest = rest.partition("\n")
+        problem = f"`{command.text}` ended with {ended or status}\n{printed}\n{errors}"
+        assert ended == "0", problem
         if command.expected:
             assert matches(command.expected, printed), f"{problem}\nexpected:\n" + "\n".join(command.expected)
+
+
+def run_script(script: str) -> tuple[int | str, str, str]:
+    """Run a script in bash; return its exit code, its output and its errors, the stacks of what hangs among them."""
+    process = subprocess.Popen(
+        ["bash", "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONFAULTHANDLER": "1"},
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=_LONGEST)
+        return process.returncode, output, errors
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGABRT)
+        return f"a time-out after {_LONGEST:.0f} s", *process.communicate()
 
 
 if __name__ == "__main__":
