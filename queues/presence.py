@@ -149,7 +149,8 @@ def _read(registered: bytes | list[bytes] | None, now: int) -> WorkerInfo | None
         known["seen"] = max(0.0, (now - known["seen"]) / 1000)
         if "progress" in known:
             known["progress"] = max(0.0, (now - known["progress"]) / 1000)
-        return WorkerInfo(**known | {"queues": tuple(known["queues"])})
+        known["queues"] = tuple(known["queues"])
+        return WorkerInfo(**known)
     except (KeyError, TypeError, ValueError):
         return None
 
