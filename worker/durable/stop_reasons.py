@@ -21,6 +21,8 @@ __all__ = ["STOP_RULES", "ParkReason", "StopReason", "StopRule", "counters_after
 class StopReason(Enum):
     """Why a run stopped. The value is the word in the worker's log."""
 
+    __hash__ = object.__hash__  # members are singletons, and every run looks one up
+
     LOST = "lost"
     """Another worker holds the lease."""
     CANCELLED = "cancelled"
