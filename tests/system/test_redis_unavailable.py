@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 from anyio.to_thread import run_sync
 from perdure import App, Context, Settings, State, TaskHandle, Unavailable
-from perdure.queues import Address, Delivery, Gateway, LeaseHeartbeat, Leases, QueueError
-from perdure.queues import pubsub as newses
+from perdure.queues import Address, Delivery, Gateway, LeaseHeartbeat, Leases, QueueError, pubsub
 from perdure.queues.delivery import consumer as consumers
 from perdure.queues.transport import gateway as gateways
 from perdure.worker.log import logger
@@ -54,7 +53,7 @@ async def line(server: RedisServer, tmp_path: Path) -> AsyncIterator[LossyProxy]
 
 @pytest.fixture
 async def direct(server: RedisServer) -> AsyncIterator[Gateway]:
-    """A way to the server that goes by no line, for the test itself."""
+    """Gateway to the server that bypasses the proxy, for the test itself."""
     gateway = Gateway(Address(server.url), patience=20.0)
     await gateway.open()
     yield gateway
@@ -63,13 +62,13 @@ async def direct(server: RedisServer) -> AsyncIterator[Gateway]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is silent is taken for dead in parts of a second, and not in ten."""
+    """Treat a silent server as dead after a fraction of a second instead of ten seconds."""
     monkeypatch.setattr(gateways, "COMMAND_TIMEOUT", 0.5)
     monkeypatch.setattr(gateways, "_READ_MARGIN", 0.3)
     for module in (gateways, consumers):
         monkeypatch.setattr(module, "BLOCK", 0.3)
-    monkeypatch.setattr(newses, "_SILENCE", 0.3)
-    monkeypatch.setattr(newses, "_ANSWERING", 0.3)
+    monkeypatch.setattr(pubsub, "_SILENCE", 0.3)
+    monkeypatch.setattr(pubsub, "_PING_TIMEOUT", 0.3)
 
 
 @pytest.fixture
