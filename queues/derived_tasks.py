@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -98,7 +98,7 @@ async def read_task_input(gateway: Gateway, partition: Partition, task_id: str) 
     """
     record = partition.record(task_id)
     for _ in range(_READS):
-        fields = dict(zip(_FIELDS, await gateway.command("HMGET", record, *_FIELDS), strict=True))
+        fields: dict[str, Any] = dict(zip(_FIELDS, await gateway.command("HMGET", record, *_FIELDS), strict=True))
         if not any(fields.values()):
             raise TaskNotFound(task_id, f"queue {partition.queue!r}")
         for place, stream in (("entry", partition.ready), ("dead", partition.dead)):
