@@ -79,7 +79,7 @@ class Faults:
 
 
 def _families(lines: Sequence[Line]) -> dict[int, tuple[set[int], int | None]]:
-    """Of each process, it and its supervisor, and the number of its host."""
+    """For each process: itself, its supervisor, and the number of its host."""
     hosts = {line["child"]: line["number"] for line in lines if line.what == "started" and line["role"] == "worker"}
     found: dict[int, tuple[set[int], int | None]] = {pid: ({pid}, host) for pid, host in hosts.items()}
     for line in lines:

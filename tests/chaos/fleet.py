@@ -50,7 +50,7 @@ class Keeper:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that runs now, if one does."""
+        """Process id of the running process, if there is one."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 

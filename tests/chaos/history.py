@@ -1,4 +1,4 @@
-"""What happened, put together from the lines of a journal: tasks with their runs and steps, faults, processes."""
+"""History of a run from the lines of its journal: tasks with their runs and steps, faults, processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def order(self) -> tuple[Fence, int]:
-        """Which of two runs of a task is the later one."""
+        """Order of the runs of a task."""
         return self.fence, self.at
 
     @property
@@ -81,7 +81,7 @@ class Task:
 
     @property
     def rules(self) -> Kind:
-        """What may become of it."""
+        """Outcomes that the kind of the task allows."""
         return KINDS[self.kind]
 
 

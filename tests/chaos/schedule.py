@@ -39,7 +39,7 @@ WEIGHTS: Final[dict[str, int]] = {
     "partitions": 1,
     "kill_producer": 2,
 }
-"""How often each fault is drawn."""
+"""Relative frequency of each fault."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 FOLDER: Final = Path(os.environ.get("CHAOS_FOLDER", "."))
-"""Where the journal of the run is."""
+"""Folder of the journal."""
 
 PEN: Final = Pen(FOLDER)
 

@@ -143,7 +143,7 @@ FITTING: dict[str, bytes] = {
 
 @st.composite
 def arguments(draw: st.DrawFn, name: str) -> bytes:
-    """What fits, but for one or two."""
+    """Return valid arguments, with one or two exceptions."""
     members = {one: FITTING[one] for one in ARGUMENTS[name]}
     for one in draw(st.lists(st.sampled_from(ARGUMENTS[name]), max_size=2)):
         members[one] = draw(values)
@@ -289,7 +289,7 @@ def hostile_entries() -> st.SearchStrategy[Fields]:
 
 
 def classics() -> list[Fields]:
-    """What has done harm, or could do it most easily: in every run, whatever its seed."""
+    """Entries that did harm before, or most easily could: part of every run, for every seed."""
     one = b'{"value":1}'
     options = ("result_ttl", b"1e18"), ("result_ttl", b"1e308"), ("timeout", b"1e308"), ("result_ttl", b"1e-9")
     return [

@@ -40,7 +40,7 @@ class Authority:
         return (*own, "--tls-ca-cert-file", str(self.certificate), "--tls-auth-clients", "yes")
 
     def query(self) -> str:
-        """What a URL must say: whom to trust, and who this client is."""
+        """Return the query of a URL with the authority and the client's certificate."""
         certificate, key = self.sign("client")
         return f"ssl_ca_certs={self.certificate}&ssl_certfile={certificate}&ssl_keyfile={key}"
 

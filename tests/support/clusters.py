@@ -79,7 +79,7 @@ class Cluster:
         return list({primary[2]: self.node(primary[2].decode()) for _, _, primary, *_ in found}.values())
 
     def replicas_of(self, primary: Node) -> list[Node]:
-        """Who follows a primary, in its own view."""
+        """Return the replicas of a primary, in its own view."""
         slots = primary.command("CLUSTER", "SLOTS")
         mine = [replicas for _, _, server, *replicas in slots if server[2].decode() == primary.id]
         return list({replica[2]: self.node(replica[2].decode()) for replicas in mine for replica in replicas}.values())

@@ -26,7 +26,7 @@ IGNORING_SIGINT = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command left."""
+    """Exit code and output of a command."""
 
     code: int
     out: str

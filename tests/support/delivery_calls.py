@@ -85,9 +85,9 @@ SETTLING: dict[str, Act] = {
     "bury": _bury,
     "bury_unreadable": _bury_unreadable,
 }
-"""What ends a delivery."""
+"""Calls that settle a delivery."""
 
 WRITING: dict[str, Act] = {"record": _record, "note": _note}
-"""What a delivery writes while it runs."""
+"""Calls that write for a running delivery."""
 
 FENCED = SETTLING | WRITING

@@ -37,7 +37,7 @@ class Block:
 
     @property
     def kind(self) -> Literal["python", "console", "recipe", "other"]:
-        """How the block is tested: executed as Python, executed in a shell, parsed by the command line, or not."""
+        """Test of the block: executed as Python, executed in a shell, parsed by the command line, or not."""
         if self.language in ("python", "console"):
             return self.language  # type: ignore[return-value]  # one of the two
         return "recipe" if self.language == "sh" else "other"

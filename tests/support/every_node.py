@@ -18,7 +18,7 @@ _KEYS = [
 
 
 def whereabouts(gateway: Gateway) -> list[str | None]:
-    """What to give as `node_of`, one after the other, so that a command reaches every primary."""
+    """Return values for `node_of` with which a command reaches each primary."""
     return [*_KEYS] if gateway.address.clustered else [None]
 
 

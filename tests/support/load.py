@@ -24,7 +24,7 @@ from perdure.queues import QueueError
 from tests.support.nodes import BOUND, Node
 
 _LONG: Final = "long"
-"""What the ids of long runs begin with."""
+"""Prefix of the ids of long runs."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Figures:
     run_twice: int
     """Tasks that were run more than once."""
     unexplained: int
-    """Of those: their records tell of no crash."""
+    """Those without a crash in their record."""
     enqueue_pause: float
     """Seconds that the slowest `enqueue` took, repetitions of the caller's included."""
     work_pause: float
@@ -107,7 +107,7 @@ class Figures:
     long_runs: int
     """Runs that started before a fault and take longer than a lease."""
     long_run_twice: int
-    """Of those: started again, because their lease was not renewed in time."""
+    """Those started again because their lease was not renewed in time."""
     steps_run_again: int
     """Tasks whose step was run once more though its record was known."""
     redirections: dict[str, int] = field(default_factory=dict)
@@ -266,7 +266,7 @@ class Load:
         return left
 
     async def _answers(self) -> int:
-        """How many of the waiters got the right answer, in the time of the bound."""
+        """Return the number of waiters that got the right result within the bound."""
         if not self._waiters:
             return 0
         await asyncio.wait(self._waiters.values(), timeout=BOUND)
@@ -286,7 +286,7 @@ def longest_gap(times: Sequence[float]) -> float:
 
 
 def redirections(nodes: Sequence[Node]) -> dict[str, int]:
-    """How often the nodes that live have sent a client elsewhere, or asked it to come again."""
+    """Return the number of redirections and TRYAGAIN replies of the living nodes."""
     counts: Counter[str] = Counter({"MOVED": 0, "ASK": 0, "TRYAGAIN": 0})
     for node in nodes:
         for name, value in node.info("errorstats").items():

@@ -21,7 +21,7 @@ Script = Callable[[Messages], "Reply"]
 
 @dataclass
 class Reply:
-    """What the model says. calls: of tools, by name with their arguments as it writes them. status: of a refusal.
+    """Reply of the model. calls: of tools, by name with their arguments as it writes them. status: of a refusal.
 
     whole: as one JSON document. cut: the stream ends after so many chunks, without an end.
     """

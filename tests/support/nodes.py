@@ -22,7 +22,7 @@ BOUND: Final = 60.0
 """Seconds for anything that servers are waited for. They bound a failure; healthy ones take a few."""
 
 BUS: Final = 10_000
-"""How far above a node's port its cluster bus is: it is fixed before Redis 7.0."""
+"""Offset of the cluster bus from a node's port; it is fixed before Redis 7.0."""
 
 
 class Node:

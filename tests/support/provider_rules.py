@@ -1,4 +1,4 @@
-"""What the providers refuse, written from their own documents and refusals: the judges of what the converters make.
+"""Validation rules of the model providers, from their documentation and error messages, to check the converters.
 
 OpenAI, Chat Completions: API reference of POST /v1/chat/completions ("messages", "tool_calls", "tool_call_id"), and
 the refusals "An assistant message with 'tool_calls' must be followed by tool messages responding to each

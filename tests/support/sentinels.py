@@ -11,7 +11,7 @@ from typing import Any, Final
 from tests.support.nodes import Node, free_ports, wait_for
 
 SERVICE: Final = "jobs"
-"""What the sentinels call the servers they watch."""
+"""Service name of the servers that the sentinels monitor."""
 
 QUORUM: Final = 2
 

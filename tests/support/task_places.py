@@ -1,4 +1,4 @@
-"""Where a task is, read at one instant: the guard behind promise 1. And all that a namespace holds."""
+"""Place of a task, read atomically, for the tests of guarantee 1; and a dump of a namespace."""
 
 from __future__ import annotations
 

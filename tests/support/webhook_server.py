@@ -1,4 +1,4 @@
-"""A webhook of a test's own: an HTTP server that keeps what is posted to it."""
+"""Webhook receiver for tests: an HTTP server that keeps what is posted to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Listener", "listening"]
 
 @dataclass
 class Listener:
-    """What listens at the url. answers: what it answers, one after another, and 204 afterwards."""
+    """HTTP server at the url. answers: status codes of its replies in order; afterwards 204."""
 
     url: str = ""
     answers: list[int] = field(default_factory=list)

@@ -49,7 +49,7 @@ class Pipe:
 
 
 class Stderr:
-    """What the processes have written to stderr so far."""
+    """Stderr of the processes so far."""
 
     def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
         self._capfd = capfd

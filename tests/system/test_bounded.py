@@ -47,7 +47,7 @@ PASSING = (":watch", ":sweep", ":cleaning")
 """Suffixes of fleet lock keys, which live for seconds."""
 
 KINDS = {"plain": 40, "steps": 14, "mends": 12, "dies": 9, "keyed": 10, "delayed": 4, "due": 2, "waiting": 4}
-"""Of a hundred tasks, how many are of a kind; the rest are unknown tasks, and messages that are none."""
+"""Number of tasks of each kind per hundred; the rest are unknown tasks and unreadable messages."""
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ class Load:
 
 
 class Footprint:
-    """What there is in Redis and in the worker."""
+    """Resources in Redis and in the worker."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
@@ -246,7 +246,7 @@ BLOCKS = 2_000
 """Blocks of memory of any kind that may be more: caches that were not full, what the interpreter keeps for later."""
 
 THREADS = 48
-"""Of the pool for steps that are no coroutines there are as many as ever were busy at once, at most 40, for a while."""
+"""Threads of the pool for synchronous steps: as many as were busy at once, at most 40, for a while."""
 
 ROOM = 8 * MEBIBYTE
 """Bytes by which the process may be larger: 80 for each of 100,000 tasks, less than the smallest dictionary has."""

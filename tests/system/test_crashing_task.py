@@ -42,7 +42,7 @@ def workers(settings: Settings, tmp_path: Path) -> WorkerProcesses:
 
 @pytest.fixture
 def supervisor(settings: Settings, workers: WorkerProcesses, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Of one ordinary worker, with a lease so long that nothing here is claimed for having lost it."""
+    """Start a supervisor with one worker, and a lease so long that none expires in these tests."""
     environment = os.environ | {
         "JOURNAL": str(workers.journal),
         "GATES": str(tmp_path),

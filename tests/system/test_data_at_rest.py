@@ -1,4 +1,4 @@
-"""What Redis holds, with keys of encryption and without: nothing to be read, nothing to be moved, nothing lost."""
+"""Data in Redis, with and without encryption keys: nothing can be read or moved, and nothing is lost."""
 
 from __future__ import annotations
 

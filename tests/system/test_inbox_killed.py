@@ -50,7 +50,7 @@ async def test_a_reader_killed_at_each_moment_loses_no_message_and_uses_none_twi
 
 
 def _kill_at_each(settings: Settings) -> list[int]:
-    """How each of the processes ended."""
+    """Return the exit code of each process."""
     place = {
         "PERDURE_REDIS_URL": settings.redis_url,
         "PERDURE_NAMESPACE": settings.namespace,

@@ -18,7 +18,7 @@ MANY = 50
 
 @pytest.fixture(autouse=True)
 def small_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a few tasks make several."""
+    """Use small batches, so that a few tasks need several scripts."""
     monkeypatch.setattr(enqueueing, "_SCRIPT_TASKS", 20)
     monkeypatch.setattr(enqueueing, "_SLICE", 5)
 
@@ -38,7 +38,7 @@ def messages(ids: bool) -> list[TaskMessage]:
 
 
 async def stored(gateway: Gateway, namespace: Namespace, indexes: range) -> list[str]:
-    """What is in these partitions, in streams and due sets: the arguments of each task."""
+    """Return the arguments of each task in the streams and due sets of these partitions."""
     found: list[bytes] = []
     for where in (namespace.partition("default", index) for index in indexes):
         ready = await gateway.command("XRANGE", where.ready, "-", "+")

@@ -46,7 +46,7 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def line(server: RedisServer, tmp_path: Path) -> AsyncIterator[LossyProxy]:
-    """What the six are connected through."""
+    """Proxy that the six clients are connected through."""
     async with LossyProxy(server.socket, tmp_path / "line").open() as line:
         yield line
 
@@ -73,7 +73,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def said() -> Iterator[list[str]]:
-    """What is logged meanwhile."""
+    """Return the messages logged during the test."""
     lines: list[str] = []
     sink = logger.add(lambda message: lines.append(message.record["message"]), level="INFO")
     yield lines

@@ -110,7 +110,7 @@ async def test_a_step_that_does_not_end_is_cancelled_and_runs_elsewhere_at_once(
 
 
 async def test_a_rolling_deploy_loses_nothing_and_costs_nothing(workers: WorkerProcesses, producer: Producer) -> None:
-    """Of six processes four are stopped, one after another, each while it runs tasks."""
+    """Four of six workers are stopped, one after another, each while it runs tasks."""
     tasks, steps = 12, 30
     alive = {process.pid: process for process in [workers.start(concurrency=6) for _ in range(6)]}
     for process in alive.values():

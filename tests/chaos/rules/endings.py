@@ -72,7 +72,7 @@ def finisher_of(task: Task) -> Run | None:
 
 
 def check_outcomes(history: History) -> Iterator[Violation]:
-    """What became of a task is what its kind allows."""
+    """Check that the outcome of a task is one that its kind allows."""
     for task in history.tasks.values():
         final = task.final
         if final is None:

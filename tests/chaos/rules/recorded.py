@@ -112,7 +112,7 @@ def _check_makers(task: Task) -> Iterator[Violation]:
 
 
 def _check_checkpoint(task: Task) -> Iterator[Violation]:
-    """What the server holds at the end is what the run was given that finished the task."""
+    """Check that the records on the server equal the values of the run that finished the task."""
     final = task.final
     if final is None or final["state"] != "succeeded":
         return

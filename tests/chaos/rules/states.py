@@ -1,4 +1,4 @@
-"""What the observer saw: a task in exactly one place, and states that only move along docs/reference/task-states.md."""
+"""Rules for the observations: a task is in exactly one place, and its states follow docs/reference/task-states.md."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Careful(Agent[AgentState]):
 
 
 async def look(ctx: Context) -> dict[str, Any]:
-    """What the boot order gives, and what was asked of Redis for each part of it."""
+    """Return the parts of the resume info in order, with the Redis commands of each part."""
     asked = listening()
     boot = ctx.resume_info()
     parts: list[tuple[str, Any, list[str]]] = []

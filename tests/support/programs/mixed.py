@@ -77,7 +77,7 @@ async def keyed(ctx: Context, number: int) -> int:
 
 @app.task(queue="looks")
 async def look(ctx: Context) -> dict[str, int]:
-    """What the process holds, once what could be given back is."""
+    """Return the resources that the process holds after a garbage collection."""
     gc.collect()
     return {
         "blocks": sys.getallocatedblocks(),
