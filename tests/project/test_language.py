@@ -103,7 +103,7 @@ def folders() -> list[Path]:
     return sorted({path.parent for path in modules()})
 
 
-def tests() -> list[Path]:
+def checked_tests() -> list[Path]:
     """Return the modules of the tests, except for this one, which contains the words."""
     found = (path for path in sorted(TESTS.rglob("*.py")) if path != Path(__file__).resolve())
     return [path for path in found if not any(path.is_relative_to(TESTS / name) for name in PENDING)]
@@ -141,7 +141,7 @@ def names_of(source: str) -> Iterator[str]:
             yield node.name.replace("_", " ").replace("is none", "is None").strip()
 
 
-@pytest.mark.parametrize("file", tests(), ids=name_of)
+@pytest.mark.parametrize("file", checked_tests(), ids=name_of)
 def test_names_and_docstrings_of_tests_use_plain_words(file: Path) -> None:
     """Other strings of a test may be data; docstrings and names are prose."""
     source = file.read_text("utf-8")

@@ -342,11 +342,11 @@ async def test_the_warning_is_given_once_and_names_the_tasks(settings: Settings,
     for _ in range(2):
         async with app, Worker(app):
             pass
-    (warning,) = [line for line in log if "stored readably" in line]
-    assert "secret arguments of log_in are stored readably in Redis" in warning
+    (warning,) = [line for line in log if "stored in plain text" in line]
+    assert "secret arguments of log_in are stored in plain text in Redis" in warning
     log.clear()
     async with build(with_keys(settings, FIRST)):
-        assert not [line for line in log if "stored readably" in line]
+        assert not [line for line in log if "stored in plain text" in line]
 
 
 def test_no_traceback_in_the_log_shows_values(log: list[str], capsys: pytest.CaptureFixture[str]) -> None:
