@@ -50,7 +50,7 @@ class Cluster(Gateway):
     def __init__(self, nodes: dict[str | None, Any]) -> None:
         self._nodes = nodes
 
-    def reader(self, key: str | None = None) -> BlockingConnection:
+    def blocking_connection(self, key: str | None = None) -> BlockingConnection:
         reader: BlockingConnection = self._nodes[key]
         return reader
 
