@@ -7,6 +7,9 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check
 # The editable install links every file of the package, so a new file or folder makes it stale.
 SOURCES := $(wildcard *.py) $(shell find queues deadletter worker -name "*.py" -o -name "*.lua")
 
+# The tests start hundreds of processes, which would compile the package each time without byte code.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-fast test-python test-wheel coverage test-system test-cluster test-valkey failover check format
 .PHONY: model fuzz bounded chaos bench bench-scale bench-peers clean
