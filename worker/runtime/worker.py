@@ -178,7 +178,7 @@ class Worker:
             self._gateway, self._namespace, info, self._slots, self._executor.settled, self._health
         )
         await self._registration.announce()
-        beat = LeaseHeartbeat(
+        heartbeat = LeaseHeartbeat(
             self.settings.address,
             self._gateway.socket,
             self.id,
@@ -187,8 +187,8 @@ class Worker:
             self._on_renewal,
             self._watchdog.should_renew,
         )
-        beat.start()
-        self._stack.push_async_callback(asyncio.to_thread, beat.stop)
+        heartbeat.start()
+        self._stack.push_async_callback(asyncio.to_thread, heartbeat.stop)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
