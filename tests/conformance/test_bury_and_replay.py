@@ -1,4 +1,4 @@
-"""Dead letters: nothing is dropped, everything can come back, and each comes back once."""
+"""Dead letters: no message is dropped, every letter can be replayed, and each replay stores one message."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ TRIED = Counters(attempts=3, crashes=1)
 
 
 async def send_raw(gateway: Gateway, partition: Partition, *fields: bytes) -> bytes:
-    """What somebody else's program put on the stream."""
+    """Add a message as another program would write it."""
     entry: bytes = await gateway.command("XADD", partition.ready, "*", *fields)
     return entry
 
 
 async def bury_raw(gateway: Gateway, delivery: Delivery, task_id: str | None = None) -> str:
-    """As a worker does that cannot read the message."""
+    """Bury a message as a worker does that cannot decode it."""
     known = task_id or unreadable_id(delivery)
     await bury(
         gateway,
@@ -116,7 +116,7 @@ async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -
 # burying
 
 
-async def test_a_dead_letter_tells_all_that_is_known(
+async def test_a_dead_letter_contains_the_evidence(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:
     await bury_as(gateway, delivery, "x")
@@ -137,7 +137,7 @@ async def test_a_dead_letter_tells_all_that_is_known(
     assert record.error == {"error": "ValueError", "message": "no such file", "traceback": "Traceback ..."}
 
 
-async def test_burying_takes_the_message_and_keeps_the_checkpoint(
+async def test_burying_removes_the_message_and_keeps_the_checkpoint(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
     await bury_as(gateway, delivery, "x", retention=DAY)
@@ -151,7 +151,7 @@ async def test_burying_takes_the_message_and_keeps_the_checkpoint(
 
 
 async def next_millisecond(gateway: Gateway) -> None:
-    """Until Redis' clock shows another millisecond: entries of two streams are ordered by it."""
+    """Wait until Redis' clock shows another millisecond: entries of two streams are ordered by it."""
 
     async def now() -> int:
         seconds, micros = await gateway.command("TIME")
@@ -198,16 +198,14 @@ async def test_letters_are_listed_filtered_and_counted(
     assert (await letter_of(gateway, other, "y")).partition == other
 
 
-async def test_a_reason_of_a_newer_version_is_shown_as_it_is(gateway: Gateway, partition: Partition) -> None:
+async def test_an_unknown_reason_is_shown_unchanged(gateway: Gateway, partition: Partition) -> None:
     said = ("reason", "of_the_future", "evidence", "{}", "attempts", 1, "crashes", 0, "worker", "w")
     await gateway.command("XADD", partition.dead, "*", "id", "x", "task", "t", *said)
     found = [letter async for letter in list_letters(gateway, [partition], Filter())]
     assert [letter.summary()["reason"] for letter in found] == ["of_the_future"]
 
 
-async def test_a_reason_in_the_word_of_an_earlier_version_is_read_as_todays(
-    gateway: Gateway, partition: Partition
-) -> None:
+async def test_a_former_name_of_a_reason_is_read_as_the_present_one(gateway: Gateway, partition: Partition) -> None:
     fields = ("reason", "sealed", "evidence", "{}", "attempts", 1, "crashes", 0, "worker", "w")
     await gateway.command("XADD", partition.dead, "*", "id", "x", "task", "t", *fields)
     wanted = Filter(reason=Reason.UNDECRYPTABLE)
@@ -216,7 +214,7 @@ async def test_a_reason_in_the_word_of_an_earlier_version_is_read_as_todays(
 
 
 @pytest.mark.parametrize("oldest_first", [False, True])
-async def test_more_letters_than_a_page_are_listed_once_each(
+async def test_letters_of_several_pages_are_listed_once_each(
     gateway: Gateway, partition: Partition, oldest_first: bool
 ) -> None:
     for number in range(401):
@@ -229,7 +227,7 @@ async def test_more_letters_than_a_page_are_listed_once_each(
     assert found == (numbers if oldest_first else numbers[::-1])
 
 
-# what cannot be read
+# unreadable messages
 
 RAW: dict[str, tuple[bytes, ...]] = {
     "not UTF-8": (b"\xff\xfe", b"\x80\x00\x81", b"env", b"\xc3\x28"),
@@ -243,7 +241,7 @@ RAW: dict[str, tuple[bytes, ...]] = {
 
 
 @pytest.mark.parametrize("kind", RAW)
-async def test_a_message_that_cannot_be_read_is_buried_with_every_byte(
+async def test_an_unreadable_message_is_buried_with_all_its_bytes(
     gateway: Gateway, partition: Partition, kind: str
 ) -> None:
     a = await worker(gateway, partition)
@@ -264,7 +262,7 @@ async def test_a_message_that_cannot_be_read_is_buried_with_every_byte(
 
 
 @pytest.mark.parametrize("kind", RAW)
-async def test_a_raw_letter_comes_back_as_it_was(gateway: Gateway, partition: Partition, kind: str) -> None:
+async def test_a_replay_of_a_raw_letter_restores_the_message(gateway: Gateway, partition: Partition, kind: str) -> None:
     a = await worker(gateway, partition)
     await send_raw(gateway, partition, *RAW[kind])
     taken = await read_one(a)
@@ -276,7 +274,7 @@ async def test_a_raw_letter_comes_back_as_it_was(gateway: Gateway, partition: Pa
     assert await gateway.command("XLEN", partition.dead) == 0
 
 
-async def test_a_raw_message_buried_again_and_again_does_not_grow(gateway: Gateway, partition: Partition) -> None:
+async def test_a_raw_message_that_is_buried_repeatedly_does_not_grow(gateway: Gateway, partition: Partition) -> None:
     a = await worker(gateway, partition)
     await send_raw(gateway, partition, b"payload", b"1")
     for _ in range(4):
@@ -287,7 +285,7 @@ async def test_a_raw_message_buried_again_and_again_does_not_grow(gateway: Gatew
     assert (await read_one(a)).fields == {b"payload": b"1", b"again": b"1"}
 
 
-async def test_a_replayed_message_without_a_name_leaves_no_record(
+async def test_a_replay_of_a_message_without_an_id_leaves_no_record(
     gateway: Gateway, namespace: Namespace, partition: Partition
 ) -> None:
     a = await worker(gateway, partition)
@@ -299,10 +297,10 @@ async def test_a_replayed_message_without_a_name_leaves_no_record(
     assert not [key for key in await keys(gateway, namespace) if b":task:" in key]
 
 
-async def test_a_message_of_a_version_to_come_is_found_under_its_own_id(
+async def test_a_message_of_a_newer_version_is_buried_under_its_own_id(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    """Its producer waits for it, and an upgraded worker can run it after a replay."""
+    """The producer that waits for it sees the outcome, and an upgraded worker can run it after a replay."""
     handle = await producer.enqueue("t", {"n": 1}, task_id="x")
     (entry,) = await gateway.command("XRANGE", partition.ready, "-", "+")
     await gateway.command("DEL", partition.ready, partition.record("x"))
@@ -343,10 +341,10 @@ async def test_a_message_of_ten_thousand_fields_can_be_claimed_and_released(
     assert (await claim_one(await worker(gateway, partition, name="c"))).count == 2
 
 
-async def test_ten_thousand_fields_around_an_envelope_do_not_hurt(
+async def test_ten_thousand_fields_beside_an_envelope_are_ignored(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    """A readable message with strangers' fields settles like any other, and keeps only what is ours."""
+    """A readable message with foreign fields settles like any other; only the fields of Perdure are kept."""
     envelope = Envelope(id="x", task="t").encode()
     strange = [part for n in range(10_000) for part in (b"f%d" % n, b"v")]
     for act in ("reschedule", "succeed"):
@@ -362,7 +360,7 @@ async def test_ten_thousand_fields_around_an_envelope_do_not_hurt(
 # replaying
 
 
-async def test_a_replay_begins_with_counters_at_zero_and_the_checkpoint(
+async def test_a_replay_resets_the_counters_and_keeps_the_checkpoint(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:
     await bury_as(gateway, delivery, "x", counters=Counters(5, 2, 1))
@@ -381,7 +379,9 @@ async def test_a_replay_begins_with_counters_at_zero_and_the_checkpoint(
     assert Envelope.decode(again.fields[b"env"]).headers == {"trace": "7"}
 
 
-async def test_a_replayed_task_lives_again_for_ever(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
+async def test_the_keys_of_a_replayed_task_do_not_expire(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
     await bury_as(gateway, delivery, "x")
     await replay(gateway, await letter_of(gateway, partition, "x"), Replay())
     assert await lifetimes(gateway, partition, "x") == {"record": -1, "steps": -1, "log": -1}
@@ -389,7 +389,7 @@ async def test_a_replayed_task_lives_again_for_ever(gateway: Gateway, partition:
     assert types == ["step_completed", "buried", "replayed"]
 
 
-async def test_a_fresh_replay_begins_at_the_first_step(
+async def test_a_fresh_replay_starts_at_the_first_step(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
     await bury_as(gateway, delivery, "x")
@@ -401,10 +401,10 @@ async def test_a_fresh_replay_begins_at_the_first_step(
     assert (await read_events(gateway, partition, "x"))[-1].data == {"fresh": True}
 
 
-async def test_a_fresh_replay_goes_on_nowhere_else(
+async def test_a_fresh_replay_drops_the_handoff(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:
-    """The worker died again and again between handing on and its outcome; then somebody wants it done here."""
+    """The worker died repeatedly between the handoff and its outcome; then an operator replays the task here."""
     await write_entries(gateway, delivery, "x", [Entry(Kind.TRANSFERRED, "x.h1", b"x.h1")])
     await bury_as(gateway, delivery, "x")
     assert await replay(gateway, await letter_of(gateway, partition, "x"), Replay(fresh=True))
@@ -412,14 +412,14 @@ async def test_a_fresh_replay_goes_on_nowhere_else(
     assert (sent.task_id, sent.number) == ("x", 1)
 
 
-async def test_a_replay_can_have_other_arguments(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
+async def test_a_replay_can_change_the_arguments(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     await bury_as(gateway, delivery, "x")
     await replay(gateway, await letter_of(gateway, partition, "x"), Replay(args=b'{"n":2}'))
     again = await read_one(await worker(gateway, partition))
     assert (again.fields[b"args"], ids([again])) == (b'{"n":2}', ["x"])
 
 
-async def test_a_raw_replay_can_have_other_arguments(gateway: Gateway, partition: Partition) -> None:
+async def test_a_raw_replay_can_change_the_arguments(gateway: Gateway, partition: Partition) -> None:
     a = await worker(gateway, partition)
     await send_raw(gateway, partition, b"env", b"broken", b"args", b"[1", b"more", b"1")
     await bury_raw(gateway, await read_one(a))
@@ -428,9 +428,7 @@ async def test_a_raw_replay_can_have_other_arguments(gateway: Gateway, partition
     assert (await read_one(a)).fields == {b"again": b"1", b"env": b"broken", b"args": b"{}", b"more": b"1"}
 
 
-async def test_a_letter_is_replayed_once_by_many_at_once(
-    gateway: Gateway, partition: Partition, delivery: Delivery
-) -> None:
+async def test_concurrent_replays_store_one_message(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     await bury_as(gateway, delivery, "x")
     letter = await letter_of(gateway, partition, "x")
     answers = await asyncio.gather(*(replay(gateway, letter, Replay()) for _ in range(10)))
@@ -439,7 +437,7 @@ async def test_a_letter_is_replayed_once_by_many_at_once(
     assert await gateway.command("HGET", partition.record("x"), "replays") == b"1"
 
 
-async def test_a_letter_that_came_back_is_not_replayed_or_purged_again(
+async def test_a_replayed_letter_is_not_replayed_or_purged_again(
     gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery
 ) -> None:
     await bury_as(gateway, delivery, "x")
@@ -451,7 +449,7 @@ async def test_a_letter_that_came_back_is_not_replayed_or_purged_again(
     assert await dump(gateway, namespace) == before
 
 
-async def test_an_old_letter_of_a_task_that_died_again_is_gone(
+async def test_the_former_letter_of_a_task_that_died_again_is_removed(
     gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery
 ) -> None:
     await bury_as(gateway, delivery, "x")
@@ -468,7 +466,7 @@ async def test_an_old_letter_of_a_task_that_died_again_is_gone(
     assert await gateway.command("HGET", partition.record("x"), "replays") == b"2"
 
 
-async def test_a_letter_whose_record_has_expired_comes_back_all_the_same(
+async def test_a_letter_whose_record_has_expired_can_be_replayed(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:
     await bury_as(gateway, delivery, "x")
@@ -485,7 +483,7 @@ async def test_a_letter_whose_record_has_expired_comes_back_all_the_same(
 
 
 @pytest.mark.parametrize("meanwhile", ["queued", "running", "scheduled", "succeeded"])
-async def test_a_letter_whose_id_was_enqueued_anew_leaves_the_new_task_alone(
+async def test_a_replay_refuses_a_letter_whose_id_was_enqueued_again(
     gateway: Gateway,
     namespace: Namespace,
     partition: Partition,
@@ -493,7 +491,7 @@ async def test_a_letter_whose_id_was_enqueued_anew_leaves_the_new_task_alone(
     delivery: Delivery,
     meanwhile: str,
 ) -> None:
-    """The record had expired, the letter was not yet trimmed: a replay would put one task in two places."""
+    """The record expired before the letter was trimmed: a replay would put one task in two places."""
     await bury_as(gateway, delivery, "x")
     await gateway.command("DEL", partition.record("x"), partition.steps("x"), partition.log("x"))
     await producer.enqueue("t", {"n": 2}, task_id="x", delay=60 if meanwhile == "scheduled" else 0)
@@ -517,12 +515,12 @@ async def test_a_lost_reply_replays_once(gateway: Gateway, partition: Partition,
     letter = await letter_of(gateway, partition, "x")
     async with lossy_gateway(gateway) as (lossy, line):
         line.lose(b"EVALSHA")
-        assert not await replay(lossy, letter, Replay())  # somebody did it, and nobody can tell who
+        assert not await replay(lossy, letter, Replay())  # it was replayed; the reply does not say by which caller
         assert line.lost == 1
     assert await places(gateway, partition, "x") == [READY]
 
 
-async def test_a_replay_that_races_with_a_purge_ends_one_way(
+async def test_a_replay_concurrent_with_a_purge_has_one_outcome(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     handles = await producer.enqueue_many("t", [{}] * 20)
@@ -537,9 +535,7 @@ async def test_a_replay_that_races_with_a_purge_ends_one_way(
         assert await places(gateway, partition, letter.id) in ([READY], [])
 
 
-async def test_all_letters_are_replayed_no_faster_than_the_rate(
-    gateway: Gateway, partition: Partition, producer: Producer
-) -> None:
+async def test_replay_all_respects_the_rate(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     handles = await producer.enqueue_many("t", [{}] * 5)
     a = await worker(gateway, partition)
     for one, handle in zip(await read(a, 5), handles, strict=True):
@@ -553,10 +549,10 @@ async def test_all_letters_are_replayed_no_faster_than_the_rate(
 
 
 @pytest.mark.parametrize("oldest_first", [False, True])
-async def test_what_dies_again_while_all_are_replayed_is_not_replayed_twice(
+async def test_replay_all_replays_a_task_that_dies_again_once(
     gateway: Gateway, partition: Partition, producer: Producer, oldest_first: bool
 ) -> None:
-    """The list is read page by page while workers bury anew: it must come to its end."""
+    """The list is read page by page while workers bury tasks again: it must end."""
     handles = await producer.enqueue_many("t", [{}] * 250)
     a = await worker(gateway, partition)
     for one, handle in zip(await read(a, 250), handles, strict=True):
@@ -572,7 +568,7 @@ async def test_what_dies_again_while_all_are_replayed_is_not_replayed_twice(
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0])
-def test_a_rate_is_more_than_nothing(rate: float) -> None:
+def test_a_rate_must_be_positive(rate: float) -> None:
     with pytest.raises(ValueError, match="more than 0"):
         Replay(rate=rate)
 
@@ -580,7 +576,7 @@ def test_a_rate_is_more_than_nothing(rate: float) -> None:
 # purging and trimming
 
 
-async def test_a_purge_takes_everything_of_the_task(
+async def test_a_purge_removes_all_keys_of_the_task(
     gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery
 ) -> None:
     await bury_as(gateway, delivery, "x")
@@ -592,7 +588,9 @@ async def test_a_purge_takes_everything_of_the_task(
     assert not await purge(gateway, letter)
 
 
-async def test_many_are_purged_by_filter(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+async def test_purge_all_removes_the_letters_of_a_filter(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
     a = await worker(gateway, partition)
     for number in range(6):
         await producer.enqueue("t", task_id=f"x{number}")
@@ -615,7 +613,7 @@ async def test_letters_past_their_retention_are_trimmed(
     assert await count_letters(gateway, [partition]) == 0
 
 
-async def test_a_burial_trims_what_is_past_its_retention(
+async def test_burying_trims_letters_past_their_retention(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
     await gateway.command(
@@ -626,16 +624,16 @@ async def test_a_burial_trims_what_is_past_its_retention(
     assert [letter.id for letter in await letters(gateway, partition)] == ["x"]
 
 
-async def test_a_retention_longer_than_time_itself_trims_nothing(
+async def test_a_retention_longer_than_the_clock_trims_nothing(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
-    """Milliseconds since 1970 less a hundred years are negative, which no entry id is."""
+    """Milliseconds since 1970 less a hundred years are negative, which is no valid entry id."""
     await bury_as(gateway, delivery, "x", retention=100 * 365 * DAY)
     assert await trim_letters(gateway, partition, 100 * 365 * DAY) == 0
     assert await places(gateway, partition, "x") == [DEAD]
 
 
-async def test_looking_for_letters_where_nothing_ever_died(gateway: Gateway, partition: Partition) -> None:
+async def test_letters_of_an_unused_partition_are_an_empty_list(gateway: Gateway, partition: Partition) -> None:
     assert await letters(gateway, partition) == []
     assert await count_letters(gateway, [partition]) == 0
     assert await count_letters(gateway, []) == 0
@@ -643,10 +641,10 @@ async def test_looking_for_letters_where_nothing_ever_died(gateway: Gateway, par
     assert await trim_letters(gateway, partition, DAY) == 0
 
 
-async def test_a_cancelled_task_that_died_can_be_replayed_and_runs(
+async def test_a_cancelled_task_that_died_runs_after_a_replay(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:
-    """The request to cancel was for the life that ended: the replay is a person's new word."""
+    """The request to cancel applied to the former run: the replay is a later request of an operator."""
     handle = await producer.find("x")
     assert handle is not None
     assert await handle.cancel() is State.RUNNING
@@ -667,7 +665,7 @@ async def test_a_dead_task_is_not_cancelled(
     assert await dump(gateway, namespace) == before
 
 
-async def test_evidence_of_any_length_fits(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
+async def test_evidence_of_any_length_is_stored(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     try:
         raise ValueError("\ud800 " + "x" * 1_000_000)
     except ValueError as error:
@@ -688,7 +686,7 @@ async def test_evidence_of_any_length_fits(gateway: Gateway, partition: Partitio
     assert len(letter.traceback) < 16_300
 
 
-def test_evidence_of_an_error_that_cannot_speak() -> None:
+def test_evidence_of_an_error_whose_str_raises_is_stored() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError

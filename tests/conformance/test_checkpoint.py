@@ -1,4 +1,4 @@
-"""The checkpoint in Redis: what was recorded is there for the next run, once, and only its owner writes it."""
+"""The checkpoint in Redis: the next run finds each recorded step once, and only the owner of the delivery writes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_a_first_run_has_no_history(gateway: Gateway, delivery: Delivery) 
     assert (history.done, history.intents, history.saved) == ({}, {}, {})
 
 
-async def test_the_next_run_finds_what_was_recorded(gateway: Gateway, delivery: Delivery) -> None:
+async def test_the_next_run_finds_recorded_steps(gateway: Gateway, delivery: Delivery) -> None:
     entries = [done("list", b"[1,2]"), Entry(Kind.INTENT, "mail", b'{"to":1}'), Entry(Kind.SAVED, "sum", b"7")]
     assert await write_entries(gateway, delivery, "x", entries) is False
     history = await load_history(gateway, await take_over(gateway, delivery), "x")
@@ -56,7 +56,7 @@ async def test_the_next_run_finds_what_was_recorded(gateway: Gateway, delivery: 
     assert history.saved == {"sum": b"7"}
 
 
-async def test_a_finished_step_takes_its_intent_and_its_progress_away(gateway: Gateway, delivery: Delivery) -> None:
+async def test_a_completed_step_removes_its_intent_and_progress(gateway: Gateway, delivery: Delivery) -> None:
     for kind in (Kind.INTENT, Kind.SAVED):
         await write_entries(gateway, delivery, "x", [Entry(kind, "mail", b"1"), Entry(kind, "other", b"2")])
     await write_entries(gateway, delivery, "x", [done("mail", b"3")])
@@ -64,7 +64,7 @@ async def test_a_finished_step_takes_its_intent_and_its_progress_away(gateway: G
     assert (history.done, history.intents, history.saved) == ({"mail": b"3"}, {"other": b"2"}, {"other": b"2"})
 
 
-async def test_a_dropped_step_leaves_nothing_and_others_stay(gateway: Gateway, delivery: Delivery) -> None:
+async def test_a_dropped_step_is_removed_and_others_stay(gateway: Gateway, delivery: Delivery) -> None:
     parts = [done("read/a"), Entry(Kind.INTENT, "read/b", b"1"), Entry(Kind.SAVED, "read/c", b"2"), done("read")]
     await write_entries(gateway, delivery, "x", parts)
     dropped = [Entry(Kind.DROP, key, b"") for key in ("read/a", "read/b", "read/c")]
@@ -73,17 +73,15 @@ async def test_a_dropped_step_leaves_nothing_and_others_stay(gateway: Gateway, d
     assert (history.done, history.intents, history.saved) == ({"read": b"1", "next": b"3"}, {}, {})
 
 
-async def test_an_event_is_logged_once_by_its_number(
-    gateway: Gateway, delivery: Delivery, partition: Partition
-) -> None:
+async def test_an_event_is_logged_once_per_number(gateway: Gateway, delivery: Delivery, partition: Partition) -> None:
     first, second = (Entry(Kind.EVENT, "decided", number, b'{"choice":"go"}') for number in (b"1", b"2"))
-    for entries in ([first], [first, second], [first, second]):  # as when replies are lost
+    for entries in ([first], [first, second], [first, second]):  # as after lost replies
         await write_entries(gateway, delivery, "x", entries)
     assert [event.number for event in await read_events(gateway, partition, "x")] == [1, 2]
     assert (await load_history(gateway, await take_over(gateway, delivery), "x")).events == 2
 
 
-async def test_the_last_step_is_a_function_s_or_one_of_a_plan(
+async def test_the_last_step_is_of_a_function_or_a_plan(
     gateway: Gateway, delivery: Delivery, partition: Partition
 ) -> None:
     await write_entries(gateway, delivery, "x", [done("list")])
@@ -93,20 +91,20 @@ async def test_the_last_step_is_a_function_s_or_one_of_a_plan(
     assert await last_step(gateway, partition, "x") == "read"
 
 
-async def test_steps_of_the_same_name_in_different_kinds_do_not_mix(gateway: Gateway, delivery: Delivery) -> None:
-    """A key may hold colons, and what marks the kinds."""
+async def test_steps_of_the_same_name_and_different_kinds_are_separate(gateway: Gateway, delivery: Delivery) -> None:
+    """A key may contain colons, and the separator of the kinds."""
     names = ["d:x", "i:d:x", "s:", "a:b:c", "größe", "two words", "*"]
     await write_entries(gateway, delivery, "x", [done(name, name.encode()) for name in names])
     assert (await load_history(gateway, delivery, "x")).done == {name: name.encode() for name in names}
 
 
-async def test_values_are_kept_byte_by_byte(gateway: Gateway, delivery: Delivery) -> None:
+async def test_values_are_stored_byte_by_byte(gateway: Gateway, delivery: Delivery) -> None:
     values = {"empty": b"", "zero": b"a\x00b", "raw": bytes(range(256)), "crlf": b"\r\n$-1\r\n"}
     await write_entries(gateway, delivery, "x", [done(name, value) for name, value in values.items()])
     assert (await load_history(gateway, delivery, "x")).done == values
 
 
-async def test_a_step_is_logged_once_however_often_it_is_written(
+async def test_a_step_that_is_written_repeatedly_is_logged_once(
     gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery
 ) -> None:
     await write_entries(gateway, delivery, "x", [done("list", b"[1]", b'{"ms":3}')])
@@ -117,7 +115,7 @@ async def test_a_step_is_logged_once_however_often_it_is_written(
     assert (event.type, event.step, event.data) == ("step_completed", "list", {"ms": 3})
 
 
-async def test_a_batch_is_written_in_its_order_and_logged_in_it(
+async def test_a_batch_is_written_and_logged_in_order(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
     await write_entries(gateway, delivery, "x", [Entry(Kind.SAVED, "b", b"1"), done("a"), done("b"), done("c")])
@@ -125,10 +123,10 @@ async def test_a_batch_is_written_in_its_order_and_logged_in_it(
     assert (await load_history(gateway, delivery, "x")).saved == {}
 
 
-async def test_what_is_dropped_with_what_it_is_a_part_of_is_logged_once(
+async def test_a_step_dropped_with_its_parent_is_logged_once(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
-    """The steps within a step of an agent's plan may go out together with it, when nobody waits for them."""
+    """The steps within a step of an agent's plan may be sent together with it, when no caller waits for them."""
     act = [done("read/list"), Entry(Kind.EVENT, "step_completed", b"1"), Entry(Kind.DROP, "read/list", b"")]
     await write_entries(gateway, delivery, "x", act)
     await write_entries(gateway, delivery, "x", [*act, done("next"), Entry(Kind.EVENT, "decided", b"2")])
@@ -150,7 +148,7 @@ async def test_a_lost_reply_records_once(gateway: Gateway, partition: Partition,
     assert [event.step for event in await read_events(gateway, partition, "x")] == ["list", "sum"]
 
 
-async def test_a_refused_batch_stores_none_of_it(gateway: Gateway, namespace: Namespace, delivery: Delivery) -> None:
+async def test_a_refused_batch_stores_nothing(gateway: Gateway, namespace: Namespace, delivery: Delivery) -> None:
     await take_over(gateway, delivery)
     before = await dump(gateway, namespace)
     with pytest.raises(LeaseLost, match="record of list, sum"):
@@ -158,7 +156,7 @@ async def test_a_refused_batch_stores_none_of_it(gateway: Gateway, namespace: Na
     assert await dump(gateway, namespace) == before
 
 
-async def test_two_runs_that_write_at_once_do_not_mix(
+async def test_concurrent_writes_of_two_runs_are_separate(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
     second = await take_over(gateway, delivery)
@@ -171,7 +169,7 @@ async def test_two_runs_that_write_at_once_do_not_mix(
     assert len(await read_events(gateway, partition, "x")) == 10
 
 
-async def test_a_write_hears_of_a_request_to_cancel(gateway: Gateway, producer: Producer, delivery: Delivery) -> None:
+async def test_a_write_returns_a_request_to_cancel(gateway: Gateway, producer: Producer, delivery: Delivery) -> None:
     handle = await producer.find("x")
     assert handle is not None
     assert await write_entries(gateway, delivery, "x", [done("a")]) is False
@@ -180,7 +178,7 @@ async def test_a_write_hears_of_a_request_to_cancel(gateway: Gateway, producer: 
     assert set((await load_history(gateway, delivery, "x")).done) == {"a", "b"}
 
 
-async def test_a_note_says_which_step_lives(gateway: Gateway, producer: Producer, delivery: Delivery) -> None:
+async def test_a_note_names_the_running_step(gateway: Gateway, producer: Producer, delivery: Delivery) -> None:
     handle = await producer.find("x")
     assert handle is not None
     await touch_step(gateway, delivery, "x", "download")
@@ -192,7 +190,7 @@ async def test_a_note_says_which_step_lives(gateway: Gateway, producer: Producer
 
 
 @pytest.mark.parametrize("act", ["succeed", "reschedule", "release", "bury"])
-async def test_a_run_that_ended_has_no_step_that_lives(
+async def test_a_run_that_ended_has_no_running_step(
     gateway: Gateway, producer: Producer, delivery: Delivery, act: str
 ) -> None:
     await touch_step(gateway, delivery, "x", "download")
@@ -203,7 +201,7 @@ async def test_a_run_that_ended_has_no_step_that_lives(
     assert (record.step, record.step_alive_at) == (None, None)
 
 
-async def test_counters_add_up_over_crashes_retries_and_releases(
+async def test_counters_are_kept_over_crashes_retries_and_releases(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
     second = await take_over(gateway, delivery, "b")
@@ -231,16 +229,14 @@ async def test_a_retry_keeps_the_whole_checkpoint(gateway: Gateway, partition: P
     assert (after.done, after.intents, after.saved) == (before.done, before.intents, before.saved)
 
 
-async def test_a_live_task_keeps_its_checkpoint_for_ever(
+async def test_the_checkpoint_of_a_live_task_does_not_expire(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
     await write_entries(gateway, delivery, "x", [done("a")])
     assert await lifetimes(gateway, partition, "x") == {"record": -1, "steps": -1, "log": -1}
 
 
-async def test_events_can_be_read_on_from_any_of_them(
-    gateway: Gateway, partition: Partition, delivery: Delivery
-) -> None:
+async def test_events_can_be_read_from_any_id(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     await write_entries(gateway, delivery, "x", [done(name) for name in "abcd"])
     events = await read_events(gateway, partition, "x")
     assert [one.step for one in await read_events(gateway, partition, "x", after=events[1].id)] == ["c", "d"]

@@ -1,4 +1,4 @@
-"""Taking messages: each once, in order, and nothing that another worker's lease covers."""
+"""The consumer: it reads each message once, in order, and claims no message that another worker's lease covers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ BOUND = 10.0
 
 
 def blocking(gateway: Gateway, *partitions: Partition) -> Consumer:
-    """A worker with a connection of its own, as the runtime has it. Its reader is to be closed."""
+    """Create a worker with a connection of its own, as in the runtime. The caller closes its reader."""
     reading = SingleNodeReader(gateway, gateway.blocking_connection(partitions[0].ready), "a")
     return Consumer(gateway, reading, partitions, "a", 60.0, Leases())
 
@@ -56,7 +56,7 @@ def blocking(gateway: Gateway, *partitions: Partition) -> Consumer:
 # reading
 
 
-async def test_messages_come_in_their_order_and_no_more_than_asked_for(
+async def test_messages_are_read_in_order_and_up_to_the_limit(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     handles = await producer.enqueue_many("t", [{}] * 5)
@@ -67,7 +67,7 @@ async def test_messages_come_in_their_order_and_no_more_than_asked_for(
     assert {(one.count, one.claimed, one.worker) for one in first} == {(1, False, "a")}
 
 
-async def test_workers_that_read_at_once_get_each_message_once(
+async def test_concurrent_reads_return_each_message_once(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     handles = await producer.enqueue_many("t", [{}] * 100)
@@ -76,17 +76,17 @@ async def test_workers_that_read_at_once_get_each_message_once(
     assert sorted(ids([one for batch in got for one in batch])) == sorted(handle.id for handle in handles)
 
 
-async def test_what_was_sent_before_the_first_worker_came_is_not_missed(
+async def test_messages_sent_before_the_first_worker_are_read(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     handle = await producer.enqueue("t")
     assert ids(await read(await worker(gateway, partition))) == [handle.id]
 
 
-async def test_a_group_that_is_gone_is_made_anew_and_misses_nothing(
+async def test_a_lost_group_is_created_again_and_misses_no_message(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    """The server was emptied, or restored from an old state, under a worker that runs."""
+    """The server was emptied, or restored from an old state, while the worker runs."""
     needs_server(gateway, "XREADGROUP on a stream that is gone answers with an error of its own, not NOGROUP")
     a = await worker(gateway, partition)
     await gateway.command("DEL", partition.ready, partition.nudge)
@@ -95,14 +95,14 @@ async def test_a_group_that_is_gone_is_made_anew_and_misses_nothing(
     assert ids(await read(a)) == [handle.id]
 
 
-async def test_groups_are_made_once_by_many_at_once(gateway: Gateway, namespace: Namespace) -> None:
+async def test_concurrent_workers_create_the_groups_once(gateway: Gateway, namespace: Namespace) -> None:
     mail, video = namespace.partition("mail"), namespace.partition("video")
     await asyncio.gather(*(worker(gateway, mail, video, name=f"w{n}") for n in range(10)))
     for partition in (mail, video):
         assert len(await gateway.command("XINFO", "GROUPS", partition.ready)) == 1
 
 
-async def test_queues_are_read_in_turn_and_never_more_than_asked_for(
+async def test_queues_are_read_in_turn_up_to_the_limit(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
     queues = ("mail", "video", "news")
@@ -114,19 +114,21 @@ async def test_queues_are_read_in_turn_and_never_more_than_asked_for(
     assert len(taken) == 12
 
 
-async def test_one_read_gathers_from_several_queues(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+async def test_one_read_returns_messages_of_several_queues(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
     await producer.enqueue("t", queue="mail")
     await producer.enqueue("t", queue="video")
     a = await worker(gateway, namespace.partition("mail"), namespace.partition("video"))
     assert {one.partition.queue for one in await read(a, 8)} == {"mail", "video"}
 
 
-async def test_a_read_that_nothing_answers_brings_nothing(gateway: Gateway, partition: Partition) -> None:
+async def test_a_read_of_an_empty_queue_returns_nothing(gateway: Gateway, partition: Partition) -> None:
     taken = await (await worker(gateway, partition)).read(5, block=None)
     assert (taken.deliveries, taken.claimable, taken.due) == ([], False, False)
 
 
-async def test_a_waiting_read_ends_when_a_message_comes(
+async def test_a_blocking_read_ends_when_a_message_arrives(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     needs_server(gateway, "XREADGROUP BLOCK does not wait on a client that others use at the same time")
@@ -142,7 +144,7 @@ async def test_a_waiting_read_ends_when_a_message_comes(
     await a._reader.close()
 
 
-async def test_a_waiting_read_ends_when_its_time_is_up(
+async def test_a_blocking_read_ends_at_its_timeout(
     gateway: Gateway, namespace: Namespace, partition: Partition
 ) -> None:
     needs_server(gateway, "XREADGROUP BLOCK does not wait on a client that others use at the same time")
@@ -154,7 +156,7 @@ async def test_a_waiting_read_ends_when_its_time_is_up(
     await a._reader.close()
 
 
-async def test_a_waiting_read_can_be_interrupted(
+async def test_a_blocking_read_can_be_interrupted(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     needs_server(gateway, "CLIENT UNBLOCK is not there")
@@ -169,7 +171,7 @@ async def test_a_waiting_read_can_be_interrupted(
     await a._reader.close()
 
 
-async def test_a_reader_whose_connection_was_killed_says_so_and_reads_again(
+async def test_a_reader_whose_connection_was_killed_raises_and_reads_again(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     needs_server(gateway, "there is no connection to kill")
@@ -185,10 +187,10 @@ async def test_a_reader_whose_connection_was_killed_says_so_and_reads_again(
     await a._reader.close()
 
 
-async def test_a_stream_that_goes_while_a_read_waits_is_no_trouble(
+async def test_a_blocking_read_continues_after_its_stream_was_deleted(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    """It was deleted, or went to another node of a cluster."""
+    """It was deleted, or moved to another node of a cluster."""
     needs_server(gateway, "XREADGROUP BLOCK does not wait on a client that others use at the same time")
     a = blocking(gateway, partition)
     await a.create_groups()
@@ -218,7 +220,7 @@ async def until_blocked(gateway: Gateway, partition: Partition) -> str:
 # claiming
 
 
-async def test_a_lease_that_holds_is_not_claimed(
+async def test_a_valid_lease_is_not_claimed(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     await producer.enqueue("t")
@@ -228,7 +230,7 @@ async def test_a_lease_that_holds_is_not_claimed(
     assert await dump(gateway, namespace) == before
 
 
-async def test_a_lease_that_has_passed_is_claimed_and_counted(
+async def test_an_expired_lease_is_claimed_and_counted(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     await producer.enqueue("t", {"n": 1}, task_id="x")
@@ -244,7 +246,7 @@ async def test_a_lease_that_has_passed_is_claimed_and_counted(
     assert await places(gateway, partition, "x") == [PENDING]
 
 
-async def test_workers_that_claim_at_once_get_each_message_once(
+async def test_concurrent_claims_return_each_message_once(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     handles = await producer.enqueue_many("t", [{}] * 60)
@@ -259,7 +261,7 @@ async def test_workers_that_claim_at_once_get_each_message_once(
     assert owners == {one.entry: (one.worker, one.count) for one in claimed}
 
 
-async def test_a_claim_takes_no_more_than_it_has_room_for_and_goes_on_from_there(
+async def test_a_claim_stops_at_its_limit_and_continues_at_the_cursor(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     handles = await producer.enqueue_many("t", [{}] * 5)
@@ -273,10 +275,10 @@ async def test_a_claim_takes_no_more_than_it_has_room_for_and_goes_on_from_there
     assert ids([*first, *second]) == [handle.id for handle in handles]
 
 
-async def test_a_claim_asks_once_where_all_are_being_run_and_skips_them_where_one_is_not(
+async def test_a_claim_skips_running_tasks_in_one_call(
     gateway: Gateway, partition: Partition, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With room for one, XAUTOCLAIM alone would go through them ten at a time."""
+    """With a limit of one, XAUTOCLAIM alone would scan them ten at a time."""
     await producer.enqueue_many("t", [{}] * 200)
     held = await read(await worker(gateway, partition), 200)
     b = await worker(gateway, partition, name="b")
@@ -298,7 +300,7 @@ async def test_a_claim_asks_once_where_all_are_being_run_and_skips_them_where_on
 
 
 class Interrupted(Gateway):
-    """A gateway by which something else happens just before the first pipeline goes out."""
+    """A gateway that runs a callback just before it sends the first pipeline."""
 
     def __init__(self, gateway: Gateway, meanwhile: Callable[[], Awaitable[object]]) -> None:
         super().__init__(gateway.address)
@@ -315,10 +317,10 @@ class Interrupted(Gateway):
         return await self._gateway.pipeline(commands, node_of=node_of)
 
 
-async def test_what_another_took_before_the_count_was_read_is_not_ones_own(
+async def test_a_message_claimed_by_another_before_its_count_was_read_is_dropped(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    """Frozen between the claim and the look at the delivery count, for longer than a lease."""
+    """The worker was frozen between the claim and the read of the delivery count, for longer than a lease."""
     needs_server(gateway, "its XPENDING IDLE leaves out what was claimed in this very millisecond")
     await producer.enqueue("t")
     await age(gateway, await read_one(await worker(gateway, partition)))
@@ -341,9 +343,7 @@ async def test_what_another_took_before_the_count_was_read_is_not_ones_own(
     assert [(one.worker, one.count) for one in taken] == [("thief", 3)]
 
 
-async def test_what_was_deleted_by_hand_is_acknowledged(
-    gateway: Gateway, partition: Partition, producer: Producer
-) -> None:
+async def test_a_deleted_entry_is_acknowledged(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     handles = await producer.enqueue_many("t", [{}] * 3)
     deliveries = await read(await worker(gateway, partition), 3)
     for one in deliveries:
@@ -354,10 +354,10 @@ async def test_what_was_deleted_by_hand_is_acknowledged(
     assert [(entry, owner) for entry, owner, _, _ in await pending(gateway, partition)] == [(deliveries[1].entry, "b")]
 
 
-async def test_a_lost_reply_to_a_claim_is_not_asked_again(
+async def test_a_claim_whose_reply_was_lost_is_not_repeated(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    """Asked twice, it would count two deliveries. The claimed messages are adopted instead."""
+    """A second call would count two deliveries. The claimed messages are adopted instead."""
     needs_one_server(gateway, "the line that loses replies stands before one server")
     handle = await producer.enqueue("t")
     await age(gateway, await read_one(await worker(gateway, partition)))
@@ -375,7 +375,7 @@ async def test_a_lost_reply_to_a_claim_is_not_asked_again(
 # adopting
 
 
-async def test_what_a_lost_reply_brought_is_adopted(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+async def test_messages_of_a_lost_reply_are_adopted(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     needs_one_server(gateway, "the line that loses replies stands before one server")
     handle = await producer.enqueue("t")
     async with lossy_gateway(gateway) as (lossy, line):
@@ -391,7 +391,7 @@ async def test_what_a_lost_reply_brought_is_adopted(gateway: Gateway, partition:
     assert (adopted.count, history.counters.crashes) == (1, 0)
 
 
-async def test_only_what_is_its_own_and_not_in_its_table_is_adopted(
+async def test_only_own_messages_outside_the_table_are_adopted(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     handles = await producer.enqueue_many("t", [{}] * 4)
@@ -405,14 +405,14 @@ async def test_only_what_is_its_own_and_not_in_its_table_is_adopted(
     assert [one.fence for one in adopted] == [missing.fence]
 
 
-async def test_nothing_to_adopt(gateway: Gateway, partition: Partition) -> None:
+async def test_adopting_without_pending_messages_returns_nothing(gateway: Gateway, partition: Partition) -> None:
     assert await (await worker(gateway, partition)).recover_own(partition) == []
 
 
-# giving back by leaving
+# releasing on leave
 
 
-async def test_a_worker_that_leaves_gives_everything_back_at_no_cost(
+async def test_a_worker_that_leaves_releases_its_messages_uncounted(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     handles = await producer.enqueue_many("t", [{}] * 3)
@@ -429,7 +429,7 @@ async def test_a_worker_that_leaves_gives_everything_back_at_no_cost(
         assert (await load_history(gateway, one, handle.id)).counters.crashes == 0
 
 
-async def test_leaving_keeps_the_crashes_of_those_before(
+async def test_leaving_keeps_the_crashes_of_former_workers(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     await producer.enqueue("t", task_id="x")
@@ -439,7 +439,7 @@ async def test_leaving_keeps_the_crashes_of_those_before(
     assert (await load_history(gateway, third, "x")).counters.crashes == 1
 
 
-async def test_leaving_wakes_another(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+async def test_leaving_wakes_another_worker(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     await producer.enqueue("t")
     a, b = await worker(gateway, partition), await worker(gateway, partition, name="b")
     await read(a)
@@ -447,7 +447,7 @@ async def test_leaving_wakes_another(gateway: Gateway, partition: Partition, pro
     assert (await b.read(5, block=None)).claimable
 
 
-async def test_leaving_twice_or_with_nothing_changes_nothing(
+async def test_leaving_twice_or_with_no_messages_changes_nothing(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     await producer.enqueue("t")
@@ -459,7 +459,9 @@ async def test_leaving_twice_or_with_nothing_changes_nothing(
     assert await gateway.command("XLEN", partition.nudge) == 0
 
 
-async def test_leaving_takes_nothing_from_others(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+async def test_leaving_keeps_the_messages_of_other_workers(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
     await producer.enqueue_many("t", [{}] * 2)
     a, b = await worker(gateway, partition), await worker(gateway, partition, name="b")
     await read(a)
@@ -470,7 +472,7 @@ async def test_leaving_takes_nothing_from_others(gateway: Gateway, partition: Pa
     ]
 
 
-async def test_a_lost_reply_to_leaving_gives_back_once(
+async def test_a_lost_reply_to_leaving_releases_once(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     needs_one_server(gateway, "the line that loses replies stands before one server")
@@ -484,11 +486,11 @@ async def test_a_lost_reply_to_leaving_gives_back_once(
     assert [(owner, count) for _, owner, _, count in await pending(gateway, partition)] == [(RELEASED, 0)]
 
 
-# forgetting
+# forgetting consumers
 
 
 async def idle(gateway: Gateway, partition: Partition, *names: str) -> Consumer:
-    """Workers whose names the groups have, and who hold nothing; returns the last."""
+    """Create workers that are in the groups and hold no message; return the last."""
     last = await worker(gateway, partition, name=names[-1])
     for name in names:
         for stream in (partition.ready, partition.nudge):
@@ -496,21 +498,21 @@ async def idle(gateway: Gateway, partition: Partition, *names: str) -> Consumer:
     return last
 
 
-async def test_a_silent_name_that_holds_nothing_is_removed(gateway: Gateway, partition: Partition) -> None:
+async def test_an_idle_consumer_without_messages_is_removed(gateway: Gateway, partition: Partition) -> None:
     b = await idle(gateway, partition, "a", "b")
     assert await b.remove_idle_consumers(partition, -1.0, present=["b"]) == 1
     assert await consumers(gateway, partition.ready) == {"b"}
     assert await consumers(gateway, partition.nudge) == {"b"}
 
 
-async def test_a_name_of_one_that_only_ever_heard_nudges_is_removed(gateway: Gateway, partition: Partition) -> None:
+async def test_a_consumer_that_only_received_nudges_is_removed(gateway: Gateway, partition: Partition) -> None:
     b = await idle(gateway, partition, "a", "b")
     await gateway.command("XGROUP", "DELCONSUMER", partition.ready, GROUP, "a")
     assert await b.remove_idle_consumers(partition, -1.0, present=["b"]) == 1
     assert await consumers(gateway, partition.nudge) == {"b"}
 
 
-async def test_a_name_that_holds_something_stays(
+async def test_a_consumer_with_pending_messages_stays(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     """Deleting it would drop the pending list: the task would be lost."""
@@ -524,10 +526,10 @@ async def test_a_name_that_holds_something_stays(
     assert (await take_over(gateway, delivery, "b")).count == 2
 
 
-async def test_a_name_that_took_something_since_it_was_looked_at_stays(
+async def test_a_consumer_that_read_since_it_was_listed_stays(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    """Between the list of consumers and the removal the worker came back to life and read."""
+    """Between the list of consumers and the removal the worker resumed and read."""
     await producer.enqueue("t", task_id="x")
     await read_one(await worker(gateway, partition))
     keys = [partition.ready, partition.nudge]
@@ -535,14 +537,14 @@ async def test_a_name_that_took_something_since_it_was_looked_at_stays(
     assert await places(gateway, partition, "x") == [PENDING]
 
 
-async def test_a_name_that_was_heard_of_lately_or_is_present_stays(gateway: Gateway, partition: Partition) -> None:
+async def test_a_recently_active_or_present_consumer_stays(gateway: Gateway, partition: Partition) -> None:
     b = await idle(gateway, partition, "a", "b")
     assert await b.remove_idle_consumers(partition, 3600.0, present=[]) == 0
     assert await b.remove_idle_consumers(partition, -1.0, present=["a", "b"]) == 0
     assert "a" in await consumers(gateway, partition.ready)
 
 
-async def test_the_keeper_of_what_was_given_back_stays(
+async def test_the_consumer_of_released_messages_stays(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     await producer.enqueue("t")
@@ -553,7 +555,9 @@ async def test_the_keeper_of_what_was_given_back_stays(
     assert RELEASED in await consumers(gateway, partition.ready)
 
 
-async def test_forgetting_where_nobody_ever_was(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
+async def test_forgetting_in_an_unused_partition_removes_nothing(
+    gateway: Gateway, namespace: Namespace, partition: Partition
+) -> None:
     a = await worker(gateway, partition)
     assert await a.remove_idle_consumers(namespace.partition("other"), -1.0, present=[]) == 0
 
@@ -561,7 +565,7 @@ async def test_forgetting_where_nobody_ever_was(gateway: Gateway, namespace: Nam
 # nudging
 
 
-async def test_a_nudge_says_that_there_is_something_to_claim(gateway: Gateway, partition: Partition) -> None:
+async def test_a_nudge_announces_messages_to_claim(gateway: Gateway, partition: Partition) -> None:
     a, b = await worker(gateway, partition), await worker(gateway, partition, name="b")
     await a.nudge(partition)
     taken = await b.read(5, block=None)
@@ -570,7 +574,7 @@ async def test_a_nudge_says_that_there_is_something_to_claim(gateway: Gateway, p
     assert await gateway.command("XPENDING", partition.nudge, GROUP, "-", "+", 10) == []
 
 
-async def test_nudges_do_not_pile_up(gateway: Gateway, partition: Partition) -> None:
+async def test_nudges_do_not_accumulate(gateway: Gateway, partition: Partition) -> None:
     a = await worker(gateway, partition)
     for _ in range(40):
         await a.nudge(partition)

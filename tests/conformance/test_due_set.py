@@ -1,4 +1,4 @@
-"""The due set: nothing runs before its time, and what is due moves once, whoever moves it."""
+"""The due set: no task runs before its time, and a due task moves once, whichever worker promotes it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ async def nudges(gateway: Gateway, partition: Partition) -> int:
     return int(await gateway.command("XLEN", partition.nudge))
 
 
-async def test_nothing_scheduled_means_nothing_to_wait_for(gateway: Gateway, partition: Partition) -> None:
+async def test_an_empty_due_set_has_no_due_time(gateway: Gateway, partition: Partition) -> None:
     assert await promote_due(gateway, partition) == (0, None)
 
 
-async def test_before_its_time_a_task_stays(
+async def test_a_task_stays_before_its_due_time(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     await producer.enqueue("t", task_id="x", delay=60)
@@ -33,7 +33,9 @@ async def test_before_its_time_a_task_stays(
     assert await dump(gateway, namespace) == before
 
 
-async def test_the_wait_is_until_the_earliest(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+async def test_the_wait_lasts_until_the_earliest_due_time(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
     for delay in (300, 20, 100):
         await producer.enqueue("t", delay=delay)
     _, wait = await promote_due(gateway, partition)
@@ -41,7 +43,7 @@ async def test_the_wait_is_until_the_earliest(gateway: Gateway, partition: Parti
     assert 18 < wait <= 20
 
 
-async def test_when_it_is_due_it_is_a_message(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+async def test_a_due_task_becomes_a_message(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     handle = await producer.enqueue("t", {"n": 1}, task_id="x", delay=60)
     assert await promote(gateway, partition, "x") == 1
     assert await places(gateway, partition, "x") == [READY]
@@ -61,7 +63,7 @@ async def test_the_payload_is_in_one_place_at_a_time(
     assert await gateway.command("HMGET", partition.record("x"), "env", "args", "due") == [None, None, None]
 
 
-async def test_what_was_due_first_is_first_on_the_stream(
+async def test_tasks_are_promoted_in_the_order_of_their_due_times(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     for name in ("late", "early", "middle"):
@@ -72,7 +74,7 @@ async def test_what_was_due_first_is_first_on_the_stream(
     assert ids(await read(await worker(gateway, partition), 10)) == ["early", "middle", "late"]
 
 
-async def test_only_what_is_due_moves(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+async def test_only_due_tasks_move(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     await producer.enqueue("t", task_id="now", delay=60)
     await producer.enqueue("t", task_id="later", delay=60)
     await make_due(gateway, partition, "now")
@@ -83,7 +85,7 @@ async def test_only_what_is_due_moves(gateway: Gateway, partition: Partition, pr
     assert await all_places(gateway, partition, ["now", "later"]) == {"now": [READY], "later": [DUE]}
 
 
-async def test_many_move_in_batches_that_say_so(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+async def test_many_tasks_are_promoted_in_batches(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     handles = await producer.enqueue_many("t", [{}] * 450, delay=60)
     await make_due(gateway, partition, *(handle.id for handle in handles))
     assert await promote_due(gateway, partition) == (200, 0.0)
@@ -93,7 +95,9 @@ async def test_many_move_in_batches_that_say_so(gateway: Gateway, partition: Par
     assert set(map(tuple, found.values())) == {(READY,)}
 
 
-async def test_several_at_once_move_each_task_once(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+async def test_concurrent_promoters_move_each_task_once(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
     handles = await producer.enqueue_many("t", [{}] * 150, delay=60)
     await make_due(gateway, partition, *(handle.id for handle in handles))
     rounds = await asyncio.gather(*(promote_due(gateway, partition) for _ in range(8)))
@@ -115,7 +119,7 @@ async def test_a_promoter_that_dies_between_its_two_calls_changes_nothing(
 
 
 @pytest.mark.parametrize("meanwhile", ["promoted", "read", "cancelled", "postponed"])
-async def test_between_the_two_calls_another_was_faster(
+async def test_a_task_that_changed_between_the_two_calls_is_not_promoted(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer, meanwhile: str
 ) -> None:
     handle = await producer.enqueue("t", task_id="x", delay=60)
@@ -147,7 +151,7 @@ async def test_an_id_without_a_record_leaves_the_due_set(
     assert await gateway.command("EXISTS", partition.record("x"), partition.due) == 0
 
 
-async def test_a_lost_reply_moves_it_once(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+async def test_a_lost_reply_promotes_once(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     needs_one_server(gateway, "the line that loses replies stands before one server")
     await producer.enqueue("t", task_id="x", delay=60)
     await make_due(gateway, partition, "x")
@@ -158,7 +162,7 @@ async def test_a_lost_reply_moves_it_once(gateway: Gateway, partition: Partition
     assert await places(gateway, partition, "x") == [READY]
 
 
-async def test_a_worker_is_woken_when_the_earliest_time_has_changed(
+async def test_a_new_earliest_due_time_wakes_a_worker(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     await producer.enqueue("t", delay=60)
@@ -172,16 +176,16 @@ async def test_a_worker_is_woken_when_the_earliest_time_has_changed(
     assert (taken.due, taken.claimable, taken.deliveries) == (True, False, [])
 
 
-async def test_nudges_do_not_pile_up(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+async def test_nudges_do_not_accumulate(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     for delay in range(100, 50, -1):
         await producer.enqueue("t", delay=delay)
     assert await nudges(gateway, partition) == 16
 
 
-async def test_the_delivery_count_begins_anew_with_the_message(
+async def test_a_promoted_task_starts_with_a_new_delivery_count(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    """A promoted task is a new message: claimed once, it counts as one crash, not as many as it ever had."""
+    """A promoted task is a new message: one claim counts as one crash, whatever its former count."""
     await producer.enqueue("t", task_id="x", delay=60)
     await promote(gateway, partition, "x")
     first = await read_one(await worker(gateway, partition))

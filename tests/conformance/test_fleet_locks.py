@@ -1,4 +1,4 @@
-"""Fleet locks, and the chores that they leave to one worker: promoting, claiming, cleaning up."""
+"""Fleet locks, and the chores that one worker at a time does: promoting, claiming, cleaning up."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def lock(gateway: Gateway, partition: Partition, name: str, *, take_over: 
     return (await acquire_fleet_locks(gateway, locks, name, 2.5, renew=True, take_over=take_over))[partition]
 
 
-async def test_the_first_worker_holds_the_lock_and_the_others_learn_for_how_long(
+async def test_the_first_worker_holds_the_lock_and_others_get_the_time_to_wait(
     gateway: Gateway, partition: Partition
 ) -> None:
     assert await lock(gateway, partition, "a") == 0
@@ -78,7 +78,7 @@ async def test_one_of_many_workers_acquires_a_free_lock(gateway: Gateway, partit
     assert waits.count(0) == 1
 
 
-async def test_a_watcher_that_leaves_calls_another_at_once(gateway: Gateway, partition: Partition) -> None:
+async def test_a_watcher_that_leaves_wakes_another_worker(gateway: Gateway, partition: Partition) -> None:
     a, b = await worker(gateway, partition), await worker(gateway, partition, name="b")
     await lock(gateway, partition, "a")
     await b.leave()
@@ -98,7 +98,7 @@ async def promoting(gateway: Gateway, partition: Partition, name: str) -> tuple[
 
 
 async def placed(gateway: Gateway, partition: Partition, task_id: str, place: str) -> None:
-    """Return once the task is there."""
+    """Wait until the task is there."""
 
     async def is_there() -> bool:
         return (await all_places(gateway, partition, [task_id]))[task_id] == [place]
@@ -106,10 +106,10 @@ async def placed(gateway: Gateway, partition: Partition, task_id: str, place: st
     await wait_until(is_there, f"{task_id} is {place}")
 
 
-async def test_a_due_task_is_sought_by_the_watcher_and_by_nobody_else(
+async def test_only_the_watcher_looks_for_due_tasks(
     gateway: Gateway, partition: Partition, producer: Producer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The herd: everybody who knew of the due time came for it, and each tried each task."""
+    """Without the lock every worker that knew the due time would look for the task, and try to promote it."""
     sought: list[Partition] = []
 
     async def promote(gateway: Gateway, partition: Partition) -> Any:
@@ -129,14 +129,14 @@ async def test_a_due_task_is_sought_by_the_watcher_and_by_nobody_else(
         crew[7][0].take_over()
         await placed(gateway, partition, "soon", READY)
         assert await all_places(gateway, partition, ["x"]) == {"x": [DUE]}
-        assert len(sought) <= 10  # each second once, and once for each due time or poke
+        assert len(sought) <= 10  # once per second, and once for each due time or nudge
     finally:
         for _, running in crew:
             running.cancel()
         await asyncio.gather(*(running for _, running in crew), return_exceptions=True)
 
 
-async def test_when_the_watcher_is_gone_another_promotes(
+async def test_another_worker_promotes_after_the_watcher_left(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     await lock(gateway, partition, "dead")
@@ -150,7 +150,7 @@ async def test_when_the_watcher_is_gone_another_promotes(
 
 
 @pytest.mark.integration
-async def test_a_retry_comes_due_whichever_worker_watches(settings: Settings) -> None:
+async def test_a_retry_is_promoted_whichever_worker_watches(settings: Settings) -> None:
     async with App("watch", settings=settings) as app:
         tried: Counter[int] = Counter()
 
@@ -166,7 +166,7 @@ async def test_a_retry_comes_due_whichever_worker_watches(settings: Settings) ->
             assert [await bounded(handle.result()) for handle in handles] == list(range(5))
 
 
-# locks that run out
+# locks that expire
 
 
 async def acquired(gateway: Gateway, locks: dict[Partition, str], name: str) -> list[Partition]:
@@ -185,7 +185,7 @@ async def test_a_lock_is_held_until_its_ttl_has_passed(gateway: Gateway, namespa
     assert await acquired(gateway, locks, "c") == [first]
 
 
-async def test_of_many_janitors_one_cleans_up(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
+async def test_one_of_many_janitors_cleans_up(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
     cleaned: list[str] = []
 
     def janitor(consumer: Any, name: str) -> Janitor:

@@ -1,4 +1,4 @@
-"""Looking at queues, tasks and workers: what is said is so, and looking changes nothing."""
+"""Inspection of queues, tasks and workers: the answers agree with Redis, and reading changes nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INFO = WorkerInfo(
 
 
 async def every_state(gateway: Gateway, partition: Partition, producer: Producer) -> dict[str, State]:
-    """One task in each state, by its id."""
+    """Create one task in each state; return them by id."""
     a = await worker(gateway, partition)
     for act in ("succeed", "cancelled", "bury", "reschedule"):
         await producer.enqueue("t", {"n": 1}, task_id=act)
@@ -54,7 +54,7 @@ async def every_state(gateway: Gateway, partition: Partition, producer: Producer
     }
 
 
-async def test_a_queue_in_numbers(
+async def test_the_numbers_of_a_queue(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     await every_state(gateway, partition, producer)
@@ -66,7 +66,9 @@ async def test_a_queue_in_numbers(
     assert orjson.loads(orjson.dumps(stats.summary()))["depth"] == 2
 
 
-async def test_a_queue_that_nobody_ever_read(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+async def test_the_numbers_of_a_queue_without_a_group(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
     await producer.enqueue_many("t", [{}] * 3, queue="mail")
     await producer.enqueue("t", queue="audit", delay=60)
     audit, mail = await list_queues(gateway, namespace)
@@ -75,23 +77,23 @@ async def test_a_queue_that_nobody_ever_read(gateway: Gateway, namespace: Namesp
     assert mail.oldest_age is not None
 
 
-async def test_a_queue_that_is_empty(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
+async def test_the_numbers_of_an_empty_queue(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
     await worker(gateway, partition)
     (stats,) = await list_queues(gateway, namespace)
     assert (stats.depth, stats.in_flight, stats.due, stats.dead, stats.oldest_age) == (0, 0, 0, 0, None)
 
 
-async def test_no_queue_at_all(gateway: Gateway, namespace: Namespace) -> None:
+async def test_the_numbers_of_an_unknown_queue(gateway: Gateway, namespace: Namespace) -> None:
     assert await list_queues(gateway, namespace) == []
     assert await queue_partitions(gateway, namespace) == []
     assert [one async for one in list_tasks(gateway, namespace)] == []
     assert await list_workers(gateway, namespace) == []
 
 
-async def test_the_age_is_that_of_the_oldest_that_waits(
+async def test_the_age_is_that_of_the_oldest_waiting_message(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    """Not of one that is being run; but what was given back waits again, since it was sent."""
+    """A running message does not count; a released one waits again, since it was sent."""
     now = int((await gateway.command("TIME"))[0]) * 1000
     for minutes, name in ((60, "old"), (30, "middle"), (10, "young")):
         entry = await gateway.command("XADD", partition.ready, f"{now - minutes * 60_000}-0", "env", b"", "args", b"")
@@ -112,7 +114,7 @@ async def test_the_age_is_that_of_the_oldest_that_waits(
     assert await minutes_waited() == 60
 
 
-async def test_every_state_is_told_as_it_is(
+async def test_every_state_is_reported(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     expected = await every_state(gateway, partition, producer)
@@ -124,7 +126,7 @@ async def test_every_state_is_told_as_it_is(
         assert await handle.status() is state
 
 
-async def test_every_record_has_its_payload_wherever_it_is(
+async def test_every_record_has_its_payload(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     await every_state(gateway, partition, producer)
@@ -167,7 +169,7 @@ async def test_tasks_are_filtered_by_state_name_and_queue(
     assert await found(queue="nowhere") == set()
 
 
-async def test_tasks_are_listed_before_any_worker_came(
+async def test_tasks_are_listed_before_the_first_worker(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
     handles = await producer.enqueue_many("t", [{}] * 700)
@@ -175,7 +177,7 @@ async def test_tasks_are_listed_before_any_worker_came(
     assert found == {handle.id: State.QUEUED for handle in handles}
 
 
-async def test_steps_and_logs_are_not_taken_for_tasks(
+async def test_keys_of_steps_and_logs_are_not_listed_as_tasks(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     await every_state(gateway, partition, producer)
@@ -185,7 +187,7 @@ async def test_steps_and_logs_are_not_taken_for_tasks(
     assert len([one async for one in list_tasks(gateway, namespace)]) == 8
 
 
-async def test_looking_changes_nothing(
+async def test_inspection_changes_nothing(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     await every_state(gateway, partition, producer)
@@ -195,7 +197,7 @@ async def test_looking_changes_nothing(
     assert await dump(gateway, namespace) == before
 
 
-async def test_partitions_of_a_queue_are_added_up(gateway: Gateway, namespace: Namespace) -> None:
+async def test_the_numbers_of_partitions_are_added_up(gateway: Gateway, namespace: Namespace) -> None:
     await gateway.command("HSET", namespace.queues, "wide", 3)
     assert [one.index for one in await queue_partitions(gateway, namespace, "wide")] == [0, 1, 2]
     assert await queue_partitions(gateway, namespace, "narrow") == []
@@ -230,7 +232,7 @@ async def test_workers_are_listed_by_age(gateway: Gateway, namespace: Namespace)
     assert [one.id for one in await list_workers(gateway, namespace)] == ["a", "b", "c"]
 
 
-async def test_a_worker_that_is_silent_is_no_longer_listed(gateway: Gateway, namespace: Namespace) -> None:
+async def test_a_silent_worker_is_not_listed(gateway: Gateway, namespace: Namespace) -> None:
     await announce(gateway, namespace, INFO, ttl=30.0)
     await gateway.command("PEXPIRE", namespace.worker("a"), 0)
     assert await list_workers(gateway, namespace) == []
@@ -240,7 +242,7 @@ async def test_a_worker_that_is_silent_is_no_longer_listed(gateway: Gateway, nam
 
 
 @pytest.mark.parametrize("count", [0, 1])
-async def test_withdrawing_twice_is_no_error(gateway: Gateway, namespace: Namespace, count: int) -> None:
+async def test_withdrawing_twice_raises_nothing(gateway: Gateway, namespace: Namespace, count: int) -> None:
     for _ in range(count):
         await announce(gateway, namespace, INFO, ttl=30.0)
     await withdraw(gateway, namespace, "a")

@@ -1,4 +1,4 @@
-"""Cleaning up: names of workers that are presumed dead go, once nothing is pending on them."""
+"""The janitor: it removes the names of presumed dead workers once they hold no pending message."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.support.consumers import LONG_AGO, age, claim_all, consumers, pending
 
 @pytest.fixture(autouse=True)
 def silent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis' idle times of consumers cannot be set."""
+    """Let silent consumers count as idle at once: Redis' idle times of consumers cannot be set."""
     monkeypatch.setattr(janitor_module, "_GONE_FOR", -1.0)
 
 
 async def announced(gateway: Gateway, namespace: Namespace, name: str, *, seen: float) -> None:
-    """A worker that gives a sign of life each second, and gave the last one so many seconds ago."""
+    """Announce a worker that sends a heartbeat each second and sent the last one `seen` seconds ago."""
     info = WorkerInfo(name, "x", "h", 7, "0.1", ("default",), concurrency=8, in_flight=3, started=0, interval=1.0)
     await announce(gateway, namespace, info, ttl=60)
     now = int((await gateway.command("TIME", node_of=namespace.workers))[0])
@@ -32,7 +32,7 @@ async def clean(gateway: Gateway, namespace: Namespace, partition: Partition, co
     await Janitor(gateway, namespace, assignment, consumer, dead_letter_ttl=60.0, result_ttl=60.0, worker="me").clean()
 
 
-async def test_names_of_those_who_are_presumed_dead_go_and_others_stay(
+async def test_only_names_of_presumed_dead_workers_are_removed(
     gateway: Gateway, namespace: Namespace, partition: Partition
 ) -> None:
     me = await worker(gateway, partition, name="me")
@@ -47,7 +47,7 @@ async def test_names_of_those_who_are_presumed_dead_go_and_others_stay(
     assert await consumers(gateway, partition.nudge) == {"me", "alive"}
 
 
-async def test_a_dead_workers_name_goes_only_when_others_have_taken_over_what_it_held(
+async def test_a_dead_workers_name_is_removed_after_its_messages_were_claimed(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     await producer.enqueue("t", task_id="x")
@@ -64,10 +64,10 @@ async def test_a_dead_workers_name_goes_only_when_others_have_taken_over_what_it
     assert [owner for _, owner, _, _ in await pending(gateway, partition)] == ["me"]
 
 
-async def test_one_that_was_thought_dead_goes_on_under_its_name(
+async def test_a_worker_presumed_dead_continues_under_its_name(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    """Its next read puts it back on the list, and takes what there is."""
+    """Its next read adds it to the group again, and returns the waiting messages."""
     late, me = await worker(gateway, partition, name="late"), await worker(gateway, partition, name="me")
     await gateway.command("XGROUP", "CREATECONSUMER", partition.ready, GROUP, "late")
     await announced(gateway, namespace, "me", seen=0)

@@ -1,4 +1,4 @@
-"""Leases: who holds what, and the beat that keeps it."""
+"""Leases: the table of a worker's deliveries, and the heartbeat that renews them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def hold(
 
 
 class Heard:
-    """Something said in another thread, awaited here."""
+    """A signal from another thread, awaited here."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -77,7 +77,7 @@ def test_a_fence_is_group_worker_entry_and_count(partition: Partition) -> None:
     assert Delivery(partition, b"5-0", "a", 3, {}).fence == (GROUP, "a", b"5-0", 3)
 
 
-def test_what_is_held_is_known_until_it_is_dropped(partition: Partition, namespace: Namespace) -> None:
+def test_a_lease_is_in_the_table_until_it_is_dropped(partition: Partition, namespace: Namespace) -> None:
     leases, other = Leases(), namespace.partition("other")
     first, second = delivery_of(partition), delivery_of(other)
     held = [hold(leases, one, "x", lambda: None) for one in (first, second)]
@@ -94,8 +94,8 @@ def test_what_is_held_is_known_until_it_is_dropped(partition: Partition, namespa
     assert leases.holds(other, b"1-1")
 
 
-def test_an_old_delivery_does_not_drop_the_new_one_of_the_same_message(partition: Partition) -> None:
-    """The worker lost the message and claimed it again before the first run had ended."""
+def test_an_old_delivery_does_not_drop_a_newer_one_of_its_message(partition: Partition) -> None:
+    """The worker lost the message and claimed it again before the first run ended."""
     leases = Leases()
     old, new = delivery_of(partition), delivery_of(partition, count=2)
     former, present = hold(leases, old, "x", lambda: None), hold(leases, new, "x", lambda: None)
@@ -105,7 +105,7 @@ def test_an_old_delivery_does_not_drop_the_new_one_of_the_same_message(partition
     assert len(leases) == 0
 
 
-def test_a_delivery_has_history_when_it_was_claimed_or_ran_before(partition: Partition) -> None:
+def test_a_delivery_that_was_claimed_or_ran_before_has_history(partition: Partition) -> None:
     assert not Delivery(partition, b"1-1", "a", 1, {b"env": b""}).has_history
     assert Delivery(partition, b"1-1", "a", 1, {b"env": b""}, claimed=True).has_history
     assert Delivery(partition, b"1-1", "a", 1, {b"again": b"1"}).has_history
@@ -122,7 +122,7 @@ async def renew(gateway: Gateway, name: str, *held: tuple[Delivery, str]) -> lis
     return answer
 
 
-async def test_a_beat_renews_the_lease_and_nothing_else(
+async def test_a_heartbeat_renews_the_lease_and_nothing_else(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     await producer.enqueue("t", task_id="x")
@@ -135,7 +135,7 @@ async def test_a_beat_renews_the_lease_and_nothing_else(
     assert await claim_all(await worker(gateway, partition, name="b")) == []
 
 
-async def test_a_beat_tells_what_is_lost_and_takes_nothing_back(
+async def test_a_heartbeat_reports_lost_leases_and_takes_none_back(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     await producer.enqueue_many("t", [{}] * 6)
@@ -152,7 +152,9 @@ async def test_a_beat_tells_what_is_lost_and_takes_nothing_back(
     assert await dump(gateway, namespace) == before
 
 
-async def test_a_beat_hears_of_requests_to_cancel(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+async def test_a_heartbeat_returns_requests_to_cancel(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
     handles = [await producer.enqueue("t", task_id=name) for name in ("x", "y", "z")]
     deliveries = await read(await worker(gateway, partition), 3)
     await handles[1].cancel()
@@ -186,7 +188,7 @@ def begin(
     return beat
 
 
-async def test_a_worker_that_beats_keeps_its_leases_and_hears_of_those_it_lost(
+async def test_heartbeats_keep_leases_and_report_lost_ones(
     gateway: Gateway, partition: Partition, producer: Producer, beats: list[LeaseHeartbeat]
 ) -> None:
     needs_server(gateway, "the beat has a connection of its own")
@@ -203,7 +205,7 @@ async def test_a_worker_that_beats_keeps_its_leases_and_hears_of_those_it_lost(
     assert {entry: idle < LONG_AGO / 2 for entry, _, idle, _ in await pending(gateway, partition)}[mine.entry]
 
 
-async def test_it_goes_on_while_the_event_loop_is_stuck(
+async def test_heartbeats_continue_while_the_event_loop_is_blocked(
     gateway: Gateway, partition: Partition, producer: Producer, beats: list[LeaseHeartbeat]
 ) -> None:
     needs_server(gateway, "the beat has a connection of its own")
@@ -219,10 +221,10 @@ async def test_it_goes_on_while_the_event_loop_is_stuck(
     assert {entry: idle < LONG_AGO / 2 for entry, _, idle, _ in await pending(gateway, partition)}[mine.entry]
 
 
-async def test_what_was_settled_since_is_not_lost(
+async def test_a_delivery_settled_during_the_heartbeat_is_not_lost(
     gateway: Gateway, partition: Partition, producer: Producer, beats: list[LeaseHeartbeat]
 ) -> None:
-    """The table was read, then the delivery was settled and dropped, then the beat came to Redis."""
+    """The table was read, the delivery was settled and dropped, and the heartbeat reached Redis afterwards."""
     needs_server(gateway, "the beat has a connection of its own")
     await producer.enqueue_many("t", [{}] * 2)
     first, second = await read(await worker(gateway, partition), 2)
@@ -241,7 +243,7 @@ async def test_what_was_settled_since_is_not_lost(
     assert wrongly.times == 0
 
 
-async def test_a_request_to_cancel_reaches_the_run_by_the_beat(
+async def test_a_heartbeat_delivers_a_request_to_cancel_to_the_run(
     gateway: Gateway, partition: Partition, producer: Producer, beats: list[LeaseHeartbeat]
 ) -> None:
     needs_server(gateway, "the beat has a connection of its own")
@@ -255,7 +257,7 @@ async def test_a_request_to_cancel_reaches_the_run_by_the_beat(
     assert lost.times == 0
 
 
-async def test_more_leases_than_one_call_renews(
+async def test_more_leases_than_fit_one_call_are_renewed(
     gateway: Gateway, partition: Partition, producer: Producer, beats: list[LeaseHeartbeat]
 ) -> None:
     needs_server(gateway, "the beat has a connection of its own")
@@ -274,7 +276,7 @@ async def test_more_leases_than_one_call_renews(
     assert other.times == 0
 
 
-async def test_a_script_that_the_server_forgot_is_sent_again(
+async def test_a_script_that_the_server_lost_is_sent_again(
     gateway: Gateway, partition: Partition, producer: Producer, beats: list[LeaseHeartbeat]
 ) -> None:
     needs_server(gateway, "the beat has a connection of its own")
@@ -289,7 +291,7 @@ async def test_a_script_that_the_server_forgot_is_sent_again(
     assert trouble.times == 0
 
 
-async def test_trouble_is_told_and_so_is_its_end(partition: Partition, beats: list[LeaseHeartbeat]) -> None:
+async def test_an_error_and_its_end_are_reported(partition: Partition, beats: list[LeaseHeartbeat]) -> None:
     program = find_program(BUNDLED)
     if program is None:
         pytest.skip("no bundled redis-server here")
@@ -313,7 +315,7 @@ async def test_trouble_is_told_and_so_is_its_end(partition: Partition, beats: li
         await away.wait()
         server.start()
         await back.wait()
-        await lost.wait()  # the server came back empty: nothing is pending, so the lease is gone
+        await lost.wait()  # the server restarted empty: nothing is pending, so the lease is gone
         beat.stop()
         assert isinstance(troubles[0], QueueError)
         assert troubles.count(None) == 1
@@ -322,7 +324,7 @@ async def test_trouble_is_told_and_so_is_its_end(partition: Partition, beats: li
         server.stop()
 
 
-async def test_it_stops_when_told_to(gateway: Gateway, beats: list[LeaseHeartbeat]) -> None:
+async def test_heartbeats_end_on_stop(gateway: Gateway, beats: list[LeaseHeartbeat]) -> None:
     needs_server(gateway, "the beat has a connection of its own")
     beat = begin(beats, gateway, Leases())
     beat.stop()

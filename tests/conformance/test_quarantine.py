@@ -1,4 +1,4 @@
-"""Suspects in Redis: what a dead worker left is set aside, taken up by one, and cleared, and never lost on the way."""
+"""Quarantine in Redis: a dead worker's deliveries are set aside, each is taken once, and none is lost."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ async def types(gateway: Gateway, partition: Partition, task_id: str) -> list[st
     return [event.type for event in await read_events(gateway, partition, task_id)]
 
 
-# set aside
+# setting aside
 
 
-async def test_what_is_set_aside_is_reserveds_and_costs_nothing(
+async def test_setting_aside_reserves_deliveries_and_counts_nothing(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     handle = await producer.enqueue("t")
@@ -74,10 +74,8 @@ async def test_what_is_set_aside_is_reserveds_and_costs_nothing(
     assert (await load_history(gateway, taken, handle.id)).counters == Counters()
 
 
-async def test_setting_aside_twice_is_the_same_as_once(
-    gateway: Gateway, partition: Partition, producer: Producer
-) -> None:
-    """The reply was lost, and the worker asks again."""
+async def test_setting_aside_twice_equals_once(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    """The reply was lost, and the worker repeats the call."""
     await producer.enqueue("t", task_id="x")
     delivery = await read_one(await worker(gateway, partition))
     await quarantine(gateway, delivery, "x")
@@ -106,7 +104,7 @@ async def test_setting_aside_wakes_a_worker(gateway: Gateway, partition: Partiti
     assert (heard.quarantined, heard.claimable, heard.deliveries) == (True, False, [])
 
 
-async def test_what_nobody_takes_is_claimed_once_a_lease_has_passed(
+async def test_a_suspect_that_is_not_taken_is_claimed_after_a_lease(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     await producer.enqueue("t", task_id="x")
@@ -120,16 +118,14 @@ async def test_what_nobody_takes_is_claimed_once_a_lease_has_passed(
     assert (claimed.entry, claimed.count) == (delivery.entry, 1)
 
 
-async def test_a_suspect_that_waits_can_be_cancelled(
-    gateway: Gateway, partition: Partition, producer: Producer
-) -> None:
+async def test_a_waiting_suspect_can_be_cancelled(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     handle = await producer.enqueue("t")
     await quarantine(gateway, await read_one(await worker(gateway, partition)), handle.id)
     assert await handle.cancel() is State.CANCELLED
     assert await take_quarantined(gateway, partition, "b") == (None, False)
 
 
-async def test_the_name_that_holds_them_is_never_removed(
+async def test_the_consumer_of_suspects_is_never_removed(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     await producer.enqueue("t", task_id="x")
@@ -140,10 +136,10 @@ async def test_the_name_that_holds_them_is_never_removed(
     assert SUSPECTS in await consumers(gateway, partition.ready)
 
 
-# taken up
+# taking
 
 
-async def test_they_are_taken_one_by_one_in_their_order(
+async def test_suspects_are_taken_one_by_one_in_order(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     handles = await producer.enqueue_many("t", [{}] * 3)
@@ -154,10 +150,12 @@ async def test_they_are_taken_one_by_one_in_their_order(
     assert [one.more for one in found] == [True, True, False, False]
 
 
-async def test_one_whose_reply_was_lost_is_adopted(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+async def test_a_suspect_whose_reply_was_lost_is_adopted(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
     handle = await producer.enqueue("t")
     await quarantine(gateway, await read_one(await worker(gateway, partition)), handle.id)
-    await take(gateway, partition, "b")  # and it never hears of it
+    await take(gateway, partition, "b")  # and the worker never receives it
     (adopted,) = await (await worker(gateway, partition, name="b")).recover_own(partition)
     assert (adopted.worker, adopted.count) == ("b", 1)
 
@@ -175,14 +173,14 @@ async def test_a_suspect_whose_message_was_deleted_is_dropped(
     assert len(await pending(gateway, partition)) == 1
 
 
-async def test_where_there_is_no_queue_there_is_no_suspect(gateway: Gateway, partition: Partition) -> None:
+async def test_an_unknown_queue_has_no_suspect(gateway: Gateway, partition: Partition) -> None:
     assert await take_quarantined(gateway, partition, "b") == (None, False)
 
 
-# reported
+# crash reports
 
 
-async def test_of_several_none_is_blamed(
+async def test_none_of_several_deliveries_is_blamed(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     handles = await producer.enqueue_many("t", [{}] * 3)
@@ -200,7 +198,7 @@ async def test_of_several_none_is_blamed(
         assert await types(gateway, partition, handle.id) == ["crashed"]
 
 
-async def test_who_was_alone_is_blamed_for_good(
+async def test_a_delivery_that_was_alone_stays_blamed(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     handle = await producer.enqueue("t")
@@ -214,10 +212,10 @@ async def test_who_was_alone_is_blamed_for_good(
     assert (await load_history(gateway, delivery, handle.id)).counted_crashes == 2
 
 
-async def test_a_report_is_of_all_partitions_and_of_one_worker(
+async def test_a_report_covers_all_partitions_of_one_worker(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    """Whether it was alone is asked of them all: here it held one delivery in each of two."""
+    """All partitions together decide whether a delivery was alone: here the worker held one in each of two."""
     first = await producer.enqueue("t")
     await read_one(await worker(gateway, partition, name="dead"))
     await set_partitions(gateway, namespace, "default", 2)
@@ -236,7 +234,7 @@ async def test_a_report_is_of_all_partitions_and_of_one_worker(
     assert "dead" not in await consumers(gateway, partition.ready)
 
 
-async def test_a_report_made_twice_finds_nothing_more(
+async def test_a_repeated_report_finds_nothing(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     await producer.enqueue("t", task_id="x")
@@ -250,7 +248,7 @@ async def test_a_report_made_twice_finds_nothing_more(
     assert await types(gateway, partition, "x") == ["crashed"]
 
 
-async def test_what_was_settled_in_the_last_moment_is_not_touched(
+async def test_a_report_leaves_a_delivery_that_was_just_settled(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     handle = await producer.enqueue("t")
@@ -262,10 +260,10 @@ async def test_what_was_settled_in_the_last_moment_is_not_touched(
     assert (await handle.record()).state is State.SUCCEEDED
 
 
-async def test_what_another_has_taken_meanwhile_is_not_touched(
+async def test_a_report_leaves_a_delivery_that_another_worker_took(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    """In the same delivery count: the dead worker had given it back before it died."""
+    """With the same delivery count: the dead worker had released it before it died."""
     handle = await producer.enqueue("t")
     delivery = await read_one(await worker(gateway, partition, name="dead"))
     held = await quarantine_store._held_by(gateway, namespace, ["default"], "dead")
@@ -287,17 +285,17 @@ async def test_an_unreadable_message_is_set_aside_and_leaves_no_record(
     assert await gateway.command("EXISTS", partition.record(f"entry-{entry.decode()}")) == 0
 
 
-async def test_a_queue_that_nobody_used_has_nothing_to_report(gateway: Gateway, namespace: Namespace) -> None:
+async def test_an_unused_queue_has_nothing_to_report(gateway: Gateway, namespace: Namespace) -> None:
     assert (await report_crash(gateway, namespace, ["never"], "dead", exit_status="SIGKILL", steps={})).deliveries == 0
 
 
-# cleared
+# clearing
 
 
-async def test_an_unseen_crash_is_excused_by_getting_further(
+async def test_a_crash_without_a_report_is_excused_by_progress(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    """Nobody saw how the first worker ended: it counts until the task has got further, and is remembered after."""
+    """No supervisor saw how the first worker ended: the crash counts until the task makes progress."""
     await producer.enqueue("t", task_id="x")
     third = await take_over(gateway, await take_over(gateway, await read_one(await worker(gateway, partition))), "c")
     history = await load_history(gateway, third, "x")
@@ -310,7 +308,9 @@ async def test_an_unseen_crash_is_excused_by_getting_further(
     assert (await types(gateway, partition, "x")).count("cleared") == 1
 
 
-async def test_who_has_lost_the_lease_clears_nobody(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+async def test_a_worker_that_lost_the_lease_clears_no_suspect(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
     await producer.enqueue("t", task_id="x")
     delivery = await read_one(await worker(gateway, partition))
     await take_over(gateway, delivery, "thief")
@@ -318,7 +318,7 @@ async def test_who_has_lost_the_lease_clears_nobody(gateway: Gateway, partition:
         await clear_quarantined(gateway, delivery, "x", 0)
 
 
-async def test_an_outcome_of_its_own_ends_the_suspicion(
+async def test_an_outcome_ends_the_suspicion(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     handles = await producer.enqueue_many("t", [{}] * 2)
@@ -331,7 +331,7 @@ async def test_an_outcome_of_its_own_ends_the_suspicion(
     assert marks == [None, b"waited"]
 
 
-async def test_a_suspect_that_is_handed_off_stays_one(
+async def test_a_suspect_that_is_released_stays_a_suspect(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     handles = await producer.enqueue_many("t", [{}] * 2)

@@ -1,4 +1,4 @@
-"""What an autoscaler is told: rates that are of the present, drain times that follow, at a cost that is flat."""
+"""Queue rates for autoscalers: rates of the present, drain times computed from them, and a constant cost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.consumers import needs_server, read, read_one, worker
 from tests.support.workers import bounded, running_worker, wait_until
 
 BEFORE_THE_HASH = {"id", "app", "host", "pid", "version", "queues", "concurrency", "in_flight", "started", "seen"}
-"""What the first version of all told."""
+"""Fields that the first version announced."""
 
 INFO = WorkerInfo(
     id="a", app="audit", host="h", pid=7, version="0.1", queues=("default",), concurrency=8, in_flight=3, started=0
@@ -46,7 +46,7 @@ class Clock:
 # the rate of one worker
 
 
-def test_a_rate_is_what_was_settled_in_the_window() -> None:
+def test_a_rate_counts_what_was_settled_in_the_window() -> None:
     clock, settled = Clock(), Counter[str]()
     rates = SettleRate(settled, clock)
     for _ in range(100):
@@ -57,7 +57,7 @@ def test_a_rate_is_what_was_settled_in_the_window() -> None:
     assert rates.rates() == {"fast": pytest.approx(10.0), "slow": pytest.approx(0.2)}
 
 
-def test_a_young_worker_is_judged_by_its_life_so_far() -> None:
+def test_the_rate_of_a_young_worker_is_over_its_lifetime() -> None:
     clock, settled = Clock(), Counter[str]()
     rates = SettleRate(settled, clock)
     assert rates.rates() == {}
@@ -65,7 +65,7 @@ def test_a_young_worker_is_judged_by_its_life_so_far() -> None:
     assert rates.rates() == {"q": 20.0}
 
 
-def test_a_rate_ends_with_the_window_and_begins_anew() -> None:
+def test_a_rate_ends_with_the_window_and_starts_again() -> None:
     clock, settled = Clock(), Counter[str]()
     rates = SettleRate(settled, clock)
     clock.now, settled["q"] = 5.0, 60
@@ -79,7 +79,7 @@ def test_a_rate_ends_with_the_window_and_begins_anew() -> None:
     assert rates.rates() == {"q": 30 / WINDOW}
 
 
-def test_looks_that_come_late_do_not_stretch_the_figure() -> None:
+def test_late_readings_do_not_raise_the_rate() -> None:
     """The loop was blocked for minutes: the rate is over the time that was counted, not over the window."""
     clock, settled = Clock(), Counter[str]()
     rates = SettleRate(settled, clock)
@@ -87,7 +87,7 @@ def test_looks_that_come_late_do_not_stretch_the_figure() -> None:
     assert rates.rates() == {"q": 1.0}
 
 
-# the sum of all
+# the sum over all workers
 
 
 async def test_the_rates_of_all_workers_are_added_up(
@@ -104,7 +104,7 @@ async def test_the_rates_of_all_workers_are_added_up(
 
 
 @pytest.mark.parametrize("died", [True, False])
-async def test_a_worker_that_is_gone_counts_no_longer(
+async def test_a_worker_that_left_is_not_counted(
     gateway: Gateway, namespace: Namespace, producer: Producer, died: bool
 ) -> None:
     await producer.enqueue("t")
@@ -118,8 +118,8 @@ async def test_a_worker_that_is_gone_counts_no_longer(
     assert stats.rate == 1.0
 
 
-async def test_announcements_of_older_versions_are_understood(gateway: Gateway, namespace: Namespace) -> None:
-    """A text with everything in it, read with MGET, is what workers announced before they had a hash."""
+async def test_announcements_of_older_versions_are_read(gateway: Gateway, namespace: Namespace) -> None:
+    """Older workers announced one text with all fields, read with MGET, instead of a hash."""
     await announce(gateway, namespace, replace(INFO, id="new", rates={"default": 1.0}), ttl=30.0)
     seconds, _ = await gateway.command("TIME")
     told = {name: value for name, value in asdict(INFO).items() if name in BEFORE_THE_HASH}
@@ -136,14 +136,14 @@ async def test_announcements_of_older_versions_are_understood(gateway: Gateway, 
 
 
 async def test_workers_of_older_versions_read_the_index_without_error(gateway: Gateway, namespace: Namespace) -> None:
-    """They ask for texts, find none in place of the hash, and leave the worker out."""
+    """They ask for texts, get none in place of the hash, and leave the worker out."""
     await announce(gateway, namespace, INFO, ttl=30.0)
     ids = await gateway.command("ZRANGE", namespace.workers, 0, -1)
     assert await gateway.command("MGET", *(namespace.worker(one.decode()) for one in ids)) == [None]
 
 
-async def test_announcements_of_newer_versions_are_understood(gateway: Gateway, namespace: Namespace) -> None:
-    """What they tell besides is left alone; one that cannot be understood is left out."""
+async def test_announcements_of_newer_versions_are_read(gateway: Gateway, namespace: Namespace) -> None:
+    """Unknown fields are ignored; an announcement that cannot be decoded is left out."""
     for name in ("a", "strange", "foreign"):
         await announce(gateway, namespace, replace(INFO, id=name), ttl=30.0)
     await gateway.command("HSET", namespace.worker("a"), "of_the_future", "[1")
@@ -170,10 +170,10 @@ def test_drain_time(depth: int, in_flight: int, rate: float | None, drain_time: 
     assert replace(EMPTY, depth=depth, in_flight=in_flight, rate=rate).drain_time == drain_time
 
 
-# what it rests on
+# the counts behind the rates
 
 
-async def test_what_was_given_back_counts_as_waiting_and_what_was_deleted_by_hand_not_less_than_nothing(
+async def test_released_messages_count_as_waiting_and_a_count_is_never_negative(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     await producer.enqueue_many("t", [{}] * 4)
@@ -185,15 +185,15 @@ async def test_what_was_given_back_counts_as_waiting_and_what_was_deleted_by_han
     assert (stats.depth, stats.in_flight, stats.oldest_age) == (0, 4, None)
 
 
-async def test_looking_at_a_queue_costs_the_same_however_much_waits_and_runs(
+async def test_the_cost_of_queue_numbers_is_constant(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    """Counted in commands and in entries that they return, not in time."""
+    """The test counts commands and the entries that they return, not time."""
     needs_server(gateway, "it keeps no statistics")
     a = await worker(gateway, partition)
 
     async def spent() -> tuple[int, int]:
-        """Commands, and bytes of all replies."""
+        """Return the number of commands, and the bytes of all replies."""
         info = (await gateway.command("INFO", "stats")).decode()
         found = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
         return int(found["total_commands_processed"]), int(found["total_net_output_bytes"])
@@ -211,11 +211,11 @@ async def test_looking_at_a_queue_costs_the_same_however_much_waits_and_runs(
     assert len(await read(a, 2000)) == 2000
     many = await cost()
     assert many[0] == few[0]
-    assert many[1] < few[1] + 200  # numbers have more digits
+    assert many[1] < few[1] + 200  # larger numbers have more digits
 
 
 @pytest.mark.integration
-async def test_a_worker_tells_what_it_settled_on_each_queue(settings: Settings) -> None:
+async def test_a_worker_announces_what_it_settled_per_queue(settings: Settings) -> None:
     async with App("rates", settings=settings.model_copy(update={"heartbeat": 0.2})) as app:
 
         @app.task
@@ -233,11 +233,11 @@ async def test_a_worker_tells_what_it_settled_on_each_queue(settings: Settings) 
             await fails.enqueue()
             gateway, namespace = app.producer.gateway, Namespace(settings.namespace)
 
-            async def told() -> bool:
+            async def both_have_a_rate() -> bool:
                 rates = {stats.queue: stats.rate for stats in await list_queues(gateway, namespace)}
                 return all(rates.get(queue) for queue in ("default", "fails"))
 
-            await wait_until(told, "both queues have a rate")
+            await wait_until(both_have_a_rate, "both queues have a rate")
             (info,) = await list_workers(gateway, namespace)
             assert info.rates["default"] == pytest.approx(10 * info.rates["fails"])
             assert busy.settled == 11

@@ -1,4 +1,4 @@
-"""Spreading a queue anew: nothing is lost, nothing is stored twice, and the order of a key outlives the change."""
+"""Resharding: a change of the partition count loses no task, stores none twice, and keeps the order of a key."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def home(key: str, generation: Generation) -> int:
 
 
 async def lengths(gateway: Gateway, namespace: Namespace) -> list[int]:
-    """How many messages each partition of the default queue has."""
+    """Return how many messages each partition of the default queue has."""
     found = await queue_partitions(gateway, namespace, "default")
     return [await gateway.command("XLEN", partition.ready) for partition in found]
 
@@ -63,7 +63,7 @@ async def lengths(gateway: Gateway, namespace: Namespace) -> list[int]:
 async def known_by(
     gateway: Gateway, namespace: Namespace, name: str = "a", *, share: bool = False
 ) -> PartitionAssignment:
-    """What a worker that has just come sees of the default queue."""
+    """Return what a worker that has just started sees of the default queue."""
     assignment = PartitionAssignment(gateway, namespace, ["default"], name, share=share)
     await assignment.refresh()
     return assignment
@@ -76,7 +76,7 @@ def indexes(partitions: Sequence[Partition]) -> list[int]:
 # the route
 
 
-async def test_a_new_queue_is_spread_from_its_beginning(gateway: Gateway, namespace: Namespace) -> None:
+async def test_a_new_queue_starts_with_its_partitions(gateway: Gateway, namespace: Namespace) -> None:
     assert await set_partitions(gateway, namespace, "default", 4) == Route((Generation(0, 4),))
     assert await gateway.command("HGET", namespace.queues, "default") == b"4"
 
@@ -90,13 +90,15 @@ async def test_a_queue_in_use_gets_new_partitions(gateway: Gateway, namespace: N
 
 
 @pytest.mark.parametrize("count", [0, 1025])
-async def test_a_count_that_cannot_be_is_refused(gateway: Gateway, namespace: Namespace, count: int) -> None:
+async def test_an_invalid_count_is_refused(gateway: Gateway, namespace: Namespace, count: int) -> None:
     with pytest.raises(ValueError, match="1 to 1024"):
         await set_partitions(gateway, namespace, "default", count)
     assert await load_route(gateway, namespace, "default") is None
 
 
-async def test_changes_at_once_never_share_an_index(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+async def test_concurrent_changes_never_share_an_index(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
     await producer.enqueue("t")
     await asyncio.gather(*(set_partitions(gateway, namespace, "default", 2 + number) for number in range(6)))
     route = await load_route(gateway, namespace, "default")
@@ -108,7 +110,9 @@ async def test_changes_at_once_never_share_an_index(gateway: Gateway, namespace:
     assert await partition_status(gateway, at(namespace, route.last.first)) is PartitionStatus.OPEN
 
 
-async def test_a_route_of_a_newer_version_is_named(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+async def test_a_route_of_a_newer_version_is_reported(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
     await gateway.command("HSET", namespace.queues, "default", '{"rings": 3}')
     with pytest.raises(Refused, match=r"queue 'default'.*upgrade"):
         await producer.enqueue("t")
@@ -117,7 +121,9 @@ async def test_a_route_of_a_newer_version_is_named(gateway: Gateway, namespace: 
 # producers
 
 
-async def test_the_form_of_former_versions_is_used(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+async def test_the_format_of_former_versions_is_used(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
     await gateway.command("HSET", namespace.queues, "default", 3)
     handles = [await producer.enqueue("t") for _ in range(6)]
     assert await lengths(gateway, namespace) == [2, 2, 2]
@@ -148,7 +154,9 @@ async def every_message(gateway: Gateway, partition: Partition) -> Any:
     await gateway.command("XGROUP", "DESTROY", partition.ready, "workers")
 
 
-async def test_many_without_a_key_go_everywhere(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+async def test_tasks_without_a_key_go_to_all_partitions(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
     await set_partitions(gateway, namespace, "default", 4)
     await producer.enqueue_many("t", [{}] * 1_000)
     assert await lengths(gateway, namespace) == [250] * 4
@@ -157,7 +165,7 @@ async def test_many_without_a_key_go_everywhere(gateway: Gateway, namespace: Nam
 
 
 @pytest.mark.parametrize("delay", [0.0, 60.0])
-async def test_a_producer_that_did_not_hear_of_the_change_is_sent_on(
+async def test_a_producer_with_an_old_route_is_redirected(
     gateway: Gateway, namespace: Namespace, producer: Producer, delay: float
 ) -> None:
     place = DUE if delay else READY
@@ -174,10 +182,10 @@ async def test_a_producer_that_did_not_hear_of_the_change_is_sent_on(
         assert await places(gateway, handle.partition, handle.id) == [place]
 
 
-async def test_a_change_in_the_middle_of_a_bulk_call_keeps_the_order(
+async def test_a_change_during_a_bulk_call_keeps_the_order(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
-    """Between two scripts of the call the partition is closed: what is refused comes after what was stored."""
+    """Between two scripts of the call the partition is closed: refused tasks follow those that were stored."""
     await producer.enqueue("t")
 
     async def rows() -> Any:
@@ -200,7 +208,7 @@ async def test_a_change_in_the_middle_of_a_bulk_call_keeps_the_order(
         assert seen == list(range(key, 3_000, 5))
 
 
-async def test_an_id_that_is_known_from_before_the_change_is_left_alone(
+async def test_an_id_from_before_the_change_is_not_stored_again(
     gateway: Gateway, namespace: Namespace, producer: Producer, namespace_name: str
 ) -> None:
     await producer.enqueue("t", {"n": 1}, task_id="order-7")
@@ -208,7 +216,7 @@ async def test_an_id_that_is_known_from_before_the_change_is_left_alone(
     await set_partitions(gateway, namespace, "default", 4)
     async with Producer(namespace=namespace_name, gateway=gateway) as fresh:
         for one, learns in ((producer, False), (fresh, False), (producer, True)):
-            if learns:  # by a refusal that the partition is closed; until then it asks there, and is told 'known'
+            if learns:  # a refusal: the partition is closed; until then it asks there, and gets 'known'
                 await one.enqueue("t", key="k")
             found = await one.enqueue("t", {"n": 2}, task_id="order-7")
             assert (found.partition.index, (await found.record()).args) == (0, b'{"n":1}')
@@ -221,10 +229,8 @@ async def test_an_id_that_is_known_from_before_the_change_is_left_alone(
     assert sum(await lengths(gateway, namespace)) == 2 + 1 + 1
 
 
-async def test_a_lost_reply_is_not_answered_by_a_second_task(
-    gateway: Gateway, namespace: Namespace, namespace_name: str
-) -> None:
-    """The task is stored, the reply is lost, the partition is closed, and only then is the script asked again."""
+async def test_a_lost_reply_stores_no_second_task(gateway: Gateway, namespace: Namespace, namespace_name: str) -> None:
+    """The task is stored, the reply is lost, the partition is closed, and only then the script is repeated."""
     needs_one_server(gateway, "the line that loses replies stands before one server")
     async with (
         lossy_gateway(gateway) as (lossy, line),
@@ -240,10 +246,10 @@ async def test_a_lost_reply_is_not_answered_by_a_second_task(
 
 @asynccontextmanager
 async def once_a_reply_was_lost(line: LossyProxy, meanwhile: Awaitable[object]) -> AsyncIterator[None]:
-    """While the block runs: something happens after the first lost reply, before anybody can ask again."""
+    """While the block runs, await something after the first lost reply, before any client can repeat the call."""
 
     async def watch() -> None:
-        while not line.lost:  # noqa: ASYNC110 - the line tells of it by a number
+        while not line.lost:  # noqa: ASYNC110 - the proxy has a counter, no event
             await asyncio.sleep(0)
         async with line.down():
             await meanwhile
@@ -255,7 +261,7 @@ async def once_a_reply_was_lost(line: LossyProxy, meanwhile: Awaitable[object]) 
         await watcher
 
 
-async def test_a_server_that_lost_the_change_is_told_again_by_what_is_closed(
+async def test_a_lost_route_is_restored_from_closed_partitions(
     gateway: Gateway, namespace: Namespace, producer: Producer, namespace_name: str
 ) -> None:
     await producer.enqueue("t")
@@ -266,7 +272,7 @@ async def test_a_server_that_lost_the_change_is_told_again_by_what_is_closed(
     assert await load_route(gateway, namespace, "default") == FOUR
 
 
-async def test_a_change_after_one_that_was_lost_takes_new_indexes(
+async def test_a_change_after_a_lost_one_uses_new_indexes(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
     await producer.enqueue("t")
@@ -275,7 +281,7 @@ async def test_a_change_after_one_that_was_lost_takes_new_indexes(
     assert (await set_partitions(gateway, namespace, "default", 2)).last == Generation(5, 2)
 
 
-async def test_a_server_that_was_emptied_is_told_the_route_by_whoever_knows_it(
+async def test_an_emptied_server_gets_the_route_from_a_client_that_has_it(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
     await producer.enqueue("t")
@@ -295,11 +301,11 @@ async def test_a_server_that_was_emptied_is_told_the_route_by_whoever_knows_it(
     assert indexes(assignment.read_from) == [0]
 
 
-# the command may die anywhere
+# the command may die at any call
 
 
 class Dies(Gateway):
-    """A gateway whose process dies at the n-th thing it asks."""
+    """A gateway whose process dies at its n-th call."""
 
     def __init__(self, gateway: Gateway, at_call: int) -> None:
         super().__init__(gateway.address)
@@ -325,10 +331,10 @@ class Dies(Gateway):
 
 
 @pytest.mark.parametrize("line", range(8))
-async def test_a_command_that_dies_at_any_line_harms_nothing(
+async def test_a_command_that_dies_at_any_call_loses_no_task(
     gateway: Gateway, namespace: Namespace, producer: Producer, line: int
 ) -> None:
-    """Before it: a queue of three partitions with a task in each. Whatever it did of going to two, a worker ends it."""
+    """The queue has three partitions with a task in each; a worker completes an interrupted change to two."""
     await gateway.command("HSET", namespace.queues, "default", 3)
     before = [await producer.enqueue("t", key=f"k{number}") for number in range(9)]
     try:
@@ -356,7 +362,7 @@ async def test_a_command_that_dies_at_any_line_harms_nothing(
 
 
 async def taken_in_order(gateway: Gateway, namespace: Namespace, assignment: PartitionAssignment) -> list[str]:
-    """All that a worker takes, in the order in which it does."""
+    """Return all messages that a worker takes, in order."""
     taken: list[str] = []
     a = await worker(gateway, *assignment.served)
     await a.assign(assignment.read_from, assignment.served)
@@ -394,10 +400,10 @@ async def test_the_next_generation_waits_until_the_former_is_drained(
     assert (indexes(assignment.read_from), indexes(assignment.served)) == ([1, 2], [1, 2])
 
 
-async def test_all_cancelled_before_they_were_read_is_drained_too(
+async def test_a_generation_whose_tasks_were_all_cancelled_is_drained(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
-    """Nothing is left that could move the group's position to the last id."""
+    """There is no message left that could move the group's position to the last id."""
     handles = await producer.enqueue_many("t", [{}] * 3)
     later = await producer.enqueue("t", delay=60)
     await worker(gateway, at(namespace, 0))
@@ -428,7 +434,9 @@ async def test_a_delayed_task_keeps_its_partition_until_it_has_run(
     assert await find_task(gateway, namespace, later.id) == later.partition
 
 
-async def test_a_nudge_tells_a_worker_of_the_change(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+async def test_a_nudge_notifies_a_worker_of_the_change(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
     await producer.enqueue("t")
     a = await worker(gateway, at(namespace, 0))
     await set_partitions(gateway, namespace, "default", 2)
@@ -443,7 +451,7 @@ async def test_closing_twice_changes_nothing(gateway: Gateway, namespace: Namesp
     assert await gateway.command("HGETALL", at(namespace, 0).closed) == before
 
 
-async def test_what_a_producer_of_a_former_version_puts_into_a_closed_partition_is_found(
+async def test_a_message_of_a_former_version_in_a_closed_partition_is_found(
     gateway: Gateway, namespace: Namespace
 ) -> None:
     await sync_route(gateway, namespace, "default")
@@ -459,7 +467,7 @@ async def test_what_a_producer_of_a_former_version_puts_into_a_closed_partition_
 # retiring
 
 
-async def test_a_generation_that_held_nothing_for_long_is_retired(
+async def test_a_generation_that_stays_empty_is_retired(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
     handle = await producer.enqueue("t")
@@ -493,7 +501,7 @@ async def test_a_generation_is_not_retired_from_a_route_that_has_changed(
     assert await load_route(gateway, namespace, "default") == longer
 
 
-async def test_a_dead_letter_keeps_its_partition_and_is_taken_up_when_it_is_replayed(
+async def test_a_dead_letter_keeps_its_partition_until_it_is_replayed(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
     handle = await producer.enqueue("t")
@@ -511,10 +519,10 @@ async def test_a_dead_letter_keeps_its_partition_and_is_taken_up_when_it_is_repl
     assert ids(await read(a)) == [handle.id]
 
 
-# shares
+# sharing
 
 
-async def test_workers_that_share_divide_the_partitions_and_inherit(gateway: Gateway, namespace: Namespace) -> None:
+async def test_workers_divide_the_partitions_and_take_over(gateway: Gateway, namespace: Namespace) -> None:
     await set_partitions(gateway, namespace, "default", 12)
     crew = {name: await known_by(gateway, namespace, name, share=True) for name in ("a", "b", "c")}
     for assignment in crew.values():
@@ -523,18 +531,18 @@ async def test_workers_that_share_divide_the_partitions_and_inherit(gateway: Gat
     assert sorted(taken) == sorted([*range(12), *range(12)])
     gone = crew.pop("b")
     await gone.leave()
-    await gone.refresh()  # while it finishes what it does
+    await gone.refresh()  # while it completes its tasks
     assert b"b" not in await gateway.command("ZRANGE", namespace.sharing("default"), 0, -1)
     for assignment in crew.values():
         await assignment.refresh()
         assert indexes(assignment.read_from) == list(range(12))
-    await gateway.command("ZADD", namespace.sharing("default"), 1, "c")  # it fell silent long ago
+    await gateway.command("ZADD", namespace.sharing("default"), 1, "c")  # it has been silent for long
     await crew["a"].refresh()
     assert await gateway.command("ZRANGE", namespace.sharing("default"), 0, -1) == [b"a"]
     assert 0 < await gateway.command("PTTL", namespace.sharing("default")) <= 15_000
 
 
-async def test_one_worker_of_many_claims_in_a_partition(gateway: Gateway, partition: Partition) -> None:
+async def test_one_of_many_workers_claims_in_a_partition(gateway: Gateway, partition: Partition) -> None:
     crew = [await worker(gateway, partition, name=f"w{number}") for number in range(4)]
     assert [await one.acquire_claim_lock(partition, 60.0) for one in crew] == [True, False, False, False]
     await gateway.command("DEL", partition.sweep)
@@ -544,7 +552,7 @@ async def test_one_worker_of_many_claims_in_a_partition(gateway: Gateway, partit
 # reading
 
 
-async def test_no_read_brings_more_than_was_asked_for(
+async def test_a_read_returns_no_more_than_its_limit(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
     await set_partitions(gateway, namespace, "default", 7)
@@ -558,7 +566,7 @@ async def test_no_read_brings_more_than_was_asked_for(
     assert set(taken) == set(range(7))
 
 
-async def test_what_is_in_one_of_many_partitions_is_found_at_once(
+async def test_a_message_in_one_of_many_partitions_is_found_at_once(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
     await set_partitions(gateway, namespace, "default", 7)
@@ -569,7 +577,7 @@ async def test_what_is_in_one_of_many_partitions_is_found_at_once(
 
 
 async def test_a_nudge_hides_no_message(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
-    """A burst ends when a read brings none."""
+    """A burst worker stops when a read returns no message."""
     await set_partitions(gateway, namespace, "default", 7)
     a = await worker(gateway, *(at(namespace, index) for index in range(7)))
     for partition in a.partitions:
@@ -578,7 +586,7 @@ async def test_a_nudge_hides_no_message(gateway: Gateway, namespace: Namespace, 
     assert ids(await read(a, 1)) == [handle.id]
 
 
-async def test_messages_that_were_on_their_way_when_the_partitions_changed_are_kept(
+async def test_messages_in_transit_during_a_change_of_partitions_are_kept(
     gateway: Gateway, namespace: Namespace, producer: Producer
 ) -> None:
     needs_server(gateway, "XREADGROUP BLOCK does not wait on a client that others use at the same time")

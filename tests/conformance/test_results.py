@@ -1,4 +1,4 @@
-"""Whoever waits for a task hears of its end: pushed, soon, and whatever happens to the connection."""
+"""Waiting for a task: the outcome is pushed to every waiter, soon, and whatever happens to the connection."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from tests.support.lossy_proxy import lossy_gateway
 from tests.support.task_places import DEAD, DUE, PENDING, READY, dump, lifetimes, places
 
 SOON = 5.0
-"""Seconds in which news must have come: far less than the 30 after which a waiter looks by itself."""
+"""Seconds within which a notification must arrive: far less than the 30 between two polls of a waiter."""
 
 SWALLOWS = "its asyncio.wait_for swallows a cancellation that comes together with a reply (up to Python 3.11)"
 
@@ -68,13 +68,13 @@ async def delivery(gateway: Gateway, partition: Partition, handle: TaskHandle[An
 
 
 async def channels(gateway: Gateway, namespace: Namespace) -> list[bytes]:
-    """Channels of the namespace that somebody listens to."""
+    """Return the channels of the namespace that have subscribers."""
     found = await on_every_node(gateway, "PUBSUB", "CHANNELS", f"{{{namespace.name}:*")
     return [name for names in found for name in names]
 
 
 async def listeners(gateway: Gateway, partition: Partition, *task_ids: str) -> None:
-    """Wait until the news of the tasks is listened to."""
+    """Wait until the channels of the tasks have subscribers."""
     wanted = {partition.record(task_id).encode() for task_id in task_ids}
     deadline = time.monotonic() + SOON
     while not wanted <= set(await channels(gateway, Namespace(partition.namespace))):
@@ -90,7 +90,7 @@ async def connections(gateway: Gateway, kind: str) -> list[str]:
 # results
 
 
-async def test_a_result_that_is_there_is_returned_at_once(
+async def test_a_stored_result_is_returned_at_once(
     gateway: Gateway, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
     await succeed(gateway, delivery, "x", b'{"sum":3}', Counters(1), ran=0.1, ttl=60)
@@ -98,7 +98,7 @@ async def test_a_result_that_is_there_is_returned_at_once(
     assert await handle.result() == {"sum": 3}
 
 
-async def test_a_result_that_comes_while_one_waits_is_pushed(
+async def test_a_result_is_pushed_to_a_waiter(
     gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
     waiting = asyncio.create_task(handle.result())
@@ -108,10 +108,10 @@ async def test_a_result_that_comes_while_one_waits_is_pushed(
     assert await asyncio.wait_for(waiting, SOON) == {"ok": True}
 
 
-async def test_who_waits_already_goes_on_waiting_while_the_server_is_away(
+async def test_a_waiter_keeps_waiting_while_the_server_is_away(
     gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a cluster the subscription may stand again long before the node that has the record."""
+    """In a cluster the subscription may be restored long before the node that has the record."""
     away = asyncio.Event()
     asked = 0
     record = handle.record
@@ -128,7 +128,7 @@ async def test_who_waits_already_goes_on_waiting_while_the_server_is_away(
     await listeners(gateway, partition, "x")
     away.set()
     await SETTLING["succeed"](gateway, delivery, "x")
-    while not asked and not waiting.done():  # noqa: ASYNC110 - nothing tells of it
+    while not asked and not waiting.done():  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(0.001)
     away.clear()
     assert await asyncio.wait_for(waiting, SOON) == {"ok": True}
@@ -136,7 +136,7 @@ async def test_who_waits_already_goes_on_waiting_while_the_server_is_away(
 
 
 class Meddling(TaskNotifications):
-    """News by which something happens at the worst moment: just before, or just after, the subscription stands."""
+    """Notifications that run a callback just before, or just after, the subscription is confirmed."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Meddling(TaskNotifications):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_result_that_comes_while_one_begins_to_wait_is_not_missed(
+async def test_a_result_during_the_subscription_is_not_missed(
     gateway: Gateway, partition: Partition, delivery: Delivery, when: str
 ) -> None:
     async def settle() -> None:
@@ -172,7 +172,7 @@ async def test_a_result_that_comes_while_one_begins_to_wait_is_not_missed(
         await news.close()
 
 
-async def test_a_task_that_is_tried_again_is_waited_for_to_its_end(
+async def test_a_waiter_gets_the_outcome_after_a_retry(
     gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
     waiting = asyncio.create_task(handle.result())
@@ -214,7 +214,7 @@ async def test_a_task_that_was_cancelled_raises(
         await asyncio.wait_for(waiting, SOON)
 
 
-async def test_a_replayed_task_is_waited_for_again(
+async def test_a_replayed_task_can_be_waited_for_again(
     gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
     await SETTLING["bury"](gateway, delivery, "x")
@@ -229,31 +229,31 @@ async def test_a_replayed_task_is_waited_for_again(
     assert await asyncio.wait_for(waiting, SOON) == {"ok": True}
 
 
-async def test_a_wait_ends_when_its_time_is_up_and_leaves_nothing_behind(
+async def test_a_wait_that_times_out_leaves_no_subscription(
     gateway: Gateway, namespace: Namespace, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         await handle.result(timeout=0.05)
     assert 0.05 <= time.monotonic() - began < SOON
-    await until_nobody_listens(gateway, namespace)
+    await until_unsubscribed(gateway, namespace)
     waiting = asyncio.create_task(handle.result(timeout=SOON))
     await listeners(gateway, partition, "x")
     await SETTLING["succeed"](gateway, delivery, "x")
     assert await waiting == {"ok": True}
 
 
-async def test_many_whose_time_is_up_at_once_leave_nothing_behind(
+async def test_many_waits_that_time_out_at_once_leave_no_subscription(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     needs_server(gateway, SWALLOWS)
     handles = await producer.enqueue_many("t", [{}] * 200)
     ends = await asyncio.gather(*(handle.result(timeout=0.2) for handle in handles), return_exceptions=True)
     assert {type(end) for end in ends} == {TimeoutError}
-    await until_nobody_listens(gateway, namespace)
+    await until_unsubscribed(gateway, namespace)
 
 
-async def until_nobody_listens(gateway: Gateway, namespace: Namespace) -> None:
+async def until_unsubscribed(gateway: Gateway, namespace: Namespace) -> None:
     deadline = time.monotonic() + SOON
     while found := await channels(gateway, namespace):
         assert time.monotonic() < deadline, f"still listened to: {found}"
@@ -261,13 +261,15 @@ async def until_nobody_listens(gateway: Gateway, namespace: Namespace) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0.0, 0.001])
-async def test_a_wait_without_time_ends_at_once(gateway: Gateway, handle: TaskHandle[Any], timeout: float) -> None:
+async def test_a_wait_with_a_timeout_of_zero_ends_at_once(
+    gateway: Gateway, handle: TaskHandle[Any], timeout: float
+) -> None:
     needs_server(gateway, SWALLOWS)
     with pytest.raises(TimeoutError):
         await handle.result(timeout=timeout)
 
 
-async def test_one_waiter_that_gives_up_leaves_the_others_waiting(
+async def test_a_waiter_that_gives_up_leaves_the_others_waiting(
     gateway: Gateway, namespace: Namespace, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
     waiting = [asyncio.create_task(handle.result()) for _ in range(3)]
@@ -278,13 +280,13 @@ async def test_one_waiter_that_gives_up_leaves_the_others_waiting(
     await asyncio.gather(waiting[0], return_exceptions=True)
     await SETTLING["succeed"](gateway, delivery, "x")
     assert await asyncio.wait_for(asyncio.gather(*waiting[1:]), SOON) == [{"ok": True}] * 2
-    await until_nobody_listens(gateway, namespace)
+    await until_unsubscribed(gateway, namespace)
 
 
-async def test_waiters_come_and_go_on_one_channel(
+async def test_a_new_waiter_is_subscribed_while_the_last_one_leaves(
     gateway: Gateway, namespace: Namespace, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
-    """The last one leaves while the next one comes: whoever waits is subscribed."""
+    """The last waiter leaves while the next one arrives: each waiter is subscribed."""
     needs_server(gateway, SWALLOWS)
 
     async def wait_shortly(n: int) -> None:
@@ -301,10 +303,10 @@ async def test_waiters_come_and_go_on_one_channel(
     await listeners(gateway, partition, "x")
     await SETTLING["succeed"](gateway, delivery, "x")
     assert await asyncio.wait_for(last, SOON) == {"ok": True}
-    await until_nobody_listens(gateway, namespace)
+    await until_unsubscribed(gateway, namespace)
 
 
-async def test_an_unknown_task_is_not_waited_for(producer: Producer, partition: Partition, gateway: Gateway) -> None:
+async def test_waiting_for_an_unknown_task_fails(producer: Producer, partition: Partition, gateway: Gateway) -> None:
     stranger: TaskHandle[Any] = TaskHandle("nobody", partition, gateway, producer.notifications)
     for act in (stranger.result, stranger.status, stranger.cancel, stranger.record):
         with pytest.raises(TaskNotFound, match="nobody"):
@@ -313,7 +315,7 @@ async def test_an_unknown_task_is_not_waited_for(producer: Producer, partition: 
         await anext(stranger.events())
 
 
-async def test_a_result_whose_retention_has_passed_is_not_found(
+async def test_a_result_past_its_retention_is_not_found(
     gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
     await SETTLING["succeed"](gateway, delivery, "x")
@@ -322,7 +324,7 @@ async def test_a_result_whose_retention_has_passed_is_not_found(
         await handle.result()
 
 
-async def test_a_result_is_decoded_by_whoever_asks(
+async def test_each_waiter_decodes_the_result(
     gateway: Gateway, partition: Partition, producer: Producer, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
     await succeed(gateway, delivery, "x", b"[1,2]", Counters(1), ran=0, ttl=60)
@@ -346,18 +348,16 @@ async def test_200_waiters_share_one_connection(
         await succeed(gateway, delivery, handle.id, delivery.fields[b"args"], Counters(1), ran=0, ttl=60)
     results = await asyncio.wait_for(asyncio.gather(*waiting), SOON)
     assert results == [{"n": n} for n in range(200)]
-    await until_nobody_listens(gateway, namespace)
+    await until_unsubscribed(gateway, namespace)
 
 
-async def test_a_producer_that_waits_for_nothing_has_no_such_connection(gateway: Gateway, producer: Producer) -> None:
+async def test_a_producer_without_waiters_opens_no_subscriber_connection(gateway: Gateway, producer: Producer) -> None:
     needs_server(gateway, "there are no connections to count")
     await producer.enqueue("t")
     assert await connections(gateway, "pubsub") == []
 
 
-async def test_a_connection_that_is_killed_is_made_anew(
-    gateway: Gateway, partition: Partition, producer: Producer
-) -> None:
+async def test_a_killed_connection_is_opened_again(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     needs_server(gateway, "there is no connection to kill")
     handles = await producer.enqueue_many("t", [{"n": n} for n in range(10)])
     deliveries = await read(await worker(gateway, partition), 10)
@@ -371,7 +371,7 @@ async def test_a_connection_that_is_killed_is_made_anew(
     assert await asyncio.wait_for(asyncio.gather(*waiting), SOON) == [1] * 10
 
 
-async def test_waiting_begins_on_a_connection_that_was_killed_unnoticed(
+async def test_a_wait_can_start_on_a_killed_connection(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     needs_server(gateway, "there is no connection to kill")
@@ -386,10 +386,10 @@ async def test_waiting_begins_on_a_connection_that_was_killed_unnoticed(
             assert await asyncio.wait_for(waiting, SOON) == 1
 
 
-async def test_a_subscription_stands_again_after_its_connection_was_killed(
+async def test_a_subscription_is_restored_after_its_connection_was_killed(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    """By itself, with nobody coming or going: else whoever waits would live on wake-up calls alone."""
+    """It is restored without a new waiter: otherwise waiters would depend on polling alone."""
     needs_server(gateway, "there is no connection to kill")
     names = [partition.record(f"x{number}") for number in range(20)]
     async with AsyncExitStack() as stack:
@@ -404,10 +404,10 @@ async def test_a_subscription_stands_again_after_its_connection_was_killed(
                 pass
 
 
-async def test_what_was_published_while_the_connection_was_away_is_not_missed(
+async def test_a_message_published_without_a_connection_is_not_missed(
     gateway: Gateway, partition: Partition, producer: Producer, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
-    """All connections die, the outcome comes before any of them is back."""
+    """All connections die, and the outcome is published before any of them is open again."""
     needs_one_server(gateway, "the line that breaks stands before one server")
     async with lossy_gateway(gateway) as (lossy, line):
         news = TaskNotifications(lossy)
@@ -422,10 +422,10 @@ async def test_what_was_published_while_the_connection_was_away_is_not_missed(
             await news.close()
 
 
-async def test_what_was_published_while_the_subscription_was_being_renewed_is_not_missed(
+async def test_a_message_published_during_a_new_subscription_is_not_missed(
     gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
-    """The new connection is there, the subscription on its way: the outcome comes first."""
+    """The new connection is open and the subscription is sent: the outcome is published first."""
     needs_one_server(gateway, "the line that breaks stands before one server")
     async with lossy_gateway(gateway) as (lossy, line):
         news = TaskNotifications(lossy)
@@ -450,7 +450,7 @@ async def hear(news: TaskNotifications, channel: str) -> bytes:
         return await inbox.get()
 
 
-async def test_a_subscription_that_failed_does_not_stand_in_the_way_of_the_next(
+async def test_a_failed_subscription_does_not_block_the_next(
     gateway: Gateway, namespace: Namespace, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
     needs_one_server(gateway, "the line that breaks stands before one server")
@@ -472,10 +472,10 @@ async def test_a_subscription_that_failed_does_not_stand_in_the_way_of_the_next(
             assert await asyncio.wait_for(waiting, SOON) == {"ok": True}
         finally:
             await news.close()
-        await until_nobody_listens(gateway, namespace)
+        await until_unsubscribed(gateway, namespace)
 
 
-async def test_waiting_begins_while_the_server_is_away(
+async def test_a_wait_can_start_while_the_server_is_away(
     gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
     needs_one_server(gateway, "the line that breaks stands before one server")
@@ -494,7 +494,7 @@ async def test_waiting_begins_while_the_server_is_away(
 # cancelling
 
 
-async def test_a_task_that_nobody_ever_read_is_cancelled_at_once(
+async def test_a_task_without_a_group_is_cancelled_at_once(
     gateway: Gateway, partition: Partition, handle: TaskHandle[Any]
 ) -> None:
     """There is no worker and no group yet."""
@@ -505,7 +505,7 @@ async def test_a_task_that_nobody_ever_read_is_cancelled_at_once(
 
 
 @pytest.mark.parametrize("where", [READY, DUE, "retrying", "released", "replayed"])
-async def test_a_task_that_nobody_runs_is_cancelled_at_once(
+async def test_a_task_that_is_not_running_is_cancelled_at_once(
     gateway: Gateway, partition: Partition, producer: Producer, where: str
 ) -> None:
     handle = await producer.enqueue("t", {"n": 1}, task_id="x", delay=60 if where == DUE else 0)
@@ -531,7 +531,7 @@ async def test_a_task_that_nobody_runs_is_cancelled_at_once(
     assert await handle.cancel() is State.CANCELLED
 
 
-async def test_a_task_that_is_being_run_is_asked(
+async def test_a_running_task_gets_a_request_to_cancel(
     gateway: Gateway, namespace: Namespace, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
     assert await handle.cancel() is State.RUNNING
@@ -544,7 +544,7 @@ async def test_a_task_that_is_being_run_is_asked(
     assert await handle.cancel() is State.CANCELLED
 
 
-async def test_the_request_goes_to_whoever_takes_it_over(
+async def test_a_request_to_cancel_reaches_the_worker_that_claims_the_task(
     gateway: Gateway, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
     await handle.cancel()
@@ -562,8 +562,10 @@ async def test_a_task_that_has_ended_is_not_cancelled(
     assert await dump(gateway, namespace) == before
 
 
-async def test_cancelling_races_with_reading(gateway: Gateway, partition: Partition, producer: Producer) -> None:
-    """Either nobody gets it, or whoever got it has been asked."""
+async def test_cancelling_concurrently_with_a_read_has_one_outcome(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    """Either no worker reads the task, or the worker that reads it has the request."""
     crew = [await worker(gateway, partition, name=f"w{n}") for n in range(3)]
     states = set()
     for number in range(30):
@@ -588,7 +590,9 @@ async def test_cancelling_races_with_reading(gateway: Gateway, partition: Partit
     assert states == {State.CANCELLED, State.RUNNING}
 
 
-async def test_cancelling_races_with_promoting(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+async def test_cancelling_concurrently_with_a_promotion_has_one_outcome(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
     for number in range(20):
         handle = await producer.enqueue("t", task_id=f"x{number}", delay=60)
         acts: list[Awaitable[object]] = [handle.cancel(), promote(gateway, partition, handle.id)]
@@ -608,10 +612,10 @@ async def test_a_lost_reply_cancels_once(
     assert await places(gateway, partition, "x") == ["cancelled"]
 
 
-async def test_a_strangers_fields_do_not_become_part_of_the_record(
+async def test_foreign_fields_are_not_copied_to_the_record(
     gateway: Gateway, partition: Partition, handle: TaskHandle[Any]
 ) -> None:
-    """A message that somebody's program put on the stream, with fields named like ours."""
+    """Another program added the message, with fields named like those of Perdure."""
     (sent,) = await gateway.command("XRANGE", partition.ready, "-", "+")
     strange = [b"state", b"succeeded", b"dead", b"nonsense", b"entry", b"1", b"result", b"2"]
     entry = await gateway.command("XADD", partition.ready, "*", *sent[1], *strange)
@@ -629,7 +633,7 @@ async def collect(events: AsyncIterator[TaskEvent]) -> list[str]:
     return [event.type + (f" {event.step}" if event.step else "") async for event in events]
 
 
-async def test_events_are_told_in_their_order_to_the_end(
+async def test_events_are_delivered_in_order_to_the_end(
     gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
     following = asyncio.create_task(collect(handle.events()))
@@ -645,7 +649,7 @@ async def test_events_are_told_in_their_order_to_the_end(
     assert await collect(handle.events()) == expected
 
 
-async def test_events_come_one_by_one_as_they_happen(
+async def test_events_are_delivered_one_by_one(
     gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
     events = handle.events()
@@ -659,16 +663,16 @@ async def test_events_come_one_by_one_as_they_happen(
         await asyncio.wait_for(anext(events), SOON)
 
 
-async def test_events_so_far_do_not_wait(gateway: Gateway, handle: TaskHandle[Any], delivery: Delivery) -> None:
+async def test_events_without_follow_do_not_wait(gateway: Gateway, handle: TaskHandle[Any], delivery: Delivery) -> None:
     assert await collect(handle.events(follow=False)) == []
     await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "a", b"1")])
     assert await collect(handle.events(follow=False)) == ["step_completed a"]
 
 
-async def test_the_last_event_is_not_lost_to_the_outcome(
+async def test_the_last_event_is_delivered_before_the_outcome(
     gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
-    """Log and state change in one script; whoever follows reads the state first, so it never ends too early."""
+    """One script writes log and state; a follower reads the state first, so it never ends too early."""
     following = [asyncio.create_task(collect(handle.events())) for _ in range(20)]
     await listeners(gateway, partition, "x")
     await SETTLING["bury"](gateway, delivery, "x")

@@ -1,4 +1,4 @@
-"""Scripts: each says what it takes and what it is atomic about, and a server that forgot them is told again."""
+"""Lua scripts: each documents its arguments and what it does atomically, and is sent again to a server without it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def header(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem not in PRELUDES], ids=lambda path: path.stem)
-def test_a_script_says_what_it_takes_and_returns(path: Path) -> None:
+def test_a_script_documents_its_arguments_and_reply(path: Path) -> None:
     text = header(path)
     first = text.removeprefix("include: fence\n")
     assert re.match(r"[A-Z][^\n]*\.\n|[A-Z].*\n[^A-Z].*\.\n", first), f"{path.name}: no sentence of what it does"
@@ -98,14 +98,14 @@ WRITES = re.compile(
 
 
 @pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem not in PRELUDES], ids=lambda path: path.stem)
-def test_a_script_of_several_writes_says_what_is_atomic(path: Path) -> None:
+def test_a_script_of_several_writes_documents_what_is_atomic(path: Path) -> None:
     body = path.read_text("utf-8")
     if len(WRITES.findall(body)) > 1:
         assert re.search(r"[Aa]tomic|in one act|all of|never in no place", header(path)), path.name
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_has_its_time_from_redis_and_nothing_from_chance(path: Path) -> None:
+def test_a_script_takes_the_time_from_redis_and_uses_no_random_numbers(path: Path) -> None:
     source = load_script(path).source
     assert "os.time" not in source
     assert "math.random" not in source
@@ -126,17 +126,17 @@ def test_an_include_puts_the_prelude_in_front() -> None:
     assert not queue_script("enqueue").source.startswith(prelude)
 
 
-def test_every_script_is_loaded_by_importing_the_rooms() -> None:
+def test_importing_the_packages_loads_every_script() -> None:
     assert {script.name for script in loaded_scripts()} >= {path.stem for path in SCRIPTS} - PRELUDES
 
 
-async def test_the_server_names_them_as_we_do(gateway: Gateway) -> None:
+async def test_the_server_computes_the_same_script_names(gateway: Gateway) -> None:
     for path in SCRIPTS:
         script = load_script(path)
         assert await gateway.command("SCRIPT", "LOAD", script.source) == script.sha.encode()
 
 
-async def test_all_are_loaded_in_one_go(gateway: Gateway) -> None:
+async def test_all_scripts_are_loaded_in_one_call(gateway: Gateway) -> None:
     await on_every_node(gateway, "SCRIPT", "FLUSH")
     await gateway.load_scripts()
     shas = [script.sha for script in loaded_scripts()]
@@ -145,7 +145,7 @@ async def test_all_are_loaded_in_one_go(gateway: Gateway) -> None:
 
 
 class Forgetful(Gateway):
-    """A gateway to a server that has forgotten every script each time one is called."""
+    """A gateway to a server that loses every script before each call of one."""
 
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway.address)
@@ -164,7 +164,7 @@ async def known(producer: Producer, task_id: str) -> TaskHandle[Any]:
 
 
 async def live(gateway: Gateway, namespace: Namespace) -> None:
-    """One life that calls every script there is; the beat, which has a client of its own, is in test_leases.py."""
+    """Call every script once; the heartbeat, which has a client of its own, is in test_leases.py."""
     partition = namespace.partition("default")
     async with Producer(namespace=namespace.name, gateway=gateway) as producer:
         a = await worker(gateway, partition)
@@ -228,7 +228,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
     assert [one.id for one in await list_workers(gateway, namespace)] == ["a"]
 
 
-async def test_each_survives_a_server_that_forgot_it(gateway: Gateway, namespace: Namespace) -> None:
+async def test_each_script_runs_on_a_server_that_lost_it(gateway: Gateway, namespace: Namespace) -> None:
     needs_server(gateway, "one server is shared by two gateways")
     forgetful = Forgetful(gateway)
     await forgetful.open()
@@ -240,8 +240,8 @@ async def test_each_survives_a_server_that_forgot_it(gateway: Gateway, namespace
 
 
 @pytest.mark.parametrize("kind", ON_SERVERS)
-async def test_each_runs_on_a_cluster(kind: str, namespace: Namespace) -> None:
-    """There, a server refuses a script whose keys lie in several slots, and a key that a script was not told of."""
+async def test_each_script_runs_on_a_cluster(kind: str, namespace: Namespace) -> None:
+    """A cluster refuses a script whose keys lie in several slots, and a key that is not declared."""
     program = find_program(kind)
     assert program is not None
     port = free_port()
@@ -266,7 +266,7 @@ def cluster(url: str) -> Address:
 
 
 def free_port() -> int:
-    """A port of which the one for the cluster's own bus, 10,000 above, exists too."""
+    """Return a port whose cluster bus port, 10,000 above, is valid too."""
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Ending a delivery: all of it or nothing, by its owner or by nobody, and asked twice as good as asked once."""
+"""Settlement: a delivery is settled entirely or not at all, only by its owner, and a repeated call equals one call."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -
     return await read_one(await worker(gateway, partition))
 
 
-# whose lease has passed
+# the lease was lost
 
 
 @pytest.mark.parametrize("act", FENCED)
-async def test_after_another_claimed_it_an_act_is_refused_and_changes_nothing(
+async def test_after_another_worker_claimed_it_a_call_is_refused(
     gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, act: str
 ) -> None:
     await take_over(gateway, delivery)
@@ -78,10 +78,10 @@ async def test_after_another_claimed_it_an_act_is_refused_and_changes_nothing(
 
 
 @pytest.mark.parametrize("act", FENCED)
-async def test_after_the_same_worker_claimed_it_anew_the_old_delivery_is_refused(
+async def test_after_the_same_worker_claimed_it_again_the_old_delivery_is_refused(
     gateway: Gateway, namespace: Namespace, delivery: Delivery, act: str
 ) -> None:
-    """The worker was frozen, woke up and claimed its own message: the run from before is not its owner."""
+    """The worker was frozen, resumed and claimed its own message: the former run is not its owner."""
     again = await take_over(gateway, delivery, delivery.worker)
     assert (again.worker, again.count) == (delivery.worker, 2)
     before = await dump(gateway, namespace)
@@ -92,7 +92,7 @@ async def test_after_the_same_worker_claimed_it_anew_the_old_delivery_is_refused
 
 
 @pytest.mark.parametrize("act", FENCED)
-async def test_after_another_ended_it_an_act_is_refused_and_changes_nothing(
+async def test_after_another_worker_settled_it_a_call_is_refused(
     gateway: Gateway, namespace: Namespace, delivery: Delivery, act: str
 ) -> None:
     await SETTLING["succeed"](gateway, await take_over(gateway, delivery), "x")
@@ -102,8 +102,8 @@ async def test_after_another_ended_it_an_act_is_refused_and_changes_nothing(
     assert await dump(gateway, namespace) == before
 
 
-@pytest.mark.parametrize("act", [name for name in FENCED if name != "give_back"])  # it is given back already
-async def test_after_its_worker_left_an_act_is_refused_and_changes_nothing(
+@pytest.mark.parametrize("act", [name for name in FENCED if name != "give_back"])  # it is released already
+async def test_after_its_worker_left_a_call_is_refused(
     gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, act: str
 ) -> None:
     await (await worker(gateway, partition)).leave()
@@ -114,7 +114,7 @@ async def test_after_its_worker_left_an_act_is_refused_and_changes_nothing(
 
 
 @pytest.mark.parametrize("act", FENCED)
-async def test_after_the_message_was_deleted_and_acknowledged_an_act_is_refused(
+async def test_after_the_message_was_deleted_and_acknowledged_a_call_is_refused(
     gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, act: str
 ) -> None:
     await gateway.command("XACK", partition.ready, "workers", delivery.entry)
@@ -125,10 +125,10 @@ async def test_after_the_message_was_deleted_and_acknowledged_an_act_is_refused(
 
 
 @pytest.mark.parametrize("act", FENCED)
-async def test_a_lease_that_has_passed_unnoticed_is_still_its_own(
+async def test_an_expired_lease_that_was_not_claimed_is_still_owned(
     gateway: Gateway, partition: Partition, delivery: Delivery, act: str
 ) -> None:
-    """Nobody claimed it, so nobody else runs it: the late outcome counts."""
+    """No worker claimed it, so no other worker runs it: the late outcome counts."""
     await age(gateway, delivery)
     await FENCED[act](gateway, delivery, "x")
     assert await places(gateway, partition, "x") == [WHERE.get(act, PENDING)]
@@ -142,11 +142,11 @@ async def test_a_refusal_names_the_task(gateway: Gateway, delivery: Delivery, ac
     assert refused.value.task_id == ("x" if act != "give_back" else f"entry-{delivery.entry.decode()}")
 
 
-# asked twice
+# repeated calls
 
 
 @pytest.mark.parametrize("act", SETTLING)
-async def test_asked_again_it_answers_the_same_and_changes_nothing(
+async def test_a_repeated_call_returns_the_same_and_changes_nothing(
     gateway: Gateway, namespace: Namespace, delivery: Delivery, act: str
 ) -> None:
     await SETTLING[act](gateway, delivery, "x")
@@ -170,10 +170,10 @@ async def test_a_lost_reply_settles_once(
     assert len(events) == len(set(events))
 
 
-async def test_asked_again_after_the_task_went_on_it_changes_nothing(
+async def test_a_call_repeated_after_the_next_run_started_changes_nothing(
     gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery
 ) -> None:
-    """The reply to a retry was lost; before it was asked again, another had promoted and read the task."""
+    """The reply to a retry was lost; before the call was repeated, another worker promoted and read the task."""
     await SETTLING["reschedule"](gateway, delivery, "x")
     await promote(gateway, partition, "x")
     other = await read_one(await worker(gateway, partition, name="b"))
@@ -183,7 +183,7 @@ async def test_asked_again_after_the_task_went_on_it_changes_nothing(
     await SETTLING["succeed"](gateway, other, "x")
 
 
-async def test_asked_again_after_a_release_and_anothers_claim_it_changes_nothing(
+async def test_a_call_repeated_after_a_release_and_a_claim_changes_nothing(
     gateway: Gateway, namespace: Namespace, delivery: Delivery, partition: Partition
 ) -> None:
     await SETTLING["release"](gateway, delivery, "x")
@@ -195,10 +195,10 @@ async def test_asked_again_after_a_release_and_anothers_claim_it_changes_nothing
 
 
 @pytest.mark.parametrize("act", [name for name in FENCED if name not in ("release", "give_back")])
-async def test_what_was_released_is_not_taken_for_settled_by_a_later_delivery(
+async def test_a_released_delivery_does_not_count_as_settled_for_a_later_one(
     gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, act: str
 ) -> None:
-    """The same worker claims what it had given back, so it has the same fence again, and then loses it."""
+    """The same worker claims the message that it released, so it has the same fence again, and then loses it."""
     await SETTLING["release"](gateway, delivery, "x")
     again = await claim_one(await worker(gateway, partition))
     assert again.fence == delivery.fence
@@ -209,7 +209,7 @@ async def test_what_was_released_is_not_taken_for_settled_by_a_later_delivery(
     assert await dump(gateway, namespace) == before
 
 
-async def test_a_replay_forgets_who_settled_before(
+async def test_a_replay_removes_the_mark_of_the_former_settlement(
     gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery
 ) -> None:
     await SETTLING["bury"](gateway, delivery, "x")
@@ -222,7 +222,7 @@ async def test_a_replay_forgets_who_settled_before(
     assert await dump(gateway, namespace) == before
 
 
-# what each leaves
+# the state after each outcome
 
 
 async def test_success_keeps_result_payload_and_counters(
@@ -241,16 +241,14 @@ async def test_success_keeps_result_payload_and_counters(
     assert await handle.result() == {"sum": 3}
 
 
-async def test_a_message_leaves_the_stream_with_its_outcome(
-    gateway: Gateway, partition: Partition, delivery: Delivery
-) -> None:
+async def test_the_outcome_deletes_the_message(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     await SETTLING["succeed"](gateway, delivery, "x")
     assert await gateway.command("XLEN", partition.ready) == 0
     assert await pending(gateway, partition) == []
 
 
 @pytest.mark.parametrize("act", ["succeed", "cancelled", "bury", "bury_unreadable"])
-async def test_every_key_of_a_task_that_has_ended_expires(
+async def test_every_key_of_an_ended_task_expires(
     gateway: Gateway, partition: Partition, delivery: Delivery, act: str
 ) -> None:
     await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[]"), Entry(Kind.SAVED, "sum", b"1")])
@@ -261,22 +259,18 @@ async def test_every_key_of_a_task_that_has_ended_expires(
     assert all(50_000 < ttl <= 30 * 24 * 3_600_000 for ttl in found.values()), found
 
 
-async def test_the_result_lives_as_long_as_was_asked_for(
-    gateway: Gateway, partition: Partition, delivery: Delivery
-) -> None:
+async def test_the_result_is_kept_for_its_retention(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     await succeed(gateway, delivery, "x", b"1", Counters(), ran=0, ttl=12.5)
     assert 11_000 < (await lifetimes(gateway, partition, "x"))["record"] <= 12_500
 
 
-async def test_a_retention_of_nearly_nothing_is_no_error(
-    gateway: Gateway, partition: Partition, delivery: Delivery
-) -> None:
+async def test_a_retention_near_zero_raises_nothing(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     await succeed(gateway, delivery, "x", b"1", Counters(), ran=0, ttl=0.0001)
     assert await gateway.command("PTTL", partition.record("x")) != -1
 
 
 @pytest.mark.parametrize("act", ["reschedule", "release"])
-async def test_the_keys_of_a_task_that_goes_on_do_not_expire(
+async def test_the_keys_of_a_live_task_do_not_expire(
     gateway: Gateway, partition: Partition, delivery: Delivery, act: str
 ) -> None:
     await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[]")])
@@ -284,7 +278,7 @@ async def test_the_keys_of_a_task_that_goes_on_do_not_expire(
     assert await lifetimes(gateway, partition, "x") == {"record": -1, "steps": -1, "log": -1}
 
 
-async def test_a_retry_waits_for_its_time_with_its_payload_and_its_checkpoint(
+async def test_a_scheduled_retry_keeps_payload_and_checkpoint(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:
     await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[1]")])
@@ -305,10 +299,10 @@ async def test_a_retry_waits_for_its_time_with_its_payload_and_its_checkpoint(
     assert second.fields[b"args"] == b'{"n":1}'
 
 
-async def test_a_task_was_enqueued_when_it_first_was(
+async def test_a_retry_keeps_the_time_of_the_first_enqueue(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:
-    """However often it comes onto the stream anew."""
+    """The time is the same however often the task returns to the stream."""
     first = int(delivery.entry.partition(b"-")[0])
     handle = await producer.find("x")
     assert handle is not None
@@ -332,13 +326,13 @@ async def redis_ms(gateway: Gateway) -> int:
     return int(seconds) * 1000 + int(micros) // 1000
 
 
-async def test_a_retry_says_why_in_the_log(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
+async def test_a_retry_logs_its_reason(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     await SETTLING["reschedule"](gateway, delivery, "x")
     (event,) = await read_events(gateway, partition, "x")
     assert (event.type, event.data) == ("attempt_failed", {"error": "ValueError", "message": "no such file"})
 
 
-async def test_a_retry_wakes_a_worker_when_it_is_the_earliest(
+async def test_a_retry_with_the_earliest_due_time_wakes_a_worker(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:
     await producer.enqueue("t", task_id="y")
@@ -350,10 +344,10 @@ async def test_a_retry_wakes_a_worker_when_it_is_the_earliest(
     assert not (await b.read(5, block=None)).due
 
 
-# giving back
+# releasing
 
 
-async def test_what_is_released_is_taken_by_another_at_once_and_costs_nothing(
+async def test_a_released_message_is_claimed_at_once_and_not_counted(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
     await release(gateway, delivery, "x", data={"why": "shutdown"})
@@ -363,7 +357,7 @@ async def test_what_is_released_is_taken_by_another_at_once_and_costs_nothing(
     assert (await load_history(gateway, second, "x")).counters == Counters()
 
 
-async def test_what_is_released_wakes_another_and_is_logged(
+async def test_a_release_wakes_a_worker_and_is_logged(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
     await release(gateway, delivery, "x", data={"why": "shutdown", "steps": 2})
@@ -373,9 +367,7 @@ async def test_what_is_released_wakes_another_and_is_logged(
     assert (taken.claimable, taken.deliveries) == (True, [])
 
 
-async def test_a_release_keeps_the_crashes_that_were_before_it(
-    gateway: Gateway, partition: Partition, delivery: Delivery
-) -> None:
+async def test_a_release_keeps_the_former_crashes(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     second = await take_over(gateway, delivery, "b")
     await SETTLING["release"](gateway, second, "x")
     third = await claim_one(await worker(gateway, partition, name="c"))
@@ -383,10 +375,10 @@ async def test_a_release_keeps_the_crashes_that_were_before_it(
     assert (await load_history(gateway, third, "x")).counters.crashes == 1
 
 
-async def test_a_fence_that_was_lost_does_not_come_again_by_releases(
+async def test_releases_do_not_restore_a_lost_fence(
     gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery
 ) -> None:
-    """a loses it to b, b gives it back, a claims it, gives it back, and so on: the first run of a stays locked out."""
+    """Workers a and b claim and release the message in turn: the first run of a is refused every time."""
     holder = await take_over(gateway, delivery, "b")
     for name in ("a", "b", "a"):
         await SETTLING["release"](gateway, holder, "x")
@@ -399,7 +391,7 @@ async def test_a_fence_that_was_lost_does_not_come_again_by_releases(
     await SETTLING["succeed"](gateway, holder, "x")
 
 
-async def test_what_was_never_started_is_given_back_without_a_trace(
+async def test_a_delivery_that_never_started_is_released_without_an_event(
     gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery
 ) -> None:
     before = set(await dump(gateway, namespace))
@@ -409,7 +401,7 @@ async def test_what_was_never_started_is_given_back_without_a_trace(
     assert (await claim_one(await worker(gateway, partition, name="b"))).count == 1
 
 
-async def test_what_was_given_back_is_claimed_by_one_of_many(
+async def test_a_released_message_is_claimed_by_one_of_many(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
     await SETTLING["release"](gateway, delivery, "x")
@@ -421,10 +413,10 @@ async def test_what_was_given_back_is_claimed_by_one_of_many(
 # cancelling
 
 
-async def test_a_request_to_cancel_outlives_a_retry_and_is_due_at_once(
+async def test_a_request_to_cancel_stays_after_a_retry_and_is_due_at_once(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:
-    """It came after the run's last step: the run failed, and must not be tried again for hours."""
+    """It came after the run's last step: the run failed, and the cancellation must not wait hours for the retry."""
     handle = await producer.find("x")
     assert handle is not None
     assert await handle.cancel() is State.RUNNING
@@ -434,7 +426,7 @@ async def test_a_request_to_cancel_outlives_a_retry_and_is_due_at_once(
     assert (await load_history(gateway, second, "x")).cancel
 
 
-async def test_a_request_to_cancel_outlives_a_release_and_a_crash(
+async def test_a_request_to_cancel_stays_after_a_release_and_a_crash(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:
     handle = await producer.find("x")
@@ -447,7 +439,7 @@ async def test_a_request_to_cancel_outlives_a_release_and_a_crash(
     assert (await load_history(gateway, third, "x")).cancel
 
 
-async def test_a_result_that_came_first_wins_over_a_request_to_cancel(
+async def test_a_result_before_a_request_to_cancel_is_kept(
     gateway: Gateway, producer: Producer, delivery: Delivery
 ) -> None:
     handle = await producer.find("x")
@@ -458,11 +450,11 @@ async def test_a_result_that_came_first_wins_over_a_request_to_cancel(
     assert await handle.cancel() is State.SUCCEEDED
 
 
-# all or nothing
+# atomicity
 
 
 @pytest.mark.parametrize("act", SETTLING)
-async def test_whoever_looks_while_it_happens_sees_one_place(
+async def test_a_concurrent_reader_sees_the_task_in_one_place(
     gateway: Gateway, partition: Partition, producer: Producer, act: str
 ) -> None:
     handles = await producer.enqueue_many("t", [{}] * 30)
@@ -485,7 +477,7 @@ async def test_whoever_looks_while_it_happens_sees_one_place(
     assert set((await all_places(gateway, partition, names)).popitem()[1]) == {WHERE[act]}
 
 
-async def test_two_outcomes_at_once_of_one_delivery_store_one(
+async def test_concurrent_outcomes_of_one_delivery_store_one(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
     acts = [SETTLING[name](gateway, delivery, "x") for name in ("succeed", "bury", "reschedule", "cancelled")]
@@ -493,7 +485,7 @@ async def test_two_outcomes_at_once_of_one_delivery_store_one(
     assert len(await places(gateway, partition, "x")) == 1
 
 
-async def test_two_owners_at_once_store_one_outcome(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
+async def test_concurrent_owners_store_one_outcome(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     second = await take_over(gateway, delivery)
     answers = await asyncio.gather(
         SETTLING["succeed"](gateway, delivery, "x"), SETTLING["bury"](gateway, second, "x"), return_exceptions=True
@@ -505,7 +497,7 @@ async def test_two_owners_at_once_store_one_outcome(gateway: Gateway, partition:
 async def test_a_worker_that_dies_before_the_outcome_leaves_the_task_pending(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
-    """Everything before the one script only reads or writes the checkpoint."""
+    """Every call before the one script only reads, or writes the checkpoint."""
     await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[1]")])
     assert await places(gateway, partition, "x") == [PENDING]
     second = await take_over(gateway, delivery)
@@ -513,8 +505,8 @@ async def test_a_worker_that_dies_before_the_outcome_leaves_the_task_pending(
     assert (history.done, history.counters) == ({"list": b"[1]"}, Counters(crashes=1))
 
 
-async def test_scripts_name_what_they_settle_by(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
-    """A delivery of another group, stream or entry is never its own, whatever the rest says."""
+async def test_scripts_check_group_stream_and_entry(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
+    """A delivery of another group, stream or entry is never owned, whatever the other arguments are."""
     keys = [partition.ready, partition.record("x"), partition.steps("x"), partition.log("x")]
     outcome: tuple[str | int, ...] = ("succeeded", "1", 1, 0, 1, 1000)
     others: list[tuple[str | bytes | int, ...]] = [
@@ -529,10 +521,10 @@ async def test_scripts_name_what_they_settle_by(gateway: Gateway, partition: Par
 
 
 @pytest.mark.parametrize("act", FENCED)
-async def test_on_a_server_that_was_emptied_an_act_is_refused_and_leaves_nothing(
+async def test_a_call_on_an_emptied_server_is_refused_and_stores_nothing(
     gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, act: str
 ) -> None:
-    """Restarted without its data: the lease is gone, and that is no trouble of the server's."""
+    """The server restarted without its data: the lease is lost, and the call raises no server error."""
     await gateway.command("DEL", partition.ready, partition.nudge, partition.record("x"))
     before = await dump(gateway, namespace)
     with pytest.raises(LeaseLost):

@@ -1,4 +1,4 @@
-"""The task that goes on where another has handed on: stored once, where its queue is by now; and what a task leaves."""
+"""Successors: the task that continues a handoff is stored once, in the partition of the present route; and trails."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def successor(task_id: str, source: str = "first token") -> Successor:
     return Successor(Envelope(id=task_id, task="t"), "default", b'{"n":1}', ("#received", b'{"v":1}'), source)
 
 
-async def test_it_is_stored_once_with_its_handoff(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
+async def test_a_successor_is_stored_once_with_its_handoff(
+    gateway: Gateway, namespace: Namespace, partition: Partition
+) -> None:
     for _ in range(2):
         assert await enqueue_successor(gateway, namespace, successor("first.h1")) == partition
     assert await gateway.command("XLEN", partition.ready) == 1
@@ -36,7 +38,7 @@ async def test_it_is_stored_once_with_its_handoff(gateway: Gateway, namespace: N
     assert delivery.fields[b"args"] == b'{"n":1}'
 
 
-async def test_another_tasks_id_is_refused_and_that_task_stays(
+async def test_an_id_of_another_task_is_refused_and_that_task_stays(
     gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition
 ) -> None:
     handle = await producer.enqueue("other", {"a": 1}, task_id="first.h1")
@@ -49,7 +51,7 @@ async def test_another_tasks_id_is_refused_and_that_task_stays(
     assert await gateway.command("EXISTS", partition.steps("first.h1")) == 0
 
 
-async def test_it_is_found_where_it_was_stored_before_the_queue_was_spread(
+async def test_a_successor_from_before_a_change_of_partitions_is_found(
     gateway: Gateway, namespace: Namespace, partition: Partition
 ) -> None:
     assert await enqueue_successor(gateway, namespace, successor("known")) == partition
@@ -60,7 +62,7 @@ async def test_it_is_found_where_it_was_stored_before_the_queue_was_spread(
     assert await gateway.command("XLEN", partition.ready) == 1
 
 
-async def test_a_trail_is_the_end_of_the_log_and_what_the_checkpoint_names(
+async def test_a_trail_has_the_end_of_the_log_and_the_names_of_the_checkpoint(
     gateway: Gateway, producer: Producer, partition: Partition
 ) -> None:
     await producer.enqueue("t", task_id="x")

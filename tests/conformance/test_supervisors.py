@@ -1,4 +1,4 @@
-"""What supervisors keep in Redis: crashes in a window, pauses that outlive them, and the list of them all."""
+"""The state of supervisors in Redis: crashes in a window, pauses that outlive them, and the list of supervisors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def crash(
     return await count_crash(gateway, namespace, name, worker, why=f"{worker} died", threshold=threshold, window=window)
 
 
-async def test_the_crash_that_is_one_too_many_pauses(gateway: Gateway, namespace: Namespace) -> None:
+async def test_a_crash_above_the_limit_pauses(gateway: Gateway, namespace: Namespace) -> None:
     first, second, third, fourth = [await crash(gateway, namespace, f"w{number}") for number in range(4)]
     assert [(state.crashes, state.paused) for state in (first, second)] == [(1, False), (2, False)]
     assert (third.crashes, third.paused, third.why) == (3, True, "w2 died")
@@ -52,7 +52,7 @@ async def test_the_crash_that_is_one_too_many_pauses(gateway: Gateway, namespace
     assert await paused_supervisors(gateway, namespace) == ["app-host"]
 
 
-async def test_a_crash_that_is_told_twice_is_counted_once(gateway: Gateway, namespace: Namespace) -> None:
+async def test_a_crash_that_is_reported_twice_is_counted_once(gateway: Gateway, namespace: Namespace) -> None:
     await crash(gateway, namespace, "same")
     state = await crash(gateway, namespace, "same")
     assert (state.crashes, state.paused) == (1, False)
@@ -64,9 +64,7 @@ async def test_each_name_has_a_counter_of_its_own(gateway: Gateway, namespace: N
     assert (other.crashes, other.paused) == (1, False)
 
 
-async def test_crashes_out_of_the_window_are_forgotten_and_a_pause_is_not(
-    gateway: Gateway, namespace: Namespace
-) -> None:
+async def test_crashes_expire_with_the_window_and_a_pause_does_not(gateway: Gateway, namespace: Namespace) -> None:
     await gateway.command("ZADD", namespace.crashes("app-host"), 1, "long-ago")
     assert (await crash(gateway, namespace, "w1", threshold=1)) == SupervisorState(1, 0, "")
     paused = await crash(gateway, namespace, "w2", threshold=1)
@@ -77,7 +75,7 @@ async def test_crashes_out_of_the_window_are_forgotten_and_a_pause_is_not(
     assert await supervise(gateway, namespace, INFO, 15) == paused._replace(crashes=0)
 
 
-async def test_a_resumed_supervisor_begins_to_count_anew(gateway: Gateway, namespace: Namespace) -> None:
+async def test_a_resumed_supervisor_counts_from_zero(gateway: Gateway, namespace: Namespace) -> None:
     await crash(gateway, namespace, "w1", threshold=0)
     assert await resume_supervisor(gateway, namespace, "app-host")
     assert not await resume_supervisor(gateway, namespace, "app-host")
@@ -86,14 +84,12 @@ async def test_a_resumed_supervisor_begins_to_count_anew(gateway: Gateway, names
     assert (await crash(gateway, namespace, "w2", threshold=1)).crashes == 1
 
 
-async def test_a_supervisor_that_is_started_again_learns_that_it_is_paused(
-    gateway: Gateway, namespace: Namespace
-) -> None:
+async def test_a_supervisor_that_starts_again_is_still_paused(gateway: Gateway, namespace: Namespace) -> None:
     paused = await crash(gateway, namespace, "w1", threshold=0)
     assert await supervise(gateway, namespace, INFO, 15) == paused
 
 
-async def test_the_list_shows_who_is_there_and_who_is_paused(gateway: Gateway, namespace: Namespace) -> None:
+async def test_the_list_shows_running_and_paused_supervisors(gateway: Gateway, namespace: Namespace) -> None:
     await supervise(gateway, namespace, INFO, 15)
     await crash(gateway, namespace, "w1", threshold=5)
     state = await crash(gateway, namespace, "w2", name="left-behind", threshold=0)
@@ -113,7 +109,7 @@ async def test_a_silent_supervisor_is_not_listed(gateway: Gateway, namespace: Na
     assert await list_supervisors(gateway, namespace) == []
 
 
-async def test_fields_of_another_version_are_passed_over(gateway: Gateway, namespace: Namespace) -> None:
+async def test_fields_of_another_version_are_ignored(gateway: Gateway, namespace: Namespace) -> None:
     await supervise(gateway, namespace, INFO, 15)
     told = b'{"id": "i", "name": "n", "later": 1, "children": [{"pid": 1, "role": "r", "state": "s", "later": 2}]}'
     await gateway.command("HSET", namespace.supervisor(INFO.id), "told", told)

@@ -1,1 +1,1 @@
-"""What Redis should hold after each act, told by a small model, and what it does hold."""
+"""A model of the content of Redis after each act, compared with the server."""

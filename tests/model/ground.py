@@ -1,4 +1,4 @@
-"""The real server on which the model is tried: a loop, a gateway, and an ear for what is published."""
+"""The real server for the model: an event loop, a gateway, and a subscriber of what is published."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class Ground:
-    """Opened once for many runs; each run has a namespace of its own."""
+    """A server that is opened once for many runs; each run has a namespace of its own."""
 
     def __init__(self, url: str) -> None:
         self._runner = asyncio.Runner()
@@ -39,7 +39,7 @@ class Ground:
         return self._runner.run(act)
 
     def accepted(self, act: Coroutine[Any, Any, object]) -> bool:
-        """Whether an act on a delivery was carried out, or refused because the lease had passed."""
+        """Return whether an act on a delivery was carried out; False if it was refused because the lease was lost."""
         try:
             self.run(act)
         except LeaseLost:
@@ -47,16 +47,16 @@ class Ground:
         return True
 
     def command(self, *command: str | bytes | int | float) -> Any:
-        """One plain command."""
+        """Send one plain command."""
         return self.run(self.gateway.command(*command))
 
     def listen(self, namespace: Namespace) -> None:
-        """From now on hear what is published in a namespace."""
+        """Subscribe to all channels of a namespace."""
         self._ear = self._client.pubsub()
         self.run(self._ear.psubscribe(f"{{{namespace.name}:*"))
 
     def heard(self) -> list[tuple[str, str]]:
-        """Channel and message of all that was published since this was asked last."""
+        """Return channel and message of all that was published since the last call."""
         return self.run(self._hear())
 
     async def _hear(self) -> list[tuple[str, str]]:
@@ -69,7 +69,7 @@ class Ground:
         return found
 
     def empty(self, namespace: Namespace) -> None:
-        """Stop listening, and remove what the run left."""
+        """Unsubscribe, and delete the keys of the run."""
         if self._ear is not None:
             self.run(self._ear.aclose())
         for pattern in (f"{{{namespace.name}:*", f"{{{namespace.name}}}:*"):

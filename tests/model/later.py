@@ -1,6 +1,6 @@
-"""What a model cannot know beforehand, since Redis chooses it: the ids of entries, and times by its clock.
+"""Values that Redis chooses and a model cannot predict: ids of entries, and times of its clock.
 
-Such a value is taken from what is seen after the act, if it lies within the act, and from then on it must stay.
+Such a value is taken from what is seen after the act, if it lies within the act, and must stay the same from then on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SLACK = 50
 """Milliseconds by which two readings of Redis' clock, in two commands of one script, may differ."""
 
 LOOSE = 2_000
-"""The same for a time that is not stored, but told as a distance from now, while the machine does other things."""
+"""The same for a time that Redis reports as a distance from now, while the machine does other things."""
 
 
 @dataclass(eq=False)
@@ -24,14 +24,14 @@ class Later(ABC):
     known: bytes | None = None
 
     def fits(self, seen: bytes, low: int, high: int) -> bool:
-        """Whether this can be the value, for an act that took place between two times in milliseconds."""
+        """Return whether this can be the value, for an act that took place between two times in milliseconds."""
         if self.known is None and self.possible(seen, low - SLACK, high + SLACK):
             self.known = seen
         return self.known == seen
 
     @abstractmethod
     def possible(self, seen: bytes, low: int, high: int) -> bool:
-        """Whether it could be, of an act between those times."""
+        """Return whether an act between those times can have this value."""
 
 
 @dataclass(eq=False)
@@ -43,7 +43,7 @@ class Id(Later):
 
     @property
     def order(self) -> tuple[int, int]:
-        """Where the entry stands in its stream."""
+        """Return the position of the entry in its stream."""
         assert self.known is not None
         milliseconds, _, number = self.known.partition(b"-")
         return int(milliseconds), int(number)
@@ -51,11 +51,11 @@ class Id(Later):
 
 @dataclass(eq=False)
 class Moment(Later):
-    """The time of an act, or one so many milliseconds later."""
+    """The time of an act, plus an offset in milliseconds."""
 
     plus: int = 0
     loose: bool = False
-    """It is told as a distance from now, so it is seen a little differently each time."""
+    """Redis reports it as a distance from now, so each reading differs a little."""
 
     def fits(self, seen: bytes, low: int, high: int) -> bool:
         if self.loose and self.known is not None:
@@ -87,7 +87,7 @@ Value = bytes | Later
 
 
 def text_of(value: Value) -> bytes:
-    """The value as Redis holds it. It must have been seen."""
+    """Return the value as Redis holds it. It must have been seen."""
     if isinstance(value, bytes):
         return value
     assert value.known is not None

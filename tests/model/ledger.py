@@ -1,6 +1,6 @@
-"""The model: what each act makes of what Redis holds, and what it answers.
+"""The model: the effect of each act on the content of Redis, and its answer.
 
-Written from docs/reference/task-states.md and the headers of the scripts. Each method is one act; `held` is the content
+It follows docs/reference/task-states.md and the headers of the scripts. Each method is one act; `held` is the content
 of Redis afterwards, `news` the published messages.
 """
 
@@ -19,19 +19,19 @@ from tests.model.shelf import Fields, Pending, Shelf, Stream
 __all__ = ["Ledger"]
 
 Handed = tuple[bytes, int, dict[bytes, bytes]]
-"""What a worker is told of a delivery: entry, count, fields."""
+"""A delivery as a worker receives it: entry, count, fields."""
 
 Told = dict[str, Value | int | str]
-"""Fields of a hash, as they are given."""
+"""Fields of a hash, as passed to an act."""
 
 HOUR = 3_600_000
 
 CRASHES = ("guilty", "excused", "crash")
-"""Fields of a record that tell of crashes."""
+"""Fields of a record that describe crashes."""
 
 
 class Ledger:
-    """One partition of one queue, and its workers."""
+    """A model of one partition of one queue, and its workers."""
 
     def __init__(self, namespace: Namespace, partition: Partition) -> None:
         self.namespace = namespace
@@ -39,7 +39,7 @@ class Ledger:
         self.held = Shelf()
         self.news: list[tuple[str, str]] = []
 
-    # -- what the acts are made of
+    # -- parts of the acts
 
     @property
     def ready(self) -> Stream:
@@ -50,7 +50,7 @@ class Ledger:
         return self.ready.pending
 
     def parts(self, task: str) -> tuple[str, str, str]:
-        """Keys of the task's record, steps and log."""
+        """Return the keys of the task's record, steps and log."""
         return self.at.record(task), self.at.steps(task), self.at.log(task)
 
     def state(self, task: str) -> bytes | None:
@@ -140,20 +140,20 @@ class Ledger:
         return moved
 
     def due(self) -> list[str]:
-        """Tasks whose time has come, in its order."""
+        """Return the tasks whose due time has passed, in order."""
         scores = {task: float(text_of(score)) for task, score in self.held.sets.get(self.at.due, {}).items()}
         return sorted((one for one in scores if scores[one] <= self.held.now), key=lambda one: (scores[one], one))
 
-    # -- taking
+    # -- reading and claiming
 
     def join(self, worker: str) -> None:
-        """The groups are there from now on."""
+        """Create the groups."""
         for key in (self.at.ready, self.at.nudge):
             self.held.streams.setdefault(key, Stream()).grouped = True
         del worker
 
     def read(self, worker: str, most: int) -> tuple[list[Handed], set[bytes]]:
-        """What is new, and what the nudges were about."""
+        """Return the new messages, and the subjects of the nudges."""
         handed: list[Handed] = []
         for entry, fields in self.ready.new()[:most]:
             self.pending[text_of(entry)] = Pending(worker, 1, Moment(loose=True))
@@ -168,7 +168,7 @@ class Ledger:
         return handed, {text_of(fields[0][1]) for _, fields in heard}
 
     def claimable(self, lease_ms: int) -> list[bytes]:
-        """Entries whose lease has passed, or that were given back, in their order."""
+        """Return the entries whose lease has passed, or that were released, in order."""
         passed = [one for one, held in self.pending.items() if held.since.ms <= self.held.now - lease_ms]
         return sorted(passed, key=lambda one: Id(one).order)
 
@@ -200,7 +200,7 @@ class Ledger:
                 cancelled.append(position)
         return lost, cancelled
 
-    # -- while it runs
+    # -- during the run
 
     def record(self, delivery: Delivery, task: str, entries: Sequence[tuple[str, str, bytes, bytes]]) -> int:
         if not self.owned(delivery):
@@ -244,7 +244,7 @@ class Ledger:
         self.tell(task, "alive")
         return 1
 
-    # -- what ends a delivery
+    # -- settling a delivery
 
     def finish(
         self,
@@ -307,7 +307,7 @@ class Ledger:
         wakes: str,
         seen: int,
     ) -> bool:
-        """seen: the last message that the run knows of."""
+        """Park the task. seen: the last message that the run knows of."""
         if not self.owned(delivery):
             return self.settled(delivery, task)
         record = self.at.record(task)
@@ -318,7 +318,7 @@ class Ledger:
         return True
 
     def _defer(self, delivery: Delivery, task: str, delay: int, counts: tuple[int, int, int]) -> None:
-        """The task moves from its message to the due set."""
+        """Move the task from its message to the due set."""
         record, first = self.at.record(task), self._earliest()
         self._keep_payload(delivery, task)
         due = self._schedule(task, delay)
@@ -390,7 +390,7 @@ class Ledger:
     # -- suspects
 
     def crash(self, worker: str, how: str, doing: Mapping[str, str]) -> int:
-        """The worker died, and its supervisor says so."""
+        """Record the crash of a worker that its supervisor reports."""
         held = sorted(
             (one for one, held in self.pending.items() if held.owner == worker), key=lambda one: Id(one).order
         )
@@ -430,7 +430,7 @@ class Ledger:
         return True
 
     def take_suspect(self, worker: str) -> tuple[list[Handed], bool]:
-        """The first of those that wait, and whether there are more."""
+        """Take the first waiting suspect; return it, and whether there are more."""
         waiting = sorted(
             (one for one, held in self.pending.items() if held.owner == SUSPECTS), key=lambda one: Id(one).order
         )
@@ -451,7 +451,7 @@ class Ledger:
             self.note_event(task, "cleared", b'{"excused":%d}' % excused)
         return True
 
-    # -- from outside
+    # -- calls of clients
 
     def cancel(self, task: str, retention: int) -> str:
         state = self.state(task)
@@ -480,7 +480,7 @@ class Ledger:
         return "cancelled"
 
     def send(self, task: str, digest: str, message: bytes, most: int) -> list[bytes]:
-        """Put a message into the inbox; what the script answers."""
+        """Put a message into the inbox; return the answer of the script."""
         record, state = self.at.record(task), self.state(task)
         mail, used = (int(self.held.get(record, name) or 0) for name in ("mail", "used"))
         known = self.held.get(record, f"mi:{digest}")
@@ -511,7 +511,7 @@ class Ledger:
         return [b"sent", b"%d" % number, state]
 
     def _wake(self, task: str) -> None:
-        """It waited; from now on it is due."""
+        """Make a waiting task due now."""
         first, score = self._earliest(), float(text_of(self.held.sets[self.at.due][task]))
         if score > self.held.now:
             self.held.put(self.at.record(task), {"due": Moment()})
@@ -520,7 +520,7 @@ class Ledger:
                 self.nudge("due")
 
     def hand(self, task: str, envelope: bytes, args: bytes, source: str, name: str, value: bytes) -> int:
-        """Another task goes on as this one, with what it finds in its checkpoint."""
+        """Store the successor of a task, which continues with its checkpoint."""
         record, steps, _ = self.parts(task)
         answer = self._stored(task)
         if answer == 0:
@@ -532,7 +532,7 @@ class Ledger:
         return answer
 
     def fork(self, task: str, envelope: bytes, args: bytes, source: str, told: bytes, kept: Mapping[str, bytes]) -> int:
-        """A task that begins as another one stood."""
+        """Store a task that starts from the checkpoint of another one."""
         record, steps, _ = self.parts(task)
         answer = self._stored(task)
         if answer == 0:
@@ -577,13 +577,13 @@ class Ledger:
         return True
 
     def trim(self, oldest: int) -> int:
-        """Drop letters from before a time."""
+        """Delete letters from before a time."""
         letters = self.held.stream(self.at.dead)
         old = [one for one, _ in letters.entries if one.known is not None and one.order < (oldest, 0)]
         letters.entries = letters.entries[len(old) :]
         return len(old)
 
-    # -- workers that go
+    # -- workers that leave
 
     def leave(self, worker: str) -> None:
         for entry in [one for one, held in self.pending.items() if held.owner == worker]:
@@ -596,7 +596,7 @@ class Ledger:
         self._name_gone(worker)
 
     def forget(self, present: set[str]) -> None:
-        """Names without a message go, but those of workers that are there."""
+        """Remove consumers without a message, except for workers that are present."""
         for name in [*self.ready.names]:
             holds = any(held.owner == name for held in self.pending.values())
             if name not in present and not is_reserved(name) and not holds:
@@ -606,7 +606,7 @@ class Ledger:
         for key in (self.at.ready, self.at.nudge):
             self.held.stream(key).names[worker] = False
 
-    # -- partitions that close
+    # -- closing partitions
 
     def close(self, route: bytes) -> bytes:
         known = self.held.get(self.at.closed, "route")
@@ -670,7 +670,7 @@ def _fields(**fields: str | int | bytes) -> Fields:
 
 
 def _message_again(letter: Fields, args: bytes | None) -> Fields:
-    """The message that a dead letter becomes."""
+    """Return the message that a replay makes of a dead letter."""
     message: list[tuple[bytes, Value]] = []
     for name, value in letter:
         plain = name.removeprefix(b"raw:")

@@ -1,7 +1,7 @@
-"""The state machine: every act on the queues in any order, each compared with the model in the whole of Redis.
+"""The state machine: every act on the queues in any order, after each of which all of Redis is compared with the model.
 
-Time passes by moving what it is measured from: the idle time of a delivery, the score of a scheduled task, a key's
-time to live. So no act waits, and the order of acts alone decides what happens.
+Time passes by changing what it is measured from: the idle time of a delivery, the score of a scheduled task, a key's
+time to live. So no act waits, and the order of the acts alone decides the result.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ __all__ = ["Queues"]
 TASKS = ("t0", "t1", "t2", "t3")
 WORKERS = ("a", "b", "c")
 LEASE = 60_000
-"""Milliseconds. A run takes far less, so that no lease passes but by `age`."""
+"""Milliseconds. A run takes far less, so that a lease passes only by `age`."""
 
 MINUTE = 60_000
 
@@ -122,7 +122,7 @@ entries = st.lists(
 
 
 class Queues(RuleBasedStateMachine):
-    """One partition, a few tasks, a few workers, and people who cancel, replay and purge."""
+    """One partition with a few tasks and workers, and clients that cancel, replay and purge."""
 
     ground: ClassVar[Ground]
 
@@ -131,18 +131,18 @@ class Queues(RuleBasedStateMachine):
         self.namespace = Namespace(f"m{uuid.uuid4().hex[:12]}")
         self.partition = self.namespace.partition("default")
         self.ledger = Ledger(self.namespace, self.partition)
-        self.names = {name: name for name in WORKERS}  # a new one after a crash
+        self.names = {name: name for name in WORKERS}  # replaced after a crash
         self.crew: dict[str, Consumer] = {}
         self.tables: dict[str, Leases[Any]] = {}
-        self.deliveries: list[tuple[Delivery, str]] = []  # all that ever were, stale ones too
+        self.deliveries: list[tuple[Delivery, str]] = []  # all deliveries so far, stale ones too
         self.written: set[object] = set()  # fences under which something was recorded
-        self.letters: list[DeadLetter] = []  # all that ever were, stale ones too
+        self.letters: list[DeadLetter] = []  # all letters so far, stale ones too
         self.ground.listen(self.namespace)
         self.number = 0
-        self.sound = False  # whether Redis held what it should when it was looked at last
+        self.sound = False  # whether Redis agreed with the model at the last comparison
 
     def teardown(self) -> None:
-        """However it went, the partition can be closed at the end."""
+        """Check that the partition can be closed at the end of every run."""
         try:
             if self.sound:
                 self.close(2)
@@ -150,11 +150,11 @@ class Queues(RuleBasedStateMachine):
         finally:
             self.ground.empty(self.namespace)
 
-    # -- what all rules share
+    # -- helpers of all rules
 
     @invariant()
     def is_as_expected(self) -> None:
-        """All that Redis holds, and all that was published, is what the model says; and no promise is broken."""
+        """Compare all keys and published messages with the model, and check the invariants."""
         self.sound = False
         picture = self.ground.run(take_picture(self.ground.gateway, self.namespace))
         agree(self.ledger.held.compare(picture), [])
@@ -170,7 +170,7 @@ class Queues(RuleBasedStateMachine):
         self.is_as_expected()
 
     def pick(self, which: int, standing: str) -> tuple[Delivery, str]:
-        """A delivery to act on: one that owns its message, one that has just lost it, or any that ever was."""
+        """Pick a delivery to act on: one that owns its message, one that has just lost it, or any former one."""
         owning = [one for one in self.deliveries if self.ledger.owned(one[0])]
         if not owning:
             owning = self.obtain()
@@ -184,8 +184,8 @@ class Queues(RuleBasedStateMachine):
         return picked
 
     def take_away(self, delivery: Delivery, standing: str) -> None:
-        """Another worker has the message now, or the same one anew: its lease passed, or it was given back (then the
-        count is the same); and has settled it meanwhile, if so wished.
+        """Let another worker, or the same one, take the message: its lease passed, or it was released (then the count
+        stays the same). It settles the message if the standing is OUTDONE.
         """
         if standing in (LOST, AGAIN):
             self.age(sorted(self.held_by_workers()).index(delivery.entry), LEASE)
@@ -200,7 +200,7 @@ class Queues(RuleBasedStateMachine):
             self.put_off(newer, task, MINUTE, (1, 1, 1))
 
     def obtain(self) -> list[tuple[Delivery, str]]:
-        """Deliveries of a new task, or of what was left."""
+        """Return deliveries of a new task, or of the present messages."""
         for task in TASKS:
             self.expire(task)
             self.come_due(task)
@@ -229,7 +229,7 @@ class Queues(RuleBasedStateMachine):
         return found
 
     def join(self, name: str) -> Consumer:
-        """The worker's hands; they are on the stream from when they are first needed."""
+        """Return the consumer of the worker, which joins the stream at its first use."""
         name = self.names[name]
         if name not in self.crew:
             self.tables[name] = Leases()
@@ -240,7 +240,7 @@ class Queues(RuleBasedStateMachine):
         return self.crew[name]
 
     def begin(self, name: str, deliveries: list[Delivery], expected: list[Handed], *, heard: bool = True) -> None:
-        """Deliveries reached a worker, or the reply that brought them was lost."""
+        """Add deliveries that reached a worker, or whose reply was lost."""
         told = [(one.entry, one.count, dict(one.fields)) for one in deliveries]
         agree(told, expected)
         for one in deliveries if heard else []:
@@ -248,7 +248,7 @@ class Queues(RuleBasedStateMachine):
             self.tables[one.worker].hold(Held(one, self.deliveries[-1][1]))
 
     def end(self, delivery: Delivery) -> None:
-        """The worker holds it no longer: settled, or lost."""
+        """Remove a delivery that the worker no longer holds: settled, or lost."""
         for held in self.tables[delivery.worker].holders():
             if held.delivery.entry == delivery.entry:
                 self.tables[delivery.worker].drop(held)
@@ -257,7 +257,7 @@ class Queues(RuleBasedStateMachine):
 
     @initialize(old=st.booleans(), some=st.lists(tasks, unique=True, max_size=3))
     def start(self, old: bool, some: list[str]) -> None:
-        """There may be dead letters from before: of three days ago, and of an hour ago, their records gone."""
+        """Start a run, with or without dead letters of three days ago and an hour ago whose records have expired."""
         now = self.ground.command("TIME")
         self.ledger.held.now = int(now[0]) * 1000 + int(now[1]) // 1000
         for age in (72 * HOUR, HOUR) if old else ():
@@ -318,7 +318,7 @@ class Queues(RuleBasedStateMachine):
         self.is_as_expected()
         self.bury(0, ANY, raw=True, counters=(0, 0), kept=MINUTE)
 
-    # -- taking
+    # -- reading and claiming
 
     @rule(name=workers, most=st.integers(1, 4), heard=st.sampled_from([True, True, True, False]))
     def read(self, name: str, most: int, heard: bool) -> None:
@@ -336,7 +336,7 @@ class Queues(RuleBasedStateMachine):
 
     @rule(name=workers)
     def claim_all(self, name: str) -> None:
-        """Page by page, to the end of the cursor."""
+        """Claim page by page, to the end of the cursor."""
         consumer, cursor, claimed = self.join(name), "0-0", list[Delivery]()
         while True:
             cursor, some = self.ground.run(consumer.claim(self.partition, cursor, 1))
@@ -367,7 +367,7 @@ class Queues(RuleBasedStateMachine):
             answer = self.ground.run(self.ground.gateway.run(queue_script("renew_leases"), keys, args))
             self.same(tuple(answer), self.ledger.beat(beating, picked))
 
-    # -- while it runs
+    # -- during the run
 
     @rule(which=which, standing=standings, some=entries)
     def record(self, which: int, standing: str, some: list[tuple[str, str, int]]) -> None:
@@ -404,7 +404,7 @@ class Queues(RuleBasedStateMachine):
                 bool(expected),
             )
 
-    # -- what ends a delivery
+    # -- settling a delivery
 
     @rule(
         which=which,
@@ -436,7 +436,7 @@ class Queues(RuleBasedStateMachine):
         self.end(delivery)
 
     def kept(self, delivery: Delivery, envelope: Envelope) -> dict[str, bytes] | None:
-        """What of the message is sent along with the outcome."""
+        """Return the fields of the message that are sent with the outcome."""
         if b"again" in delivery.fields:
             return None
         told = {"args": delivery.fields[b"args"], "at": delivery.entry.partition(b"-")[0]}
@@ -473,9 +473,9 @@ class Queues(RuleBasedStateMachine):
         came: bool,
         earlier: bool,
     ) -> None:
-        """It waits for a message, or sleeps; a message may have come since it looked. Then one comes.
+        """Park a task that waits for a message, or sleeps; one message may arrive before the call, another after it.
 
-        earlier: a worker of an earlier version has parked it, which does not write what wakes it.
+        earlier: a worker of an earlier version parks it, which does not write what wakes it.
         """
         delivery, task = self.pick(which, standing)
         if task not in TASKS:
@@ -564,7 +564,7 @@ class Queues(RuleBasedStateMachine):
 
     @rule(name=workers, stepping=st.sets(tasks))
     def crash(self, name: str, stepping: set[str]) -> None:
-        """A worker's process ends, and its supervisor reports it. The name is never used again."""
+        """End a worker's process, which its supervisor reports. The name is never used again."""
         dead = self.names[name]
         doing = dict.fromkeys(stepping, "s")
         expected = self.ledger.crash(dead, "SIGKILL", doing)
@@ -606,7 +606,7 @@ class Queues(RuleBasedStateMachine):
                     self.ground.accepted(clear_quarantined(self.ground.gateway, delivery, task, crashes)), expected
                 )
 
-    # -- from outside
+    # -- calls of clients
 
     @rule(which=which, put_off=st.booleans(), kept=lifetimes)
     def cancel_what_began(self, which: int, put_off: bool, kept: int) -> None:
@@ -650,8 +650,8 @@ class Queues(RuleBasedStateMachine):
             self.same(self.ground.run(purge(self.ground.gateway, letter)), expected)
 
     def pick_letter(self, which: int, late: bool) -> DeadLetter | None:
-        """One that is there, or any that ever was; None where there never was one, and nothing can be buried: in a
-        closed partition that holds nothing. late: its record has expired meanwhile.
+        """Pick a present letter, or any former one; None if there was never a letter and there is no message to
+        bury, in a closed and empty partition. late: its record has expired meanwhile.
         """
         if not self.held_letters():
             self.bury(which, MINE, raw=False, counters=(1, 1), kept=MINUTE)
@@ -684,7 +684,7 @@ class Queues(RuleBasedStateMachine):
     @precondition(lambda self: self.ledger.pending)
     @rule(which=which, passed=st.sampled_from([LEASE // 2, LEASE, 10 * LEASE]))
     def age(self, which: int, passed: int) -> None:
-        """A delivery was renewed so long ago."""
+        """Age a delivery, as if its last heartbeat was long ago."""
         if held := sorted(self.held_by_workers()):
             entry = held[which % len(held)]
             pending = self.ledger.pending[entry]
@@ -700,7 +700,7 @@ class Queues(RuleBasedStateMachine):
 
     @rule(task=tasks)
     def expire(self, task: str) -> None:
-        """The retention of a task that has ended passes."""
+        """Let the retention of an ended task pass."""
         parts = self.ledger.parts(task)
         if parts[0] in self.ledger.held.deadlines:
             self.ground.command("DEL", *parts)
@@ -715,7 +715,7 @@ class Queues(RuleBasedStateMachine):
 
     @rule(some=st.lists(tasks, min_size=1, max_size=3))
     def promote_late(self, some: list[str]) -> None:
-        """Another worker was told of the same ids, and something happened since."""
+        """Promote ids that another worker read as well, after some other act."""
         keys = [self.partition.due, self.partition.ready, *(self.partition.record(task) for task in some)]
         for _ in range(2):
             answer = self.ground.run(self.ground.gateway.run(queue_script("promote"), keys, some))
@@ -725,7 +725,7 @@ class Queues(RuleBasedStateMachine):
         expected = self.ledger.trim(self.ledger.held.now - age)
         agree(self.ground.run(trim_letters(self.ground.gateway, self.partition, age / 1000)), expected)
 
-    # -- what is done now and then
+    # -- occasional chores
 
     @rule(what=st.sampled_from(CHORES), name=workers, other=workers, number=numbers)
     def chore(self, what: str, name: str, other: str, number: int) -> None:
@@ -747,10 +747,10 @@ class Queues(RuleBasedStateMachine):
             case "share":
                 self.share(name, other if number % 2 else None)
 
-    # -- workers that go
+    # -- workers that leave
 
     def watch(self, name: str) -> None:
-        """A worker watches the due set."""
+        """Let a worker watch the due set."""
         self.ground.command("SET", self.partition.watch, self.names[name])
         self.ledger.held.strings[self.partition.watch] = self.names[name].encode()
 
@@ -766,7 +766,7 @@ class Queues(RuleBasedStateMachine):
         self.ground.run(self.join(name).remove_idle_consumers(self.partition, -1.0, there))
         self.ledger.forget(there)
 
-    # -- partitions that close
+    # -- closing partitions
 
     def close(self, count: int) -> None:
         route = SINGLE.changed(count)
@@ -797,7 +797,7 @@ class Queues(RuleBasedStateMachine):
             self.same(bool(answer), done)
 
     def share(self, name: str, silent: str | None) -> None:
-        """A worker shares the queue; another may have been silent for long."""
+        """Let a worker share the queue; another one may have been silent for long."""
         key = self.namespace.sharing("default")
         sharers = self.ledger.held.sets.get(key, {})
         if silent in sharers:
@@ -808,7 +808,7 @@ class Queues(RuleBasedStateMachine):
         found = self.ground.run(join_group(self.ground.gateway, self.namespace, "default", name, 600.0))
         agree(found, set(self.ledger.held.sets[key]))
 
-    # -- looking, which changes nothing
+    # -- inspection, which changes nothing
 
     @rule(task=tasks)
     def look(self, task: str) -> None:
@@ -845,12 +845,12 @@ class Queues(RuleBasedStateMachine):
 
 
 def agree(found: object, expected: object) -> None:
-    """Fail with both where they differ."""
+    """Fail with both values where they differ."""
     assert found == expected, f"\nfound:    {found}\nexpected: {expected}"
 
 
 def _task_of(delivery: Delivery) -> str:
-    """The task that a delivery is of; the id under which its message would be buried where it is of none."""
+    """Return the task of a delivery; for an unreadable message, the id under which it would be buried."""
     try:
         return str(orjson.loads(delivery.fields[b"env"])["id"])
     except (LookupError, TypeError, orjson.JSONDecodeError):

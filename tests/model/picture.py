@@ -1,4 +1,4 @@
-"""All that a namespace holds, at one instant."""
+"""A snapshot of all keys of a namespace."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ return found
 
 @dataclass(frozen=True)
 class Group:
-    """A consumer group. pending: by entry, who holds it, how often it was delivered, and when last (milliseconds)."""
+    """A consumer group. pending: by entry, its consumer, its delivery count, and its last delivery (milliseconds)."""
 
     delivered: bytes
     pending: dict[bytes, tuple[bytes, int, int]]
@@ -64,7 +64,7 @@ class Picture:
 
 
 async def take_picture(gateway: Gateway, namespace: Namespace) -> Picture:
-    """One script reads all: nothing can happen in between."""
+    """Read all keys in one script, so that no other command runs in between."""
     patterns = (f"{{{namespace.name}:*", f"{{{namespace.name}}}:*")
     at, *found = await gateway.command("EVAL", _LOOK, 0, *patterns)
     return Picture(at, {key.decode(): _seen(at, kind.decode(), ttl, content) for key, kind, ttl, content in found})

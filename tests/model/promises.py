@@ -17,7 +17,7 @@ PAYLOAD = ("env", "args", "task")
 
 
 def broken_promises(ledger: Ledger, tasks: Iterable[str]) -> Iterator[str]:
-    """Everything that is not as promised."""
+    """Return every violated invariant."""
     entries = {entry.known for entry, _ in ledger.ready.entries}
     yield from (f"{entry!r} is pending without a message" for entry in ledger.pending.keys() - entries)
     for task in tasks:
@@ -51,7 +51,7 @@ def _of_task(ledger: Ledger, task: str) -> Iterator[str]:
 
 
 def _names(fields: Iterable[tuple[bytes, Value]] | Fields, task: str) -> bool:
-    """Whether a message is of a task. (One that is no envelope is of none.)"""
+    """Return whether a message belongs to a task. (An undecodable one belongs to none.)"""
     envelope = dict(fields).get(b"env", b"{}")
     try:
         return bool(orjson.loads(text_of(envelope)).get("id") == task)

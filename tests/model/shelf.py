@@ -15,7 +15,7 @@ Fields = tuple[tuple[bytes, Value], ...]
 
 @dataclass
 class Pending:
-    """A delivery: whose, how often it was delivered, and when last."""
+    """A pending delivery: its consumer, its delivery count, and the time of the last one."""
 
     owner: str
     count: int
@@ -26,8 +26,8 @@ class Pending:
 class Stream:
     """A stream, with its group once there is one.
 
-    names: of the group's consumers; True: it is there, False: it is not, None: both are right (what a read or a claim
-    that brings nothing makes of a new name depends on the version of the server).
+    names: of the group's consumers; True: it exists, False: it does not, None: both are right (whether a read or claim
+    without a message creates a consumer depends on the version of the server).
     """
 
     entries: list[tuple[Id, Fields]] = field(default_factory=list)
@@ -46,12 +46,12 @@ class Stream:
         return len(self.entries) < before
 
     def new(self) -> list[tuple[Id, Fields]]:
-        """What was never delivered."""
+        """Return the entries that were never delivered."""
         return [one for one in self.entries if one[0].order > self.delivered.order]
 
 
 class Shelf:
-    """Keys and what they hold, as they should be."""
+    """The expected keys and their content."""
 
     def __init__(self) -> None:
         self.hashes: dict[str, dict[str, Value]] = {}
@@ -62,7 +62,7 @@ class Shelf:
         self.now = 0
         """Milliseconds of Redis' clock at the last comparison: what happens next happens at this time or later."""
 
-    # -- what Redis can do
+    # -- operations of Redis
 
     def get(self, key: str, name: str) -> bytes | None:
         value = self.hashes.get(key, {}).get(name)
@@ -89,7 +89,7 @@ class Shelf:
         return stream.last
 
     def stream(self, key: str) -> Stream:
-        """The stream as it is; an empty one that is not kept where there is none."""
+        """Return the stream; an empty one that is not stored if there is none."""
         return self.streams.get(key, Stream())
 
     def set_score(self, key: str, member: str, score: Value) -> None:
@@ -121,7 +121,7 @@ class Shelf:
     # -- comparing
 
     def compare(self, picture: Picture) -> list[str]:
-        """Every difference to what is seen. What only Redis could know is taken over, if it is possible."""
+        """Return every difference to the picture. A value that Redis chooses is taken over, if it is possible."""
         found = list(self._differences(picture))
         self.now = picture.at
         return found
@@ -131,7 +131,7 @@ class Shelf:
         expected = {*self.hashes, *self.streams, *self.sets, *self.strings}
         yield from (f"{key} is missing" for key in sorted(expected - picture.keys.keys()))
         yield from (f"{key} should not be there" for key in sorted(picture.keys.keys() - expected))
-        # Streams first: what they bring of new ids stands in the hashes as well.
+        # Streams first: the hashes contain their new ids as well.
         for key in sorted(expected & picture.keys.keys(), key=lambda key: (key not in self.streams, key)):
             seen = picture.keys[key]
             yield from (f"{key}: {what}" for what in self._deadline(key, seen, low, high))

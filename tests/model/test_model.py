@@ -1,4 +1,4 @@
-"""Redis does what the model says: every act of the queues, in any order, asked once and twice, in time and too late.
+"""The model test: Redis agrees with the model after acts in any order, repeated, and too late.
 
 `make model` runs many more. MODEL_SEED (printed at the head of a run), MODEL_RUNS and MODEL_ACTS change what is run.
 """
@@ -24,7 +24,7 @@ ACTS = int(os.environ.get("MODEL_ACTS", "40"))
 
 
 @pytest.mark.parametrize("kind", ON_SERVERS)
-def test_redis_holds_what_the_model_says(shared_servers: dict[str, RedisServer], kind: str) -> None:
+def test_redis_agrees_with_the_model(shared_servers: dict[str, RedisServer], kind: str) -> None:
     if kind == VALKEY:
         pytest.skip("the model says when Redis makes the name of a consumer; Valkey makes it at other times")
     print(f"MODEL_SEED={SEED} MODEL_RUNS={RUNS} MODEL_ACTS={ACTS}")  # noqa: T201 - shown where the test fails
