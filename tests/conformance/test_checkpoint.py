@@ -156,7 +156,7 @@ async def test_a_refused_batch_stores_nothing(gateway: Gateway, namespace: Names
     assert await dump(gateway, namespace) == before
 
 
-async def test_concurrent_writes_of_two_runs_are_separate(
+async def test_only_the_owner_of_two_concurrent_runs_writes(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
     second = await take_over(gateway, delivery)

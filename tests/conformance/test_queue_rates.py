@@ -173,7 +173,7 @@ def test_drain_time(depth: int, in_flight: int, rate: float | None, drain_time: 
 # the counts behind the rates
 
 
-async def test_released_messages_count_as_waiting_and_a_count_is_never_negative(
+async def test_deleted_pending_entries_do_not_make_the_depth_negative(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     await producer.enqueue_many("t", [{}] * 4)
@@ -188,7 +188,7 @@ async def test_released_messages_count_as_waiting_and_a_count_is_never_negative(
 async def test_the_cost_of_queue_numbers_is_constant(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    """The test counts commands and the entries that they return, not time."""
+    """The test counts commands and bytes of replies, not time."""
     needs_server(gateway, "it keeps no statistics")
     a = await worker(gateway, partition)
 

@@ -669,7 +669,7 @@ async def test_events_without_follow_do_not_wait(gateway: Gateway, handle: TaskH
     assert await collect(handle.events(follow=False)) == ["step_completed a"]
 
 
-async def test_the_last_event_is_delivered_before_the_outcome(
+async def test_followers_get_the_event_of_the_outcome(
     gateway: Gateway, partition: Partition, handle: TaskHandle[Any], delivery: Delivery
 ) -> None:
     """One script writes log and state; a follower reads the state first, so it never ends too early."""

@@ -1,4 +1,4 @@
-"""Successors: the task that continues a handoff is stored once, in the partition of the present route; and trails."""
+"""Successors: the task that continues a handoff is stored once, in the partition of the present route; and log tails."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_successor_from_before_a_change_of_partitions_is_found(
     assert await gateway.command("XLEN", partition.ready) == 1
 
 
-async def test_a_trail_has_the_end_of_the_log_and_the_names_of_the_checkpoint(
+async def test_a_log_tail_has_the_last_events_and_the_names_of_steps(
     gateway: Gateway, producer: Producer, partition: Partition
 ) -> None:
     await producer.enqueue("t", task_id="x")
