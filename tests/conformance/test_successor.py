@@ -1,4 +1,4 @@
-"""Successors: the task that continues a handoff is stored once, in the partition of the present route; and log tails."""
+"""Successors: the task that continues a handoff is stored once, in the partition of the present route."""
 
 from __future__ import annotations
 
