@@ -1,4 +1,4 @@
-"""When to try again and when to stop."""
+"""Retry policy: delays, limits of attempts and crashes, and reasons of dead letters."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ FAILURES = st.integers(1, 10_000)
 
 
 @given(RETRIES, FAILURES, st.floats(0, 1))
-def test_a_wait_is_never_negative_nor_over_the_cap(retry: Retry, failures: int, chance: float) -> None:
+def test_a_delay_is_between_zero_and_the_cap(retry: Retry, failures: int, chance: float) -> None:
     assert 0 <= backoff(retry, failures, chance) <= retry.cap
 
 
 @given(RETRIES, FAILURES)
-def test_a_wait_does_not_shrink_from_failure_to_failure(retry: Retry, failures: int) -> None:
+def test_delays_do_not_decrease_with_failures(retry: Retry, failures: int) -> None:
     assert backoff(retry, failures, 0.0) <= backoff(retry, failures + 1, 0.0)
 
 
 @given(RETRIES, FAILURES, st.floats(0, 1))
-def test_jitter_takes_off_at_most_its_share(retry: Retry, failures: int, chance: float) -> None:
+def test_jitter_subtracts_at_most_its_fraction(retry: Retry, failures: int, chance: float) -> None:
     full = backoff(retry, failures, 0.0)
     assert full * (1 - retry.jitter) - 1e-9 <= backoff(retry, failures, chance) <= full
 
 
-def test_waits_double_up_to_the_cap() -> None:
+def test_delays_double_up_to_the_cap() -> None:
     retry = Retry(base=1.0, factor=2.0, cap=10.0, jitter=0.5)
     assert [backoff(retry, n, 0.0) for n in range(1, 7)] == [1, 2, 4, 8, 10, 10]
     assert backoff(retry, 3, 1.0) == 2.0
 
 
-def test_what_failed_together_does_not_come_back_together() -> None:
+def test_jitter_spreads_retries_of_simultaneous_failures() -> None:
     waits = {backoff(Retry(jitter=0.5), 5) for _ in range(50)}
     assert len(waits) > 40
     assert all(8 <= wait <= 16 for wait in waits)
@@ -61,7 +61,7 @@ def test_attempts_are_bounded(retry: Retry, attempts: int, asked: int | None) ->
 
 
 @given(RETRIES, st.integers(0, 60))
-def test_crashes_are_bounded_and_counted_apart(retry: Retry, crashes: int) -> None:
+def test_crashes_are_bounded_and_counted_separately(retry: Retry, crashes: int) -> None:
     expected = Bury(Reason.CRASH_LOOP) if crashes > retry.max_crashes else None
     assert after_crash(retry, Counters(attempts=1_000, crashes=crashes)) == expected
 
@@ -70,17 +70,17 @@ def test_one_attempt_means_no_retry() -> None:
     assert after_failure(Retry(max_attempts=1), Counters(1), ValueError(), None) == Bury(Reason.ATTEMPTS_EXHAUSTED)
 
 
-def test_the_producers_word_goes_before_the_tasks() -> None:
+def test_the_limit_of_the_producer_overrides_the_policy_of_the_task() -> None:
     assert isinstance(after_failure(Retry(max_attempts=1), Counters(1), ValueError(), 5), TryAgain)
     assert after_failure(Retry(max_attempts=9), Counters(2), ValueError(), 2) == Bury(Reason.ATTEMPTS_EXHAUSTED)
 
 
-def test_a_last_attempt_that_ran_out_of_time_is_told_apart() -> None:
+def test_a_timeout_of_the_last_attempt_has_a_separate_reason() -> None:
     assert after_failure(Retry(max_attempts=1), Counters(1), TimeoutError(), None) == Bury(Reason.TIMEOUT)
     assert isinstance(after_failure(Retry(max_attempts=2), Counters(1), TimeoutError(), None), TryAgain)
 
 
-def test_errors_that_no_attempt_mends_are_buried_at_once() -> None:
+def test_excluded_errors_are_buried_at_once() -> None:
     retry = Retry(on=(OSError,), never=(FileNotFoundError,))
     assert retry.allows(ConnectionError())
     for error in (FileNotFoundError(), ValueError(), KeyboardInterrupt()):
@@ -88,7 +88,7 @@ def test_errors_that_no_attempt_mends_are_buried_at_once() -> None:
         assert after_failure(retry, Counters(1), error, None) == Bury(Reason.NOT_RETRYABLE)
 
 
-def test_by_default_every_exception_is_worth_another_attempt_but_no_exit() -> None:
+def test_exceptions_are_retried_by_default_and_exits_are_not() -> None:
     assert Retry().allows(Exception())
     assert not Retry().allows(SystemExit())
 
@@ -107,27 +107,27 @@ def test_by_default_every_exception_is_worth_another_attempt_but_no_exit() -> No
         {"jitter": float("nan")},
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_invalid_policy_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="Retry"):
         Retry(**wrong)
 
 
 @pytest.mark.parametrize("name", ["base", "factor", "cap"])
-def test_a_wait_that_is_no_number_is_refused(name: str) -> None:
+def test_a_delay_of_nan_is_refused(name: str) -> None:
     wrong: dict[str, Any] = {name: float("nan")}
     with pytest.raises(ValueError, match="Retry"):
         Retry(**wrong)
 
 
-def test_reasons_are_words_for_programs() -> None:
+def test_values_of_reasons_are_lower_case_names() -> None:
     assert all(str(reason) == reason.name.lower() for reason in Reason)
 
 
-def test_a_wait_without_measure_is_the_cap() -> None:
+def test_an_overflowing_delay_is_the_cap() -> None:
     assert backoff(Retry(base=1.0, factor=1e300, cap=60.0, jitter=0.0), 1000) == 60.0
 
 
-def test_a_reason_is_read_in_the_word_of_earlier_versions() -> None:
+def test_a_reason_of_an_earlier_version_is_read() -> None:
     assert Reason("sealed") is Reason.UNDECRYPTABLE
     assert str(Reason.UNDECRYPTABLE) == "undecryptable"
     with pytest.raises(ValueError, match="'unknown' is not a valid Reason"):

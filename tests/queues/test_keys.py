@@ -1,4 +1,4 @@
-"""Keys: one hash slot per partition, and no script touches a key that it was not told of."""
+"""Redis keys: one hash slot per partition, and scripts that use declared keys only."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def all_keys(partition: Partition) -> list[str]:
     ]
 
 
-# the names
+# key names
 
 
-def test_the_names_are_those_of_the_table() -> None:
+def test_key_names_match_the_documented_table() -> None:
     partition = Namespace("perdure").partition("mail", 2)
     assert all_keys(partition) == [
         "{perdure:mail:2}:ready",
@@ -61,7 +61,7 @@ def test_the_names_are_those_of_the_table() -> None:
 
 @given(NAMES, NAMES, st.integers(0, 999), NAMES)
 def test_all_keys_of_a_partition_share_one_hash_tag(namespace: str, queue: str, index: int, task_id: str) -> None:
-    """Redis Cluster hashes what stands between the first '{' and the next '}'."""
+    """Redis Cluster hashes the part between the first '{' and the next '}'."""
     partition = Namespace(namespace).partition(queue, index)
     keys = [*all_keys(partition), partition.record(task_id), partition.steps(task_id), partition.log(task_id)]
     tags = {re.search(r"\{(.+?)\}", key)[1] for key in keys}  # type: ignore[index]
@@ -80,7 +80,7 @@ def test_no_two_tasks_share_a_key(tasks: list[tuple[str, str, int, str]]) -> Non
         seen |= keys
 
 
-def test_a_partition_is_known_by_where_it_is() -> None:
+def test_partitions_compare_by_value() -> None:
     one, same, other = Namespace().partition("mail"), Namespace().partition("mail"), Namespace().partition("mail", 1)
     assert one == same
     assert hash(one) == hash(same)
@@ -88,10 +88,10 @@ def test_a_partition_is_known_by_where_it_is() -> None:
     assert repr(one) == "Partition(namespace='perdure', queue='mail', index=0)"
 
 
-# the scripts
+# scripts
 
 
-def test_a_script_across_slots_is_noticed() -> None:
+def test_a_script_across_hash_slots_is_detected() -> None:
     astray: list[str] = []
     submit = watched(lambda wire, command: command, astray)
     submit(None, ("EVALSHA", "x", 2, "{a:q:0}:ready", "{a:q:0}:due", "{b}"))
@@ -102,7 +102,7 @@ def test_a_script_across_slots_is_noticed() -> None:
 
 @dataclass(frozen=True)
 class Call:
-    """One `redis.call` of a script: the command, and its arguments as they are written."""
+    """A `redis.call` of a script: the command, and its arguments as source text."""
 
     command: str
     arguments: tuple[str, ...]
@@ -117,7 +117,7 @@ class Call:
 
 
 def code(path: Path) -> str:
-    """The script with its prelude, without comments."""
+    """Return the source of a script with its prelude and without comments."""
     return "\n".join(line.split("--")[0] for line in load_script(path).source.splitlines())
 
 
@@ -129,7 +129,7 @@ def calls(source: str) -> Iterator[Call]:
 
 
 def split(text: str) -> list[str]:
-    """The arguments of a call, up to its closing bracket."""
+    """Return the arguments of a call, up to its closing bracket."""
     parts, depth, quoted = [""], 0, False
     for mark in text:
         if mark == "'":
@@ -146,7 +146,7 @@ def split(text: str) -> list[str]:
 
 
 def parameters(source: str) -> dict[str, set[str]]:
-    """What the scripts' own functions are given for each of their parameters; of one never called, nothing."""
+    """Return the values passed for each parameter of the local functions; an empty set if never called."""
     bound: dict[str, set[str]] = {}
     for name, listed in re.findall(r"local function (\w+)\(([\w, ]*)\)", source):
         names = [one for one in re.split(r"[ ,]+", listed) if one]
@@ -162,7 +162,7 @@ DECLARED = re.compile(r"KEYS\[(\d+|i)\]")
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_every_key_is_one_that_was_declared(path: Path) -> None:
+def test_scripts_use_declared_keys_only(path: Path) -> None:
     source = code(path)
     bound = parameters(source)
     for call in calls(source):
@@ -175,7 +175,7 @@ def test_every_key_is_one_that_was_declared(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_no_key_is_put_together(path: Path) -> None:
+def test_scripts_build_no_key_names(path: Path) -> None:
     source = code(path)
     for found in re.finditer(r"KEYS\[[^\]]*\]", source):
         around = source[max(0, found.start() - 4) : found.end() + 4]
@@ -184,7 +184,7 @@ def test_no_key_is_put_together(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem != "fence"], ids=lambda path: path.stem)
-def test_the_keys_of_the_header_are_the_keys_of_the_body(path: Path) -> None:
+def test_the_header_of_a_script_declares_the_keys_of_its_body(path: Path) -> None:
     used = {int(number) for number in re.findall(r"KEYS\[(\d+)\]", code(path))}
     loop = re.search(r"for i = (\d+), #KEYS do", code(path))
     header = re.search(r"-- KEYS +(.*)", path.read_text("utf-8"))
@@ -197,7 +197,7 @@ def test_the_keys_of_the_header_are_the_keys_of_the_body(path: Path) -> None:
         assert int(loop[1]) == len(fixed) + 1
 
 
-def test_the_parser_sees_what_it_should() -> None:
+def test_the_parser_finds_calls_and_parameters() -> None:
     found = list(calls("redis.call('HSET', KEYS[1], 'a', f(x, {1, 2}), ')')  redis.pcall('TIME')"))
     assert found == [Call("HSET", ("KEYS[1]", "'a'", "f(x, {1, 2})", "')'")), Call("TIME", ())]
     source = "local function f(stream)\nredis.call('DEL', stream)\nend\nf(KEYS[1])\nf(ARGV[2] .. ':x')"

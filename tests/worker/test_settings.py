@@ -1,4 +1,4 @@
-"""Settings: read from arguments and the environment, refused by name, and never with a secret."""
+"""Settings from arguments and the environment; errors name the setting and show no secret."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perdure.worker.settings import load_settings
 from tests.support.servers import BUNDLED, RedisServer, find_program
 
 
-def test_the_environment_is_read_and_arguments_stand_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_override_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_LEASE", "7.5")
     monkeypatch.setenv("PERDURE_NAMESPACE", "from-environment")
     settings = load_settings(namespace="from-argument", redis_url=None)
@@ -22,38 +22,38 @@ def test_the_environment_is_read_and_arguments_stand_above_it(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("name", "value"), [("PERDURE_LEASE", "soon"), ("PERDURE_LOG_LEVEL", "LOUD")])
-def test_a_bad_variable_is_named_with_its_value(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_an_invalid_variable_is_reported_with_its_value(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(ConfigurationError, match=f"{name}: .*{value}"):
         load_settings()
 
 
-def test_a_setting_that_does_not_exist_is_refused() -> None:
+def test_an_unknown_setting_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="leese"):
         load_settings(leese=3)
 
 
-def test_a_bad_setting_shows_no_other_setting() -> None:
+def test_the_error_of_a_setting_shows_no_other_setting() -> None:
     with pytest.raises(ConfigurationError) as raised:
         load_settings(namespace="a b", redis_url="redis://:topsecret@localhost")
     assert "a b" in str(raised.value)
     assert "topsecret" not in str(raised.value)
 
 
-def test_the_data_directory_is_looked_for_only_by_who_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody_home(_: type[Path]) -> Path:
+def test_the_data_directory_is_resolved_only_if_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home(_: type[Path]) -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     for name in ("PERDURE_DATA_DIR", "XDG_DATA_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(Path, "home", classmethod(nobody_home))
+    monkeypatch.setattr(Path, "home", classmethod(no_home))
     assert load_settings(redis_url="redis://localhost").address.url == "redis://localhost"
 
 
 @pytest.mark.parametrize("bad", [{"max_attempts": 0}, {"max_crashes": -1}, {"jitter": 2.0}, {"factor": 0.5}])
-def test_a_retry_policy_that_makes_no_sense_is_refused(bad: dict[str, float]) -> None:
+def test_an_invalid_retry_policy_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="Retry"):
-        Retry(**bad)  # type: ignore[arg-type]  # each is a number, as the policy wants
+        Retry(**bad)  # type: ignore[arg-type]  # each value is a number
 
 
 @pytest.mark.integration

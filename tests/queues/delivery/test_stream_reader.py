@@ -1,4 +1,4 @@
-"""Reading several partitions of a cluster: one whose node is away holds up no other."""
+"""Reads of several partitions of a cluster: an unavailable node does not delay the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BOUND = 10.0
 
 
 class Node:
-    """A reader that fails while its node is away, else brings what there is or waits until it is interrupted."""
+    """A reader that fails while its node is unavailable, and otherwise returns its entries or blocks."""
 
     def __init__(self, partition: Partition) -> None:
         self.away = False
@@ -45,7 +45,7 @@ class Node:
 
 
 class Cluster(Gateway):
-    """A gateway whose readers are such nodes."""
+    """A gateway whose readers are nodes of the test."""
 
     def __init__(self, nodes: dict[str | None, Any]) -> None:
         self._nodes = nodes
@@ -79,14 +79,14 @@ async def read(reading: PerNodeReader, block: float | None = BOUND) -> list[Stre
     return await asyncio.wait_for(reading.read(PARTITIONS, 1, block), BOUND)
 
 
-async def test_what_the_others_have_is_read(reading: PerNodeReader, nodes: list[Node]) -> None:
+async def test_messages_of_available_nodes_are_read(reading: PerNodeReader, nodes: list[Node]) -> None:
     nodes[0].away = True
     nodes[1].entries = [ENTRY]
     assert await read(reading) == [(PARTITIONS[1].ready.encode(), [ENTRY])]
     assert [reading.is_away(partition) for partition in PARTITIONS] == [True, False]
 
 
-async def test_one_that_is_away_is_not_asked_at_every_turn(reading: PerNodeReader, nodes: list[Node]) -> None:
+async def test_an_unavailable_node_is_not_read_each_time(reading: PerNodeReader, nodes: list[Node]) -> None:
     nodes[0].away = True
     for _ in range(50):
         await read(reading, None)
@@ -94,7 +94,7 @@ async def test_one_that_is_away_is_not_asked_at_every_turn(reading: PerNodeReade
     assert nodes[0].asked < 10
 
 
-async def test_one_that_has_returned_is_told_once(reading: PerNodeReader, nodes: list[Node]) -> None:
+async def test_a_returned_node_is_reported_once(reading: PerNodeReader, nodes: list[Node]) -> None:
     nodes[0].away = True
     await read(reading, None)
     assert reading.returned() == []
@@ -109,19 +109,19 @@ async def test_one_that_has_returned_is_told_once(reading: PerNodeReader, nodes:
     assert reading.returned() == []
 
 
-async def test_a_read_waits_no_longer_than_one_is_left_out(reading: PerNodeReader, nodes: list[Node]) -> None:
-    """Else nobody would notice a node's return before a message comes to another."""
+async def test_a_blocking_read_ends_when_an_unavailable_node_is_due(reading: PerNodeReader, nodes: list[Node]) -> None:
+    """Otherwise the reader would notice a returned node only after a message of another node."""
     nodes[0].away = True
     await read(reading, None)
     waiting = asyncio.create_task(read(reading, 60.0))
-    while not nodes[1].waits:  # noqa: ASYNC110 - the node of the test has no more to tell
+    while not nodes[1].waits:  # noqa: ASYNC110 - the node of the test has no event
         await asyncio.sleep(0.001)
     assert 0 < nodes[1].waits <= 1000
     await nodes[1].interrupt()
     assert await waiting == []
 
 
-async def test_where_all_are_away_the_read_says_so(reading: PerNodeReader, nodes: list[Node]) -> None:
+async def test_a_read_without_available_nodes_fails(reading: PerNodeReader, nodes: list[Node]) -> None:
     for node in nodes:
         node.away = True
     for _ in range(3):
@@ -129,15 +129,13 @@ async def test_where_all_are_away_the_read_says_so(reading: PerNodeReader, nodes
             await read(reading)
 
 
-async def test_one_that_could_not_be_reached_otherwise_is_left_out_too(
-    reading: PerNodeReader, nodes: list[Node]
-) -> None:
+async def test_a_node_marked_unavailable_is_not_read(reading: PerNodeReader, nodes: list[Node]) -> None:
     assert reading.mark_unavailable(PARTITIONS[0], Unavailable("gone"))
     await read(reading, None)
     assert [node.asked for node in nodes] == [0, 1]
 
 
-async def test_where_only_those_asked_are_away_it_is_others_turn(reading: PerNodeReader, nodes: list[Node]) -> None:
+async def test_a_read_of_unavailable_nodes_only_returns_nothing(reading: PerNodeReader, nodes: list[Node]) -> None:
     reading.keep(PARTITIONS)
     nodes[0].away = True
     assert await reading.read(PARTITIONS[:1], 1, None) == []
@@ -146,10 +144,8 @@ async def test_where_only_those_asked_are_away_it_is_others_turn(reading: PerNod
     assert not reading.rests(PARTITIONS[1])
 
 
-async def test_an_answer_that_comes_late_holds_up_nobody_and_is_not_lost(
-    reading: PerNodeReader, nodes: list[Node]
-) -> None:
-    """A slot is being sought: the command may yet be carried out, and bring messages."""
+async def test_a_late_reply_delays_no_other_node_and_is_not_lost(reading: PerNodeReader, nodes: list[Node]) -> None:
+    """While the client looks for a slot, the server may still run the command and return messages."""
     nodes[0].answers.clear()
     nodes[0].entries = [ENTRY]
     nodes[1].entries = [ENTRY]
@@ -161,6 +157,6 @@ async def test_an_answer_that_comes_late_holds_up_nobody_and_is_not_lost(
         await asyncio.sleep(0.01)
         found = await read(reading, None)
     assert found == [(PARTITIONS[0].ready.encode(), [ENTRY])]
-    assert nodes[0].asked == 1  # it was not asked again in the meantime
+    assert nodes[0].asked == 1  # no second read was sent
     assert reading.returned() == [PARTITIONS[0]]
     await reading.close()

@@ -1,4 +1,4 @@
-"""Routes, without Redis: indexes are never used twice, what is written is read, and keys spread."""
+"""Routes without Redis: unique indexes, encoding and decoding, and the distribution of keys."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def route_of(counts: list[int]) -> Route:
     return route
 
 
-def test_a_queue_that_nobody_spread_has_one_partition() -> None:
+def test_a_queue_has_one_partition_by_default() -> None:
     assert SINGLE.generations == (Generation(0, 1),)
     assert SINGLE.encode() == b"1"
     assert Route.decode(b"1") == SINGLE
 
 
-def test_from_one_partition_to_four() -> None:
+def test_a_change_of_the_count_adds_a_generation() -> None:
     route = SINGLE.changed(4)
     assert route.generations == (Generation(0, 1), Generation(1, 4))
     assert list(route.indexes) == [0, 1, 2, 3, 4]
@@ -39,25 +39,25 @@ def test_from_one_partition_to_four() -> None:
     assert route.changed(4) is route
 
 
-def test_the_form_of_former_versions_is_read() -> None:
+def test_the_format_of_earlier_versions_is_read() -> None:
     assert Route.decode(b"3") == Route((Generation(0, 3),))
     assert Route.decode(b"3").encode() == b"3"
 
 
 @pytest.mark.parametrize("wrong", [b"", b"0", b"-1", b"x", b"[]", b"{}", b'{"generations": []}', b'{"generations": 1}'])
-def test_what_is_no_route_is_refused(wrong: bytes) -> None:
+def test_an_invalid_route_is_refused(wrong: bytes) -> None:
     with pytest.raises(UnreadableRoute):
         Route.decode(wrong)
 
 
 @pytest.mark.parametrize("count", [0, -1, MOST_PARTITIONS + 1])
-def test_how_many_partitions_there_may_be(count: int) -> None:
+def test_a_count_out_of_range_is_refused(count: int) -> None:
     with pytest.raises(ValueError, match="1 to 1024"):
         SINGLE.changed(count)
 
 
 @given(COUNTS)
-def test_no_index_is_used_twice_and_none_is_left_out(counts: list[int]) -> None:
+def test_indexes_are_unique_and_contiguous(counts: list[int]) -> None:
     route = route_of(counts)
     indexes = list(route.indexes)
     assert indexes == list(range(len(indexes)))
@@ -66,7 +66,7 @@ def test_no_index_is_used_twice_and_none_is_left_out(counts: list[int]) -> None:
 
 
 @given(COUNTS, st.data())
-def test_a_former_generation_can_be_retired_and_never_the_last(counts: list[int], data: st.DataObject) -> None:
+def test_every_generation_but_the_last_can_be_removed(counts: list[int], data: st.DataObject) -> None:
     route = route_of(counts)
     gone = data.draw(st.sampled_from(route.generations))
     shorter = route.without(gone)
@@ -77,7 +77,7 @@ def test_a_former_generation_can_be_retired_and_never_the_last(counts: list[int]
 
 
 @given(COUNTS, st.lists(st.integers(1, 40), max_size=3))
-def test_a_route_that_was_lost_in_part_is_made_whole(counts: list[int], more: list[int]) -> None:
+def test_a_join_restores_lost_generations(counts: list[int], more: list[int]) -> None:
     stored, known = route_of(counts), route_of(counts + more)
     assert stored.joined(known) == known
     assert known.joined(stored) == known
@@ -86,12 +86,12 @@ def test_a_route_that_was_lost_in_part_is_made_whole(counts: list[int], more: li
 
 
 @given(COUNTS, COUNTS)
-def test_of_routes_that_disagree_no_index_is_left_out(one: list[int], other: list[int]) -> None:
+def test_a_join_of_conflicting_routes_keeps_all_indexes(one: list[int], other: list[int]) -> None:
     joined = route_of(one).joined(route_of(other))
     assert set(joined.indexes) == {*route_of(one).indexes, *route_of(other).indexes}
 
 
-def test_a_key_stands_for_the_same_number_in_every_process() -> None:
+def test_a_key_has_the_same_hash_in_every_process() -> None:
     code = "from perdure.queues.partitions.route import spread; print(spread('session-7'), spread('ü'))"
     told = [
         subprocess.run(
@@ -110,11 +110,11 @@ def test_keys_spread_evenly() -> None:
     assert all(850 < count < 1150 for count in found.values())
 
 
-# shares
+# assignment of partitions
 
 
 @given(st.integers(1, 12), st.integers(1, 40))
-def test_every_partition_has_readers_and_no_more_than_it_needs(workers: int, count: int) -> None:
+def test_every_partition_has_the_required_number_of_readers(workers: int, count: int) -> None:
     sharers = {f"w{number}" for number in range(workers)}
     partitions = [Namespace("ns").partition("q", index) for index in range(count)]
     shares = {worker: assigned_partitions(worker, sharers, partitions) for worker in sharers}
@@ -123,7 +123,7 @@ def test_every_partition_has_readers_and_no_more_than_it_needs(workers: int, cou
 
 
 @given(st.integers(3, 12), st.integers(0, 11))
-def test_who_leaves_moves_only_what_was_his(workers: int, leaver: int) -> None:
+def test_a_leaving_worker_moves_only_its_partitions(workers: int, leaver: int) -> None:
     sharers = {f"w{number}" for number in range(workers)}
     gone = f"w{leaver % workers}"
     partitions = [Namespace("ns").partition("q", index) for index in range(64)]

@@ -1,6 +1,6 @@
 """The pipelined connection: commands of one tick share a write, replies reach their callers, losses fail commands.
 
-The server of these tests sends the bytes that a test tells it to; other tests run against real servers.
+The server of these tests sends the bytes of a script; other tests use real servers.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ async def test_a_command_is_written_while_replies_are_outstanding(
     slow = connection.submit(("SLOW",))
     assert await server.received() == [[b"SLOW"]]
     other = connection.submit(("OTHER",))
-    assert await server.received() == [[b"OTHER"]]  # though SLOW is not answered
+    assert await server.received() == [[b"OTHER"]]  # the reply to SLOW is outstanding
     server.say(b"+slow\r\n+other\r\n")
     assert [await slow, await other] == [b"slow", b"other"]
 
@@ -164,7 +164,7 @@ async def test_a_cancelled_caller_withdraws_an_unwritten_command(
     assert await second == b"b"
 
 
-async def test_the_reply_to_a_caller_who_gave_up_later_goes_to_nobody_else(
+async def test_the_reply_to_a_cancelled_caller_reaches_no_other_caller(
     server: Server, connection: PipelinedConnection
 ) -> None:
     first, second = connection.submit(("A",)), connection.submit(("B",))
@@ -174,7 +174,7 @@ async def test_the_reply_to_a_caller_who_gave_up_later_goes_to_nobody_else(
     assert await second == b"b"
 
 
-async def test_a_reply_in_pieces_is_put_together(server: Server, connection: PipelinedConnection) -> None:
+async def test_a_fragmented_reply_is_assembled(server: Server, connection: PipelinedConnection) -> None:
     future = connection.submit(("A",))
     await server.received()
     for piece in (b"*2\r\n$5\r\nhe", b"llo\r", b"\n:1", b"7\r\n"):
@@ -183,7 +183,7 @@ async def test_a_reply_in_pieces_is_put_together(server: Server, connection: Pip
     assert await asyncio.wait_for(future, BOUND) == [b"hello", 17]
 
 
-async def test_a_lost_connection_fails_what_went_out_and_what_comes_later_has_another(
+async def test_a_lost_connection_fails_sent_commands_and_later_commands_use_another(
     server: Server, connection: PipelinedConnection
 ) -> None:
     futures = [connection.submit(("A",)), connection.submit(("B",))]
@@ -205,7 +205,7 @@ async def test_each_caller_gets_a_separate_exception(server: Server, connection:
     assert first is not second
 
 
-async def test_a_silent_server_is_given_up(server: Server) -> None:
+async def test_a_silent_server_closes_the_connection(server: Server) -> None:
     connection = connect(server, timeout=0.05)
     future = connection.submit(("A",))
     with pytest.raises(ReplyTimeout, match=r"no reply within 0\.05 s"):
@@ -213,8 +213,8 @@ async def test_a_silent_server_is_given_up(server: Server) -> None:
     await connection.close()
 
 
-async def test_a_server_that_says_something_now_and_then_is_not(server: Server) -> None:
-    """The limit is on silence: behind a long reply others may wait longer."""
+async def test_a_slow_server_keeps_the_connection(server: Server) -> None:
+    """The limit applies to silence: commands behind a long reply may wait longer."""
     connection = connect(server, timeout=0.2)
     future = connection.submit(("A",))
     await server.received()

@@ -1,4 +1,4 @@
-"""Agents whose worker dies before or after each of their writes: the same result, and nothing twice."""
+"""Agents whose worker crashes before or after each write: the result is the same, and no write applies twice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def app(settings: Settings) -> AsyncIterator[App]:
 
 
 class Ledger(AgentState):
-    """The total of the paid bills, and notes."""
+    """State of the agent: the total of the paid bills, and notes."""
 
     bills: list[int] = Field(default_factory=list)
     total: int = 0
@@ -96,9 +96,9 @@ EXPECTED = {
 
 
 class Scene:
-    """A worker that dies once: at one of its writes into the checkpoint, just before it, or just after it.
+    """A worker that crashes once, immediately before or after one write to the checkpoint.
 
-    Redis sees it as dead: its lease has expired, and all its later writes are refused.
+    For Redis the worker is lost: its lease has expired, and Redis refuses its later writes.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, app: App) -> None:
@@ -115,7 +115,7 @@ class Scene:
                 return await self._run(gateway, script, keys, args)
             self.writes += 1
             if self.writes != self.deadly:
-                if self.twice:  # the reply to the first is lost
+                if self.twice:  # the first reply is lost
                     await self._run(gateway, script, keys, args)
                 return await self._run(gateway, script, keys, args)
             if self.when == "after":
@@ -127,7 +127,7 @@ class Scene:
         monkeypatch.setattr(Gateway, "run", run)
 
     async def play(self, handle: TaskHandle[Any], deadly: int, when: Literal["before", "after"]) -> bool:
-        """Let the worker die at that write and another one finish. Return whether there was such a write."""
+        """Crash the worker at a write and let another worker finish. Return whether the write happened."""
         self.writes, self.deadly, self.when = 0, deadly, when
         self.died.clear()
         async with Worker(self.app) as worker:
@@ -151,7 +151,7 @@ def scene(monkeypatch: pytest.MonkeyPatch, app: App) -> Scene:
     return Scene(monkeypatch, app)
 
 
-def told(result: dict[str, Any]) -> dict[str, Any]:
+def with_text(result: dict[str, Any]) -> dict[str, Any]:
     """Return the result, with decisions and discoveries as text."""
     assert [one["choice"] for one in result.pop("decisions")] == ["pay 1", "pay 2", "pay 3"]
     assert [one["fact"] for one in result.pop("discoveries")] == ["1 was due", "2 was due", "3 was due"]
@@ -170,7 +170,7 @@ async def test_a_crash_at_any_write_does_not_change_the_result(
         Payer.thought.clear()
         handle = await payer.enqueue("pay", key=f"{when}-{deadly}", bills=[2, 1])
         died = await scene.play(handle, deadly, when)
-        assert told(await bounded(handle.result())) == EXPECTED, f"write {deadly}"
+        assert with_text(await bounded(handle.result())) == EXPECTED, f"write {deadly}"
         numbers = [event.number for event in await history(handle) if event.number is not None]
         assert numbers == list(range(1, len(numbers) + 1))
         assert await check_state(app.producer.gateway, handle.partition, handle.id) is not None
@@ -189,13 +189,13 @@ async def test_writes_with_lost_replies_are_applied_once(app: App, scene: Scene)
     Payer.paid.clear()
     handle = await app.agent(name="payer", retry=PATIENT)(Payer).enqueue("pay", bills=[2, 1])
     await work_off(app)
-    assert told(await bounded(handle.result())) == EXPECTED
+    assert with_text(await bounded(handle.result())) == EXPECTED
     assert Payer.paid == [1, 2, 3]
     numbers = [event.number for event in await history(handle) if event.number is not None]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-async def test_the_checkpoint_of_a_finished_agent_holds_only_its_last_snapshot(app: App) -> None:
+async def test_the_checkpoint_of_a_finished_agent_holds_only_the_last_snapshot(app: App) -> None:
     handle = await app.agent(name="payer", retry=PATIENT)(Payer).enqueue("pay", bills=[2, 1])
     await work_off(app)
     await bounded(handle.result())
@@ -213,7 +213,7 @@ async def test_an_encrypted_state_is_unreadable_in_redis_and_survives_crashes(
         Payer.paid.clear()
         handle = await app.agent(Payer, retry=PATIENT).enqueue("pay", bills=[2, 1])
         assert await scene.play(handle, 9, "after")
-        assert told(await bounded(handle.result())) == EXPECTED
+        assert with_text(await bounded(handle.result())) == EXPECTED
         stored = await recorded_steps(app, handle)
         log = await redis_command(app, "XRANGE", handle.partition.log(handle.id), "-", "+")
         assert {"s:#state", "d:#finish"} < stored.keys()

@@ -1,4 +1,4 @@
-"""Middleware: order, what each hook sees, what follows from its errors, and that an unused hook costs nothing."""
+"""Middleware: the order of hooks, their arguments, the effect of their errors, and no chain for unused hooks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def innermost(*args: Any) -> str:
 
 
 class Recorder(Middleware):
-    """Keeps what each hook sees, before and after."""
+    """A middleware that records the arguments of each hook before and after the call."""
 
     def __init__(self, name: str, seen: list[Any]) -> None:
         self.name = name
@@ -71,7 +71,7 @@ class Recorder(Middleware):
 # chains
 
 
-def test_a_hook_that_nothing_overrides_has_no_chain() -> None:
+def test_a_hook_without_an_override_has_no_chain() -> None:
     class Other(Middleware):
         async def run(self, ctx: Context, call_next: Any) -> Any:
             return await call_next()
@@ -80,7 +80,7 @@ def test_a_hook_that_nothing_overrides_has_no_chain() -> None:
     assert build_chain([Middleware(), Other()], "run", innermost, shown=1) is not None
 
 
-async def test_call_next_works_once() -> None:
+async def test_call_next_may_be_called_once() -> None:
     class Twice(Middleware):
         async def run(self, ctx: Context, call_next: Any) -> Any:
             await call_next()
@@ -94,7 +94,7 @@ async def test_call_next_works_once() -> None:
 
 def test_middleware_must_be_instances() -> None:
     with pytest.raises(ConfigurationError, match="must be instances of Middleware"):
-        App("shop", middleware=[Recorder])  # type: ignore[list-item]  # what the test is about
+        App("shop", middleware=[Recorder])  # type: ignore[list-item]  # the wrong type under test
 
 
 async def test_the_first_middleware_is_outermost_around_every_hook(settings: Settings) -> None:
@@ -133,7 +133,7 @@ async def test_the_first_middleware_is_outermost_around_every_hook(settings: Set
 
 
 class Tracing(Middleware):
-    """Adds a trace id to every task, and keeps what it was shown."""
+    """A middleware that adds a trace id to each task and records its arguments."""
 
     def __init__(self) -> None:
         self.calls: list[EnqueueCall] = []
@@ -224,7 +224,7 @@ async def test_an_enqueue_hook_must_call_call_next(settings: Settings) -> None:
             await job.enqueue()
 
 
-async def test_invalid_arguments_are_refused_with_enqueue_hooks_too(traced: App) -> None:
+async def test_invalid_arguments_are_refused_with_enqueue_hooks(traced: App) -> None:
     show = traced.tasks["show"]
     with pytest.raises(InvalidArguments):
         await show.enqueue(1, 2)
@@ -235,7 +235,7 @@ async def test_invalid_arguments_are_refused_with_enqueue_hooks_too(traced: App)
 # run
 
 
-async def test_what_a_run_hook_raises_counts_as_the_handlers_error(settings: Settings) -> None:
+async def test_an_error_of_a_run_hook_counts_as_an_error_of_the_handler(settings: Settings) -> None:
     class Limiting(Middleware):
         async def run(self, ctx: Context, call_next: Any) -> Any:
             await call_next()
@@ -255,7 +255,7 @@ async def test_what_a_run_hook_raises_counts_as_the_handlers_error(settings: Set
             await bounded(handle.result())
 
 
-async def test_a_run_hook_sees_the_handlers_error_and_may_return_a_result_instead(settings: Settings) -> None:
+async def test_a_run_hook_may_replace_an_error_of_the_handler_with_a_result(settings: Settings) -> None:
     class Default(Middleware):
         async def run(self, ctx: Context, call_next: Any) -> Any:
             try:
@@ -288,7 +288,7 @@ class Steps(Middleware):
             self.calls.append((step.name, step.key, step.tool, step.attempt, step.recorded))
 
 
-async def test_a_step_hook_is_told_of_tools_tries_and_recorded_results(settings: Settings) -> None:
+async def test_a_step_hook_receives_tool_and_try_and_whether_the_result_was_recorded(settings: Settings) -> None:
     steps = Steps()
     failures = 2
 
@@ -343,7 +343,7 @@ async def test_a_step_that_runs_again_with_other_arguments_is_not_recorded(setti
     assert [recorded for *_, recorded in steps.calls] == [False, False]
 
 
-async def test_what_a_step_hook_raises_is_raised_in_the_handler(settings: Settings) -> None:
+async def test_an_error_of_a_step_hook_is_raised_in_the_handler(settings: Settings) -> None:
     class Forbidding(Middleware):
         async def step(self, ctx: Context, step: StepCall, call_next: Any) -> Any:
             if step.name == "pay":
@@ -365,7 +365,7 @@ async def test_what_a_step_hook_raises_is_raised_in_the_handler(settings: Settin
         assert await bounded(handle.result()) == "not today"
 
 
-async def test_step_hooks_cover_the_steps_of_an_agents_plan_and_their_parts(settings: Settings) -> None:
+async def test_step_hooks_cover_the_plan_of_an_agent_and_nested_steps(settings: Settings) -> None:
     steps = Steps()
     app = App("agents", settings=settings, middleware=[steps])
 
@@ -441,7 +441,7 @@ async def test_an_unknown_task_is_settled_within_the_hooks_without_a_handler(set
     assert [(one.state, one.reason) for one in settlements.all] == [(State.DEAD, "unknown_task")]
 
 
-async def test_a_task_whose_settle_hook_raises_is_left_to_the_lease_and_runs_again(settings: Settings) -> None:
+async def test_a_task_runs_again_after_an_error_of_a_settle_hook(settings: Settings) -> None:
     failed = asyncio.Event()
 
     class Failing(Middleware):
@@ -464,7 +464,7 @@ async def test_a_task_whose_settle_hook_raises_is_left_to_the_lease_and_runs_aga
     assert failed.is_set()
 
 
-async def test_an_error_after_the_outcome_was_stored_changes_nothing(settings: Settings) -> None:
+async def test_an_error_after_the_outcome_was_stored_has_no_effect(settings: Settings) -> None:
     class Late(Middleware):
         async def settle(self, ctx: Context, settlement: Settlement, call_next: Any) -> None:
             await call_next()
@@ -481,7 +481,7 @@ async def test_an_error_after_the_outcome_was_stored_changes_nothing(settings: S
         assert await bounded(handle.result()) == 0
 
 
-async def test_a_settle_hook_sees_that_the_lease_is_lost(settings: Settings) -> None:
+async def test_a_settle_hook_sees_a_lost_lease(settings: Settings) -> None:
     begun, stolen, lost = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     class Watching(Middleware):

@@ -1,4 +1,4 @@
-"""Messages that cannot be run: each becomes a dead letter with its reason, and the worker goes on."""
+"""Messages that a worker cannot run: each becomes a dead letter with a reason, and the worker continues."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def producer(settings: Settings) -> AsyncIterator[Producer]:
 
 
 async def post(app: App, fields: Mapping[str, str | bytes]) -> bytes:
-    """Put an entry on the stream by hand."""
+    """Add an entry to the stream without a producer."""
     flat = [part for pair in fields.items() for part in pair]
     entry: bytes = await redis_command(app, "XADD", partition_of(app).ready, "*", *flat)
     return entry
@@ -83,7 +83,7 @@ GARBAGE: dict[str, dict[str, str | bytes]] = {
 
 
 @pytest.mark.parametrize("fields", GARBAGE.values(), ids=GARBAGE.keys())
-async def test_what_is_no_task_is_buried_raw_and_the_worker_goes_on(app: App, fields: dict[str, str | bytes]) -> None:
+async def test_an_unreadable_message_becomes_a_raw_dead_letter(app: App, fields: dict[str, str | bytes]) -> None:
     handle = await app.tasks["sound"].enqueue()
     await post(app, fields)
     after = await app.tasks["sound"].enqueue()
@@ -100,7 +100,7 @@ async def test_what_is_no_task_is_buried_raw_and_the_worker_goes_on(app: App, fi
     assert await redis_command(app, "XLEN", partition_of(app).ready) == 0
 
 
-async def test_a_heap_of_garbage_does_not_keep_the_tasks_in_between_from_running(app: App) -> None:
+async def test_unreadable_messages_do_not_block_tasks(app: App) -> None:
     handles = []
     for number in range(20):
         await post(app, {"env": f"garbage {number}"})
@@ -111,7 +111,7 @@ async def test_a_heap_of_garbage_does_not_keep_the_tasks_in_between_from_running
     assert len(await letters(app)) == 20
 
 
-async def test_a_message_of_a_future_version_tells_its_producer(app: App) -> None:
+async def test_a_message_of_a_newer_version_fails_its_task(app: App) -> None:
     handle = await app.tasks["sound"].enqueue()
     stream, record = handle.partition.ready, handle.partition.record(handle.id)
     await redis_command(app, "XTRIM", stream, "MAXLEN", 0)
@@ -125,7 +125,7 @@ async def test_a_message_of_a_future_version_tells_its_producer(app: App) -> Non
     assert (await letter(app, handle)).raw["env"] == future
 
 
-async def test_a_bad_message_with_the_id_of_a_live_task_does_it_no_harm(app: App) -> None:
+async def test_an_unreadable_message_with_the_id_of_a_task_leaves_the_task_unchanged(app: App) -> None:
     handle = await app.tasks["sound"].options(delay=3600).enqueue()
     await post(app, {"env": envelope(v=FORMAT_VERSION + 1, id=handle.id), "args": "{}"})
     await work_off(app)
@@ -134,7 +134,7 @@ async def test_a_bad_message_with_the_id_of_a_live_task_does_it_no_harm(app: App
     assert await handle.status() is State.SCHEDULED
 
 
-async def test_numbers_of_any_size_come_back_as_they_are(app: App, producer: Producer) -> None:
+async def test_large_integers_are_returned_unchanged(app: App, producer: Producer) -> None:
     @app.task
     async def large(ctx: Context) -> int:
         return 2**80 + 1
@@ -144,7 +144,7 @@ async def test_numbers_of_any_size_come_back_as_they_are(app: App, producer: Pro
     assert await bounded(handle.result()) == 2**80 + 1
 
 
-async def test_a_future_version_that_reads_like_ours_is_not_run_all_the_same(app: App) -> None:
+async def test_a_parsable_message_of_a_newer_version_is_not_run(app: App) -> None:
     await post(app, {"env": envelope(v=FORMAT_VERSION + 1), "args": "{}"})
     await work_off(app)
     (found,) = await letters(app)
@@ -153,7 +153,7 @@ async def test_a_future_version_that_reads_like_ours_is_not_run_all_the_same(app
     assert "upgrade the worker, then replay" in found.message
 
 
-async def test_fields_that_a_newer_producer_added_are_ignored(app: App) -> None:
+async def test_unknown_envelope_fields_are_ignored(app: App) -> None:
     added = envelope(priority=3, options={"timeout": 5, "tenant": "t"})
     await post(app, {"env": added, "args": "{}", "signature": "s"})
     await work_off(app)
@@ -174,7 +174,7 @@ async def test_fields_that_a_newer_producer_added_are_ignored(app: App) -> None:
         (b'{"number":"\xff"}', "Invalid JSON"),
     ],
 )
-async def test_arguments_that_do_not_fit_are_a_reason_of_their_own(app: App, args: bytes, says: str) -> None:
+async def test_invalid_arguments_become_a_dead_letter_without_a_run(app: App, args: bytes, says: str) -> None:
     ran: list[int] = []
 
     @app.task(retry=Retry(max_attempts=9, base=0.0))
@@ -190,7 +190,7 @@ async def test_arguments_that_do_not_fit_are_a_reason_of_their_own(app: App, arg
     assert ran == []
 
 
-async def test_an_unknown_task_is_handed_back_a_few_times_and_then_buried(app: App, producer: Producer) -> None:
+async def test_an_unknown_task_is_returned_with_backoff_and_then_buried(app: App, producer: Producer) -> None:
     handle = await producer.enqueue("not-yet-deployed", {"x": 1})
     await work_off(app)
     found = await letter(app, handle)
@@ -200,9 +200,7 @@ async def test_an_unknown_task_is_handed_back_a_few_times_and_then_buried(app: A
     assert log == [("returned", 0.05), ("returned", 0.1), ("buried", None)]
 
 
-async def test_a_newer_worker_takes_the_task_that_an_older_one_does_not_know(
-    settings: Settings, producer: Producer
-) -> None:
+async def test_a_newer_worker_runs_a_task_that_an_older_worker_returned(settings: Settings, producer: Producer) -> None:
     policy = Retry(max_attempts=1000, base=0.05, factor=1.0)
     changed = settings.model_copy(update={"unknown_task": policy})
     older, newer = App("older", settings=changed), App("newer", settings=changed)
@@ -227,7 +225,7 @@ async def test_a_newer_worker_takes_the_task_that_an_older_one_does_not_know(
     assert (record.attempts, record.crashes) == (1, 0)
 
 
-async def test_a_result_that_is_no_json_is_buried_and_says_so(app: App) -> None:
+async def test_a_result_that_is_not_json_becomes_a_dead_letter(app: App) -> None:
     @app.task(retry=Retry(max_attempts=9, base=0.0))
     async def job(ctx: Context) -> Any:
         return object()
@@ -239,7 +237,7 @@ async def test_a_result_that_is_no_json_is_buried_and_says_so(app: App) -> None:
     assert "task 'job': its result cannot be stored" in found.message
 
 
-async def test_a_result_of_another_type_than_declared_is_buried(app: App) -> None:
+async def test_a_result_of_the_wrong_type_becomes_a_dead_letter(app: App) -> None:
     @app.task
     async def job(ctx: Context) -> int:
         return "one"  # type: ignore[return-value]
@@ -252,7 +250,7 @@ async def test_a_result_of_another_type_than_declared_is_buried(app: App) -> Non
 
 
 @pytest.mark.parametrize("where", ["result", "step"])
-async def test_what_is_too_large_is_refused_with_both_sizes(settings: Settings, where: str) -> None:
+async def test_a_value_over_the_payload_limit_is_refused_with_both_sizes(settings: Settings, where: str) -> None:
     async with App("bad", settings=settings.model_copy(update={"payload_limit": 2000})) as app:
 
         @app.task(retry=Retry(max_attempts=9, base=0.0))
@@ -271,7 +269,7 @@ async def test_what_is_too_large_is_refused_with_both_sizes(settings: Settings, 
     assert "over the limit of 2,000 bytes" in found.message
 
 
-async def test_a_message_deleted_by_hand_while_a_lost_worker_held_it_stops_nobody(app: App) -> None:
+async def test_a_deleted_pending_message_is_acknowledged(app: App) -> None:
     await app.tasks["sound"].options(task_id="deleted").enqueue()
     stream = partition_of(app).ready
     if not await redis_command(app, "XINFO", "GROUPS", stream):
@@ -290,8 +288,8 @@ async def test_a_message_deleted_by_hand_while_a_lost_worker_held_it_stops_nobod
     await redis_command(app, "DEL", partition_of(app).record("deleted"))
 
 
-async def test_an_entry_posted_twice_runs_and_ends_without_harm(app: App) -> None:
-    """Two entries of one id, as a broken producer might send: both end, the record holds one outcome."""
+async def test_a_duplicate_message_leaves_one_outcome(app: App) -> None:
+    """Both entries of the task id are settled; the record holds one outcome."""
     for _ in range(2):
         await post(app, {"env": envelope(id="twice"), "args": "{}"})
     await work_off(app, concurrency=2)

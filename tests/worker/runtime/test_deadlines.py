@@ -1,4 +1,4 @@
-"""No lease is kept for ever: limits of time and of idleness, and what does not end though it was ended."""
+"""Time limits and idle limits of runs, and handlers that ignore their cancellation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Limited = Callable[..., App]
 
 @pytest.fixture
 def limited(settings: Settings) -> Limited:
-    """An app with other limits than the usual ones."""
+    """Return a factory of apps with the given limits."""
 
     def make(**limits: float) -> App:
         return App("guarded", settings=Settings(**(settings.model_dump() | {"lease": 0.9} | limits)))
@@ -49,7 +49,7 @@ def log() -> Iterator[list[str]]:
 
 
 class Stubborn:
-    """A handler's part that goes on whatever happens, until it is let go."""
+    """A coroutine that ignores its cancellation until the test releases it."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -65,11 +65,11 @@ class Stubborn:
                 self.cancelled += 1
 
 
-# limits of time
+# time limits
 
 
-async def test_a_run_without_a_timeout_has_the_workers_time_limit(limited: Limited) -> None:
-    """Though it is busy all the time."""
+async def test_a_run_without_a_timeout_has_the_time_limit_of_the_worker(limited: Limited) -> None:
+    """Progress does not extend the time limit."""
     async with limited(time_limit=0.3) as app:
 
         @app.task(retry=ONCE)
@@ -85,7 +85,7 @@ async def test_a_run_without_a_timeout_has_the_workers_time_limit(limited: Limit
 
 
 @pytest.mark.parametrize("whose", ["task", "producer"])
-async def test_a_timeout_of_its_own_goes_before_the_workers_time_limit(limited: Limited, whose: str) -> None:
+async def test_the_timeout_of_a_task_overrides_the_time_limit_of_the_worker(limited: Limited, whose: str) -> None:
     async with limited(time_limit=0.1) as app:
 
         @app.task(timeout=60 if whose == "task" else None, retry=ONCE)
@@ -98,15 +98,15 @@ async def test_a_timeout_of_its_own_goes_before_the_workers_time_limit(limited: 
         assert await bounded(handle.result()) == "took its time"
 
 
-def test_nobody_runs_for_ever_by_default() -> None:
+def test_time_and_idle_limits_are_finite_by_default() -> None:
     assert Settings().time_limit == 7 * 24 * 3600
     assert Settings().idle_limit == 3600
 
 
-# idleness
+# idle limits
 
 
-async def test_a_run_that_hangs_in_a_step_is_ended_as_idle_and_tried_again_and_buried(limited: Limited) -> None:
+async def test_an_idle_run_is_cancelled_and_retried_and_then_buried(limited: Limited) -> None:
     async with limited() as app:
         attempts: list[int] = []
 
@@ -126,7 +126,7 @@ async def test_a_run_that_hangs_in_a_step_is_ended_as_idle_and_tried_again_and_b
         assert set(await recorded_steps(app, handle)) == {"d:quick", "s:#handoff"}
 
 
-async def test_the_workers_idle_limit_is_for_tasks_that_have_none(limited: Limited) -> None:
+async def test_the_idle_limit_of_the_worker_applies_to_tasks_without_an_idle_timeout(limited: Limited) -> None:
     async with limited(idle_limit=0.2) as app:
 
         @app.task(retry=ONCE)
@@ -146,7 +146,7 @@ async def test_the_workers_idle_limit_is_for_tasks_that_have_none(limited: Limit
         assert await bounded(another.result()) == "slept"
 
 
-async def test_an_error_policy_can_tell_idleness_from_other_errors(limited: Limited) -> None:
+async def test_a_retry_policy_can_exclude_idle_timeouts(limited: Limited) -> None:
     async with limited() as app:
 
         @app.task(idle_timeout=0.2, retry=Retry(max_attempts=9, never=(TaskIdle,)))
@@ -160,8 +160,8 @@ async def test_an_error_policy_can_tell_idleness_from_other_errors(limited: Limi
 
 
 @pytest.mark.parametrize("alive", ["steps", "saves", "saves in a thread", "tries"])
-async def test_who_does_something_is_not_idle(limited: Limited, alive: str) -> None:
-    """Three times half of the limit."""
+async def test_a_run_that_makes_progress_is_not_idle(limited: Limited, alive: str) -> None:
+    """The run takes longer than the idle limit; its pauses are shorter."""
     limit, rounds = 0.6, 3
 
     async def rest() -> None:
@@ -206,8 +206,8 @@ async def test_who_does_something_is_not_idle(limited: Limited, alive: str) -> N
         assert await bounded(handle.result()) == alive
 
 
-async def test_who_waits_for_redis_is_not_idle(limited: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis is away for longer than the limit while the step is to be recorded."""
+async def test_a_run_that_waits_for_redis_is_not_idle(limited: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis is unavailable for longer than the limit while the worker records the step."""
     refused: list[float] = []
 
     async def away(*args: object, **options: object) -> bool:
@@ -230,7 +230,7 @@ async def test_who_waits_for_redis_is_not_idle(limited: Limited, monkeypatch: py
         assert time.monotonic() - refused[0] > 1.2
 
 
-async def test_nobody_is_idle_while_another_handler_blocks_the_loop(limited: Limited) -> None:
+async def test_a_blocked_event_loop_does_not_make_other_runs_idle(limited: Limited) -> None:
     async with limited() as app:
         blocked = asyncio.Event()
 
@@ -242,7 +242,7 @@ async def test_nobody_is_idle_while_another_handler_blocks_the_loop(limited: Lim
         @app.task(retry=ONCE)
         async def blocks(ctx: Context) -> None:
             await asyncio.sleep(0.1)
-            time.sleep(1.0)  # noqa: ASYNC251 - that is the point
+            time.sleep(1.0)  # noqa: ASYNC251 - the test blocks the event loop
             await asyncio.sleep(0.2)
             blocked.set()
 
@@ -252,7 +252,7 @@ async def test_nobody_is_idle_while_another_handler_blocks_the_loop(limited: Lim
 
 
 @pytest.mark.parametrize("wrong", [0, -1.0, math.nan])
-def test_an_idle_timeout_is_more_than_nothing(settings: Settings, wrong: float) -> None:
+def test_an_idle_timeout_must_be_positive(settings: Settings, wrong: float) -> None:
     app = App("guarded", settings=settings)
     with pytest.raises(TaskDefinitionError, match="idle_timeout must be more than 0 seconds"):
 
@@ -260,11 +260,11 @@ def test_an_idle_timeout_is_more_than_nothing(settings: Settings, wrong: float) 
         async def job(ctx: Context) -> None: ...
 
 
-# what does not end
+# handlers that ignore cancellation
 
 
-async def test_a_handler_that_swallows_its_cancellation_loses_its_task(limited: Limited, log: list[str]) -> None:
-    """The attempt counts, another one runs elsewhere, and whatever the first still does is refused."""
+async def test_a_run_that_ignores_cancellation_loses_its_task(limited: Limited, log: list[str]) -> None:
+    """The attempt counts, another attempt runs, and Redis refuses later writes of the first."""
     async with limited(stall_limit=0.3) as app:
         stubborn = Stubborn()
         refused = asyncio.Event()
@@ -279,7 +279,7 @@ async def test_a_handler_that_swallows_its_cancellation_loses_its_task(limited: 
                     except LeaseLost:
                         refused.set()
                         raise
-                    except asyncio.CancelledError:  # it swallows that too
+                    except asyncio.CancelledError:  # ignored as well
                         continue
             return "second attempt"
 
@@ -287,7 +287,7 @@ async def test_a_handler_that_swallows_its_cancellation_loses_its_task(limited: 
             handle = await job.enqueue()
             assert await bounded(handle.result()) == "second attempt"
             assert stubborn.cancelled
-            assert worker.in_flight == 1  # its slot stays taken
+            assert worker.in_flight == 1  # the slot remains taken
             assert [event.type for event in await history(handle)] == ["attempt_failed"]
             stubborn.let_go.set()
             await bounded(refused.wait())
@@ -301,10 +301,10 @@ async def test_a_handler_that_swallows_its_cancellation_loses_its_task(limited: 
         assert await recorded_steps(app, handle) == {}
     told = "".join(log)
     assert "(timed_out): task abandoned, slot leaked" in told
-    assert "in __call__" in told  # where it is stuck
+    assert "in __call__" in told  # the stack trace names the function
 
 
-async def test_a_stubborn_handlers_task_is_cancelled_all_the_same(limited: Limited) -> None:
+async def test_the_task_of_a_handler_that_ignores_cancellation_is_cancelled(limited: Limited) -> None:
     async with limited(stall_limit=0.3) as app:
         stubborn = Stubborn()
 
@@ -318,7 +318,7 @@ async def test_a_stubborn_handlers_task_is_cancelled_all_the_same(limited: Limit
             await handle.cancel()
             with pytest.raises(TaskCancelled):
                 await bounded(handle.result())
-            stubborn.let_go.set()  # it returns, as if nothing had been
+            stubborn.let_go.set()  # the handler returns normally
 
             async def idle() -> bool:
                 return worker.in_flight == 0
@@ -328,7 +328,7 @@ async def test_a_stubborn_handlers_task_is_cancelled_all_the_same(limited: Limit
         assert await handle.status() is State.CANCELLED
 
 
-async def test_a_worker_stops_in_spite_of_a_stubborn_handler_and_hands_its_task_over(
+async def test_a_worker_with_a_handler_that_ignores_cancellation_stops_and_hands_over(
     limited: Limited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "_FORCED", 0.2)
@@ -353,7 +353,7 @@ async def test_a_worker_stops_in_spite_of_a_stubborn_handler_and_hands_its_task_
 
 
 class Supervisor:
-    """The other end of a worker's link: everything that the worker says."""
+    """The supervisor's end of a link: collects the messages of the worker."""
 
     def __init__(self) -> None:
         read, write = os.pipe()
@@ -368,7 +368,7 @@ class Supervisor:
                 self._said.append(orjson.loads(line))
 
     async def hears(self, what: str, *, lag: float = 0.0) -> dict[str, object]:
-        """The first thing of a kind that the worker says, with at least this lag where it tells of one."""
+        """Wait for a message of a kind, and return it. A message with a lag must have at least the given one."""
 
         async def said() -> bool:
             return bool(self._found(what, lag))
@@ -380,7 +380,7 @@ class Supervisor:
         return [one for one in self._said if one["say"] == what and float(str(one.get("lag", lag))) >= lag]
 
 
-async def test_a_worker_with_a_handler_that_does_not_end_asks_to_be_replaced(limited: Limited) -> None:
+async def test_a_worker_with_a_stuck_handler_asks_to_be_replaced(limited: Limited) -> None:
     async with limited(stall_limit=0.3) as app:
         stubborn, supervisor = Stubborn(), Supervisor()
 
@@ -398,7 +398,7 @@ async def test_a_worker_with_a_handler_that_does_not_end_asks_to_be_replaced(lim
             await bounded(running)
 
 
-async def test_threads_that_nobody_can_stop_are_counted_until_they_end(
+async def test_threads_of_cancelled_sync_steps_are_counted_until_they_end(
     limited: Limited, monkeypatch: pytest.MonkeyPatch, log: list[str]
 ) -> None:
     monkeypatch.setattr(guard_module, "_LOST_THREADS", 0.05)  # 2 of 40
@@ -429,13 +429,13 @@ async def test_threads_that_nobody_can_stop_are_counted_until_they_end(
             await bounded(running)
 
 
-async def test_a_blocked_loop_is_told_to_the_supervisor_as_it_lags(limited: Limited) -> None:
+async def test_event_loop_lag_is_reported_to_the_supervisor(limited: Limited) -> None:
     async with limited(stall_warning=0.1) as app:
         supervisor = Supervisor()
 
         @app.task
         async def job(ctx: Context) -> None:
-            time.sleep(0.5)  # noqa: ASYNC251 - that is the point
+            time.sleep(0.5)  # noqa: ASYNC251 - the test blocks the event loop
 
         async with Worker(app, link=supervisor.link) as worker:
             running = asyncio.create_task(worker.run())
@@ -446,7 +446,7 @@ async def test_a_blocked_loop_is_told_to_the_supervisor_as_it_lags(limited: Limi
             await bounded(running)
 
 
-async def test_a_worker_that_is_cancelled_does_not_wait_for_a_stubborn_handler(
+async def test_a_cancelled_worker_does_not_wait_for_a_handler_that_ignores_cancellation(
     limited: Limited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "_FORCED", 0.2)

@@ -1,4 +1,4 @@
-"""Health: each of its levels fails when that is what is wrong, and holds when something else is."""
+"""Health levels of a worker: each fails for its own faults only."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 async def app(settings: Settings) -> AsyncIterator[App]:
-    """Signs of life each 0.5 s; a blocked loop is told of after as long."""
+    """Return an app with a heartbeat of 0.5 s; a blocked event loop is reported after the same time."""
     changed = {"heartbeat": 0.5, "stall_warning": 0.5, "lease": 0.9}
     async with App("health", settings=settings.model_copy(update=changed)) as app:
         yield app
 
 
 def failing(worker: Worker) -> dict[str, str]:
-    """The levels that do not hold, and what is said of them."""
+    """Return the failing levels, each with its message."""
     return {level.name: level.said for level in worker.health().levels if not level.ok}
 
 
@@ -48,7 +48,7 @@ async def until_failing(worker: Worker, *levels: str) -> None:
 # the levels
 
 
-async def test_a_worker_is_ready_once_it_reads_and_no_longer_when_it_stops(app: App) -> None:
+async def test_a_worker_is_ready_from_its_first_read_until_it_stops(app: App) -> None:
     @app.task
     async def job(ctx: Context) -> None: ...
 
@@ -65,7 +65,7 @@ async def test_a_worker_is_ready_once_it_reads_and_no_longer_when_it_stops(app: 
         await bounded(running)
 
 
-async def test_what_is_announced_is_what_it_says(app: App) -> None:
+async def test_workers_publish_their_health_in_redis(app: App) -> None:
     @app.task
     async def job(ctx: Context) -> None: ...
 
@@ -90,7 +90,7 @@ async def test_what_is_announced_is_what_it_says(app: App) -> None:
 
 
 @pytest.mark.processes
-async def test_a_redis_that_is_gone_fails_connected_and_consuming_until_it_is_back(settings: Settings) -> None:
+async def test_a_redis_outage_fails_connected_and_consuming_until_redis_returns(settings: Settings) -> None:
     program = find_program(BUNDLED)
     assert program is not None
     server = RedisServer(program).start()
@@ -105,7 +105,7 @@ async def test_a_redis_that_is_gone_fails_connected_and_consuming_until_it_is_ba
                 await until_failing(worker)
                 server.kill()
                 await until_failing(worker, "connected", "consuming")
-                assert worker.health().live  # starting it anew would not bring Redis back
+                assert worker.health().live  # a restart of the worker would not repair Redis
                 assert "Redis" in failing(worker)["consuming"]
                 server.start()
                 await until_failing(worker)
@@ -114,8 +114,8 @@ async def test_a_redis_that_is_gone_fails_connected_and_consuming_until_it_is_ba
 
 
 @pytest.mark.processes
-async def test_a_redis_that_does_not_answer_fails_connected(settings: Settings) -> None:
-    """Its connections stand, and nothing comes."""
+async def test_an_unresponsive_redis_fails_connected(settings: Settings) -> None:
+    """The connections stay open without replies."""
     program = find_program(BUNDLED)
     assert program is not None
     server = RedisServer(program).start()
@@ -138,7 +138,7 @@ async def test_a_redis_that_does_not_answer_fails_connected(settings: Settings) 
         server.stop()
 
 
-async def test_leases_that_cannot_be_renewed_fail_connected(app: App) -> None:
+async def test_failed_lease_renewals_fail_connected(app: App) -> None:
     @app.task
     async def job(ctx: Context) -> None: ...
 
@@ -150,7 +150,7 @@ async def test_leases_that_cannot_be_renewed_fail_connected(app: App) -> None:
         assert failing(worker) == {}
 
 
-async def test_an_intake_that_is_stuck_fails_consuming_unless_there_is_no_slot(app: App) -> None:
+async def test_a_stuck_intake_fails_consuming_unless_all_slots_are_taken(app: App) -> None:
     begun, goes_on = asyncio.Event(), asyncio.Event()
 
     @app.task
@@ -164,13 +164,13 @@ async def test_an_intake_that_is_stuck_fails_consuming_unless_there_is_no_slot(a
         assert failing(worker)["consuming"].startswith("no read for ")
         await job.enqueue()
         await bounded(begun.wait())
-        assert "consuming" not in failing(worker)  # full, and rightly so
+        assert "consuming" not in failing(worker)  # all slots are taken
         worker._health._clock = time.monotonic
         goes_on.set()
 
 
-async def test_slots_that_are_all_taken_by_what_hangs_fail_progress(app: App) -> None:
-    """By handlers that are over their idle limit and swallow their cancellation."""
+async def test_stuck_runs_in_all_slots_fail_progress(app: App) -> None:
+    """The handlers exceed their idle limit and ignore their cancellation."""
     let_go = asyncio.Event()
 
     @app.task(idle_timeout=0.3)
@@ -194,7 +194,7 @@ async def test_slots_that_are_all_taken_by_what_hangs_fail_progress(app: App) ->
             return worker.in_flight == 2 and any(worker._deadlines.is_stuck(run) for run in worker._executor.runs)
 
         await wait_until(one_stuck, "one hangs")
-        assert failing(worker) == {}  # the other one works
+        assert failing(worker) == {}  # the other run makes progress
         await working_on.cancel()
         await hangs.enqueue()
         await until_failing(worker, "progress")
@@ -239,7 +239,7 @@ def test_several_workers_are_ready_if_all_are_and_live_if_any_is() -> None:
 
 
 class Asker:
-    """Asks probes, from a thread."""
+    """HTTP client of the probes; the test calls it from a thread."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -272,7 +272,7 @@ def probing() -> Iterator[Callable[[Report], Asker]]:
     ("level", "live", "ready"),
     [(None, 200, 200), ("alive", 503, 503), ("connected", 200, 503), ("consuming", 200, 503), ("progress", 503, 503)],
 )
-def test_each_level_fails_the_probe_that_it_should(
+def test_each_level_fails_its_probes(
     probing: Callable[[Report], Asker], level: str | None, live: int, ready: int
 ) -> None:
     names = ("alive", "connected", "consuming", "progress")
@@ -286,7 +286,7 @@ def test_each_level_fails_the_probe_that_it_should(
     assert asker.ask("/livez", "HEAD") == (live, None)
 
 
-def test_an_agent_that_is_not_coherent_fails_readyz_for_those_who_ask(probing: Callable[[Report], Asker]) -> None:
+def test_an_incoherent_agent_fails_readyz_if_coherence_is_requested(probing: Callable[[Report], Asker]) -> None:
     levels = (Level("alive", True),)
     well = probing(Report("w", levels))
     confused = probing(Report("w", levels, (IncoherentRun("id-1", "research", ("goal", "repetition")),)))
@@ -298,7 +298,7 @@ def test_an_agent_that_is_not_coherent_fails_readyz_for_those_who_ask(probing: C
     assert body["incoherent"] == [{"id": "id-1", "task": "research", "checks": ["goal", "repetition"]}]
 
 
-def test_nothing_else_is_served(probing: Callable[[Report], Asker]) -> None:
+def test_unknown_paths_return_404(probing: Callable[[Report], Asker]) -> None:
     asker = probing(Report("w", ()))
     status, body = asker.ask("/healthz")
     assert (status, body) == (404, {"error": "no page /healthz: use /livez or /readyz"})
@@ -321,7 +321,7 @@ async def test_a_blocked_loop_fails_livez_with_its_reason(app: App) -> None:
                 answers.append(asker.ask("/livez"))
         finally:
             if answers:
-                time.sleep(app.settings.heartbeat * 3)  # now it owes Redis signs of life as well
+                time.sleep(app.settings.heartbeat * 3)  # heartbeats are overdue as well
                 answers.append(asker.ask("/livez"))
             blocked.set()
 

@@ -1,4 +1,4 @@
-"""Partitions under real workers: spread anew under load, shared, killed, and worked off in a burst."""
+"""Partitions with real workers: resharding under load, shared partitions, a killed replica, and bursts."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ def workers(settings: Settings, tmp_path: Path) -> Iterator[WorkerProcesses]:
 
 @pytest.fixture
 async def producers(settings: Settings) -> AsyncIterator[list[Producer]]:
-    """Several, each of which hears of a change by itself."""
+    """Return several producers, each of which reads the changed route by itself."""
     async with AsyncExitStack() as stack:
         made = [Producer(settings.redis_url, namespace=settings.namespace) for _ in range(KEYS)]
         yield [await stack.enter_async_context(one) for one in made]
 
 
 async def load(producer: Producer, key: str, progress: Counter[str]) -> list[TaskHandle[Any]]:
-    """One producer with a key of its own, which awaits each task before the next."""
+    """Enqueue tasks of one key, each after the acknowledgement of the previous one."""
     handles: list[TaskHandle[Any]] = []
     for number in range(ROUNDS):
         arguments = {"key": key, "number": number, "pause": 0.002}
         handles.append(await producer.enqueue("keyed", arguments, key=key))
         progress["sent"] += 1
-        while number + 1 > progress["allowed"]:  # noqa: ASYNC110 - a number of the test's own
+        while number + 1 > progress["allowed"]:  # noqa: ASYNC110 - a counter of the test has no event
             await asyncio.sleep(0.005)
     return handles
 
 
 async def spread_under_load(producers: list[Producer]) -> list[TaskHandle[Any]]:
-    """Producers at work, and the queue spread from 1 to 4 to 2 to 8 partitions in between."""
+    """Enqueue tasks while the queue changes from 1 to 4 to 2 to 8 partitions."""
     progress: Counter[str] = Counter()
     loads = [asyncio.create_task(load(one, f"k{number}", progress)) for number, one in enumerate(producers)]
     for turn, count in enumerate(COUNTS, 1):
@@ -60,14 +60,14 @@ async def spread_under_load(producers: list[Producer]) -> list[TaskHandle[Any]]:
             return progress["sent"] >= (progress["allowed"] - 1) * KEYS
 
         await wait_until(sent, "the producers are this far")
-        progress["allowed"] += ROUNDS // 8  # they go on while it changes
+        progress["allowed"] += ROUNDS // 8  # producers continue during the change
         await set_partitions(producers[0].gateway, producers[0].namespace, "default", count)
     progress["allowed"] = ROUNDS + 1
     return [handle for handles in await bounded(asyncio.gather(*loads)) for handle in handles]
 
 
 @pytest.mark.processes
-async def test_tasks_of_a_key_start_in_order_while_the_queue_is_spread_anew(
+async def test_tasks_of_a_key_start_in_order_while_the_queue_is_resharded(
     workers: WorkerProcesses, producers: list[Producer]
 ) -> None:
     """One replica: the journal is in the order of its starts."""
@@ -85,7 +85,7 @@ async def test_tasks_of_a_key_start_in_order_while_the_queue_is_spread_anew(
 
 
 @pytest.mark.processes
-async def test_nothing_is_lost_or_taken_early_by_many_replicas_of_which_one_is_killed(
+async def test_a_killed_replica_loses_no_task_and_keeps_the_order(
     workers: WorkerProcesses, producers: list[Producer]
 ) -> None:
     replicas = [workers.start(concurrency=3) for _ in range(2)]
@@ -119,7 +119,7 @@ def double_of(app: App) -> Any:
     return app.tasks["double"]
 
 
-async def test_a_burst_works_through_all_generations(app: App) -> None:
+async def test_a_burst_drains_all_generations(app: App) -> None:
     namespace, gateway = app.producer.namespace, app.producer.gateway
     first = await double_of(app).enqueue_many([{"value": n} for n in range(20)])
     await set_partitions(gateway, namespace, "default", 3)
@@ -149,8 +149,8 @@ async def test_more_partitions_than_slots_are_all_read(app: App) -> None:
             assert await bounded((await double_of(app).enqueue(21)).result()) == 42
 
 
-async def test_a_worker_hears_of_a_change_and_completes_it(app: App) -> None:
-    """The command died after its first line: the route is changed, and nothing is closed."""
+async def test_a_worker_completes_an_interrupted_resharding(app: App) -> None:
+    """The route has changed, and no partition is closed: the command stopped after its first write."""
     namespace, gateway = app.producer.namespace, app.producer.gateway
     async with running_worker(app):
         await (await double_of(app).enqueue(1)).result(timeout=BOUND)
@@ -167,7 +167,7 @@ async def test_a_worker_hears_of_a_change_and_completes_it(app: App) -> None:
         assert await bounded(handle.result()) == 42
 
 
-async def test_those_who_share_do_all_of_it(app: App) -> None:
+async def test_workers_that_share_partitions_run_all_tasks(app: App) -> None:
     await set_partitions(app.producer.gateway, app.producer.namespace, "default", 6)
     async with Worker(app, partitions="share") as one, Worker(app, partitions="share") as other:
         running = [asyncio.create_task(worker.run()) for worker in (one, other)]
@@ -181,15 +181,15 @@ async def test_those_who_share_do_all_of_it(app: App) -> None:
     assert await app.producer.gateway.command("EXISTS", app.producer.namespace.sharing("default")) == 0
 
 
-async def test_a_worker_with_no_share_waits_for_one(app: App) -> None:
-    """Two readers are enough for the only partition: the third has none, until both leave."""
+async def test_a_worker_without_partitions_waits_for_an_assignment(app: App) -> None:
+    """One partition has two readers at most: the third worker waits until both leave."""
     sharing = app.producer.namespace.sharing("default")
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(Worker(app, partitions="share")) for _ in range(3)]
         running = [asyncio.create_task(worker.run()) for worker in workers]
         for worker in workers:
             assert await bounded((await double_of(app).enqueue(21)).result()) == 42
-            worker.stop()  # it has not left yet: it would finish what it does first
+            worker.stop()  # the worker leaves after its tasks end
 
             async def left(worker: Worker = worker) -> bool:
                 return await app.producer.gateway.command("ZSCORE", sharing, worker.id) is None
@@ -198,7 +198,7 @@ async def test_a_worker_with_no_share_waits_for_one(app: App) -> None:
         await bounded(asyncio.gather(*running))
 
 
-async def test_delayed_tasks_of_a_former_generation_come(app: App) -> None:
+async def test_delayed_tasks_of_an_earlier_generation_run(app: App) -> None:
     namespace, gateway = app.producer.namespace, app.producer.gateway
     later = await double_of(app).options(delay=0.5).enqueue(21)
     await set_partitions(gateway, namespace, "default", 2)

@@ -1,4 +1,4 @@
-"""Suspects in workers: who runs them, how many at once, what is taken meanwhile, and when it is over."""
+"""Quarantined tasks in workers: which worker runs them, how many at a time, and when the quarantine ends."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 async def app(settings: Settings) -> AsyncIterator[App]:
-    """With a lease and a probation so long that nothing in a test comes from their end."""
+    """Return an app whose lease and quarantine window outlast the tests."""
     patient = settings.model_copy(update={"lease": 60.0, "quarantine_window": 600.0})
     async with App("isolation", settings=patient) as app:
         yield app
 
 
 class Supervisor:
-    """The other end of a worker's link: what the worker said, in order."""
+    """The supervisor's end of a link: collects the messages of the worker in order."""
 
     def __init__(self, role: Role) -> None:
         self._reader, child_write = os.pipe()
@@ -85,7 +85,11 @@ async def supervised(app: App, role: Role, concurrency: int = 16) -> AsyncIterat
 
 
 async def crash_with(app: App, number: int, *, alone: bool = False, name: str = "dead") -> None:
-    """A worker takes so many tasks and dies; its supervisor saw it. alone: one after the other."""
+    """Let a worker take a number of tasks and crash; its supervisor reports the crash.
+
+    Args:
+        alone: The caller expects the crash of a single task.
+    """
     gateway, partition = app.producer.gateway, partition_of(app)
     dead = await worker(gateway, partition, name=name)
     assert len(await read(dead, number)) == number
@@ -101,7 +105,7 @@ async def state(handle: TaskHandle[Any]) -> State:
 # under a supervisor
 
 
-async def test_an_ordinary_worker_leaves_suspects_to_its_supervisor(app: App) -> None:
+async def test_a_supervised_worker_leaves_quarantined_tasks_to_its_supervisor(app: App) -> None:
     ran = []
 
     @app.task
@@ -119,7 +123,7 @@ async def test_an_ordinary_worker_leaves_suspects_to_its_supervisor(app: App) ->
         assert {await state(handle) for handle in handles} == {State.QUEUED}
 
 
-async def test_an_isolated_worker_runs_suspects_alone_and_nothing_else(app: App) -> None:
+async def test_an_isolated_worker_runs_only_quarantined_tasks_one_at_a_time(app: App) -> None:
     running, most, ran = [0], [0], []
 
     @app.task
@@ -145,8 +149,8 @@ async def test_an_isolated_worker_runs_suspects_alone_and_nothing_else(app: App)
             {"say": "ends", "id": handles[0].id},
         ]
         assert len(told) == 9
-        assert await supervisor.hears("suspects")  # while others were waiting, another child would have been of use
-        assert [(await handle.record()).crashes for handle in handles] == [0, 0, 0]  # cleared without a mark
+        assert await supervisor.hears("suspects")  # a second isolated worker could have run the waiting tasks
+        assert [(await handle.record()).crashes for handle in handles] == [0, 0, 0]  # cleared without a recorded crash
 
         late = await job.enqueue(7)
         held = await read(await worker(app.producer.gateway, partition_of(app), name="dead2"), 2)
@@ -163,8 +167,8 @@ async def echo(value: int) -> int:
     return value
 
 
-async def test_an_ordinary_worker_sets_aside_what_it_claims_from_the_dead(app: App) -> None:
-    """Nobody saw them die: the lease has passed."""
+async def test_a_supervised_worker_quarantines_reclaimed_tasks(app: App) -> None:
+    """The crash was not reported: the lease expired."""
     ran = []
 
     @app.task
@@ -185,7 +189,7 @@ async def waiting_alone(app: App, number: int) -> bool:
     return [owner for _, owner, _, _ in await pending(app)] == [SUSPECTS] * number
 
 
-async def test_an_isolated_worker_sweeps_nothing(app: App) -> None:
+async def test_an_isolated_worker_reclaims_nothing(app: App) -> None:
     @app.task
     async def job(ctx: Context) -> str:
         return "done"
@@ -200,10 +204,10 @@ async def test_an_isolated_worker_sweeps_nothing(app: App) -> None:
         assert await state(left) is State.RUNNING
 
 
-# without one
+# without a supervisor
 
 
-async def test_a_worker_runs_one_suspect_at_a_time_and_takes_nothing_new_meanwhile(app: App) -> None:
+async def test_a_worker_runs_one_quarantined_task_at_a_time_and_reads_no_other(app: App) -> None:
     begun: list[int] = []
     gates = [asyncio.Event() for _ in range(4)]
 
@@ -218,10 +222,10 @@ async def test_a_worker_runs_one_suspect_at_a_time_and_takes_nothing_new_meanwhi
     later = await job.enqueue(2)
     async with running_worker(app):
 
-        async def has_begun() -> bool:
+        async def first_started() -> bool:
             return begun == [0]
 
-        await wait_until(has_begun, "the first suspect began")
+        await wait_until(first_started, "the first suspect began")
         last = await job.enqueue(3)
         for _ in range(20):
             await redis_command(app, "PING")
@@ -236,7 +240,7 @@ async def test_a_worker_runs_one_suspect_at_a_time_and_takes_nothing_new_meanwhi
     assert begun[:2] == [0, 1]
 
 
-async def test_what_is_claimed_from_the_dead_runs_one_by_one(app: App) -> None:
+async def test_reclaimed_tasks_run_one_at_a_time(app: App) -> None:
     running, most = [0], [0]
 
     @app.task
@@ -264,8 +268,8 @@ async def test_what_is_claimed_from_the_dead_runs_one_by_one(app: App) -> None:
     assert [(await handle.record()).crashes for handle in handles] == [1, 1, 1, 1]
 
 
-async def test_nothing_new_is_taken_beside_what_was_claimed_from_the_dead(app: App) -> None:
-    """Not even between its claim and its being known for a suspect."""
+async def test_no_task_is_read_while_a_reclaimed_task_runs(app: App) -> None:
+    """The worker reads no message between the claim and the check of the quarantine."""
     begun, hold = asyncio.Event(), asyncio.Event()
 
     @app.task
@@ -291,7 +295,7 @@ async def test_nothing_new_is_taken_beside_what_was_claimed_from_the_dead(app: A
         assert await bounded(new.result()) == "done"
 
 
-async def test_a_suspect_that_gets_further_holds_up_nobody_any_more(app: App) -> None:
+async def test_a_quarantined_task_that_makes_progress_is_cleared(app: App) -> None:
     hold = asyncio.Event()
 
     @app.task
@@ -316,7 +320,7 @@ async def test_a_suspect_that_gets_further_holds_up_nobody_any_more(app: App) ->
     assert types[:4] == ["crashed", "resumed", "step_completed", "cleared"]
 
 
-async def test_probation_ends_with_its_time(settings: Settings) -> None:
+async def test_quarantine_ends_after_its_window(settings: Settings) -> None:
     hold = asyncio.Event()
     async with App("isolation", settings=settings.model_copy(update={"lease": 60.0, "quarantine_window": 0.1})) as app:
 
@@ -339,7 +343,7 @@ async def test_probation_ends_with_its_time(settings: Settings) -> None:
             assert await bounded(handle.result()) == "ended"
 
 
-async def test_a_burst_ends_only_when_the_suspects_have(app: App) -> None:
+async def test_a_burst_waits_for_quarantined_tasks(app: App) -> None:
     @app.task
     async def job(ctx: Context, number: int) -> int:
         return number
@@ -351,8 +355,8 @@ async def test_a_burst_ends_only_when_the_suspects_have(app: App) -> None:
     assert [await bounded(handle.result()) for handle in handles] == [0, 1, 2, 3, 4]
 
 
-async def test_a_worker_that_waits_hears_of_a_suspect_at_once(app: App) -> None:
-    """The lease is long: it is the nudge that tells."""
+async def test_an_idle_worker_takes_a_quarantined_task_at_once(app: App) -> None:
+    """The lease is long: a nudge wakes the worker."""
 
     @app.task
     async def job(ctx: Context) -> str:
@@ -370,12 +374,12 @@ async def test_a_worker_that_waits_hears_of_a_suspect_at_once(app: App) -> None:
         assert await bounded(handle.result()) == "done"
 
 
-# who is to blame
+# counting crashes
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["seen by a supervisor", "found by its lease"])
-async def test_a_second_crash_in_a_row_waits_and_one_too_many_buries(settings: Settings, seen: bool) -> None:
-    """Each worker dies of it before it has recorded anything."""
+async def test_one_crash_over_the_limit_buries_the_task(settings: Settings, seen: bool) -> None:
+    """Each worker crashes before the task records a step."""
     lease = 60.0 if seen else 0.3
     async with App(
         "isolation", settings=settings.model_copy(update={"lease": lease, "quarantine_window": 600.0})
@@ -412,8 +416,8 @@ async def test_a_second_crash_in_a_row_waits_and_one_too_many_buries(settings: S
         assert "3 deliveries ended" in message
 
 
-async def test_crashes_that_are_excused_bury_nobody(app: App) -> None:
-    """A task that gets further between one lost host and the next goes on for ever."""
+async def test_excused_crashes_do_not_bury_a_task(app: App) -> None:
+    """A task that makes progress between crashes may continue without limit."""
 
     @app.task(retry=Retry(max_crashes=1))
     async def long(ctx: Context) -> int:
@@ -427,13 +431,13 @@ async def test_crashes_that_are_excused_bury_nobody(app: App) -> None:
 
 
 async def take_again(app: App, name: str) -> None:
-    """Another worker claims what the last one left, and dies as well."""
+    """Let another worker claim the message of the crashed worker."""
     partition = partition_of(app)
     ((entry, _, _, count),) = await pending(app)
     await redis_command(app, "XCLAIM", partition.ready, "workers", name, 0, entry, "RETRYCOUNT", count + 1, "JUSTID")
 
 
-async def test_after_the_second_crash_it_waits_its_turn(app: App) -> None:
+async def test_a_second_crash_in_a_row_delays_the_task(app: App) -> None:
     runs = []
 
     @app.task(retry=Retry(max_crashes=5, base=0.05, jitter=0.0))

@@ -1,4 +1,4 @@
-"""Trying again and giving up: attempts, crashes and what counts as which."""
+"""Retries and dead letters: the counters of attempts and crashes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def app(settings: Settings) -> AsyncIterator[App]:
 
 
 async def lose(app: App, times: int) -> None:
-    """Have the one message that is queued taken by workers that die, one after another."""
+    """Let workers take the queued message and crash, one after another."""
     entry = await take_and_die(app, name="dead-1")
     for number in range(2, times + 1):
         stream = app.producer.namespace.partition("default").ready
@@ -43,7 +43,7 @@ async def lose(app: App, times: int) -> None:
 
 
 async def reported(handle: TaskHandle[Any]) -> list[tuple[str, int, float]]:
-    """What the task's log says of every time it was put off: why, attempts so far, seconds until the next."""
+    """Return each delay in the log of the task: reason, attempts so far, seconds until the next attempt."""
     return [
         (event.type, event.data["attempts"], event.data["delay"])
         for event in await history(handle)
@@ -51,7 +51,7 @@ async def reported(handle: TaskHandle[Any]) -> list[tuple[str, int, float]]:
     ]
 
 
-async def test_a_failed_attempt_is_followed_by_another_after_the_backoff(app: App) -> None:
+async def test_a_failed_attempt_is_retried_after_the_backoff(app: App) -> None:
     started: list[float] = []
 
     @app.task(retry=Retry(max_attempts=3, base=0.05, factor=4.0, jitter=0.0))
@@ -72,7 +72,7 @@ async def test_a_failed_attempt_is_followed_by_another_after_the_backoff(app: Ap
     assert (record.attempts, record.crashes) == (3, 0)
 
 
-async def test_while_it_waits_it_is_scheduled_and_holds_no_message(app: App) -> None:
+async def test_a_task_in_backoff_is_scheduled_without_a_pending_message(app: App) -> None:
     @app.task(retry=Retry(max_attempts=2, base=200, jitter=0.0))
     async def job(ctx: Context) -> None:
         raise ConnectionError
@@ -93,7 +93,7 @@ async def test_while_it_waits_it_is_scheduled_and_holds_no_message(app: App) -> 
     assert await handle.cancel() is State.CANCELLED
 
 
-async def test_after_the_last_attempt_it_is_a_dead_letter_that_tells_why(app: App) -> None:
+async def test_the_last_failed_attempt_becomes_a_dead_letter_with_its_error(app: App) -> None:
     @app.task(retry=Retry(max_attempts=2, base=0.0))
     async def job(ctx: Context, number: int) -> None:
         raise ConnectionError(f"attempt {ctx.attempt}")
@@ -108,7 +108,7 @@ async def test_after_the_last_attempt_it_is_a_dead_letter_that_tells_why(app: Ap
 
 
 @pytest.mark.parametrize("retry", [Retry(max_attempts=9, never=(KeyError,)), Retry(max_attempts=9, on=(OSError,))])
-async def test_an_error_that_is_not_worth_it_is_not_retried(app: App, retry: Retry) -> None:
+async def test_an_excluded_error_is_not_retried(app: App, retry: Retry) -> None:
     attempts: list[int] = []
 
     @app.task(retry=retry)
@@ -122,7 +122,7 @@ async def test_an_error_that_is_not_worth_it_is_not_retried(app: App, retry: Ret
     assert attempts == [1]
 
 
-async def test_a_handler_that_exits_has_failed_and_takes_nobody_along(app: App) -> None:
+async def test_a_handler_that_raises_system_exit_fails_only_its_task(app: App) -> None:
     @app.task
     async def leaves(ctx: Context) -> None:
         raise SystemExit(3)
@@ -138,7 +138,7 @@ async def test_a_handler_that_exits_has_failed_and_takes_nobody_along(app: App) 
     assert await bounded(other.result()) == "here"
 
 
-async def test_retry_later_counts_and_says_when(app: App) -> None:
+async def test_retry_later_counts_as_an_attempt_and_sets_the_delay(app: App) -> None:
     @app.task(retry=Retry(max_attempts=2, base=3600, on=(OSError,)))
     async def job(ctx: Context) -> None:
         raise RetryLater(after=0.01, why="the quota is used up")
@@ -151,7 +151,7 @@ async def test_retry_later_counts_and_says_when(app: App) -> None:
     assert (await reported(handle))[0] == ("attempt_failed", 1, 0.01)
 
 
-async def test_snooze_counts_nothing(app: App) -> None:
+async def test_snooze_does_not_count_as_an_attempt(app: App) -> None:
     runs: list[int] = []
 
     @app.task(retry=Retry(max_attempts=1))
@@ -184,7 +184,7 @@ async def test_steps_before_a_snooze_are_kept(app: App) -> None:
     assert calls == [1]
 
 
-async def test_the_producer_may_say_how_often(app: App) -> None:
+async def test_the_producer_may_set_the_number_of_attempts(app: App) -> None:
     @app.task(retry=Retry(max_attempts=9, base=0.0))
     async def job(ctx: Context) -> None:
         raise ConnectionError
@@ -216,7 +216,7 @@ async def test_a_crash_is_not_an_attempt(app: App, crashes: int) -> None:
     assert (record.attempts, record.crashes) == (2, crashes)
 
 
-async def test_one_crash_too_many_and_it_is_buried_without_being_run(app: App) -> None:
+async def test_one_crash_over_the_limit_buries_the_task_without_a_run(app: App) -> None:
     runs: list[int] = []
 
     @app.task(retry=Retry(max_crashes=2))
@@ -251,7 +251,7 @@ async def test_crashes_of_all_attempts_add_up(app: App) -> None:
     assert (await handle.record()).crashes == 1
 
 
-async def test_a_task_may_be_allowed_no_crash_at_all(app: App) -> None:
+async def test_max_crashes_may_be_zero(app: App) -> None:
     @app.task(retry=Retry(max_crashes=0))
     async def job(ctx: Context) -> None: ...
 
@@ -261,7 +261,7 @@ async def test_a_task_may_be_allowed_no_crash_at_all(app: App) -> None:
     assert (await letter(app, handle)).reason is Reason.CRASH_LOOP
 
 
-async def test_a_replay_begins_to_count_anew_and_keeps_the_steps(app: App) -> None:
+async def test_a_replay_resets_the_counters_and_keeps_the_steps(app: App) -> None:
     calls: list[int] = []
     broken = [True]
 

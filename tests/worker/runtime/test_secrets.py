@@ -1,4 +1,4 @@
-"""Secret arguments: whole for the handler, and for nobody else to see."""
+"""Secret arguments: only the handler receives their values."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Everything(BaseModel):
     nothing: SecretStr | None
 
 
-def test_secrets_are_found_wherever_they_are() -> None:
+def test_secrets_are_found_at_any_depth() -> None:
     value = Everything.model_validate(
         {
             "one": "1-secret",
@@ -128,7 +128,7 @@ json_data = st.recursive(
 
 
 @given(st.dictionaries(st.text(max_size=4), json_data, max_size=4), st.data())
-def test_what_is_hidden_and_given_back_is_what_it_was(arguments: dict[str, Any], draw: st.DataObject) -> None:
+def test_masked_values_are_restored_unchanged(arguments: dict[str, Any], draw: st.DataObject) -> None:
     names = st.sampled_from([*arguments, "*", "no"])
     marks = tuple(draw.draw(st.lists(st.lists(names, max_size=3).map(tuple), max_size=3)))
     data = orjson.dumps(arguments)
@@ -137,19 +137,19 @@ def test_what_is_hidden_and_given_back_is_what_it_was(arguments: dict[str, Any],
         assert orjson.loads(restore_masked(hidden, lambda: data, marks)) == arguments
 
 
-def test_numbers_of_any_size_outlive_an_edit() -> None:
+def test_large_integers_survive_an_edit() -> None:
     data = b'{"token":"secret","number":123456789012345678901234567890}'
     edited = b'{"token":"%b","number":223456789012345678901234567890}' % MASK.encode()
     assert restore_masked(edited, lambda: data, (("token",),)) == data.replace(b":1", b":2")
 
 
-def test_arguments_that_cannot_be_read_are_hidden_as_a_whole() -> None:
+def test_unreadable_arguments_are_masked_as_a_whole() -> None:
     assert orjson.loads(mask(b'{"token": "abc', (("token",),))) == MASK
     assert orjson.loads(mask(b'{"token": "abc"}', EVERYTHING)) == MASK
 
 
 @given(st.text(min_size=4, max_size=20))
-def test_a_secret_is_taken_out_of_any_text(secret: str) -> None:
+def test_redaction_removes_a_secret_from_any_text(secret: str) -> None:
     redact = Redaction([secret])
     for text in (secret, f"a {secret} b", repr({"x": secret}), orjson.dumps([secret]).decode(), repr(secret.encode())):
         if secret not in MASK and MASK not in text:
@@ -157,19 +157,19 @@ def test_a_secret_is_taken_out_of_any_text(secret: str) -> None:
             assert MASK in redact(text)
 
 
-def test_a_secret_is_taken_out_wherever_it_stands() -> None:
+def test_redaction_removes_every_occurrence() -> None:
     redact = Redaction([TOKEN, "another"])
     assert redact(f"{TOKEN} and {TOKEN}, then another and another") == f"{MASK} and {MASK}, then {MASK} and {MASK}"
     quoted = "input_value='a', input_type=str"
     assert redact(f"{quoted}; {quoted}") == "input_type=str; input_type=str"
 
 
-def test_with_too_many_secrets_to_look_for_nothing_is_told() -> None:
+def test_too_many_secrets_mask_the_whole_text() -> None:
     assert Redaction([f"secret-{number}" for number in range(201)])("it was secret-7") == MASK
     assert Redaction(["s" * 300_000])("anything") == MASK
 
 
-def test_marks_are_bounded_and_hide_more_rather_than_less() -> None:
+def test_secret_paths_are_bounded_and_mask_the_rest() -> None:
     deep: Any = SecretStr(TOKEN)
     for _ in range(40):
         deep = [deep]
@@ -187,7 +187,7 @@ def _masked(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("secrets", [[["*"] * 1000], [["a"]] * 1000, 5, [5], {"a": "b"}, [[[]]], ["ab"]])
-def test_hostile_marks_are_refused_or_harmless(secrets: Any) -> None:
+def test_malformed_secret_paths_are_refused_or_ignored(secrets: Any) -> None:
     env = orjson.dumps({"v": 1, "id": "x", "task": "t", "secrets": secrets})
     data = orjson.dumps({"a": 1})
     for _ in range(500):
@@ -201,7 +201,7 @@ def test_hostile_marks_are_refused_or_harmless(secrets: Any) -> None:
     assert envelope.secrets == ()
 
 
-def test_inputs_that_pydantic_quotes_and_cuts_are_left_out() -> None:
+def test_inputs_in_pydantic_errors_are_removed() -> None:
     secret = "x1y2" * 40
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(int).validate_python(secret)
@@ -214,7 +214,7 @@ def test_inputs_that_pydantic_quotes_and_cuts_are_left_out() -> None:
 
 @pytest.fixture
 def log() -> Iterator[list[str]]:
-    """Everything that is logged, by a handler that shows as much as loguru can."""
+    """Collect the log through a loguru handler with full diagnosis."""
     lines: list[str] = []
     handler = loguru_logger.add(lines.append, level="TRACE", diagnose=True, backtrace=True, serialize=True)
     yield lines
@@ -224,9 +224,7 @@ def log() -> Iterator[list[str]]:
 @pytest.mark.integration
 @pytest.mark.parametrize("keys", [[], [FIRST]], ids=["plain", "sealed"])
 @pytest.mark.parametrize("how", ["well", "raises", "validates", "chains", "mismatch"])
-async def test_it_reaches_the_handler_and_nobody_else(
-    settings: Settings, log: list[str], keys: list[str], how: str
-) -> None:
+async def test_a_secret_reaches_only_the_handler(settings: Settings, log: list[str], keys: list[str], how: str) -> None:
     async with build(with_keys(settings, *keys)) as app:
         task = app.tasks["log_in"]
         account = Account(user="ada", password=SecretStr(TOKEN), key=SecretBytes(TOKEN.encode()))
@@ -249,16 +247,16 @@ async def test_it_reaches_the_handler_and_nobody_else(
         assert orjson.loads(orjson.dumps(record.summary()))["args"]["token"] == MASK
         for text in told:
             assert TOKEN not in text
-            assert TOKEN[:7] not in text  # nor a part of it, as errors of pydantic quote it
+            assert TOKEN[:7] not in text  # pydantic quotes parts of the input
         steps = b"".join((await recorded_steps(app, handle)).values())
         if not keys:
             assert MASK.encode() in steps
-        assert TOKEN.encode() not in steps.replace(b'\n"%b"' % TOKEN.encode(), b"")  # but as a step's own result
+        assert TOKEN.encode() not in steps.replace(b'\n"%b"' % TOKEN.encode(), b"")  # the result of a step is stored
         assert (TOKEN.encode() in await everything(app)) is not bool(keys)
 
 
 @pytest.mark.integration
-async def test_arguments_that_do_not_fit_are_refused_without_telling_them(settings: Settings, log: list[str]) -> None:
+async def test_errors_of_invalid_arguments_do_not_show_secrets(settings: Settings, log: list[str]) -> None:
     async with build(settings) as app:
         with pytest.raises(InvalidArguments) as caught:
             await app.tasks["log_in"].enqueue(SecretStr(TOKEN), TOKEN, account={"user": 7, "password": TOKEN})
@@ -271,7 +269,7 @@ async def test_arguments_that_do_not_fit_are_refused_without_telling_them(settin
 
 
 @pytest.mark.integration
-async def test_producers_by_name_send_secrets_too(settings: Settings) -> None:
+async def test_a_producer_sends_secrets_by_task_name(settings: Settings) -> None:
     async with build(settings) as app:
         args = {"token": SecretStr(TOKEN), "account": {"user": "ada", "password": SecretStr(TOKEN)}}
         handle = await app.producer.enqueue("log_in", args)
@@ -280,7 +278,7 @@ async def test_producers_by_name_send_secrets_too(settings: Settings) -> None:
             "account": {
                 "user": MASK,
                 "password": MASK,
-            },  # of a plain mapping, nobody knows which members will be secret
+            },  # a plain mapping has no types that mark members as secret
         }
         await work_off(app)
         assert await bounded(handle.result()) == str(len(TOKEN))
@@ -289,9 +287,7 @@ async def test_producers_by_name_send_secrets_too(settings: Settings) -> None:
 
 
 @pytest.mark.integration
-async def test_a_secret_that_its_producer_did_not_mark_is_kept_out_of_errors_and_logs(
-    settings: Settings, log: list[str]
-) -> None:
+async def test_an_unmarked_secret_is_masked_in_errors_and_logs(settings: Settings, log: list[str]) -> None:
     async with build(settings) as app:
         account = {"user": "ada", "password": "another-s3cret"}
         handle = await app.producer.enqueue("log_in", {"token": TOKEN, "how": "raises", "account": account})
@@ -302,7 +298,7 @@ async def test_a_secret_that_its_producer_did_not_mark_is_kept_out_of_errors_and
 
 
 @pytest.mark.integration
-async def test_who_edits_arguments_leaves_hidden_ones_as_they_are(settings: Settings) -> None:
+async def test_an_edit_of_arguments_keeps_masked_values(settings: Settings) -> None:
     async with build(with_keys(settings, FIRST)) as app:
         handle = await app.tasks["log_in"].enqueue(SecretStr(TOKEN), "raises")
         await work_off(app)
@@ -315,7 +311,7 @@ async def test_who_edits_arguments_leaves_hidden_ones_as_they_are(settings: Sett
 
 
 @pytest.mark.integration
-async def test_a_step_gives_back_its_secret_after_a_crash_too(settings: Settings) -> None:
+async def test_a_recorded_step_returns_its_secret(settings: Settings) -> None:
     async with App("kept", settings=with_keys(settings, FIRST)) as app:
         calls: list[str] = []
 
@@ -337,7 +333,7 @@ async def test_a_step_gives_back_its_secret_after_a_crash_too(settings: Settings
 
 
 @pytest.mark.integration
-async def test_the_warning_is_given_once_and_names_the_tasks(settings: Settings, log: list[str]) -> None:
+async def test_the_plain_text_warning_is_logged_once_and_names_the_tasks(settings: Settings, log: list[str]) -> None:
     app = build(settings)
     for _ in range(2):
         async with app, Worker(app):
@@ -349,7 +345,7 @@ async def test_the_warning_is_given_once_and_names_the_tasks(settings: Settings,
         assert not [line for line in log if "stored in plain text" in line]
 
 
-def test_no_traceback_in_the_log_shows_values(log: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_tracebacks_in_the_log_show_no_values(log: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     def fails(token: str) -> None:
         raise ValueError("it failed")
 
@@ -362,10 +358,10 @@ def test_no_traceback_in_the_log_shows_values(log: list[str], capsys: pytest.Cap
     assert "ValueError: it failed" in ours[0]
     assert "in fails" in ours[0]
     assert TOKEN not in ours[0]
-    assert TOKEN in theirs[0]  # so the handler would have shown it
+    assert TOKEN in theirs[0]  # the log handler shows values of other loggers
 
 
-def test_envelopes_of_secrets_are_read_by_workers_that_know_nothing_of_them() -> None:
+def test_an_envelope_with_secrets_is_readable_without_secret_paths() -> None:
     app = build()
     arguments, secrets = app.tasks["log_in"].arguments.encode_call((SecretStr(TOKEN),), {})
     message = app.tasks["log_in"].template.message(arguments, secrets)
@@ -393,7 +389,7 @@ async def answer(*args: str) -> Answer:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("keys", ["", FIRST], ids=["plain", "sealed"])
-async def test_the_command_line_shows_what_is_no_secret(
+async def test_the_command_line_shows_all_but_secrets(
     shell: Settings, monkeypatch: pytest.MonkeyPatch, keys: str, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", keys)
@@ -422,7 +418,7 @@ async def test_the_command_line_shows_what_is_no_secret(
 
 
 @pytest.mark.integration
-async def test_the_command_line_without_the_key_says_so(shell: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_command_line_reports_a_missing_key(shell: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     async with build(with_keys(shell, FIRST)) as app:
         handle = await app.tasks["log_in"].enqueue(SecretStr(TOKEN))
         failed = await app.tasks["log_in"].enqueue(SecretStr(TOKEN), "raises")
@@ -447,7 +443,7 @@ async def test_the_command_line_without_the_key_says_so(shell: Settings, monkeyp
         assert "PERDURE_ENCRYPTION_KEYS: key 1 must be 32 bytes in base64" in wrong.err
 
 
-def test_keys_are_made_and_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_keys_are_generated_and_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     printed = call("keys", "generate")
     monkeypatch.setenv("PERDURE_ENCRYPTION_KEYS", printed.out.strip())
     (known,) = call("keys", "list").ids

@@ -1,4 +1,4 @@
-"""Stopping: steps in flight end, runs stop at the next boundary, and another worker goes on at once."""
+"""Graceful shutdown: steps in flight end, runs stop at the next step, and another worker continues at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AT_ONCE = LEASE / 6
 
 @pytest.fixture(autouse=True)
 def rare_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is taken at once is taken because a nudge told of it."""
+    """Make reclaim rounds rare, so that a worker takes a message at once only after a nudge."""
     monkeypatch.setattr(reclaim, "_LONGEST", LEASE)
 
 
@@ -48,7 +48,7 @@ async def app(settings: Settings) -> AsyncIterator[App]:
 
 
 class Stage:
-    """A task in which a step waits until the test lets it go."""
+    """A task with a step that waits until the test releases it."""
 
     def __init__(self, app: App) -> None:
         self.begun = asyncio.Event()
@@ -72,7 +72,7 @@ class Stage:
 
 
 async def stop_in_the_middle(stage: Stage, worker: Worker, running: asyncio.Task[None]) -> TaskHandle[str]:
-    """Stop the worker while the first step runs, let the step end, and wait for the worker's end."""
+    """Stop the worker while the first step runs, let the step end, and wait until the worker ends."""
     handle = await stage.task.enqueue()
     await bounded(stage.begun.wait())
     worker.stop()
@@ -81,7 +81,7 @@ async def stop_in_the_middle(stage: Stage, worker: Worker, running: asyncio.Task
     return handle
 
 
-async def test_a_step_in_flight_ends_and_is_recorded_and_the_next_one_does_not_begin(app: App) -> None:
+async def test_a_step_in_flight_is_recorded_and_the_next_one_does_not_start(app: App) -> None:
     stage = Stage(app)
     async with Worker(app) as worker:
         handle = await stop_in_the_middle(stage, worker, asyncio.create_task(worker.run()))
@@ -95,13 +95,13 @@ async def test_a_step_in_flight_ends_and_is_recorded_and_the_next_one_does_not_b
     assert (record.attempts, record.crashes, record.step) == (0, 0, None)
 
 
-async def test_an_idle_worker_takes_it_over_at_once_and_it_costs_nothing(app: App) -> None:
+async def test_an_idle_worker_takes_a_handed_over_task_at_once(app: App) -> None:
     stage = Stage(app)
     async with Worker(app, concurrency=1) as first:
         stopping = asyncio.create_task(first.run())
         handle = await stage.task.enqueue()
         await bounded(stage.begun.wait())
-        async with running_worker(app) as second:  # blocks in its read: there is nothing for it
+        async with running_worker(app) as second:  # blocks in its read: no message is waiting
             await one_waits_in_its_read(app)
             first.stop()
             stage.goes_on.set()
@@ -149,7 +149,7 @@ async def test_many_tasks_are_handed_over_at_once(app: App) -> None:
             await bounded(stopping)
 
 
-async def test_steps_side_by_side_all_end_before_the_run_is_handed_over(app: App) -> None:
+async def test_parallel_steps_end_before_the_run_is_handed_over(app: App) -> None:
     calls: list[str] = []
     begun, goes_on = asyncio.Event(), asyncio.Event()
 
@@ -179,14 +179,14 @@ async def test_steps_side_by_side_all_end_before_the_run_is_handed_over(app: App
         await anyio.wait_all_tasks_blocked()
         stopped.set()
         await anyio.wait_all_tasks_blocked()
-        assert calls == []  # the boundary holds the other branch back, and the step goes on
+        assert calls == []  # the other branch stops before its next step, and the step continues
         goes_on.set()
         await bounded(running)
     assert calls == ["slow"]
     assert set(await recorded_steps(app, handle)) == {"d:slow", "s:#handoff"}
 
 
-async def test_a_handler_that_ends_within_the_grace_has_its_outcome(app: App) -> None:
+async def test_a_handler_that_ends_within_the_grace_period_is_settled(app: App) -> None:
     begun, goes_on = asyncio.Event(), asyncio.Event()
 
     @app.task
@@ -221,9 +221,7 @@ async def assert_handed_over(app: App, handle: TaskHandle[Any]) -> None:
 
 
 @pytest.mark.parametrize("in_a_step", [True, False])
-async def test_after_the_grace_what_does_not_end_is_cancelled_and_given_back(
-    settings: Settings, in_a_step: bool
-) -> None:
+async def test_a_run_is_cancelled_and_handed_over_after_the_grace_period(settings: Settings, in_a_step: bool) -> None:
     begun, cancelled = asyncio.Event(), list[str]()
     async with app_with(settings, grace=0.1) as app:
 
@@ -256,7 +254,9 @@ async def stop_and_stop_again_later(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("stopping", [stop_twice, stop_and_stop_again_later])
-async def test_a_second_stop_ends_at_once(settings: Settings, stopping: Callable[[Worker], Awaitable[None]]) -> None:
+async def test_a_second_stop_cancels_runs_at_once(
+    settings: Settings, stopping: Callable[[Worker], Awaitable[None]]
+) -> None:
     begun, cancelled = asyncio.Event(), list[str]()
     async with app_with(settings, grace=3600.0) as app:
 
@@ -274,7 +274,7 @@ async def test_a_second_stop_ends_at_once(settings: Settings, stopping: Callable
         await assert_handed_over(app, handle)
 
 
-async def test_a_worker_that_is_cancelled_from_outside_gives_back_too(settings: Settings) -> None:
+async def test_a_cancelled_worker_hands_over_its_tasks(settings: Settings) -> None:
     begun, cancelled = asyncio.Event(), list[str]()
     async with app_with(settings, grace=0.1) as app:
 
@@ -292,9 +292,7 @@ async def test_a_worker_that_is_cancelled_from_outside_gives_back_too(settings: 
         await assert_handed_over(app, handle)
 
 
-async def test_a_task_that_is_taken_in_the_very_moment_of_the_stop_stops_too(
-    app: App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_task_that_is_read_during_the_stop_is_handed_over(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
     @app.task
@@ -327,7 +325,7 @@ async def test_an_idle_worker_stops_at_once(app: App) -> None:
             await running
 
 
-async def test_nothing_new_is_taken_while_a_worker_stops(app: App) -> None:
+async def test_a_stopping_worker_reads_no_task(app: App) -> None:
     stage = Stage(app)
     async with Worker(app, concurrency=5) as worker:
         running = asyncio.create_task(worker.run())
@@ -343,7 +341,7 @@ async def test_nothing_new_is_taken_while_a_worker_stops(app: App) -> None:
     assert [(owner, count) for _, owner, _, count in await pending(app)] == [("~released", 0)]  # late was never read
 
 
-async def test_the_name_of_a_stopped_worker_is_gone(app: App) -> None:
+async def test_a_stopped_worker_leaves_no_consumer_name(app: App) -> None:
     stage = Stage(app)
     async with Worker(app) as worker:
         await stop_in_the_middle(stage, worker, asyncio.create_task(worker.run()))

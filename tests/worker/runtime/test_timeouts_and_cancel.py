@@ -1,4 +1,4 @@
-"""Ending a run from outside: its time is up, somebody cancels it, or its lease is another's."""
+"""Runs that end early: a timeout, a cancellation by a caller, or a lost lease."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 async def app(settings: Settings) -> AsyncIterator[App]:
-    """A beat comes every 0.3 s."""
+    """Return an app that renews leases every 0.3 s."""
     async with App("ends", settings=settings.model_copy(update={"lease": 0.9})) as app:
         yield app
 
 
 @pytest.fixture
 async def patient(settings: Settings) -> AsyncIterator[App]:
-    """No beat comes within the test: a third of the lease is longer than the bound."""
+    """Return an app that renews no lease within a test: a third of the lease exceeds the time limit of the test."""
     async with App("ends", settings=settings.model_copy(update={"lease": 300.0})) as app:
         yield app
 
 
 class Endless:
-    """What a handler does that only a cancellation ends."""
+    """A coroutine that runs until it is cancelled."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -62,7 +62,7 @@ class Endless:
 # timeouts
 
 
-async def test_a_run_that_takes_too_long_is_cancelled_and_tried_again_and_buried(app: App) -> None:
+async def test_a_run_over_its_timeout_is_cancelled_and_retried_and_then_buried(app: App) -> None:
     endless = Endless()
     attempts: list[int] = []
 
@@ -81,7 +81,7 @@ async def test_a_run_that_takes_too_long_is_cancelled_and_tried_again_and_buried
     assert attempts == [1, 2]
 
 
-async def test_the_producers_timeout_goes_before_the_tasks(app: App) -> None:
+async def test_the_timeout_of_the_producer_overrides_the_timeout_of_the_task(app: App) -> None:
     endless = Endless()
 
     @app.task(timeout=3600, retry=Retry(max_attempts=1))
@@ -109,7 +109,7 @@ async def test_steps_before_the_timeout_are_kept(app: App) -> None:
     assert calls == [1]
 
 
-async def test_a_handler_that_cleans_up_when_its_time_is_up_still_timed_out(app: App) -> None:
+async def test_a_handler_that_cleans_up_after_its_timeout_has_timed_out(app: App) -> None:
     cleaned: list[str] = []
 
     @app.task(timeout=0.05, retry=Retry(max_attempts=1))
@@ -127,7 +127,7 @@ async def test_a_handler_that_cleans_up_when_its_time_is_up_still_timed_out(app:
     assert cleaned == ["cleaned"]
 
 
-async def test_a_step_that_took_too_long_is_a_timeout_too(app: App) -> None:
+async def test_a_step_over_its_timeout_is_a_timeout(app: App) -> None:
     @app.task(retry=Retry(max_attempts=1))
     async def job(ctx: Context) -> None:
         await ctx.step("endless", Endless(), timeout=0.05)
@@ -160,14 +160,14 @@ async def test_a_handler_that_cancels_itself_has_failed(app: App) -> None:
 
 
 @pytest.mark.parametrize("delay", [0.0, 3600.0])
-async def test_what_nobody_runs_is_cancelled_at_once(patient: App, delay: float) -> None:
+async def test_a_task_that_is_not_running_is_cancelled_at_once(patient: App, delay: float) -> None:
     ran: list[int] = []
 
     @patient.task
     async def job(ctx: Context) -> None:
         ran.append(1)
 
-    async with running_worker(patient, queues=["other"]):  # makes no group on the task's own queue
+    async with running_worker(patient, queues=["other"]):  # creates no consumer group on the queue of the task
         handle = await job.options(delay=delay).enqueue()
         assert await handle.cancel() is State.CANCELLED
         with pytest.raises(TaskCancelled):
@@ -177,7 +177,7 @@ async def test_what_nobody_runs_is_cancelled_at_once(patient: App, delay: float)
     assert await handle.cancel() is State.CANCELLED
 
 
-async def test_a_running_task_is_cancelled_at_its_next_beat(app: App) -> None:
+async def test_a_running_task_is_cancelled_at_the_next_lease_renewal(app: App) -> None:
     endless = Endless()
 
     @app.task
@@ -226,7 +226,7 @@ async def test_a_running_task_is_cancelled_at_its_next_step(patient: App) -> Non
     assert calls == ["first"]
 
 
-async def test_a_task_that_ends_before_it_hears_of_its_cancellation_has_its_result(patient: App) -> None:
+async def test_a_task_that_ends_before_its_cancellation_keeps_its_result(patient: App) -> None:
     begun, goes_on = asyncio.Event(), asyncio.Event()
 
     @patient.task
@@ -259,7 +259,7 @@ async def test_a_cancelled_task_whose_worker_died_is_not_run_again(patient: App)
     assert ran == []
 
 
-async def test_nothing_can_be_cancelled_that_is_not_there(patient: App) -> None:
+async def test_cancelling_a_missing_task_fails(patient: App) -> None:
     @patient.task
     async def job(ctx: Context) -> None: ...
 
@@ -272,7 +272,7 @@ async def test_nothing_can_be_cancelled_that_is_not_there(patient: App) -> None:
 # the lease
 
 
-async def test_a_run_that_lost_its_lease_is_cancelled_at_the_next_beat(app: App) -> None:
+async def test_a_run_that_lost_its_lease_is_cancelled_at_the_next_lease_renewal(app: App) -> None:
     endless = Endless()
     runs: list[int] = []
 
@@ -293,7 +293,7 @@ async def test_a_run_that_lost_its_lease_is_cancelled_at_the_next_beat(app: App)
     assert runs == [0, 2]
 
 
-async def test_a_step_of_the_loser_is_refused_and_the_run_ends(patient: App) -> None:
+async def test_a_step_without_the_lease_is_refused_and_the_run_ends(patient: App) -> None:
     calls: list[str] = []
     begun, goes_on = asyncio.Event(), asyncio.Event()
 
@@ -322,7 +322,7 @@ async def test_a_step_of_the_loser_is_refused_and_the_run_ends(patient: App) -> 
 
 
 @pytest.mark.parametrize("ends", ["returns", "raises", "catches it"])
-async def test_no_outcome_of_the_loser_is_stored(patient: App, ends: str) -> None:
+async def test_an_outcome_without_the_lease_is_not_stored(patient: App, ends: str) -> None:
     begun, goes_on = asyncio.Event(), asyncio.Event()
 
     @patient.task
@@ -334,7 +334,7 @@ async def test_no_outcome_of_the_loser_is_stored(patient: App, ends: str) -> Non
         if ends == "catches it":
             try:
                 await ctx.step("refused", len, "x")
-            except BaseException:  # noqa: BLE001 - as a careless handler might
+            except BaseException:  # noqa: BLE001 - a handler may catch too much
                 return "of the loser"
         return "of the loser"
 
@@ -353,8 +353,8 @@ async def test_no_outcome_of_the_loser_is_stored(patient: App, ends: str) -> Non
     assert record.result is None
 
 
-async def test_a_worker_that_takes_its_own_task_over_ends_the_run_that_lost_it(patient: App) -> None:
-    """Redis was away for longer than the lease: the sweep may come before the beat, and find what is its own."""
+async def test_a_worker_that_reclaims_its_own_task_ends_the_earlier_run(patient: App) -> None:
+    """After an outage longer than the lease, the worker may reclaim its own message before it renews the lease."""
     runs: list[Endless] = []
     begun = asyncio.Semaphore(0)
 
@@ -379,8 +379,8 @@ async def test_a_worker_that_takes_its_own_task_over_ends_the_run_that_lost_it(p
     assert [event.type for event in await history(handle)] == ["crash_backoff", "resumed", "handed_off"]
 
 
-async def test_a_late_write_of_a_run_that_its_own_worker_took_over_is_refused(patient: App) -> None:
-    """Same worker, same message: only the delivery count tells the two runs apart."""
+async def test_a_late_write_of_a_run_is_refused_after_its_worker_reclaimed_the_task(patient: App) -> None:
+    """Worker and message are the same: only the delivery count distinguishes the runs."""
     begun = asyncio.Semaphore(0)
     first_ends, second_ends = asyncio.Event(), asyncio.Event()
     ends = [(first_ends, "of the loser"), (second_ends, "of the heir")]
@@ -413,7 +413,7 @@ async def test_a_late_write_of_a_run_that_its_own_worker_took_over_is_refused(pa
         assert await bounded(handle.result()) == "of the heir"
 
 
-async def test_a_handler_that_catches_the_refusal_is_cancelled_all_the_same(patient: App) -> None:
+async def test_a_handler_that_catches_lease_lost_is_cancelled(patient: App) -> None:
     begun, goes_on = asyncio.Event(), asyncio.Event()
     endless = Endless()
 

@@ -1,4 +1,4 @@
-"""Webhooks: events are posted to a URL, signed and repeated, and no task waits or fails because of one."""
+"""Webhooks: signed events, retries of transient errors, and tasks that do not depend on the delivery."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_an_event_is_json_and_signed_with_its_time(listener: Listener) -> 
     assert sign(b"other", orjson.dumps(about), int(at)) != headers["Perdure-Signature"]
 
 
-async def test_a_transient_error_is_repeated_under_the_same_delivery_id(listener: Listener) -> None:
+async def test_a_transient_error_is_retried_with_the_same_delivery_id(listener: Listener) -> None:
     listener.answers = [503, 429]
     assert await post(WebhookTarget(listener.url), WebhookEvent({"event": "buried"}), QUICK) is None
     deliveries = {(await listener.heard())[0]["Perdure-Delivery"] for _ in range(3)}
@@ -53,9 +53,7 @@ async def test_a_transient_error_is_repeated_under_the_same_delivery_id(listener
 
 
 @pytest.mark.parametrize(("answer", "tries"), [(404, 1), (302, 1), (500, 5)])
-async def test_an_event_that_is_not_accepted_is_dropped_with_the_reason(
-    listener: Listener, answer: int, tries: int
-) -> None:
+async def test_a_rejected_event_is_dropped_with_the_reason(listener: Listener, answer: int, tries: int) -> None:
     listener.answers = [answer] * 9
     failed = await post(WebhookTarget(listener.url), WebhookEvent({"event": "buried"}), QUICK)
     assert failed == f"the server replied {answer}"
@@ -78,7 +76,7 @@ def captured() -> Iterator[Callable[[], str]]:
     logger.remove(number)
 
 
-async def test_the_queue_is_bounded_and_never_waits(listener: Listener, captured: Callable[[], str]) -> None:
+async def test_the_queue_of_events_is_bounded_and_never_blocks(listener: Listener, captured: Callable[[], str]) -> None:
     queue = WebhookQueue(WebhookTarget(listener.url), WebhookLimits(queued=3))
     for number in range(9):
         queue.give(WebhookEvent({"event": "buried", "number": number}))
@@ -88,10 +86,10 @@ async def test_the_queue_is_bounded_and_never_waits(listener: Listener, captured
         assert [(await listener.heard())[1]["number"] for _ in range(3)] == [0, 1, 2]
         group.cancel_scope.cancel()
     left = [orjson.loads(body)["number"] for _, body in listener.taken.queue]
-    assert set(left) <= {2}  # its answer may not have been heard
+    assert set(left) <= {2}  # posted again if its reply was not read
 
 
-async def test_events_that_wait_when_the_worker_stops_are_posted(listener: Listener) -> None:
+async def test_a_stopping_worker_posts_waiting_events(listener: Listener) -> None:
     queue = WebhookQueue(WebhookTarget(listener.url))
     async with anyio.create_task_group() as group:
         group.start_soon(queue.run)
@@ -102,14 +100,14 @@ async def test_events_that_wait_when_the_worker_stops_are_posted(listener: Liste
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "hook", "ftp://x/y"])
-def test_a_url_that_is_none_is_refused_and_not_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_url_is_refused_and_not_shown(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_WEBHOOK_URL", url)
     with pytest.raises(ConfigurationError, match=r"PERDURE_WEBHOOK_URL: .*must be an http or https URL") as refused:
         load_settings()
     assert url not in str(refused.value)
 
 
-# what tasks tell
+# events of tasks
 
 
 @asynccontextmanager
@@ -120,7 +118,7 @@ async def telling(settings: Settings, listener: Listener, **changes: Any) -> Asy
 
 
 @pytest.mark.integration
-async def test_a_run_that_goes_on_after_a_crash_tells_what_was_restored(settings: Settings, listener: Listener) -> None:
+async def test_a_resumed_run_reports_what_was_restored(settings: Settings, listener: Listener) -> None:
     begun, told = asyncio.Event(), asyncio.Event()
     async with telling(settings, listener) as app:
 
@@ -150,7 +148,7 @@ async def test_a_run_that_goes_on_after_a_crash_tells_what_was_restored(settings
 
 @pytest.mark.integration
 @pytest.mark.parametrize("sealed", [False, True])
-async def test_a_burial_is_told_and_of_sealed_tasks_no_text(
+async def test_a_burial_is_reported_without_text_of_encrypted_tasks(
     settings: Settings, listener: Listener, sealed: bool
 ) -> None:
     changes = {"encryption_keys": "c2VhbGluZy1rZXktb2YtMzItYnl0ZXMtZm9yLXRlc3Q="} if sealed else {}
@@ -171,7 +169,7 @@ async def test_a_burial_is_told_and_of_sealed_tasks_no_text(
 
 
 @pytest.mark.integration
-async def test_a_message_that_is_no_task_is_told_of_too(settings: Settings, listener: Listener) -> None:
+async def test_an_unreadable_message_is_reported(settings: Settings, listener: Listener) -> None:
     async with telling(settings, listener) as app:
 
         @app.task
@@ -185,7 +183,7 @@ async def test_a_message_that_is_no_task_is_told_of_too(settings: Settings, list
 
 
 @pytest.mark.integration
-async def test_waiting_for_a_person_is_told_with_whom_and_how_to_answer(settings: Settings, listener: Listener) -> None:
+async def test_waiting_for_a_person_is_reported_with_the_reply_command(settings: Settings, listener: Listener) -> None:
     async with telling(settings, listener) as app:
 
         @app.task
@@ -208,7 +206,7 @@ async def test_waiting_for_a_person_is_told_with_whom_and_how_to_answer(settings
 
 
 @pytest.mark.integration
-async def test_a_webhook_that_fails_changes_nothing_for_the_task(settings: Settings, listener: Listener) -> None:
+async def test_a_failed_webhook_does_not_change_the_task(settings: Settings, listener: Listener) -> None:
     listener.answers = [404]
     begun = asyncio.Event()
     async with telling(settings, listener) as app:

@@ -1,4 +1,4 @@
-"""The worker's loop: what it takes, how much at once, in which order, and when a burst is over."""
+"""The loop of a worker: concurrency, order of messages, and the end of a burst."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ async def app(settings: Settings) -> AsyncIterator[App]:
 
 @pytest.fixture
 async def patient(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[App]:
-    """With a lease so long, and sweeps so rare, that nothing in the test comes from them."""
+    """Return an app whose lease and reclaim interval outlast the tests."""
     monkeypatch.setattr(sweep_module, "_LONGEST", LONG_LEASE)
     async with App("work", settings=settings.model_copy(update={"lease": LONG_LEASE})) as app:
         yield app
 
 
-# how much at once
+# concurrency
 
 
 @pytest.mark.integration
-async def test_never_more_at_once_than_there_are_slots(patient: App) -> None:
+async def test_a_worker_runs_at_most_one_task_per_slot(patient: App) -> None:
     running, most = [0], [0]
     full = asyncio.Semaphore(0)
 
@@ -74,7 +74,7 @@ async def test_never_more_at_once_than_there_are_slots(patient: App) -> None:
 
 
 @pytest.mark.integration
-async def test_a_worker_without_a_free_slot_leaves_the_rest_to_others(patient: App) -> None:
+async def test_a_worker_without_a_free_slot_leaves_messages_to_others(patient: App) -> None:
     begun, ends = asyncio.Event(), asyncio.Event()
 
     @patient.task
@@ -101,8 +101,8 @@ async def test_a_worker_without_a_free_slot_leaves_the_rest_to_others(patient: A
 
 
 @pytest.mark.integration
-async def test_of_several_queues_no_more_is_taken_than_there_are_free_slots(patient: App) -> None:
-    """Two queues have one message each for a worker with one slot: the other message stays for whoever has room."""
+async def test_a_read_of_several_queues_takes_at_most_the_free_slots(patient: App) -> None:
+    """Two queues have a message each for a worker with one slot: one message stays in its queue."""
     begun: list[str] = []
     ends = asyncio.Event()
 
@@ -153,9 +153,7 @@ async def test_a_busy_queue_does_not_starve_another(patient: App) -> None:
 
 
 @pytest.mark.integration
-async def test_what_a_lost_worker_left_is_claimed_before_anything_new_is_read(
-    app: App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_messages_of_a_lost_worker_are_claimed_before_a_read(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     claim, read = Consumer.claim, Consumer.read
 
@@ -187,8 +185,8 @@ async def test_what_a_lost_worker_left_is_claimed_before_anything_new_is_read(
 
 
 @pytest.mark.integration
-async def test_the_whole_pending_list_is_claimed_before_anything_new(app: App) -> None:
-    """More than one claim can bring: one slot, and thirty messages of a lost worker."""
+async def test_all_pending_messages_are_claimed_before_a_read(app: App) -> None:
+    """Thirty messages of a lost worker exceed the batch of one claim."""
     order: list[int] = []
 
     @app.task
@@ -208,7 +206,7 @@ async def test_the_whole_pending_list_is_claimed_before_anything_new(app: App) -
 
 
 @pytest.mark.integration
-async def test_a_burst_ends_when_nothing_is_left(app: App) -> None:
+async def test_a_burst_ends_when_the_queue_is_empty(app: App) -> None:
     @app.task
     async def job(ctx: Context, depth: int) -> None:
         if depth:
@@ -228,7 +226,7 @@ async def test_a_burst_on_empty_queues_ends_at_once(app: App) -> None:
 
 
 @pytest.mark.integration
-async def test_a_burst_waits_for_the_attempts_it_owes_and_for_no_other_time(app: App) -> None:
+async def test_a_burst_waits_for_retries_and_not_for_delayed_tasks(app: App) -> None:
     @app.task(retry=Retry(max_attempts=3, base=0.1, jitter=0.0))
     async def job(ctx: Context, fails: bool) -> int:
         if fails and ctx.attempt < 3:
@@ -245,7 +243,7 @@ async def test_a_burst_waits_for_the_attempts_it_owes_and_for_no_other_time(app:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("times", range(20))
-async def test_a_burst_does_not_miss_an_attempt_that_comes_due_while_it_looks(app: App, times: int) -> None:
+async def test_a_burst_runs_a_retry_that_becomes_due_at_once(app: App, times: int) -> None:
     @app.task(retry=Retry(max_attempts=2, base=0.0))
     async def job(ctx: Context) -> None:
         if ctx.attempt == 1:
@@ -278,7 +276,7 @@ async def test_a_burst_may_be_stopped(patient: App) -> None:
 
 
 @pytest.mark.integration
-async def test_a_worker_is_known_while_it_is_there_and_leaves_no_name_behind(app: App) -> None:
+async def test_a_worker_is_listed_until_it_ends(app: App) -> None:
     @app.task
     async def job(ctx: Context) -> None: ...
 
@@ -294,7 +292,7 @@ async def test_a_worker_is_known_while_it_is_there_and_leaves_no_name_behind(app
 
 
 @pytest.mark.integration
-async def test_a_worker_that_cannot_reach_its_server_says_so_and_leaves_nothing_open(settings: Settings) -> None:
+async def test_an_unreachable_server_fails_the_worker_without_open_connections(settings: Settings) -> None:
     app = App("work", settings=settings.model_copy(update={"redis_url": "unix:///nowhere/redis.sock"}))
 
     @app.task
@@ -309,7 +307,7 @@ async def test_a_worker_that_cannot_reach_its_server_says_so_and_leaves_nothing_
 
 
 @pytest.mark.integration
-async def test_a_worker_outlives_the_loss_of_its_scripts(patient: App) -> None:
+async def test_a_worker_reloads_lost_scripts(patient: App) -> None:
     flushed = asyncio.Event()
 
     @patient.task
@@ -326,8 +324,8 @@ async def test_a_worker_outlives_the_loss_of_its_scripts(patient: App) -> None:
 
 
 @pytest.mark.integration
-async def test_a_worker_finds_its_way_when_somebody_deletes_its_streams(app: App) -> None:
-    """Sooner or later it notices by a read or by a claim; in both cases it makes the groups anew."""
+async def test_a_worker_recreates_the_groups_of_deleted_streams(app: App) -> None:
+    """A read or a claim fails first; the worker creates the groups again in both cases."""
     done = asyncio.Event()
 
     @app.task
@@ -338,17 +336,15 @@ async def test_a_worker_finds_its_way_when_somebody_deletes_its_streams(app: App
         for sweeps in (0, 2):
             partition = partition_of(app)
             await redis_command(app, "DEL", partition.ready, partition.nudge)
-            await asyncio.sleep(sweeps * app.settings.lease)  # so that a claim comes first
+            await asyncio.sleep(sweeps * app.settings.lease)  # lets a claim run first
             await job.enqueue()
             await bounded(done.wait())
             done.clear()
 
 
 @pytest.mark.integration
-async def test_what_came_with_a_reply_that_was_lost_is_run_at_once(
-    patient: App, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Redis has handed the message over, and the worker never heard of it."""
+async def test_messages_of_a_lost_reply_run_at_once(patient: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis delivered the message, and the connection broke before the reply arrived."""
     lost: list[Any] = []
     read = BlockingConnection.read
 
@@ -373,8 +369,8 @@ async def test_what_came_with_a_reply_that_was_lost_is_run_at_once(
 
 
 @pytest.mark.integration
-async def test_an_idle_worker_waits_in_its_read(patient: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after it had work: a worker that asked again and again would cost Redis its time."""
+async def test_an_idle_worker_blocks_in_its_read(patient: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker blocks after its tasks as well; it does not poll Redis."""
     reads: list[float | None] = []
     read = Consumer.read
 
@@ -402,7 +398,7 @@ async def test_an_idle_worker_waits_in_its_read(patient: App, monkeypatch: pytes
 
 
 @pytest.mark.integration
-async def test_a_long_step_is_noted_as_alive(settings: Settings) -> None:
+async def test_a_long_step_is_recorded_as_alive(settings: Settings) -> None:
     app = App("work", settings=settings.model_copy(update={"note_interval": 0.2}))
     ends = asyncio.Event()
 
@@ -428,11 +424,11 @@ async def test_a_long_step_is_noted_as_alive(settings: Settings) -> None:
         assert (record.step, record.step_alive_at) == (None, None)
 
 
-# the parts
+# components
 
 
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]])
-def test_a_sweep_begins_with_everything_and_then_waits(names: Sequence[str]) -> None:
+def test_a_reclaim_round_covers_all_partitions_and_then_waits(names: Sequence[str]) -> None:
     partitions = [Partition("ns", name, 0) for name in names]
     sweep = ReclaimSchedule(partitions, lease=1000.0)
     for partition in partitions:
@@ -448,14 +444,14 @@ def test_a_sweep_begins_with_everything_and_then_waits(names: Sequence[str]) -> 
     assert sweep.next_claim() == (partitions[0], START)
 
 
-def test_a_sweep_comes_within_a_lease_that_is_short() -> None:
+def test_a_reclaim_round_starts_within_a_short_lease() -> None:
     partition = Partition("ns", "a", 0)
     sweep = ReclaimSchedule([partition], lease=0.4)
     sweep.reached(partition, START)
     assert sweep.until_next() <= 0.25
 
 
-def test_what_is_given_back_behind_a_sweep_under_way_is_found_by_another_round() -> None:
+def test_a_request_during_a_reclaim_round_starts_another_round() -> None:
     partition = Partition("ns", "a", 0)
     sweep = ReclaimSchedule([partition], lease=1000.0)
     sweep.reached(partition, "5-0")
@@ -467,7 +463,7 @@ def test_what_is_given_back_behind_a_sweep_under_way_is_found_by_another_round()
     assert sweep.next_claim() is None
 
 
-async def test_slots_are_counted_and_waited_for() -> None:
+async def test_slots_are_counted_and_awaited() -> None:
     slots, ends = Slots(2), [asyncio.Event(), asyncio.Event()]
     for end in ends:
         slots.fill(end.wait())
@@ -483,7 +479,7 @@ async def test_slots_are_counted_and_waited_for() -> None:
     await bounded(emptying)
 
 
-async def test_a_slot_is_free_when_only_the_outcome_is_left_of_its_work_and_taken_again_when_that_must_wait() -> None:
+async def test_a_slot_is_free_while_its_outcome_is_sent_and_taken_again_if_that_fails() -> None:
     slots, sent, failed, stays, end = Slots(1), asyncio.Event(), asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""A run that goes on is told why the former one stopped, how long ago, and what is found again."""
+"""Resumed runs: why the previous run stopped, how long ago, and what was restored."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def resumed(handle: TaskHandle[Any]) -> list[dict[str, Any]]:
     return [event.data for event in await history(handle) if event.type == "resumed"]
 
 
-async def test_a_first_run_has_none_and_leaves_none(app: App) -> None:
+async def test_a_first_run_has_no_resumption_and_leaves_no_handoff(app: App) -> None:
     @app.task
     async def job(ctx: Context) -> bool:
         await ctx.step("one", len, "x")
@@ -76,7 +76,7 @@ async def test_a_first_run_has_none_and_leaves_none(app: App) -> None:
     assert await resumed(handle) == []
 
 
-async def test_after_a_failure_it_finds_what_the_log_tells(app: App) -> None:
+async def test_a_run_after_a_failure_gets_a_handoff_from_the_log(app: App) -> None:
     found: list[Resumption | None] = []
 
     @app.task(retry=Retry(max_attempts=2, base=0.0))
@@ -106,7 +106,7 @@ async def test_after_a_failure_it_finds_what_the_log_tells(app: App) -> None:
     assert [event["after"] for event in await resumed(handle)] == ["failure"]
 
 
-async def test_a_failure_before_anything_was_done_is_not_told_twice(app: App) -> None:
+async def test_a_failure_without_steps_adds_no_resumed_event(app: App) -> None:
     @app.task(retry=Retry(max_attempts=2, base=0.0))
     async def job(ctx: Context) -> str | None:
         if ctx.attempt == 1:
@@ -119,7 +119,7 @@ async def test_a_failure_before_anything_was_done_is_not_told_twice(app: App) ->
     assert [event.type for event in await history(handle)] == ["attempt_failed"]
 
 
-async def test_a_shutdown_leaves_a_handoff_and_the_next_run_gets_it(app: App) -> None:
+async def test_the_next_run_gets_the_handoff_of_a_shutdown(app: App) -> None:
     begun = asyncio.Event()
     found: list[Resumption | None] = []
 
@@ -146,7 +146,7 @@ async def test_a_shutdown_leaves_a_handoff_and_the_next_run_gets_it(app: App) ->
     assert (resumption.after, resumption.handoff) == ("hand_off", handoff)
 
 
-async def test_a_handoff_is_out_of_date_when_something_has_happened_since(app: App) -> None:
+async def test_a_handoff_is_rebuilt_after_later_events(app: App) -> None:
     found: list[Resumption] = []
 
     @app.task(retry=Retry(max_attempts=2, base=0.0))
@@ -170,7 +170,7 @@ async def test_a_handoff_is_out_of_date_when_something_has_happened_since(app: A
     assert [made.choice for made in failed.handoff.decisions] == ["one", "two"]
 
 
-async def test_a_run_out_of_time_and_a_burial_leave_one_and_a_replay_finds_it(app: App) -> None:
+async def test_a_replay_gets_the_handoff_of_a_burial(app: App) -> None:
     found: list[str] = []
 
     @app.task(timeout=0.2, retry=Retry(max_attempts=2, base=0.0))
@@ -200,7 +200,7 @@ async def test_a_run_out_of_time_and_a_burial_leave_one_and_a_replay_finds_it(ap
     assert found == ["failure budget", "replay burial"]
 
 
-async def test_after_a_fresh_start_nothing_of_the_former_life_is_told(app: App) -> None:
+async def test_a_fresh_replay_gets_no_handoff(app: App) -> None:
     found: list[Resumption | None] = []
 
     @app.task(retry=Retry(max_attempts=1))
@@ -226,7 +226,7 @@ async def test_after_a_fresh_start_nothing_of_the_former_life_is_told(app: App) 
     assert [one.choice for one in after.handoff.decisions] == ["way 2"]
 
 
-async def test_after_a_lost_lease_it_is_a_crash(app: App) -> None:
+async def test_a_lost_lease_counts_as_a_crash(app: App) -> None:
     begun = asyncio.Event()
 
     @app.task
@@ -248,7 +248,7 @@ async def test_after_a_lost_lease_it_is_a_crash(app: App) -> None:
     assert [event["after"] for event in await resumed(handle)] == ["crash"]
 
 
-async def test_a_run_that_died_before_it_wrote_anything_was_a_crash_whatever_came_before(app: App) -> None:
+async def test_a_run_that_crashed_without_a_write_counts_as_a_crash(app: App) -> None:
     @app.task(retry=Retry(max_attempts=2, base=0.2))
     async def job(ctx: Context) -> str:
         if ctx.attempt == 1:
@@ -257,7 +257,7 @@ async def test_a_run_that_died_before_it_wrote_anything_was_a_crash_whatever_cam
 
     handle = await job.enqueue()
     async with running_worker(app):
-        while await handle.status() is not State.SCHEDULED:  # noqa: ASYNC110 - Redis tells nobody
+        while await handle.status() is not State.SCHEDULED:  # noqa: ASYNC110 - Redis sends no notification
             await asyncio.sleep(0.005)
     await make_due(app.producer.gateway, handle.partition, handle.id)
     assert await promote_due(app.producer.gateway, handle.partition)
@@ -267,7 +267,9 @@ async def test_a_run_that_died_before_it_wrote_anything_was_a_crash_whatever_cam
 
 
 @pytest.mark.parametrize("error", [ServerFull("here", "full"), Unavailable("away")])
-async def test_no_handoff_keeps_an_outcome_waiting(app: App, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+async def test_a_failed_write_of_a_handoff_does_not_delay_the_outcome(
+    app: App, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     async def refuse(*_: Any, **__: Any) -> None:
         raise error
 
@@ -284,7 +286,7 @@ async def test_no_handoff_keeps_an_outcome_waiting(app: App, monkeypatch: pytest
     assert list(await recorded_steps(app, handle)) == ["d:one"]
 
 
-async def test_a_handoff_that_cannot_be_read_is_passed_over(app: App) -> None:
+async def test_an_unreadable_handoff_is_rebuilt_from_the_log(app: App) -> None:
     found: list[Resumption] = []
 
     @app.task
@@ -297,7 +299,7 @@ async def test_a_handoff_that_cannot_be_read_is_passed_over(app: App) -> None:
     handle = await job.enqueue()
     async with Worker(app) as worker:
         running = asyncio.create_task(worker.run())
-        while "s:#handoff" not in await recorded_steps(app, handle):  # noqa: ASYNC110 - Redis tells nobody
+        while "s:#handoff" not in await recorded_steps(app, handle):  # noqa: ASYNC110 - Redis sends no notification
             await asyncio.sleep(0.005)
         await redis_command(app, "HSET", handle.partition.steps(handle.id), "s:#handoff", '{"v":7}')
         await handle.result(timeout=20)
@@ -307,9 +309,7 @@ async def test_a_handoff_that_cannot_be_read_is_passed_over(app: App) -> None:
     assert (found[0].handoff.why, found[0].handoff.last_completed) == ("waiting", "one")
 
 
-async def test_who_dies_between_its_handoff_and_its_end_has_left_it_all_the_same(
-    app: App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_handoff_survives_a_crash_before_the_release(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = asyncio.Event()
     found: list[Resumption] = []
 
@@ -339,7 +339,7 @@ async def test_who_dies_between_its_handoff_and_its_end_has_left_it_all_the_same
     assert handoff.why == "shutdown"
 
 
-async def test_what_is_left_and_handed_on_is_sealed(settings: Settings) -> None:
+async def test_handoffs_and_their_messages_are_encrypted(settings: Settings) -> None:
     keys = {"encryption_keys": SecretStr("c2VhbGluZy1rZXktb2YtMzItYnl0ZXMtZm9yLXRlc3Q=")}
     marker = "the-patient-is-Ada"
     async with App("sealed", settings=settings.model_copy(update=keys)) as app:
@@ -379,7 +379,9 @@ async def test_what_is_left_and_handed_on_is_sealed(settings: Settings) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGTERM"])
-async def test_another_process_knows_how_the_former_one_ended(settings: Settings, tmp_path: Path, signal: str) -> None:
+async def test_another_process_gets_the_end_of_the_previous_run(
+    settings: Settings, tmp_path: Path, signal: str
+) -> None:
     async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
         with worker_processes(settings, tmp_path) as workers:
             former = await workers.start().ready()
@@ -406,10 +408,10 @@ async def test_another_process_knows_how_the_former_one_ended(settings: Settings
     assert found == told | {"restored": restored, "reasons": ["there is no other way"]}
 
 
-# handing on
+# continuing as another task
 
 
-async def test_another_task_goes_on_and_its_result_is_the_firsts(app: App) -> None:
+async def test_the_result_of_the_successor_is_the_result_of_the_first_task(app: App) -> None:
     messages: list[Any] = []
 
     @app.task(queue="other")
@@ -442,7 +444,7 @@ async def test_another_task_goes_on_and_its_result_is_the_firsts(app: App) -> No
     assert (await following.record()).headers == record.headers
 
 
-async def test_a_task_goes_on_elsewhere_with_its_own_or_with_other_arguments(app: App) -> None:
+async def test_a_task_may_continue_on_another_queue_with_other_arguments(app: App) -> None:
     @app.task
     async def hop(ctx: Context, left: int, note: str = "") -> str:
         if left > 0:
@@ -454,7 +456,7 @@ async def test_a_task_goes_on_elsewhere_with_its_own_or_with_other_arguments(app
     assert await bounded(handle.result()) == "h2 on q1 x"
 
 
-async def test_an_agent_hands_on_to_another_which_knows_what_it_knew(app: App) -> None:
+async def test_the_successor_of_an_agent_gets_its_goal_and_decisions(app: App) -> None:
     class Reader(Agent[AgentState]):
         async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
             return [PlanStep(key="read", title="Read"), PlanStep(key="write", title="Write")]
@@ -486,7 +488,7 @@ async def test_an_agent_hands_on_to_another_which_knows_what_it_knew(app: App) -
 
 
 @pytest.mark.parametrize("place", ["before the other is stored", "after that"])
-async def test_who_dies_before_its_outcome_hands_on_once_and_runs_nothing_again(
+async def test_a_crash_before_the_outcome_creates_one_successor(
     app: App, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     calls: list[str] = []
@@ -518,7 +520,7 @@ async def test_who_dies_before_its_outcome_hands_on_once_and_runs_nothing_again(
     assert (await handle.record()).crashes == 1
 
 
-async def test_an_id_that_another_task_has_is_left_alone(app: App) -> None:
+async def test_the_id_of_another_task_is_skipped(app: App) -> None:
     @app.task
     async def job(ctx: Context, hands_on: bool) -> str:
         if hands_on:
@@ -531,7 +533,7 @@ async def test_an_id_that_another_task_has_is_left_alone(app: App) -> None:
     assert (await taken.result(), await handle.result()) == ("job.h1", "job.h2")
 
 
-async def test_an_id_that_was_taken_meanwhile_makes_it_a_dead_letter(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_id_that_was_taken_later_makes_a_dead_letter(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     async def nowhere(*_: Any) -> None:
         return None
 
@@ -548,7 +550,7 @@ async def test_an_id_that_was_taken_meanwhile_makes_it_a_dead_letter(app: App, m
         await bounded(handle.result())
 
 
-async def test_what_was_handed_on_in_a_circle_has_no_result(app: App) -> None:
+async def test_a_circle_of_successors_has_no_result(app: App) -> None:
     @app.task
     async def job(ctx: Context) -> None: ...
 
@@ -560,7 +562,7 @@ async def test_what_was_handed_on_in_a_circle_has_no_result(app: App) -> None:
         await bounded(handles[0].result())
 
 
-async def test_a_hand_off_that_cannot_be_is_refused_before_anything_is_written(app: App) -> None:
+async def test_an_invalid_continuation_is_refused_before_a_write(app: App) -> None:
     @app.task
     async def needs(ctx: Context, path: str) -> None: ...
 
