@@ -89,7 +89,7 @@ class Shelf:
         return stream.last
 
     def stream(self, key: str) -> Stream:
-        """Return the stream; an empty one that is not stored if there is none."""
+        """Return the stream, or an empty one that is not stored if the stream is missing."""
         return self.streams.get(key, Stream())
 
     def set_score(self, key: str, member: str, score: Value) -> None:
