@@ -111,7 +111,7 @@ class Walk:
 
     def _begin(self, delivery: Delivery) -> str:
         (task_id,) = ids([delivery])
-        # What gave a message back has ended: nothing is done under that fence until the same worker claims it anew.
+        # A released delivery has ended: its fence allows no write until the same worker claims the message again.
         others = [(one, name) for one, name in self.deliveries if one.fence != delivery.fence]
         if len(others) < len(self.deliveries):
             self.met_again.append(delivery.fence)
@@ -154,7 +154,7 @@ class Walk:
             or name == "give_back"
             or (name == "release" and delivery.fence in self.met_again)
         ):
-            # It has done so already, or something that cannot be told from it: the answer may be yes.
+            # It has done so already, or an act that looks the same: the answer may be yes.
             await self.unchanged(lambda: FENCED[name](self.gateway, delivery, task_id), LeaseLost)
         else:
             with pytest.raises(LeaseLost):

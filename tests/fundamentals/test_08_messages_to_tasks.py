@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from perdure import App, Context, State, TaskEnded, Worker
 
@@ -38,9 +40,10 @@ async def test_a_task_that_waits_for_a_message_is_parked(app: App) -> None:
             await worker.run(burst=True)
         assert await handle.status() is State.SCHEDULED  # parked, and no worker is needed
         await handle.send("yes", sender="ada")
-        async with Worker(app) as worker:
-            await worker.run(burst=True)
-        assert await handle.result(timeout=10) == "leases.md: yes"
+        async with Worker(app) as worker, asyncio.TaskGroup() as group:
+            group.create_task(worker.run())
+            assert await handle.result(timeout=10) == "leases.md: yes"
+            worker.stop()
 
 
 async def test_tasks_send_messages_to_each_other(app: App) -> None:
@@ -58,9 +61,10 @@ async def test_tasks_send_messages_to_each_other(app: App) -> None:
     async with app:
         reading = await reader.enqueue()
         writing = await writer.enqueue(reading.id)
-        async with Worker(app) as worker:
-            await worker.run(burst=True)
-        assert await reading.result(timeout=10) == f"hello from {writing.id}"
+        async with Worker(app) as worker, asyncio.TaskGroup() as group:
+            group.create_task(worker.run())
+            assert await reading.result(timeout=10) == f"hello from {writing.id}"
+            worker.stop()
 
 
 async def test_a_message_to_a_task_that_has_ended_is_refused(app: App) -> None:

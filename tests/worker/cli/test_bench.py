@@ -178,7 +178,7 @@ async def test_a_busy_server_is_refused_without_consent(server: RedisServer) -> 
 
     working = asyncio.create_task(work())
     try:
-        with pytest.raises(Failed, match="commands a second for others: add --yes"):
+        with pytest.raises(Failed, match="commands per second of other clients: add --yes"):
             await check_room(gateway, "{x}:ready", 100, 0, False)
         await check_room(gateway, "{x}:ready", 100, 0, True)
     finally:
