@@ -27,6 +27,7 @@ from perdure import (
     Unavailable,
     Worker,
 )
+from perdure.queues import Refused
 from perdure.worker.errors import ConfigurationError, LifespanError, TaskDefinitionError
 from perdure.worker.settings import load_settings
 from pydantic import BaseModel, ValidationError
@@ -508,6 +509,18 @@ async def test_an_error_of_the_lifespan_closes_the_app_and_names_its_cause(setti
     for use in (app, Worker(_with_task(app))):
         with pytest.raises(LifespanError, match=expected):
             await use.__aenter__()
+    with pytest.raises(Unavailable, match="not open"):
+        _ = app.producer
+
+
+async def test_a_worker_that_cannot_join_its_queues_closes_the_app(settings: Settings) -> None:
+    pool = Pool()
+    app = App("shop", settings=settings, lifespan=pool.open)
+    async with App("other", settings=settings) as other:
+        await redis_command(other, "SET", partition_of(other).ready, "not a stream", "EX", 60)
+    with pytest.raises(Refused, match="WRONGTYPE"):
+        await Worker(_with_task(app)).__aenter__()
+    assert pool.calls == ["open", "closed"]
     with pytest.raises(Unavailable, match="not open"):
         _ = app.producer
 

@@ -111,6 +111,14 @@ def test_a_file_of_new_memories_is_checked_before_anything_is_stored(place: Path
     assert place.exists()
 
 
+def test_the_deleted_ids_are_printed_as_json() -> None:
+    memory_id = add("to be forgotten")
+    planned = call("memory", "forget", memory_id, "--dry-run", "--json")
+    assert planned.json == {"forgotten": [memory_id], "dry_run": True}
+    done = call("memory", "forget", memory_id, "--json")
+    assert done.json == {"forgotten": [memory_id], "dry_run": False}
+
+
 def test_forget_and_prune_have_a_dry_run() -> None:
     ids = {add(f"memory number {n}", "--owner", "a", "--importance", f"0.{n}") for n in range(1, 4)}
     kept = add("of nobody")

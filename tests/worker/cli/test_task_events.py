@@ -11,6 +11,7 @@ import pytest
 from perdure import App, Context, Retry, Settings, Worker
 from perdure.queues import TaskEvent
 from perdure.worker.cli.support.events_text import describe_event
+from perdure.worker.cli.task_events import read_since
 from perdure.worker.journal import ToolCall
 
 from tests.support.command_line import Answer, call, process
@@ -101,6 +102,13 @@ def test_an_event_within_a_step_names_the_step() -> None:
     assert told == ["#4 tool_called in read: find() -> 1", "#5 decided in read: stop"]
 
 
+def test_a_replaced_plan_is_marked_in_the_list_of_events() -> None:
+    plans = [{"steps": [{"key": "read"}]}, {"steps": [{"key": "sum up"}], "why": "too long", "again": True}]
+    events = [TaskEvent(f"{n}-0", n, "planned", None, plan, n) for n, plan in enumerate(plans, 1)]
+    told = [describe_event(event).split("  ", 1)[1] for event in events]
+    assert told == ["#1 planned read", "#2 planned again: sum up, because too long"]
+
+
 def test_filters_of_one_log(run: Any) -> None:
     (task_id,) = run("look")
 
@@ -117,6 +125,11 @@ def test_filters_of_one_log(run: Any) -> None:
     assert found("--since", "1h") == TYPES
     assert found("--since", "2100-01-01") == []
     assert found("--last", "2", "--follow") == TYPES[-2:]
+
+
+def test_a_start_is_a_duration_before_now_or_a_point_in_time() -> None:
+    assert read_since("15m") == (True, 900_000)
+    assert read_since("1970-01-02T01:00:00.5+01:00") == (False, 86_400_500)
 
 
 def test_contradictory_options_are_refused(run: Any) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from perdure.queues import TaskEvent
 from perdure.worker.errors import BadHandoff
 from perdure.worker.journal import Handoff, build_handoff, empty_state, fitted, fitted_text, state_after
-from perdure.worker.journal.handoff.budget import estimated_tokens
+from perdure.worker.journal.handoff.budget import clipped, estimated_tokens
 from perdure.worker.journal.handoff.document import (
     AwaitedAnswer,
     Dependencies,
@@ -109,6 +109,12 @@ def long_handoff() -> Handoff:
         waiting_on=(AwaitedAnswer(what="approval", on="ada"),),
         dependencies=Dependencies(in_doubt=(DoubtfulStep(key="pay", idempotency_key="x:pay"),)),
     )
+
+
+def test_a_clipped_text_uses_the_whole_budget() -> None:
+    assert clipped("0123456789", 10, count=len) == "0123456789"
+    assert clipped("0123456789", 7, count=len) == "0123456"
+    assert clipped("0123456789", 0, count=len) == ""
 
 
 def test_the_least_important_parts_go_first() -> None:

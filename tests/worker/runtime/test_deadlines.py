@@ -22,7 +22,17 @@ from perdure.worker.runtime import worker as worker_module
 from perdure.worker.runtime.health import deadlines as guard_module
 from perdure.worker.runtime.supervisor_link import SupervisorLink
 
-from tests.support.workers import BOUND, bounded, history, letter, recorded_steps, running_worker, wait_until, work_off
+from tests.support.workers import (
+    BOUND,
+    bounded,
+    history,
+    letter,
+    recorded_steps,
+    running_worker,
+    take_and_die,
+    wait_until,
+    work_off,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -302,6 +312,30 @@ async def test_a_run_that_ignores_cancellation_loses_its_task(limited: Limited, 
     told = "".join(log)
     assert "(timed_out): task abandoned, slot leaked" in told
     assert "in __call__" in told  # the stack trace names the function
+
+
+async def test_other_tasks_run_after_a_suspect_was_abandoned(limited: Limited) -> None:
+    async with limited(stall_limit=0.3, lease=60.0, heartbeat=0.2, quarantine_window=600.0) as app:
+        stubborn = Stubborn()
+
+        @app.task(timeout=0.3, retry=ONCE)
+        async def suspect(ctx: Context) -> None:
+            await stubborn()
+
+        @app.task
+        async def other(ctx: Context) -> str:
+            return "done"
+
+        handle = await suspect.enqueue()
+        await take_and_die(app)
+        later = await other.enqueue()
+        async with running_worker(app, concurrency=2) as worker:
+            try:
+                assert await bounded(later.result()) == "done"
+                assert await handle.status() is State.DEAD
+                assert worker.in_flight == 1  # the abandoned handler
+            finally:
+                stubborn.let_go.set()
 
 
 async def test_the_task_of_a_handler_that_ignores_cancellation_is_cancelled(limited: Limited) -> None:

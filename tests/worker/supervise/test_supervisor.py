@@ -329,6 +329,21 @@ async def test_a_requested_replacement_is_ready_before_the_old_child_stops(harne
     assert len(harness.journal.lines("began", "worker")) == 2  # though requested twice
 
 
+async def test_a_replaced_child_that_exceeds_the_stop_limit_is_killed(harness: Harness) -> None:
+    harness.set_app_info(grace=0.0)
+    harness.timings = replace(harness.timings, stop_margin=0.1)
+    (harness.folder / "stubborn").touch()
+    await harness.start(processes=1)
+    [old] = harness.ready()
+    harness.order(old, 'say {"what": "replace", "why": "threads"}')
+    await harness.until_ready(2)
+
+    async def killed() -> bool:
+        return not psutil.pid_exists(old)
+
+    await wait_until(killed, "the old child was killed")
+
+
 @pytest.mark.parametrize("stuck", ["in its loop", "in C code", "stopped"])
 async def test_a_stalled_child_dumps_its_stacks_and_is_replaced(
     harness: Harness, stuck: str, capfd: pytest.CaptureFixture[str]

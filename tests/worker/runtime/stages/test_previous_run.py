@@ -456,6 +456,29 @@ async def test_a_task_may_continue_on_another_queue_with_other_arguments(app: Ap
     assert await bounded(handle.result()) == "h2 on q1 x"
 
 
+async def test_the_producers_options_apply_to_a_successor_of_the_same_task_only(app: App) -> None:
+    attempts: list[str] = []
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def other(ctx: Context, to: str) -> None:
+        attempts.append("other")
+        raise ValueError("failed")
+
+    @app.task(retry=Retry(max_attempts=2, base=0.0))
+    async def job(ctx: Context, to: str) -> None:
+        if to:
+            await ctx.continue_as(to, arguments={"to": ""})
+        attempts.append("job")
+        raise ValueError("failed")
+
+    for name in ("job", "other"):
+        handle = await job.options(max_attempts=1).enqueue(name)
+        await work_off(app)
+        with pytest.raises(TaskFailed, match="failed"):
+            await bounded(handle.result())
+    assert attempts == ["job", "other", "other"]
+
+
 async def test_the_successor_of_an_agent_gets_its_goal_and_decisions(app: App) -> None:
     class Reader(Agent[AgentState]):
         async def plan(self, ctx: Context, state: AgentState) -> list[PlanStep]:
