@@ -29,8 +29,8 @@ from tests.support.servers import RedisServer, find_program
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
-TASKS = int(os.environ.get("BOUNDED_TASKS", "2000"))
-ROUND = min(TASKS // 4, 5_000)
+TASKS = int(os.environ.get("BOUNDED_TASKS", "6000"))
+ROUND = min(TASKS // 2, 5_000)
 """Tasks that are under way at once; as many are run before anything is measured."""
 
 CONCURRENCY = 32
