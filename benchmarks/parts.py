@@ -122,7 +122,7 @@ async def _parts() -> list[tuple[str, float]]:
         ("    decode and check the envelope", await _plain(lambda: Envelope.decode(data))),
         ("    decode and check the arguments", await _plain(lambda: noop.arguments.decode(fields[3]))),
         ("    check and encode the result", await _plain(lambda: noop.result.encode("task 'noop'", 12345))),
-        ("send: pack the outcome", await _plain(lambda: hiredis.pack_command(finish))),  # type: ignore[arg-type]
+        ("send: pack the outcome", await _plain(lambda: hiredis.pack_command(finish))),  # type: ignore[arg-type]  # it takes bytes too
         ("a durable step, from call to record", await _cpu(lambda: executor.execute(walking), _TIMES)),
     ]
 

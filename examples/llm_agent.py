@@ -144,7 +144,7 @@ def complete(messages: list[dict[str, Any]], tools: Iterable[Callable[..., str]]
         f"{url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers
     )
     try:
-        with urllib.request.urlopen(request, timeout=READ_TIMEOUT) as response:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=READ_TIMEOUT) as response:  # noqa: S310 - an http URL
             if response.headers.get_content_type() == "text/event-stream":
                 return collect(server_sent(response))
             return answer_of(json.load(response))  # the endpoint does not stream

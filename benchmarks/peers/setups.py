@@ -13,7 +13,7 @@ Store = Literal["redis", "redis-fsync", "postgres", "sqlite"]
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """What a setup guarantees, as text for the table.
+    """Guarantees of a setup, as text for the table.
 
     acknowledged: when a message is removed, or when progress is durable. delivery: how often a task may run.
     on_disk: what is fsynced before a call returns. recovery: what finds the task of a dead worker.

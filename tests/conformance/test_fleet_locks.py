@@ -124,7 +124,7 @@ async def test_only_the_watcher_looks_for_due_tasks(
         async def watched() -> bool:
             return bool(sought)
 
-        await wait_until(watched, "somebody watches")
+        await wait_until(watched, "a worker holds the lock")
         await producer.enqueue("t", task_id="soon", delay=0.02)
         crew[7][0].take_over()
         await placed(gateway, partition, "soon", READY)

@@ -120,8 +120,8 @@ async def test_what_cannot_be_sent_is_refused_with_its_reason(
     monkeypatch.setattr(inbox, "MOST_MESSAGES", 2)
     gateway = producer.gateway
     handle = await producer.enqueue("t", task_id="t")
-    with pytest.raises(TaskNotFound, match="nobody"):
-        await producer.send_message("nobody", "hello")
+    with pytest.raises(TaskNotFound, match="missing"):
+        await producer.send_message("missing", "hello")
     with pytest.raises(TypeError, match="JSON"):
         await handle.send(object())
     with pytest.raises(PayloadTooLarge, match="the message"):

@@ -307,9 +307,9 @@ async def test_a_new_waiter_is_subscribed_while_the_last_one_leaves(
 
 
 async def test_waiting_for_an_unknown_task_fails(producer: Producer, partition: Partition, gateway: Gateway) -> None:
-    stranger: TaskHandle[Any] = TaskHandle("nobody", partition, gateway, producer.notifications)
+    stranger: TaskHandle[Any] = TaskHandle("missing", partition, gateway, producer.notifications)
     for act in (stranger.result, stranger.status, stranger.cancel, stranger.record):
-        with pytest.raises(TaskNotFound, match="nobody"):
+        with pytest.raises(TaskNotFound, match="missing"):
             await act()
     with pytest.raises(TaskNotFound):
         await anext(stranger.events())
@@ -377,7 +377,7 @@ async def test_a_wait_can_start_on_a_killed_connection(
     needs_server(gateway, "there is no connection to kill")
     handles = await producer.enqueue_many("t", [{}] * 10)
     deliveries = await read(await worker(gateway, partition), 10)
-    async with producer.notifications.listen(partition.record("somebody else")):
+    async with producer.notifications.listen(partition.record("another task")):
         for handle, delivery in zip(handles, deliveries, strict=True):
             await on_every_node(gateway, "CLIENT", "KILL", "TYPE", "pubsub")
             waiting = asyncio.create_task(handle.result())

@@ -21,7 +21,7 @@ async def test_fields_of_one_task_and_of_all(gateway: Gateway, namespace: Namesp
     await checkpoint(gateway, partition, "one", s_a="whole", s_b="other", d_a="result", i_a="intent")
     await checkpoint(gateway, partition, "none", d_a="result")
     assert await checkpoint_fields(gateway, partition, "one", "a") == {"a": b"whole"}
-    assert await checkpoint_fields(gateway, partition, "nobody", "a") == {}
+    assert await checkpoint_fields(gateway, partition, "missing", "a") == {}
     found = {
         task_id: (where, saved) async for where, task_id, saved in checkpoint_fields_of_all(gateway, namespace, "a")
     }

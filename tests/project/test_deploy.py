@@ -446,7 +446,7 @@ def test_compose_builds_the_image_of_this_repository() -> None:
     context = DEPLOY / worker["build"]["context"]
     assert context.resolve() == ROOT
     assert (context / worker["build"]["dockerfile"]).samefile(DEPLOY / "Dockerfile")
-    assert worker["pull_policy"] == "build"  # never somebody else's image of that name
+    assert worker["pull_policy"] == "build"  # never another image of that name
 
 
 # The systemd unit
