@@ -410,6 +410,13 @@ class Supervisor:
         await wait_until(said, f"the worker says {what}")
         return self._found(what, lag)[0]
 
+    def block_until_heard(self, what: str, *, lag: float) -> None:
+        """Block the event loop until a message of a kind with at least this lag has arrived."""
+        until = time.monotonic() + BOUND
+        while not self._found(what, lag):
+            assert time.monotonic() < until, f"the worker never said {what}"
+            time.sleep(0.01)
+
     def _found(self, what: str, lag: float) -> list[dict[str, object]]:
         return [one for one in self._said if one["say"] == what and float(str(one.get("lag", lag))) >= lag]
 
@@ -469,12 +476,11 @@ async def test_event_loop_lag_is_reported_to_the_supervisor(limited: Limited) ->
 
         @app.task
         async def job(ctx: Context) -> None:
-            time.sleep(0.5)  # noqa: ASYNC251 - the test blocks the event loop
+            supervisor.block_until_heard("alive", lag=0.2)
 
         async with Worker(app, link=supervisor.link) as worker:
             running = asyncio.create_task(worker.run())
             handle = await job.enqueue()
-            await supervisor.hears("alive", lag=0.2)
             await bounded(handle.result())
             worker.stop()
             await bounded(running)
