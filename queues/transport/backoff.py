@@ -58,11 +58,12 @@ async def retry_while_unavailable(
     Args:
         on_wait: called with the error before each wait, such as to log it.
     """
-    delays = backoff.delays()
+    delays: Iterator[float] | None = None
     while True:
         try:
             return await act()
         except Unavailable as error:
             if on_wait is not None:
                 on_wait(error)
+        delays = delays or backoff.delays()
         await anyio.sleep(next(delays))

@@ -337,7 +337,7 @@ class Run:
     def step_recorded(self, *, stored: bool = True) -> None:
         """Count a recorded step. stored: Redis has confirmed it."""
         self.steps_recorded += 1
-        if stored:
+        if stored and self._observers:
             self.progressed()
 
     def progressed(self) -> None:

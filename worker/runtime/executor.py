@@ -7,7 +7,7 @@ returns it; then the settle hooks store it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ...queues import Delivery, Envelope, Gateway, History, LeaseLost, Leases, Partition, UnreadableEnvelope
@@ -200,14 +200,13 @@ class Executor:
                 return outcome
         raise AssertionError("the last stage returned no outcome")
 
-    async def _settle(self, execution: Execution, outcome: Outcome, on_wait: Callable[[], None]) -> None:
+    def _settle(self, execution: Execution, outcome: Outcome, on_wait: Callable[[], None]) -> Awaitable[None]:
         """Store the outcome, within the settle hooks. Raises `LeaseLost`, and what a hook raises."""
         run = execution.run
         chain = self._settle_success if isinstance(outcome, Success) else self._settle_stop
         if chain is None:
-            await self._store_outcome(run, outcome, on_wait)
-        else:
-            await chain(execution.ctx, settlement_of(run, outcome, on_wait))
+            return self._store_outcome(run, outcome, on_wait)
+        return chain(execution.ctx, settlement_of(run, outcome, on_wait))
 
     async def _store(self, _ctx: Context, settlement: RunSettlement) -> None:
         """The innermost of the settle hooks."""

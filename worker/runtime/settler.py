@@ -42,9 +42,9 @@ class Settler:
         self._registry = registry
         self._settings = settings
 
-    async def settle(self, run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> None:
+    def settle(self, run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> Awaitable[None]:
         """Store the outcome and acknowledge the message. on_wait: called when Redis is unavailable."""
-        await retry_while_unavailable(
+        return retry_while_unavailable(
             self._act(run, outcome), on_wait=log_wait(f"the outcome of task {run.id}", on_wait)
         )
 

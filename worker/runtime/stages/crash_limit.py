@@ -22,7 +22,7 @@ class CrashLimit:
         self._gateway = gateway
 
     async def __call__(self, execution: Execution) -> Outcome | None:
-        run, task = execution.run, execution.known_task
+        run, task = execution.run, execution.task
         counters, crashes = run.history.counters, run.history.counted_crashes
         if after_crash(task.retry, counters._replace(crashes=crashes)) is not None:
             return Burial(Reason.CRASH_LOOP, counters, await self._error(execution))

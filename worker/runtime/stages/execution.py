@@ -15,29 +15,28 @@ __all__ = ["Execution", "Stage", "hand_back"]
 
 
 class Execution:
-    """One delivery on its way through the stages. task, arguments: set by the stages that find them."""
+    """One delivery on its way through the stages.
+
+    Attributes:
+        task: Set by `FindTask`. Stages after it may rely on it; before, reading it raises AttributeError.
+        arguments: Set by `DecodeArguments`.
+    """
 
     __slots__ = ("_ctx", "arguments", "resources", "run", "task")
+
+    task: Task[Any, Any]
 
     def __init__(self, run: Run, resources: Callable[[], Any]) -> None:
         self.run = run
         self.resources = resources
-        self.task: Task[Any, Any] | None = None
         self.arguments: dict[str, Any] = {}
         self._ctx: Context | None = None
-
-    @property
-    def known_task(self) -> Task[Any, Any]:
-        """The task, for stages that come after the one that finds it."""
-        if self.task is None:
-            raise AssertionError(f"no task was looked up for {self.run!r}")
-        return self.task
 
     @property
     def ctx(self) -> Context:
         """The context of the handler and of middleware, created at its first use."""
         if self._ctx is None:
-            durability = "sync" if self.task is None else self.task.durability
+            durability = self.task.durability if hasattr(self, "task") else "sync"
             self._ctx = Context(self.run, durability=durability, resources=self.resources)
         return self._ctx
 

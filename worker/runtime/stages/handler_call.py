@@ -41,7 +41,7 @@ class HandlerCall:
         self._around_step = build_chain(middleware, "step", _call_step, shown=2)
 
     async def __call__(self, execution: Execution) -> Outcome:
-        run, task, ctx = execution.run, execution.known_task, execution.ctx
+        run, task, ctx = execution.run, execution.task, execution.ctx
         if self._around_step is not None:
             run.around_step = partial(self._around_step, ctx)
         timeout = time_limit_of(run, task)
@@ -74,7 +74,7 @@ class HandlerCall:
 
     async def _classify(self, execution: Execution, result: bytes | None, error: BaseException | None) -> Outcome:
         """Decide the outcome. Raises `LeaseLost`."""
-        run, task = execution.run, execution.known_task
+        run, task = execution.run, execution.task
         stop = run.stop_reason
         if stop is StopReason.LOST:
             raise LeaseLost(run.id, "outcome")
@@ -105,7 +105,7 @@ class HandlerCall:
 
 
 async def _call_handler(ctx: Context, execution: Execution) -> Any:
-    return await execution.known_task.handler(ctx, **execution.arguments)
+    return await execution.task.handler(ctx, **execution.arguments)
 
 
 async def _call_step(_ctx: Context, _call: StepCall, perform: Any) -> Any:

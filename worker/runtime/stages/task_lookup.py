@@ -25,8 +25,9 @@ class FindTask:
 
     async def __call__(self, execution: Execution) -> Outcome | None:
         name = execution.run.envelope.task
-        execution.task = self._registry.get(name)
-        if execution.task is not None:
+        task = self._registry.get(name)
+        if task is not None:
+            execution.task = task
             return None
         error = UnknownTask(name, sorted(self._registry))
         return hand_back(execution, self._settings.unknown_task, error, Reason.UNKNOWN_TASK)
@@ -46,7 +47,7 @@ class DecodeArguments:
         try:
             if run.delivery.has_history:
                 run.history.decrypt(run.gateway.encryptor.of(run.delivery.partition, run.id))
-            execution.arguments = decode_arguments(run, execution.known_task)
+            execution.arguments = decode_arguments(run, execution.task)
         except KeyMissing as missing:
             return hand_back(execution, self._settings.unknown_task, missing, Reason.UNDECRYPTABLE)
         except DecryptionError as broken:
