@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from .envelope import check_task_id
 from .errors import Refused
-from .keys import GROUP, RELEASED, SUSPECTS, Namespace, Partition
+from .keys import GROUP, RELEASED, SUSPECTS, Namespace, Partition, TaskKey
 from .partitions import load_routes
 from .presence import list_workers, total_rates
 from .records import Record, State, read_records
@@ -23,7 +23,6 @@ __all__ = [
     "list_queues",
     "list_tasks",
     "queue_partitions",
-    "walks",
 ]
 
 _CONCURRENT: Final = 64
@@ -199,7 +198,7 @@ async def list_tasks(
 ) -> AsyncIterator[Record]:
     """Yield the records of tasks in no particular order. Uses SCAN, which does bounded work per call."""
     partitions = await queue_partitions(gateway, namespace, queue)
-    for pattern, only, node in walks(gateway, namespace, queue, partitions):
+    for pattern, only, node in _scans(gateway, namespace, queue, partitions, "record"):
         cursor = "0"
         while True:
             scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", 500, "TYPE", "hash")
@@ -213,31 +212,28 @@ async def list_tasks(
                 break
 
 
-def walks(
-    gateway: Gateway, namespace: Namespace, queue: str | None, partitions: Sequence[Partition]
+def _scans(
+    gateway: Gateway, namespace: Namespace, queue: str | None, partitions: Sequence[Partition], kind: TaskKey
 ) -> list[tuple[str, Sequence[Partition], str | None]]:
     """Return the SCANs to run: pattern, partitions, key of the node. One, or one per partition in a cluster."""
     if not gateway.clustered:
-        return [(namespace.records(queue), partitions, None)] if partitions else []
-    return [(partition.records, [partition], partition.ready) for partition in partitions]
+        return [(namespace.task_keys(kind, queue), partitions, None)] if partitions else []
+    return [(partition.task_keys(kind), [partition], partition.ready) for partition in partitions]
 
 
 def _by_partition(partitions: Sequence[Partition], keys: Sequence[bytes]) -> dict[Partition, list[str]]:
-    """Return the ids in record keys by partition, without step hashes, logs and other partitions."""
-    known = {partition.records.removesuffix("*"): partition for partition in partitions}
+    """Return the ids in record keys by partition, without other partitions."""
+    known = {partition.record(""): partition for partition in partitions}
     found: dict[Partition, list[str]] = {}
     for key in keys:
-        head, marker, task_id = key.decode().partition(":task:")
-        partition = known.get(head + marker)
-        if partition is not None and not task_id.endswith((":steps", ":log")):
+        head, colon, task_id = key.decode().rpartition(":")
+        if (partition := known.get(head + colon)) is not None:
             found.setdefault(partition, []).append(task_id)
     return found
 
 
 _PAGE: Final = 500
 """Keys, and fields of a hash, that are read at once."""
-
-_STEPS: Final = ":steps"
 
 
 async def checkpoint_fields(gateway: Gateway, partition: Partition, task_id: str, prefix: str) -> dict[str, bytes]:
@@ -254,16 +250,15 @@ async def checkpoint_fields_of_all(
     Uses SCAN: a task that exists during the whole call is found, and may be found twice. Raises `DecryptionError`.
     """
     partitions = await queue_partitions(gateway, namespace)
-    for pattern, only, node in walks(gateway, namespace, None, partitions):
-        known = {partition.records.removesuffix("*"): partition for partition in only}
+    for pattern, only, node in _scans(gateway, namespace, None, partitions, "steps"):
+        known = {partition.steps(""): partition for partition in only}
         cursor = b"0"
         while True:
-            scan = ("SCAN", cursor, "MATCH", pattern + _STEPS, "COUNT", _PAGE, "TYPE", "hash")
+            scan = ("SCAN", cursor, "MATCH", pattern, "COUNT", _PAGE, "TYPE", "hash")
             cursor, keys = await gateway.command(*scan, node_of=node)
             for key, saved in (await _fields(gateway, [key.decode() for key in keys], prefix)).items():
-                head, marker, rest = key.partition(":task:")
-                if (partition := known.get(head + marker)) is not None:
-                    task_id = rest.removesuffix(_STEPS)
+                head, colon, task_id = key.rpartition(":")
+                if (partition := known.get(head + colon)) is not None:
                     yield partition, task_id, _decrypted(gateway, partition, task_id, saved)
             if cursor == b"0":
                 break

@@ -8,25 +8,28 @@ on one server.
     {ns:queue:n}:nudge            stream  scripts, workers    as long as the queue; at most 16 entries, hints only
     {ns:queue:n}:due              zset    producers, workers  while anything is scheduled (score: ms of Redis' clock)
     {ns:queue:n}:dead             stream  deadletter          while it has dead letters; trimmed past the retention
-    {ns:queue:n}:watch            string  workers             fleet lock for promoting; TTL of a few seconds
-    {ns:queue:n}:cleaning         string  workers             fleet lock for cleaning up; TTL of half a minute
-    {ns:queue:n}:sweep            string  workers             fleet lock for claiming; TTL of half a claim interval
     {ns:queue:n}:closed           hash    resharding.py       from the closing of the partition; TTL once retired
     {ns:queue:n}:mark             string  replication.py      write that replicas confirm; TTL of a minute
-    {ns:queue:n}:task:ID          hash    all scripts         no TTL while the task is live, then the retention;
+    {ns:queue:n}:lock:promote     string  workers             fleet lock for promoting; TTL of a few seconds
+    {ns:queue:n}:lock:clean       string  workers             fleet lock for cleaning up; TTL of half a minute
+    {ns:queue:n}:lock:sweep       string  workers             fleet lock for claiming; TTL of half a claim interval
+    {ns:queue:n}:record:ID        hash    all scripts         no TTL while the task is live, then the retention;
                                                               holds the inbox: fields m:1 ..., see inbox.py
-    {ns:queue:n}:task:ID:steps    hash    write_checkpoint    like its task
-    {ns:queue:n}:task:ID:log      stream  scripts             like its task
+    {ns:queue:n}:steps:ID         hash    write_checkpoint    like its task
+    {ns:queue:n}:log:ID           stream  scripts             like its task
     {ns}:queues                   hash    producers, workers  for ever: one field per queue (its route, route.py)
-    {ns}:deployment               hash    presence.py         for ever: the id of the deployment
-    {ns}:sharing:QUEUE            zset    workers             members of a queue; TTL of a few refreshes (score: ms)
-    {ns}:workers                  zset    workers             one member per registered worker (score: ms)
-    {ns}:worker:ID                hash    workers             TTL of six registrations; a string (JSON) of old workers
-    {ns}:supervisors              zset    supervisors         TTL of a few registrations (score: ms of the last one)
-    {ns}:supervisor:ID            hash    supervisors         TTL of a few registrations
-    {ns}:crashes:NAME             zset    supervisors         TTL of the window; one member per crash (score: ms)
-    {ns}:paused                   zset    supervisors         TTL of 30 days (score: ms at which a pause is dropped)
-    {ns}:pause:NAME               hash    supervisors         until it is lifted; TTL of 30 days
+    {ns}:deployment               hash    producers, workers  for ever: id of the deployment, format of its data
+    {ns}:registry:sharing:QUEUE   zset    workers             members of a queue; TTL of a few refreshes (score: ms)
+    {ns}:registry:workers         zset    workers             one member per registered worker (score: ms)
+    {ns}:registry:worker:ID       hash    workers             TTL of six registrations
+    {ns}:registry:supervisors     zset    supervisors         TTL of a few registrations (score: ms of the last one)
+    {ns}:registry:supervisor:ID   hash    supervisors         TTL of a few registrations
+    {ns}:registry:crashes:NAME    zset    supervisors         TTL of the window; one member per crash (score: ms)
+    {ns}:control:paused           zset    supervisors         TTL of 30 days (score: ms at which a pause is dropped)
+    {ns}:control:pause:NAME       hash    supervisors         until it is lifted; TTL of 30 days
+
+The kind of a key comes before the id in its name, so that a pattern such as `{ns:*}:record:*` selects the keys of one
+kind in access rules and scans.
 
 The record key of a task is also the channel of its notifications.
 """
@@ -35,8 +38,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Final, Literal
 
-__all__ = ["GROUP", "RELEASED", "RESERVED", "SUSPECTS", "Namespace", "Partition", "check_name", "is_reserved"]
+__all__ = [
+    "DATA_FORMAT",
+    "GROUP",
+    "RELEASED",
+    "RESERVED",
+    "SUSPECTS",
+    "Namespace",
+    "Partition",
+    "TaskKey",
+    "check_name",
+    "is_reserved",
+]
+
+DATA_FORMAT: Final = 1
+"""Newest format of stored data that this version reads: key names, and what the keys hold."""
 
 GROUP = "workers"
 """The consumer group of every ready and nudge stream."""
@@ -49,6 +67,9 @@ RELEASED = "~released"
 
 SUSPECTS = "~suspects"
 """Consumer of quarantined messages."""
+
+TaskKey = Literal["record", "steps", "log"]
+"""A kind of key that each task may have."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -78,32 +99,36 @@ class Partition:
     nudge: str = field(init=False, compare=False, repr=False)
     due: str = field(init=False, compare=False, repr=False)
     dead: str = field(init=False, compare=False, repr=False)
-    watch: str = field(init=False, compare=False, repr=False)
-    cleaning: str = field(init=False, compare=False, repr=False)
     closed: str = field(init=False, compare=False, repr=False)
-    sweep: str = field(init=False, compare=False, repr=False)
     mark: str = field(init=False, compare=False, repr=False)
-    _task: str = field(init=False, compare=False, repr=False)
+    promote_lock: str = field(init=False, compare=False, repr=False)
+    clean_lock: str = field(init=False, compare=False, repr=False)
+    sweep_lock: str = field(init=False, compare=False, repr=False)
+    _record: str = field(init=False, compare=False, repr=False)
+    _steps: str = field(init=False, compare=False, repr=False)
+    _log: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         tag = f"{{{self.namespace}:{self.queue}:{self.index}}}"
-        for name in ("ready", "nudge", "due", "dead", "watch", "cleaning", "closed", "sweep", "mark"):
+        for name in ("ready", "nudge", "due", "dead", "closed", "mark"):
             object.__setattr__(self, name, f"{tag}:{name}")
-        object.__setattr__(self, "_task", f"{tag}:task:")
+        for name in ("promote", "clean", "sweep"):
+            object.__setattr__(self, f"{name}_lock", f"{tag}:lock:{name}")
+        for name in ("record", "steps", "log"):
+            object.__setattr__(self, f"_{name}", f"{tag}:{name}:")
 
     def record(self, task_id: str) -> str:
-        return self._task + task_id
+        return self._record + task_id
 
     def steps(self, task_id: str) -> str:
-        return f"{self._task}{task_id}:steps"
+        return self._steps + task_id
 
     def log(self, task_id: str) -> str:
-        return f"{self._task}{task_id}:log"
+        return self._log + task_id
 
-    @property
-    def records(self) -> str:
-        """SCAN pattern of all records, step hashes and logs of this partition."""
-        return self._task.replace("[", "\\[") + "*"
+    def task_keys(self, kind: TaskKey) -> str:
+        """Return the SCAN pattern of the keys of one kind of all tasks of this partition."""
+        return f"{{{self.namespace}:{self.queue}:{self.index}}}:{kind}:*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,33 +151,33 @@ class Namespace:
     def deployment(self) -> str:
         return f"{{{self.name}}}:deployment"
 
-    def records(self, queue: str | None = None) -> str:
-        """Return the SCAN pattern of the records, step hashes and logs of one queue, or of all queues."""
-        return f"{{{self.name}:{queue or '*'}:*}}:task:*"
+    def task_keys(self, kind: TaskKey, queue: str | None = None) -> str:
+        """Return the SCAN pattern of the keys of one kind of all tasks of one queue, or of all queues."""
+        return f"{{{self.name}:{queue or '*'}:*}}:{kind}:*"
 
     def sharing(self, queue: str) -> str:
-        return f"{{{self.name}}}:sharing:{queue}"
+        return f"{{{self.name}}}:registry:sharing:{queue}"
 
     @property
     def workers(self) -> str:
-        return f"{{{self.name}}}:workers"
+        return f"{{{self.name}}}:registry:workers"
 
     def worker(self, worker_id: str) -> str:
-        return f"{{{self.name}}}:worker:{worker_id}"
+        return f"{{{self.name}}}:registry:worker:{worker_id}"
 
     @property
     def supervisors(self) -> str:
-        return f"{{{self.name}}}:supervisors"
+        return f"{{{self.name}}}:registry:supervisors"
 
     def supervisor(self, supervisor_id: str) -> str:
-        return f"{{{self.name}}}:supervisor:{supervisor_id}"
+        return f"{{{self.name}}}:registry:supervisor:{supervisor_id}"
 
     def crashes(self, supervisor: str) -> str:
-        return f"{{{self.name}}}:crashes:{supervisor}"
+        return f"{{{self.name}}}:registry:crashes:{supervisor}"
 
     @property
     def paused(self) -> str:
-        return f"{{{self.name}}}:paused"
+        return f"{{{self.name}}}:control:paused"
 
     def pause(self, supervisor: str) -> str:
-        return f"{{{self.name}}}:pause:{supervisor}"
+        return f"{{{self.name}}}:control:pause:{supervisor}"

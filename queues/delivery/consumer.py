@@ -221,7 +221,7 @@ class Consumer:
 
     async def acquire_claim_lock(self, partition: Partition, ttl: float) -> bool:
         """Acquire the lock for claiming in a partition: one worker of the fleet each `ttl` seconds."""
-        waits = await acquire_fleet_locks(self._gateway, {partition: partition.sweep}, self._worker, ttl)
+        waits = await acquire_fleet_locks(self._gateway, {partition: partition.sweep_lock}, self._worker, ttl)
         return not waits[partition]
 
     async def claim(self, partition: Partition, cursor: str, most: int) -> tuple[str, list[Delivery]]:
@@ -331,5 +331,5 @@ class Consumer:
         """Release the messages of this worker, and remove it from the groups."""
         args: list[Argument] = [GROUP, self._worker, RELEASED, RELEASED_IDLE_MS]
         await asyncio.gather(
-            *(self._gateway.run(_LEAVE, [one.ready, one.nudge, one.watch], args) for one in self._joined)
+            *(self._gateway.run(_LEAVE, [one.ready, one.nudge, one.promote_lock], args) for one in self._joined)
         )

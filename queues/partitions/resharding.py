@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 from ..errors import Refused
-from ..keys import GROUP, Namespace, Partition
+from ..keys import DATA_FORMAT, GROUP, Namespace, Partition
 from ..transport import Gateway, pairs, queue_script
 from .route import SINGLE, Generation, Route, UnreadableRoute
 
@@ -37,7 +37,11 @@ _RETIRE = queue_script("retire_partition")
 
 async def load_routes(gateway: Gateway, namespace: Namespace) -> dict[str, Route]:
     """Return the routes of all queues of the namespace, by name."""
-    known = pairs(await gateway.command("HGETALL", namespace.queues))
+    found, data_format = await gateway.pipeline(
+        [("HGETALL", namespace.queues), ("HGET", namespace.deployment, "format")], node_of=namespace.queues
+    )
+    _check_format(namespace, data_format)
+    known = pairs(found)
     return {name.decode(): _decode(name.decode(), data) for name, data in sorted(known.items())}
 
 
@@ -53,11 +57,14 @@ async def sync_route(gateway: Gateway, namespace: Namespace, queue: str, known: 
     That registers a new queue, and restores a route that a server has lost.
     """
     while True:
-        data: bytes | None = await gateway.command("HGET", namespace.queues, queue)
+        data, data_format = await gateway.pipeline(
+            [("HGET", namespace.queues, queue), ("HGET", namespace.deployment, "format")], node_of=namespace.queues
+        )
+        _check_format(namespace, data_format)
         joined = known if data is None else _decode(queue, data).joined(known)
         if data is not None and joined == _decode(queue, data):
             return joined
-        if await gateway.run(_SET_ROUTE, [namespace.queues], [queue, data or b"", joined.encode()]):
+        if await _set_route(gateway, namespace, queue, data or b"", joined.encode()):
             return joined
 
 
@@ -65,13 +72,13 @@ async def set_partitions(gateway: Gateway, namespace: Namespace, queue: str, cou
     """Spread a queue over `count` partitions from now on; return the new route. Raises `ValueError`."""
     new = SINGLE.changed(count).last
     first = Route((Generation(0, new.count),))
-    if await gateway.run(_SET_ROUTE, [namespace.queues], [queue, b"", first.encode()]):
+    if await _set_route(gateway, namespace, queue, b"", first.encode()):
         return first  # the queue was never used
     while True:
         route = await sync_route(gateway, namespace, queue)
         route = await _join_marks(gateway, namespace, queue, route)
         changed = route.changed(count)
-        if await gateway.run(_SET_ROUTE, [namespace.queues], [queue, route.encode(), changed.encode()]):
+        if await _set_route(gateway, namespace, queue, route.encode(), changed.encode()):
             await close_previous(gateway, namespace, queue, changed)
             return changed
 
@@ -144,7 +151,22 @@ async def retire_generation(
         if not await gateway.run(_RETIRE, keys, [round(kept * 1000)]):
             return False
     shorter = route.without(generation)
-    return bool(await gateway.run(_SET_ROUTE, [namespace.queues], [queue, route.encode(), shorter.encode()]))
+    return await _set_route(gateway, namespace, queue, route.encode(), shorter.encode())
+
+
+async def _set_route(gateway: Gateway, namespace: Namespace, queue: str, known: bytes, new: bytes) -> bool:
+    """Replace the route that was read, and store the data format. Return False if the route is another one by now."""
+    keys = [namespace.queues, namespace.deployment]
+    return bool(await gateway.run(_SET_ROUTE, keys, [queue, known, new, DATA_FORMAT]))
+
+
+def _check_format(namespace: Namespace, stored: bytes | None) -> None:
+    """Raise `Refused` if the namespace's data has a format that this version cannot read."""
+    if stored is not None and (not stored.isdigit() or int(stored) > DATA_FORMAT):
+        raise Refused(
+            f"could not use namespace {namespace.name!r}: its data has format {stored.decode('utf-8', 'replace')}, "
+            f"and this version reads up to format {DATA_FORMAT}; upgrade this process"
+        )
 
 
 def _decode(queue: str, data: bytes) -> Route:

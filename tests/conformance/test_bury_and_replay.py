@@ -294,7 +294,7 @@ async def test_a_replay_of_a_message_without_an_id_leaves_no_record(
     assert await read_record(gateway, partition, task_id) is not None
     (letter,) = await letters(gateway, partition)
     await replay(gateway, letter, Replay())
-    assert not [key for key in await keys(gateway, namespace) if b":task:" in key]
+    assert not [key for key in await keys(gateway, namespace) if b":record:" in key]
 
 
 async def test_a_message_of_a_newer_version_is_buried_under_its_own_id(
@@ -583,7 +583,7 @@ async def test_a_purge_removes_all_keys_of_the_task(
     letter = await letter_of(gateway, partition, "x")
     assert await purge(gateway, letter)
     assert await places(gateway, partition, "x") == []
-    assert not [key for key in await keys(gateway, namespace) if b":task:" in key]
+    assert not [key for key in await keys(gateway, namespace) if b":record:" in key]
     assert await count_letters(gateway, [partition]) == 0
     assert not await purge(gateway, letter)
 

@@ -38,7 +38,7 @@ INFO = WorkerInfo(
 
 async def lock(gateway: Gateway, partition: Partition, name: str, *, take_over: bool = False) -> float:
     """Acquire or renew the lock of the due set; return the seconds to wait for it."""
-    locks = {partition: partition.watch}
+    locks = {partition: partition.promote_lock}
     return (await acquire_fleet_locks(gateway, locks, name, 2.5, renew=True, take_over=take_over))[partition]
 
 
@@ -60,17 +60,17 @@ async def test_a_worker_takes_a_lock_over(gateway: Gateway, partition: Partition
 
 async def test_the_lock_of_a_dead_worker_expires(gateway: Gateway, partition: Partition) -> None:
     await lock(gateway, partition, "a")
-    assert 0 < await gateway.command("PTTL", partition.watch) <= 2500
-    await gateway.command("PEXPIRE", partition.watch, 0)
+    assert 0 < await gateway.command("PTTL", partition.promote_lock) <= 2500
+    await gateway.command("PEXPIRE", partition.promote_lock, 0)
     assert await lock(gateway, partition, "b") == 0
     assert await lock(gateway, partition, "a") > 0
 
 
 async def test_renewing_extends_the_lock(gateway: Gateway, partition: Partition) -> None:
     await lock(gateway, partition, "a")
-    await gateway.command("PEXPIRE", partition.watch, 100_000)
+    await gateway.command("PEXPIRE", partition.promote_lock, 100_000)
     assert await lock(gateway, partition, "a") == 0
-    assert await gateway.command("PTTL", partition.watch) <= 2500
+    assert await gateway.command("PTTL", partition.promote_lock) <= 2500
 
 
 async def test_one_of_many_workers_acquires_a_free_lock(gateway: Gateway, partition: Partition) -> None:
@@ -82,9 +82,9 @@ async def test_a_watcher_that_leaves_wakes_another_worker(gateway: Gateway, part
     a, b = await worker(gateway, partition), await worker(gateway, partition, name="b")
     await lock(gateway, partition, "a")
     await b.leave()
-    assert await gateway.command("GET", partition.watch) == b"a"
+    assert await gateway.command("GET", partition.promote_lock) == b"a"
     await a.leave()
-    assert await gateway.command("GET", partition.watch) is None
+    assert await gateway.command("GET", partition.promote_lock) is None
     c = await worker(gateway, partition, name="c")
     assert (await c.read(1, block=None)).due
 
@@ -176,12 +176,12 @@ async def acquired(gateway: Gateway, locks: dict[Partition, str], name: str) -> 
 
 async def test_a_lock_is_held_until_its_ttl_has_passed(gateway: Gateway, namespace: Namespace) -> None:
     first, second = namespace.partition("first"), namespace.partition("second")
-    locks = {first: first.cleaning, second: second.cleaning}
-    assert await acquired(gateway, {first: first.cleaning}, "a") == [first]
+    locks = {first: first.clean_lock, second: second.clean_lock}
+    assert await acquired(gateway, {first: first.clean_lock}, "a") == [first]
     assert await acquired(gateway, locks, "b") == [second]
     assert await acquired(gateway, locks, "a") == []
-    assert 29_000 < await gateway.command("PTTL", first.cleaning) <= 30_000
-    await gateway.command("PEXPIRE", first.cleaning, 0)
+    assert 29_000 < await gateway.command("PTTL", first.clean_lock) <= 30_000
+    await gateway.command("PEXPIRE", first.clean_lock, 0)
     assert await acquired(gateway, locks, "c") == [first]
 
 
@@ -202,6 +202,6 @@ async def test_one_of_many_janitors_cleans_up(gateway: Gateway, namespace: Names
     crew = [janitor(await worker(gateway, partition, name=f"w{number}"), f"w{number}") for number in range(10)]
     await asyncio.gather(*(one.clean() for one in crew))
     assert len(cleaned) == 1
-    await gateway.command("PEXPIRE", partition.cleaning, 0)
+    await gateway.command("PEXPIRE", partition.clean_lock, 0)
     await crew[3].clean()
     assert cleaned[1:] == ["w3"]

@@ -28,7 +28,7 @@ async def announced(gateway: Gateway, namespace: Namespace, name: str, *, seen: 
 async def clean(gateway: Gateway, namespace: Namespace, partition: Partition, consumer: Consumer) -> None:
     assignment = PartitionAssignment(gateway, namespace, [partition.queue], "me", share=False)
     await assignment.refresh()
-    await gateway.command("DEL", partition.cleaning)
+    await gateway.command("DEL", partition.clean_lock)
     await Janitor(gateway, namespace, assignment, consumer, dead_letter_ttl=60.0, result_ttl=60.0, worker="me").clean()
 
 

@@ -33,6 +33,7 @@ from perdure.queues import (
     set_partitions,
     succeed,
 )
+from perdure.queues.keys import DATA_FORMAT
 from perdure.queues.partitions.resharding import PartitionStatus, close_partition, partition_status, sync_route
 from perdure.queues.partitions.route import SINGLE, spread
 from perdure.queues.transport.gateway import Argument
@@ -87,6 +88,20 @@ async def test_a_queue_in_use_gets_new_partitions(gateway: Gateway, namespace: N
     assert await load_route(gateway, namespace, "default") == FOUR
     assert await set_partitions(gateway, namespace, "default", 4) == FOUR
     assert (await set_partitions(gateway, namespace, "default", 2)).last == Generation(5, 2)
+
+
+async def test_data_of_a_newer_format_is_refused(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
+    await producer.enqueue("t")
+    assert await gateway.command("HGET", namespace.deployment, "format") == str(DATA_FORMAT).encode()
+    await gateway.command("HSET", namespace.deployment, "format", DATA_FORMAT + 1)
+    refused = rf"namespace '{namespace.name}': its data has format {DATA_FORMAT + 1}.*upgrade"
+    async with Producer(namespace=namespace.name, gateway=gateway) as later:
+        with pytest.raises(Refused, match=refused):
+            await later.enqueue("t")
+    with pytest.raises(Refused, match=refused):
+        await known_by(gateway, namespace)
+    with pytest.raises(Refused, match=refused):
+        await list_queues(gateway, namespace)
 
 
 @pytest.mark.parametrize("count", [0, 1025])
@@ -545,7 +560,7 @@ async def test_workers_divide_the_partitions_and_take_over(gateway: Gateway, nam
 async def test_one_of_many_workers_claims_in_a_partition(gateway: Gateway, partition: Partition) -> None:
     crew = [await worker(gateway, partition, name=f"w{number}") for number in range(4)]
     assert [await one.acquire_claim_lock(partition, 60.0) for one in crew] == [True, False, False, False]
-    await gateway.command("DEL", partition.sweep)
+    await gateway.command("DEL", partition.sweep_lock)
     assert await crew[3].acquire_claim_lock(partition, 60.0)
 
 

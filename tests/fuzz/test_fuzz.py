@@ -140,7 +140,7 @@ async def target(settings: Settings, producer: Producer, folder: Path) -> AsyncI
                 async for message in ear.listen():
                     told = message["data"].decode() if message["type"] == "pmessage" else ""
                     if told in ENDED:
-                        found.outcomes.append((message["channel"].decode().rpartition(":task:")[2], told))
+                        found.outcomes.append((message["channel"].decode().rpartition(":record:")[2], told))
 
             listening = asyncio.create_task(listen())
             try:

@@ -590,8 +590,8 @@ class Ledger:
             self._give_back(entry, self.pending[entry].count - 1)
         if any(held.owner == RELEASED for held in self.pending.values()):
             self.nudge("released")
-        if self.held.strings.get(self.at.watch) == worker.encode():
-            self.held.delete(self.at.watch)
+        if self.held.strings.get(self.at.promote_lock) == worker.encode():
+            self.held.delete(self.at.promote_lock)
             self.nudge("due")
         self._name_gone(worker)
 

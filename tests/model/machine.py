@@ -42,7 +42,7 @@ from perdure.queues import (
 )
 from perdure.queues.delivery.quarantine_store import clear_quarantined, quarantine, report_crash, take_quarantined
 from perdure.queues.enqueueing import BatchEnqueuer
-from perdure.queues.keys import GROUP, RELEASED, SUSPECTS, is_reserved
+from perdure.queues.keys import DATA_FORMAT, GROUP, RELEASED, SUSPECTS, is_reserved
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import close_partition
 from perdure.queues.partitions.resharding import partition_status as standing_of
@@ -237,6 +237,7 @@ class Queues(RuleBasedStateMachine):
             self.crew[name] = self.ground.run(made)
             self.ledger.join(name)
             self.ledger.held.put_new(self.namespace.queues, "default", b"1")
+            self.ledger.held.put_new(self.namespace.deployment, "format", str(DATA_FORMAT).encode())
         return self.crew[name]
 
     def begin(self, name: str, deliveries: list[Delivery], expected: list[Handed], *, heard: bool = True) -> None:
@@ -751,8 +752,8 @@ class Queues(RuleBasedStateMachine):
 
     def watch(self, name: str) -> None:
         """Let a worker watch the due set."""
-        self.ground.command("SET", self.partition.watch, self.names[name])
-        self.ledger.held.strings[self.partition.watch] = self.names[name].encode()
+        self.ground.command("SET", self.partition.promote_lock, self.names[name])
+        self.ledger.held.strings[self.partition.promote_lock] = self.names[name].encode()
 
     def leave(self, name: str) -> None:
         if self.names[name] in self.crew:
@@ -789,10 +790,14 @@ class Queues(RuleBasedStateMachine):
         known = self.ledger.held.get(self.namespace.queues, "other") or b""
         done = known in (was, new)
         for _ in range(2):
+            keys = [self.namespace.queues, self.namespace.deployment]
             answer = self.ground.run(
-                self.ground.gateway.run(queue_script("set_route"), [self.namespace.queues], ["other", was, new])
+                self.ground.gateway.run(queue_script("set_route"), keys, ["other", was, new, DATA_FORMAT])
             )
             if done:
+                if known != new:
+                    self.ledger.held.put_new(self.namespace.deployment, "format", str(DATA_FORMAT).encode())
+                known = new
                 self.ledger.held.put(self.namespace.queues, {"other": new})
             self.same(bool(answer), done)
 

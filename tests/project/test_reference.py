@@ -174,7 +174,7 @@ PLACEHOLDERS = {
     "supervisor": "NAME",
     "queue": "QUEUE",
 }
-NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "records"}
+NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "task_keys"}
 """Members of `Namespace` and `Partition` that are parts or patterns of keys, or take keys apart."""
 
 

@@ -32,7 +32,8 @@ EVERY = {"DEL"}
 
 def all_keys(partition: Partition) -> list[str]:
     return [
-        *(partition.ready, partition.nudge, partition.due, partition.dead, partition.closed, partition.sweep),
+        *(partition.ready, partition.nudge, partition.due, partition.dead, partition.closed),
+        *(partition.promote_lock, partition.clean_lock, partition.sweep_lock),
         *(partition.record("x"), partition.steps("x"), partition.log("x")),
     ]
 
@@ -48,15 +49,17 @@ def test_key_names_match_the_documented_table() -> None:
         "{perdure:mail:2}:due",
         "{perdure:mail:2}:dead",
         "{perdure:mail:2}:closed",
-        "{perdure:mail:2}:sweep",
-        "{perdure:mail:2}:task:x",
-        "{perdure:mail:2}:task:x:steps",
-        "{perdure:mail:2}:task:x:log",
+        "{perdure:mail:2}:lock:promote",
+        "{perdure:mail:2}:lock:clean",
+        "{perdure:mail:2}:lock:sweep",
+        "{perdure:mail:2}:record:x",
+        "{perdure:mail:2}:steps:x",
+        "{perdure:mail:2}:log:x",
     ]
     namespace = Namespace()
-    assert (namespace.queues, namespace.workers) == ("{perdure}:queues", "{perdure}:workers")
-    assert namespace.sharing("mail") == "{perdure}:sharing:mail"
-    assert namespace.worker("a") == "{perdure}:worker:a"
+    assert (namespace.queues, namespace.workers) == ("{perdure}:queues", "{perdure}:registry:workers")
+    assert namespace.sharing("mail") == "{perdure}:registry:sharing:mail"
+    assert namespace.worker("a") == "{perdure}:registry:worker:a"
 
 
 @given(NAMES, NAMES, st.integers(0, 999), NAMES)
@@ -180,7 +183,7 @@ def test_scripts_build_no_key_names(path: Path) -> None:
     for found in re.finditer(r"KEYS\[[^\]]*\]", source):
         around = source[max(0, found.start() - 4) : found.end() + 4]
         assert ".." not in around, f"{path.name}: {around}"
-    assert not re.search(r"[{}]:|:(ready|nudge|due|dead|closed|sweep|task|steps|log)\b", source)
+    assert not re.search(r"[{}]:|:(ready|nudge|due|dead|closed|lock|record|steps|log)\b", source)
 
 
 @pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem != "fence"], ids=lambda path: path.stem)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 
 import redis.asyncio
 
 LIVE = {b"queued", b"scheduled"}
+
+_OF_A_TASK = re.compile(rb"(?P<tag>\{[^}]*:[^}]*\}):(?:record|steps|log):(?P<id>.*)")
 
 
 async def check_for_leaks(client: redis.asyncio.Redis, namespace: str) -> None:
@@ -35,9 +38,8 @@ async def _leaks(client: redis.asyncio.Redis, keys: list[bytes]) -> list[str]:
     leaked: list[str] = []
     tasks: dict[bytes, list[bytes]] = defaultdict(list)
     for key in keys:
-        head, marker, rest = key.partition(b":task:")
-        if marker:
-            tasks[head + marker + rest.removesuffix(b":steps").removesuffix(b":log")].append(key)
+        if found := _OF_A_TASK.fullmatch(key):
+            tasks[found["tag"] + b":record:" + found["id"]].append(key)
         elif key.endswith(b":nudge") and await client.execute_command("XLEN", key) > 16:
             leaked.append(f"{key.decode()} grows")
     for record, parts in tasks.items():

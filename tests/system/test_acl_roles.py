@@ -279,21 +279,21 @@ async def test_no_role_may_do_what_is_not_its_own(
 
 @pytest.mark.parametrize("role", ROLES)
 async def test_no_role_reaches_another_namespace(users: dict[str, Settings], node: Node, role: str) -> None:
-    node.command("HSET", "{elsewhere:default:0}:task:x", "result", "1")
+    node.command("HSET", "{elsewhere:default:0}:record:x", "result", "1")
     node.command("HSET", "session:of-another-program", "a", "1")
     with client(users, role) as connection:
-        for key in ("{elsewhere:default:0}:task:x", "session:of-another-program"):
+        for key in ("{elsewhere:default:0}:record:x", "session:of-another-program"):
             for command in (("HGETALL", key), ("HSET", key, "a", "2")):
                 with pytest.raises(redis.exceptions.NoPermissionError):
                     connection.execute_command(*command)
             with pytest.raises(redis.exceptions.ResponseError):
                 connection.execute_command("EVAL", "return redis.call('HGETALL', ARGV[1])", 0, key)
         with pytest.raises(redis.exceptions.NoPermissionError):
-            connection.execute_command("SUBSCRIBE", "{elsewhere:default:0}:task:x")
+            connection.execute_command("SUBSCRIBE", "{elsewhere:default:0}:record:x")
     async with Producer(users[role].redis_url, namespace="elsewhere") as producer:
         with pytest.raises(Refused, match=r"(?i)permission|can.t run"):
             await producer.enqueue("task")
-    node.command("DEL", "{elsewhere:default:0}:task:x", "session:of-another-program")
+    node.command("DEL", "{elsewhere:default:0}:record:x", "session:of-another-program")
 
 
 async def test_a_producer_that_runs_or_cancels_tasks_is_refused(users: dict[str, Settings]) -> None:

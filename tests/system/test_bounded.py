@@ -43,8 +43,8 @@ PATIENCE = 40.0
 
 MEBIBYTE = 1024 * 1024
 
-PASSING = (":watch", ":sweep", ":cleaning")
-"""Suffixes of fleet lock keys, which live for seconds."""
+PASSING = ":lock:"
+"""Part of the names of fleet locks, which live for seconds."""
 
 KINDS = {"plain": 40, "steps": 14, "mends": 12, "dies": 9, "keyed": 10, "delayed": 4, "due": 2, "waiting": 4}
 """Number of tasks of each kind per hundred; the rest are unknown tasks and unreadable messages."""
@@ -209,8 +209,8 @@ class Footprint:
         while True:
             for partition in await self._load.partitions():  # what a janitor does once in a minute
                 await trim_letters(self._gateway, partition, KEPT)
-            self.keys = {key for key in await self._gateway.command("KEYS", "*") if not key.decode().endswith(PASSING)}
-            ended = all(b":task:" not in key for key in self.keys)
+            self.keys = {key for key in await self._gateway.command("KEYS", "*") if PASSING not in key.decode()}
+            ended = all(b":record:" not in key for key in self.keys)
             self.memory = await self._memory()
             as_before = before is None or (self.keys == before.keys and self.memory <= before.memory * 1.05)
             if (ended and as_before) or time.monotonic() > since + PATIENCE:

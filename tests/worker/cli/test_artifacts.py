@@ -111,7 +111,7 @@ def test_a_damaged_artifact_is_not_written(task_id: str, folder: Path) -> None:
 def test_gc_deletes_nothing_if_links_cannot_be_read(
     task_id: str, folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = f"{{{settings.namespace}:default:0}}:task:{task_id}:steps"
+    steps = f"{{{settings.namespace}:default:0}}:steps:{task_id}"
 
     async def break_link() -> None:
         async with App("test") as app:

@@ -78,7 +78,7 @@ def test_an_interrupt_removes_all_keys(server: RedisServer, number: signal.Signa
         ) as running,
     ):
         try:
-            while not client.keys("*:task:*"):
+            while not client.keys("*:record:*"):
                 assert running.poll() is None
             running.send_signal(number)
             out, err = running.communicate(timeout=30)

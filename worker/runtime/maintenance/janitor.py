@@ -68,7 +68,7 @@ class Janitor:
 
     async def clean(self) -> None:
         """Clean up the partitions whose lock this worker gets."""
-        locks = {partition: partition.cleaning for partition in self._assignment.known}
+        locks = {partition: partition.clean_lock for partition in self._assignment.known}
         waits = await acquire_fleet_locks(self._gateway, locks, self._worker, _SHORTEST)
         mine = [partition for partition, wait in waits.items() if not wait]
         if not mine:

@@ -86,7 +86,7 @@ class Promoter:
 
     async def _promote(self, partition: Partition, take_over: bool) -> float:
         """Promote due tasks if this worker holds the lock. Return the seconds until the next check."""
-        locks = {partition: partition.watch}
+        locks = {partition: partition.promote_lock}
         waits = await acquire_fleet_locks(
             self._gateway, locks, self._worker, _LOCK_TTL, renew=True, take_over=take_over
         )
