@@ -161,8 +161,7 @@ class Intake:
         try:
             for partition in self._consumer.partitions:
                 found = await self._consumer.take_quarantined(partition)
-                if found.more:
-                    self._gate.leave()
+                self._gate.found(more=found.more)
                 if found.delivery is not None or found.more:
                     self._gate.wanted = True
                 if found.delivery is not None:

@@ -29,6 +29,7 @@ class QuarantineGate:
         self._window = window
         self._pending: set[tuple[str, bytes]] = set()
         self._alone: Run | None = None
+        self._more = False
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._clearing: set[asyncio.Task[None]] = set()
@@ -76,6 +77,8 @@ class QuarantineGate:
         if self.dedicated and self._link is not None:
             link = self._link
             link.say("begins", id=run.id, task=run.envelope.task)
+            if self._more:
+                link.say("suspects")  # after `begins`: the supervisor must not count this worker as free for them
             run.observe(_StepReports(link, run))
         else:
             self._timer = loop.call_later(self._window, self._end_window, run)
@@ -102,10 +105,9 @@ class QuarantineGate:
         if self.dedicated and self._link is not None:
             self._link.say("idle")
 
-    def leave(self) -> None:
-        """Report to the supervisor that there are more suspects than this worker can run."""
-        if self._link is not None:
-            self._link.say("suspects")
+    def found(self, *, more: bool) -> None:
+        """Note whether more suspects were waiting when this worker took one; the supervisor learns it with the run."""
+        self._more = more
 
     async def wait_change(self) -> None:
         """Return when the worker may take more tasks, or should look for suspects."""

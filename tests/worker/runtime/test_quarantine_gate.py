@@ -149,7 +149,8 @@ async def test_an_isolated_worker_runs_only_quarantined_tasks_one_at_a_time(app:
             {"say": "ends", "id": handles[0].id},
         ]
         assert len(told) == 9
-        assert await supervisor.hears("suspects")  # a second isolated worker could have run the waiting tasks
+        order = [line["say"] for line in supervisor.said() if line["say"] in ("begins", "suspects")]
+        assert order == ["begins", "suspects", "begins", "suspects", "begins"]  # never "suspects" while it seems free
         assert [(await handle.record()).crashes for handle in handles] == [0, 0, 0]  # cleared without a recorded crash
 
         late = await job.enqueue(7)
