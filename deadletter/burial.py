@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import orjson
 
-from ..queues import ERROR, Counters, Delivery, Gateway, LeaseLost, Partition, load_script
+from ..queues import ERROR, Counters, Delivery, Gateway, LeaseLost, Partition, Redaction, load_script
 from .policy import Reason
 
 __all__ = ["DEFAULT_RETENTION", "Evidence", "bury", "trim_letters", "unreadable_id"]
 
 _MESSAGE_LIMIT = 4_000
 _TRACEBACK_LIMIT = 16_000
+
+_SCANNED = 64_000
+"""Characters. A longer text is searched for secrets only at both ends, of which the evidence consists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +30,13 @@ class Evidence:
     traceback: str = ""
 
     @classmethod
-    def of(cls, error: BaseException, redact: Callable[[str], str] | None = None) -> Evidence:
+    def of(cls, error: BaseException, redact: Redaction | None = None) -> Evidence:
         """Return the evidence of an error. redact: removes secrets from message and traceback."""
         lines = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        return replace(cls.brief(error, redact), traceback=_cut(redact(lines) if redact else lines, _TRACEBACK_LIMIT))
+        return replace(cls.brief(error, redact), traceback=_cut(lines, _TRACEBACK_LIMIT, redact))
 
     @classmethod
-    def brief(cls, error: BaseException, redact: Callable[[str], str] | None = None) -> Evidence:
+    def brief(cls, error: BaseException, redact: Redaction | None = None) -> Evidence:
         """Return the evidence without a traceback."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -42,20 +44,23 @@ class Evidence:
             message = str(error)
         except Exception as broken:  # noqa: BLE001 - whatever a foreign __str__ raises, the task must be buried
             message = f"<no message: str() raised {type(broken).__name__}>"
-        return cls(name, _cut(redact(message) if redact else message, _MESSAGE_LIMIT))
+        return cls(name, _cut(message, _MESSAGE_LIMIT, redact))
 
     def fields(self) -> dict[str, object]:
         """Return the evidence as plain data."""
         return {"error": self.error, "message": self.message, "traceback": self.traceback}
 
 
-def _cut(text: str, limit: int) -> str:
-    """Return a text, cut in the middle if it is too long."""
-    clean = text.encode("utf-8", "replace").decode("utf-8")
-    if len(clean) <= limit:
-        return clean
-    head = limit // 3
-    return f"{clean[:head]}\n... {len(clean) - limit:,} characters left out ...\n{clean[-(limit - head) :]}"
+def _cut(text: str, limit: int, redact: Redaction | None) -> str:
+    """Return a text without secrets, cut in the middle if it is too long."""
+    if redact is not None and len(text) <= _SCANNED:
+        text, redact = redact(text), None
+    if len(text) > limit:
+        head, tail = limit // 3, limit - limit // 3
+        first = text[:head] if redact is None else redact.head(text, head)
+        last = text[-tail:] if redact is None else redact.tail(text, tail)
+        text = f"{first}\n... {len(text) - limit:,} characters left out ...\n{last}"
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 DEFAULT_RETENTION: Final = 30 * 24 * 3600.0

@@ -32,7 +32,7 @@ _KNOWN: Final = (
     "unix:///path/to.sock, embedded: or embedded:/data/dir"
 )
 _NODE = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.%]+)\]|(?P<host>[^:\[\]\s]+))(?::(?P<port>\d+))?")
-_SECRET = re.compile(r"(?<=[?&])([^=&]*password)=[^&]*", re.IGNORECASE)
+_PARAMETER = re.compile(r"[?&][^=&?]*=")
 _FOR_SENTINELS: Final = ("sentinel_username", "sentinel_password")
 
 
@@ -68,7 +68,7 @@ class Address:
             path = rest.removeprefix("//")
             return cls(directory=(Path(unquote(path)).expanduser() if path else data_dir()).absolute())
         address = cls(text)
-        if scheme != "unix" and re.fullmatch(r"[^@/]*//[^@/?#]*[/#][^?]*@.*", text):
+        if scheme != "unix" and _has_plain_password(text):
             raise BadAddress(f"{address.shown!r}: write '/' and '#' of a password as %2F and %23")
         if scheme in _ONE_SERVER:
             _check_one_server(address)
@@ -139,13 +139,30 @@ class Address:
         """The address without its passwords, for messages."""
         if self.directory is not None:
             return f"embedded:{self.directory}"
-        url = _SECRET.sub(r"\1=***", self.url)
+        url = _mask_passwords(self.url)
         head, at, tail = url.rpartition("@")
         if not at:
             return url
         scheme, _, credentials = head.partition("://")
         user = credentials.partition(":")[0]
         return f"{scheme}://{user}:***@{tail}"
+
+
+def _has_plain_password(url: str) -> bool:
+    """Whether the credentials contain a '/' or '#', so that the host would be read wrongly."""
+    found = re.match(r"[^@/]*//[^@/?#]*[/#]", url)
+    return found is not None and "@" in url[found.end() :].partition("?")[0]
+
+
+def _mask_passwords(url: str) -> str:
+    """Mask the values of parameters whose name ends in 'password'."""
+    parts, at = [], 0
+    for found in _PARAMETER.finditer(url):
+        if found.start() >= at and found[0][:-1].lower().endswith("password"):
+            parts += [url[at : found.end()], "***"]
+            end = url.find("&", found.end())
+            at = len(url) if end < 0 else end
+    return "".join(parts) + url[at:]
 
 
 class _Parts(NamedTuple):

@@ -189,7 +189,7 @@ def was_not_executed(error: BaseException | None) -> bool:
 
 def _reason(error: BaseException) -> str:
     text = str(error) or type(error).__name__
-    return re.sub(r"^Error (?:-?\d+ )?(?:while )?connecting to \S+?\.? ", "", text)
+    return re.sub(r"^Error (?:-?\d+ )?(?:while )?connecting to \S+ ", "", text)
 
 
 OLDEST_SERVER: Final = (6, 2)

@@ -13,13 +13,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from types import CodeType, FunctionType
-from typing import Any, get_type_hints
+from typing import Any, Final, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from ...queues import contains_mask, unwrap_secrets
+from ...queues import Redaction, contains_mask, unwrap_secrets
 from ..errors import UnserialisableResult
 
 __all__ = ["Codec", "codec_of", "fingerprint", "is_async"]
@@ -125,9 +125,11 @@ def _shared(declared: Any) -> Codec:
     return Codec(declared, secrets=True)
 
 
-def fingerprint(
-    args: tuple[Any, ...], kwargs: dict[str, Any], redact: Callable[[str], str] | None = None
-) -> tuple[str, str]:
+_SHOWN: Final = 200
+"""Characters of a call's arguments that its record shows."""
+
+
+def fingerprint(args: tuple[Any, ...], kwargs: dict[str, Any], redact: Redaction | None = None) -> tuple[str, str]:
     """Return the hash of a step's arguments, and the beginning of their JSON for people, which `redact` masks.
 
     The hash is of canonical JSON. A value without a JSON form (a client, a connection) counts by its type alone, which
@@ -137,8 +139,8 @@ def fingerprint(
     digest = hashlib.blake2b(data, digest_size=12).hexdigest()
     shown = data[1:-1].decode()
     if redact is not None:
-        shown = redact(shown)
-    return digest, shown if len(shown) <= 200 else shown[:197] + "..."
+        shown = redact.head(shown, _SHOWN + 1)
+    return digest, shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
 
 
 def _ordered(value: Any) -> Any:

@@ -42,7 +42,7 @@ __all__ = ["HANDING", "Receiver", "continue_as", "successor_of"]
 HANDING: Final = "#handing"
 """Checkpoint key of the plan."""
 
-_SUCCESSOR_ID: Final = re.compile(r"(.+)\.h([1-9][0-9]*)")
+_NUMBER: Final = re.compile(r"[1-9][0-9]*")
 
 
 class _Arguments(Protocol):
@@ -141,8 +141,8 @@ def _arguments(run: Run, to: Receiver | None, given: Mapping[str, Any] | None) -
 
 async def _free_id(run: Run) -> str:
     """Return the id of the successor: `ID.h1` after `ID`, `ID.h2` after that; the next one that is free."""
-    found = _SUCCESSOR_ID.fullmatch(run.id)
-    base, number = (found[1], int(found[2])) if found else (run.id, 0)
+    former, _, suffix = run.id.rpartition(".h")
+    base, number = (former, int(suffix)) if former and _NUMBER.fullmatch(suffix) else (run.id, 0)
     namespace = Namespace(run.delivery.partition.namespace)
     while number < MOST_HAND_OFFS:
         number += 1

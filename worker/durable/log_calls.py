@@ -61,7 +61,7 @@ async def call_tool(
         data = to_json(result)
         clipped = len(data) if len(data) > _MOST_LOGGED else None
         if clipped is not None and run.redact is not None:  # before the cut could split a secret
-            data = run.redact(data.decode()).encode()
+            data = run.redact.head(data.decode(), _MOST_LOGGED).encode()
         return ToolCalled(
             tool=name,
             arguments=named,

@@ -318,7 +318,7 @@ async def _log_failure(step: Step, run: Run, error: Exception) -> None:
     """Log that a try failed, with the next write and before the outcome."""
     if run.closed or isinstance(error, Reschedule):
         return
-    what = Evidence.brief(error)
+    what = Evidence.brief(error, run.redact)
     failed = StepFailed(step=step.key, attempt=step.attempt, tool=step.tool, error=what.error, message=what.message)
     with suppress(PayloadTooLarge):
         await run.recorder.put(run.next_entry(failed), wait=False)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loguru import logger as loguru_logger
 from perdure import App, Context, InvalidArguments, Retry, Settings, TaskFailed, Worker
-from perdure.deadletter import Reason, Replay, replay
+from perdure.deadletter import Evidence, Reason, Replay, replay
 from perdure.queues import (
     Envelope,
     Redaction,
@@ -53,6 +53,10 @@ class Tokens(RootModel[list[SecretStr]]):
     pass
 
 
+def _fail(message: str) -> None:
+    raise ValueError(message)
+
+
 def build(settings: Settings | None = None) -> App:
     app = App("secrets", settings=settings)
 
@@ -63,6 +67,8 @@ def build(settings: Settings | None = None) -> App:
         await ctx.step("secret", len, [token])
         if how == "raises":
             raise ValueError(f"cannot log in with {value!r}")
+        if how == "fails at length":
+            await ctx.step("long", _fail, "x" * 1330 + value + "y" * 9000)
         if how == "validates":
             TypeAdapter(int).validate_python(f"{value}" * 9)
         if how == "chains":
@@ -169,6 +175,39 @@ def test_too_many_secrets_mask_the_whole_text() -> None:
     assert Redaction(["s" * 300_000])("anything") == MASK
 
 
+@pytest.mark.parametrize("part", ["input_value=", ", input_type=", "input_value=, input_type", "s3cr3t-t0ken-of-ad"])
+def test_redaction_scans_adversarial_text_in_linear_time(part: str) -> None:
+    text = part * (1_000_000 // len(part))  # a quadratic scan would take minutes, and hold the interpreter lock
+    assert Redaction([TOKEN])(f"{text} {TOKEN}").endswith(MASK)
+
+
+@pytest.mark.parametrize("split", range(-5, len(TOKEN) * 6, 7))
+def test_the_ends_of_a_long_text_contain_no_part_of_a_secret(split: int) -> None:
+    redact = Redaction([TOKEN, "t0ke", *(f"{TOKEN}{number}" * 200 for number in range(3))])
+    text = "x" * 40 + f"{TOKEN}1" * 200 + "y" * 40
+    head = redact.head(text + "z" * 100_000, 40 + split)
+    tail = redact.tail("z" * 100_000 + text, 40 + split)
+    assert set(head) <= set("x" + MASK)
+    assert set(tail) <= set("y" + MASK)
+    assert redact.head("z" * 100_000 + text, 50) == redact.tail(text + "z" * 100_000, 50) == "z" * 50
+
+
+def test_evidence_of_a_long_error_is_searched_at_its_ends_only() -> None:
+    scanned: list[int] = []
+
+    class Counting(Redaction):
+        def __call__(self, text: str) -> str:
+            scanned.append(len(text))
+            return super().__call__(text)
+
+    evidence = Evidence.of(ValueError(f"{TOKEN} {'input_value=' * 1_000_000} {TOKEN}"), Counting([TOKEN]))
+    assert max(scanned) < 20_000
+    assert evidence.message.startswith(MASK)
+    assert evidence.message.endswith(MASK)
+    assert "characters left out" in evidence.message
+    assert TOKEN not in evidence.message + evidence.traceback
+
+
 def test_secret_paths_are_bounded_and_mask_the_rest() -> None:
     deep: Any = SecretStr(TOKEN)
     for _ in range(40):
@@ -223,7 +262,7 @@ def log() -> Iterator[list[str]]:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("keys", [[], [FIRST]], ids=["plain", "sealed"])
-@pytest.mark.parametrize("how", ["well", "raises", "validates", "chains", "mismatch"])
+@pytest.mark.parametrize("how", ["well", "raises", "fails at length", "validates", "chains", "mismatch"])
 async def test_a_secret_reaches_only_the_handler(settings: Settings, log: list[str], keys: list[str], how: str) -> None:
     async with build(with_keys(settings, *keys)) as app:
         task = app.tasks["log_in"]
@@ -247,7 +286,8 @@ async def test_a_secret_reaches_only_the_handler(settings: Settings, log: list[s
         assert orjson.loads(orjson.dumps(record.summary()))["args"]["token"] == MASK
         for text in told:
             assert TOKEN not in text
-            assert TOKEN[:7] not in text  # pydantic quotes parts of the input
+            assert TOKEN[:7] not in text  # pydantic quotes parts of the input, and a long message is cut
+            assert "xs3" not in text
         steps = b"".join((await recorded_steps(app, handle)).values())
         if not keys:
             assert MASK.encode() in steps
