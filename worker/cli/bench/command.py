@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import secrets
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Final
 
-import anyio
 import typer
 from rich.console import Console
 
-from ....queues import Gateway, Namespace, Refused, pairs
+from ....queues import Gateway, Refused, pairs
 from ...log import configure_logging
 from ..support.connection import ConnectionOptions, with_connection_options
 from ..support.output import AsJson, print_json, print_table
-from ..support.temporary import remove_namespace, run_interruptible
+from ..support.temporary import run_interruptible, temporary_namespace
 from .consent import ask, check_room
 from .measures import Row, app, measure
 
@@ -63,18 +61,11 @@ def bench(
 
 
 async def _measure(place: ConnectionOptions, tasks: int, payload: int, agreed: bool) -> tuple[str, list[Row]]:
-    named = place.overrides() | {"namespace": f"bench-{secrets.token_hex(6)}"}
-    app.configure(**named, result_ttl=_KEPT_FOR, dead_letter_ttl=_KEPT_FOR)
-    namespace = Namespace(app.settings.namespace)
-    partition, raw = namespace.partition("default"), namespace.partition("raw")
-    async with app:
-        gateway = app.producer.gateway
-        try:
-            await check_room(gateway, partition.ready, tasks, payload, agreed)
-            return await _server_line(gateway, partition.ready), await measure(raw, tasks, payload)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await remove_namespace(gateway, namespace, [partition, raw])
+    settings = place.overrides() | {"result_ttl": _KEPT_FOR, "dead_letter_ttl": _KEPT_FOR}
+    async with temporary_namespace(app, "default", "raw", **settings) as namespace:
+        gateway, ready = app.producer.gateway, namespace.partition("default").ready
+        await check_room(gateway, ready, tasks, payload, agreed)
+        return await _server_line(gateway, ready), await measure(namespace.partition("raw"), tasks, payload)
 
 
 async def _server_line(gateway: Gateway, key: str) -> str:

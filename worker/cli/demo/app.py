@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,14 +28,14 @@ app = App("demo")
 
 
 @app.task(queue=app.name, retry=Retry(max_attempts=1, max_crashes=MAX_KILLS))
-async def report(ctx: Context, title: str, root: str, limit: int) -> Artifact:
+async def report(ctx: Context, root: str, limit: int) -> Artifact:
     """Report on the files of a folder, with one step per file."""
     files = await ctx.step("list", _list, root, limit)
     rows = [await ctx.step("count", _count, root, path) for path in files]
 
     async def save() -> Artifact:
         log_step_run()
-        return await ctx.artifacts.save("report.txt", render(title, rows))
+        return await ctx.artifacts.save("report.txt", render(root, rows))
 
     return await ctx.step("save", save)
 
@@ -74,43 +73,28 @@ def _publish(path: str, site: str, checksum: str) -> None:
 def list_files(root: str, limit: int) -> list[str]:
     """Return at most `limit` files below a folder, evenly spread: sorted POSIX paths relative to it.
 
-    Leaves out hidden folders, `__pycache__`, `site-packages`, linked folders, files over 16 MiB, and names that are
-    not UTF-8, which JSON cannot hold.
+    Leaves out hidden folders, `__pycache__`, `site-packages`, linked folders, unreadable files, files over 16 MiB, and
+    names that are not printable or not UTF-8.
     """
     found: list[str] = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name[0] != "." and name not in _SKIPPED_FOLDERS]
         paths = (Path(folder, name) for name in names)
-        found += [path.relative_to(root).as_posix() for path in paths if _is_listed(path)]
-    found.sort()
+        readable = [path for path in paths if os.access(path, os.R_OK) and path.is_file()]
+        found += [path.relative_to(root).as_posix() for path in readable if path.stat().st_size <= _MAX_FILE_SIZE]
+    found = sorted(path for path in found if path.isprintable())
     taken = min(limit, len(found))
     return [found[index * len(found) // taken] for index in range(taken)]
 
 
-def _is_listed(path: Path) -> bool:
-    try:
-        path.as_posix().encode()
-        status = path.stat()
-    except (OSError, UnicodeEncodeError):
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_FILE_SIZE
-
-
 def count_file(root: str, path: str) -> str:
-    """Return the report's row for one file. An unreadable file has a row too."""
-    try:
-        data = Path(root, path).read_bytes()
-    except OSError as error:
-        return f"could not be read: {error.strerror}  {_printable(path)}"
+    """Return the report's row for one file."""
+    data = Path(root, path).read_bytes()
     digest, lines = hashlib.sha256(data).hexdigest(), data.count(b"\n")
-    return f"{digest}  {lines:>9,}  {len(data.split()):>9,}  {len(data):>10,}  {_printable(path)}"
+    return f"{digest}  {lines:>9,}  {len(data.split()):>9,}  {len(data):>10,}  {path}"
 
 
-def render(title: str, rows: Sequence[str]) -> str:
+def render(root: str, rows: Sequence[str]) -> str:
     """Return the text of the report. Equal rows give equal text."""
     head = f"{'SHA-256':<64}  {'lines':>9}  {'words':>9}  {'bytes':>10}  path"
-    return "\n".join((f"{_printable(title)}: {len(rows):,} files", head, *rows, ""))
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    return "\n".join((f"{len(rows):,} files of {root!r}", head, *rows, ""))

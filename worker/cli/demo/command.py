@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import secrets
 import sysconfig
-import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
+from rich.text import Text
 
-from ..support.connection import ConnectionOptions
-from ..support.errors import Failed, Misuse
-from ..support.output import AsJson, print_json
+from ..support.errors import Failed
+from ..support.output import AsJson, print_fields, print_json, print_table, print_text, stdout
 from ..support.temporary import run_interruptible
 from .app import MAX_KILLS, list_files
-from .processes import FILES_PER_KILL
-from .scenario import DemoPlan, run_demo
-from .screen import print_screen
+from .evidence import LEASE, Claim
+from .scenario import DemoResult, run_demo
 
 __all__ = ["demo"]
 
-KILLS = 3
-FILES = 300
+_FILES_PER_KILL: Final = 10
+"""With fewer files, the task could end before the last kill."""
 
 
 def demo(
@@ -34,25 +30,11 @@ def demo(
         typer.Argument(help="Folder to report on. Default: the standard library of this Python.", show_default=False),
     ] = None,
     *,
-    files: Annotated[int, typer.Option(min=1, metavar="N", help="Report on at most N files, evenly spread.")] = FILES,
+    files: Annotated[int, typer.Option(min=1, metavar="N", help="Report on at most N files, evenly spread.")] = 300,
     kills: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MAX_KILLS,
-            metavar="N",
-            help=f"Number of workers to kill. Default: {KILLS}, or fewer if there are few files.",
-            show_default=False,
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Repeat the random moments of a run with this seed.", show_default=False),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Path of the report. Default: a new temporary file.", show_default=False),
-    ] = None,
+        int,
+        typer.Option(min=1, max=MAX_KILLS, metavar="N", help="Kill N workers, but at most one for ten files."),
+    ] = 3,
     redis_url: Annotated[
         str | None,
         typer.Option(
@@ -60,10 +42,6 @@ def demo(
             help="Use this server, in a new namespace that is removed at the end. Default: a new embedded server.",
             show_default=False,
         ),
-    ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Use the embedded server of this folder in that way.", show_default=False),
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -76,58 +54,54 @@ def demo(
 
     Example: perdure demo src --kills 5
     """
-    plan = _plan(folder, files, kills, seed, output, ConnectionOptions(redis_url, None, data_dir))
-    result = run_interruptible(partial(run_demo, plan))
-    evidence = result.evidence
-    claims = evidence.claims()
+    root = Path(sysconfig.get_path("stdlib")) if folder is None else folder.absolute()
+    found = list_files(str(root), files)
+    if not found:
+        raise Failed(f"FOLDER must be a folder with readable files, got {str(folder)!r}")
+    possible = max(1, len(found) // _FILES_PER_KILL)
+    result = run_interruptible(partial(run_demo, str(root), found, min(kills, possible), redis_url))
+    claims = result.evidence.claims()
     holds = all(claim.holds for claim in claims)
     if json:
-        print_json(
-            {
-                "holds": holds,
-                "seed": plan.seed,
-                "seconds": round(result.seconds, 3),
-                "report": str(plan.output),
-                "kills": evidence.takeovers(),
-                "dead_letter": result.letter.summary() | {"kept": evidence.kept},
-                "evidence": claims,
-            }
-        )
+        letter = result.letter.summary() | {"kept": result.evidence.kept}
+        kills_shown = result.evidence.takeovers()
+        report = str(result.report)
+        print_json({"holds": holds, "report": report, "kills": kills_shown, "dead_letter": letter, "evidence": claims})
     else:
-        print_screen(result, claims)
+        _print_screen(result, claims)
     if not holds:
         raise typer.Exit(1)
 
 
-def _plan(
-    folder: Path | None, files: int, kills: int | None, seed: int | None, output: Path | None, place: ConnectionOptions
-) -> DemoPlan:
-    root = Path(sysconfig.get_path("stdlib")) if folder is None else folder.absolute()
-    if not os.access(root, os.R_OK | os.X_OK) or not root.is_dir():
-        raise Failed(f"FOLDER must be a readable folder, got {str(folder)!r}")
-    found = list_files(str(root), files)
-    if not found:
-        raise Failed(f"FOLDER must hold files, got {str(folder)!r}, which holds none that the demo can read")
-    possible = max(1, len(found) // FILES_PER_KILL)
-    if kills is not None and kills > possible:
-        raise Misuse(f"--kills must be {possible} or less for {len(found)} files, got {kills}")
-    library = f"the standard library of {platform.python_implementation()} {platform.python_version()}"
-    return DemoPlan(
-        root=root,
-        title=library if folder is None else root.resolve().name or str(root),
-        files=found,
-        kills=min(KILLS, possible) if kills is None else kills,
-        seed=secrets.randbelow(1_000_000) if seed is None else seed,
-        output=_output(output),
-        place=place,
+def _print_screen(result: DemoResult, claims: Sequence[Claim]) -> None:
+    """Print the kills, the dead letter and the evidence. The tables fit 80 columns."""
+    letter, evidence = result.letter, result.evidence
+    print_text(f"One task reported on files of {result.root}: {evidence.steps:,} steps, one per file.\n")
+    kills = [
+        (str(one.killed), f"{one.started:,}", one.subject[-24:], str(one.resumed_by or "none"), _shown(one.seconds))
+        for one in evidence.takeovers()
+    ]
+    print_table(("Killed worker", "In step#", "File", "Resumed by", "After#"), kills)
+    print_text(f"Another worker claims the task when its lease of {LEASE:g} s ends.\n")
+    print_fields(
+        {
+            "dead letter": f"{letter.id}, task {letter.task}",
+            "reason": f"{letter.reason}: {letter.attempts} attempts, {letter.crashes} crashes",
+            "error": f"{letter.error}: {letter.message}",
+            "kept": f"recorded steps: {', '.join(evidence.kept)}",
+        }
     )
+    print_text("")
+    verdicts = {True: Text("yes"), False: Text("NO", "red")}
+    rows = [(one.statement, _shown(one.counted), one.allowed, one.source, verdicts[one.holds]) for one in claims]
+    print_table(("Evidence", "Counted#", "Allowed", "Counted from", "Holds"), rows)
+    failed = [f"{one.statement}: {_shown(one.counted)}, allowed {one.allowed}" for one in claims if not one.holds]
+    text = f"{len(failed)} of {len(claims)} claims do not hold: {'; '.join(failed)}"
+    stdout().print(Text(text, "bold red") if failed else Text(f"All {len(claims)} claims hold.", "bold green"))
+    print_text(f"Report: {result.report}")
 
 
-def _output(wanted: Path | None) -> Path:
-    if wanted is None:
-        return Path(tempfile.gettempdir(), f"perdure-demo-{secrets.token_hex(4)}.txt")
-    path = wanted.absolute()
-    writable = os.access(path if path.exists() else path.parent, os.W_OK)
-    if path.is_dir() or not path.parent.is_dir() or not writable:
-        raise Failed(f"--output must be a writable file in an existing folder, got {str(wanted)!r}")
-    return path
+def _shown(counted: int | float | str | None) -> str:
+    if isinstance(counted, int):
+        return f"{counted:,}"
+    return f"{counted:.2f} s" if isinstance(counted, float) else (counted or "none")[:8]

@@ -1,7 +1,12 @@
-"""Worker processes of the demo: started, killed at random moments, replaced."""
+"""Worker processes of the demo: started, killed at random moments, replaced.
+
+A process runs this module: `python -m perdure.worker.cli.demo.processes`. It reads its settings from the environment
+and stops when its standard input ends. The kernel closes that pipe when the demo ends, so no worker outlives the demo.
+"""
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -13,20 +18,18 @@ from pathlib import Path
 from typing import Final
 
 import anyio
+import anyio.to_thread
 
+from ...log import configure_logging
+from ...runtime import Worker
 from ..support.errors import Failed
 from ..support.output import note
-from .app import STEP_PAUSE
-from .journal import read_step_runs
+from .app import STEP_PAUSE, app
+from .journal import JOURNAL_VARIABLE, read_step_runs
 
-__all__ = ["FILES_PER_KILL", "Kill", "WorkerProcesses", "draw_moments", "kill_workers"]
+__all__ = ["Kill", "WorkerProcesses", "kill_workers"]
 
-FILES_PER_KILL: Final = 10
-"""With fewer files, the task could end before the last kill."""
-
-_PROGRESS_TIMEOUT: Final = 60.0
 _POLL_INTERVAL: Final = 0.004
-_QUOTED_LINES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,77 +43,68 @@ class Kill:
 
 @dataclass(slots=True)
 class WorkerProcesses:
-    """Worker processes with the same environment and log file."""
+    """Worker processes with the same settings and journal. They log to the demo's stderr."""
 
-    environment: Mapping[str, str]
-    log: Path
-    _running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
-
-    @property
-    def pids(self) -> list[int]:
-        """Processes that were started and not killed."""
-        return list(self._running)
+    settings: Mapping[str, object]
+    journal: Path
+    running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self) -> int:
         """Start a process and return its id, without waiting until it is ready."""
         # In its own session: Ctrl-C reaches the demo only, which then kills its workers.
-        command = [sys.executable, "-m", f"{__package__}.worker"]
-        with self.log.open("ab") as log:
-            process = subprocess.Popen(
-                command, env=self.environment, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
-            )
-        self._running[process.pid] = process
+        command = [sys.executable, "-m", f"{__package__}.processes"]
+        # Of the user's settings, the workers keep the encryption keys only.
+        kept = {name: value for name, value in os.environ.items() if name[:8] != "PERDURE_" or "ENCRYPTION" in name}
+        given = {f"PERDURE_{name.upper()}": str(value) for name, value in self.settings.items()}
+        environment = kept | given | {JOURNAL_VARIABLE: str(self.journal)}
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True)
+        self.running[process.pid] = process
         return process.pid
 
     def kill(self, pid: int) -> Kill:
         """Send SIGKILL to a process and wait for its exit status."""
-        with self._running.pop(pid) as process:
+        with self.running.pop(pid) as process:
             process.send_signal(signal.SIGKILL)
             return Kill(time.monotonic(), pid, process.wait())
 
     def kill_all(self) -> None:
         """Kill all processes that still run."""
-        for pid in self.pids:
+        for pid in list(self.running):
             self.kill(pid)
 
     def check(self) -> None:
-        """Raise `Failed`, with the end of the log, if a process exited without being killed."""
-        for pid, process in self._running.items():
+        """Raise `Failed` if a process exited without being killed."""
+        for pid, process in self.running.items():
             if process.poll() is not None:
-                lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_QUOTED_LINES:]
-                end = " | ".join(line.strip() for line in lines) or "(empty)"
-                raise Failed(f"worker {pid} exited by itself with status {process.returncode}; end of its log: {end}")
+                raise Failed(f"could not continue the demo: worker {pid} exited with status {process.returncode}")
 
 
-def draw_moments(seed: int, kills: int, steps: int) -> list[tuple[int, float]]:
-    """Draw moments at random: a step (from 1) in the first four fifths, and seconds after its start.
+async def kill_workers(workers: WorkerProcesses, task: str, steps: int, count: int, kills: list[Kill]) -> None:
+    """Kill `count` workers of a task at random moments of its first steps, replace each, and append to `kills`.
 
-    Equal seeds give equal moments.
+    Never returns; cancel it when the task has ended. Raises `Failed` if a worker exited by itself.
     """
-    drawing = random.Random(seed)  # noqa: S311 - not a secret
-    drawn = sorted(drawing.sample(range(1, max(kills, steps * 4 // 5) + 1), kills))
-    return [(step, drawing.uniform(0, STEP_PAUSE)) for step in drawn]
-
-
-async def kill_workers(
-    workers: WorkerProcesses, journal: Path, task: str, moments: list[tuple[int, float]], kills: list[Kill]
-) -> None:
-    """At each moment of a task, kill the worker that runs it, start another one, and append to `kills`.
-
-    Never returns; cancel it when the task has ended. Raises `Failed` if a worker exited by itself or no step started
-    for long.
-    """
-    seen, seen_at, due = 0, time.monotonic(), list(moments)
-    while time.monotonic() < seen_at + _PROGRESS_TIMEOUT:
+    due = sorted(random.sample(range(1, steps * 4 // 5 + 1), count))
+    while True:
         workers.check()
-        runs = read_step_runs(journal, task)
-        if len(runs) > seen:
-            seen, seen_at = len(runs), time.monotonic()
-            started, pid = len({run.step for run in runs}), runs[-1].pid
-            if due and started >= due[0][0] and pid in workers.pids:
-                await anyio.sleep(due.pop(0)[1])
-                kills.append(workers.kill(pid))
-                workers.start()
-                note(f"killed worker {pid} in step {started:,}")
+        runs = read_step_runs(workers.journal, task)
+        if due and runs and runs[-1].pid in workers.running and len({run.step for run in runs}) >= due[0]:
+            await anyio.sleep(random.uniform(0, STEP_PAUSE))  # noqa: S311 - not a secret
+            kills.append(workers.kill(runs[-1].pid))
+            workers.start()
+            note(f"killed worker {kills[-1].pid} in step {runs[-1].step}")
+            del due[0]
         await anyio.sleep(_POLL_INTERVAL)
-    raise Failed(f"could not continue the demo: no step started for {_PROGRESS_TIMEOUT:.0f} s")
+
+
+async def _work() -> None:
+    """Run tasks until standard input ends."""
+    configure_logging(app.settings.log_level)
+    async with Worker(app, concurrency=1) as worker, anyio.create_task_group() as group:
+        group.start_soon(worker.run)
+        await anyio.to_thread.run_sync(sys.stdin.buffer.read, abandon_on_cancel=True)
+        worker.stop()
+
+
+if __name__ == "__main__":
+    anyio.run(_work)

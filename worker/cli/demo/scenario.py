@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import shutil
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -18,69 +16,44 @@ import anyio
 import anyio.to_thread
 
 from ....deadletter import DeadLetter, Replay, count_letters, find_letter, replay
-from ....queues import Gateway, Namespace, Partition, TaskFailed, TaskHandle, list_workers, read_events
+from ....queues import TaskFailed, TaskHandle, list_workers
 from ....queues.embedded import stop
-from ..support.connection import ConnectionOptions
 from ..support.errors import Failed
 from ..support.output import note
-from ..support.temporary import remove_namespace
+from ..support.temporary import temporary_namespace
 from .app import ATTEMPTS, app, count_file, publish, render, report
-from .evidence import DemoEvidence
-from .journal import JOURNAL_VARIABLE, read_step_runs
-from .processes import Kill, WorkerProcesses, draw_moments, kill_workers
+from .evidence import LEASE, DemoEvidence
+from .journal import read_step_runs
+from .processes import Kill, WorkerProcesses, kill_workers
 
-__all__ = ["LEASE", "DemoPlan", "DemoResult", "run_demo"]
+__all__ = ["DemoResult", "run_demo"]
 
-LEASE: Final = 1.5
 _WORKERS: Final = 2
 _PUBLISH_TIMEOUT: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class DemoPlan:
-    """Input of the demo. title: of the folder. seed: of the random moments. output: path of the report."""
-
-    root: Path
-    title: str
-    files: list[str]
-    kills: int
-    seed: int
-    output: Path
-    place: ConnectionOptions
-
-
-@dataclass(frozen=True, slots=True)
 class DemoResult:
-    """Outcome of the demo. replay_seconds: from the replay to its success. seconds: of the whole demo."""
+    """Outcome of the demo. root: the folder. report: path of the report."""
 
-    plan: DemoPlan
+    root: str
     evidence: DemoEvidence
     letter: DeadLetter
-    replay_seconds: float
-    seconds: float
+    report: Path
 
 
-@dataclass(frozen=True, slots=True)
-class Workspace:
-    """Temporary folder, workers and partition of one run."""
+async def run_demo(root: str, files: list[str], kills: int, redis_url: str | None) -> DemoResult:
+    """Run the demo. Leaves nothing but a temporary file with the report. Raises `Failed`, `PerdureError`.
 
-    folder: Path
-    journal: Path
-    workers: WorkerProcesses
-    gateway: Gateway
-    partition: Partition
-
-
-async def run_demo(plan: DemoPlan) -> DemoResult:
-    """Run the demo. Leaves nothing but the report at `plan.output`. Raises `Failed`, `PerdureError`."""
-    began, kills, steps = time.monotonic(), list[Kill](), len(plan.files) + 2
-    note(f"starting {_WORKERS} workers")
-    async with open_workspace(plan.place) as space:
-        note(f"reporting on {len(plan.files):,} files in {steps:,} steps, killing {plan.kills} workers")
-        reported = await report.enqueue(plan.title, str(plan.root), len(plan.files))
+    Args:
+        redis_url: None for a new embedded server.
+    """
+    killed, steps = list[Kill](), len(files) + 2
+    async with _started_workers(redis_url) as workers:
+        note(f"reporting on {len(files):,} files in {steps:,} steps, killing {kills} workers")
+        reported = await report.enqueue(root, len(files))
         async with anyio.create_task_group() as group:
-            moments = draw_moments(plan.seed, plan.kills, steps)
-            group.start_soon(kill_workers, space.workers, space.journal, reported.id, moments, kills)
+            group.start_soon(kill_workers, workers, reported.id, steps, kills, killed)
             try:
                 artifact = await reported.result()
             except TaskFailed as error:
@@ -89,102 +62,70 @@ async def run_demo(plan: DemoPlan) -> DemoResult:
         note("making the same report without workers")
         # One call per file in a thread, so that Ctrl-C interrupts between two files.
         call = anyio.to_thread.run_sync
-        rows = [await call(count_file, str(plan.root), path, abandon_on_cancel=True) for path in plan.files]
+        rows = [await call(count_file, root, path, abandon_on_cancel=True) for path in files]
 
         note(f"publishing the report in a missing folder: {ATTEMPTS} attempts, then a dead letter")
-        site = space.folder / "site"
+        site = workers.journal.with_name("site")
         published = await publish.enqueue(artifact, str(site))
-        letter = await _wait_for_letter(space, published)
-        kept = await _completed_steps(space, published)
+        with suppress(TaskFailed):
+            await published.result(timeout=_PUBLISH_TIMEOUT)
+        gateway, partitions = app.producer.gateway, [published.partition]
+        letter = await find_letter(gateway, partitions, published.id)
+        if letter is None:
+            raise Failed(f"task {published.id} must become a dead letter, got none")
+        kept = await _completed_steps(published)
         site.mkdir()
-        replayed = time.monotonic()
-        await replay(space.gateway, letter, Replay())
+        await replay(gateway, letter, Replay())
         await published.result(timeout=_PUBLISH_TIMEOUT)
-        replay_seconds = time.monotonic() - replayed
         evidence = DemoEvidence(
             steps=steps,
-            planned_kills=plan.kills,
-            max_attempts=ATTEMPTS,
-            lease=LEASE,
-            kills=kills,
-            runs=read_step_runs(space.journal, reported.id),
+            planned_kills=kills,
+            kills=killed,
+            runs=read_step_runs(workers.journal, reported.id),
             crashes=(await reported.record()).crashes,
-            completed=await _completed_steps(space, reported, limit=10 * steps),
-            report_sha256=artifact.hash,
-            expected_sha256=hashlib.sha256(render(plan.title, rows).encode()).hexdigest(),
+            completed=await _completed_steps(reported),
+            expected_sha256=hashlib.sha256(render(root, rows).encode()).hexdigest(),
             published_sha256=hashlib.sha256((site / "report.txt").read_bytes()).hexdigest(),
             attempts=letter.attempts,
             kept=kept,
-            publish_runs=read_step_runs(space.journal, published.id),
-            letters=await count_letters(space.gateway, [space.partition]),
+            publish_runs=read_step_runs(workers.journal, published.id),
+            letters=await count_letters(gateway, partitions),
         )
-        shutil.copyfile(site / "report.txt", plan.output)
+        output = Path(tempfile.gettempdir(), f"perdure-demo-{secrets.token_hex(4)}.txt")
+        shutil.copyfile(site / "report.txt", output)
         note("stopping the workers and removing the keys")
-    return DemoResult(plan, evidence, letter, replay_seconds, time.monotonic() - began)
+    return DemoResult(root, evidence, letter, output)
 
 
-async def _completed_steps(space: Workspace, handle: TaskHandle[Any], limit: int = 1_000) -> list[str]:
-    events = await read_events(space.gateway, space.partition, handle.id, limit=limit)
-    return [event.step for event in events if event.type == "step_completed" and event.step]
-
-
-async def _wait_for_letter(space: Workspace, handle: TaskHandle[Any]) -> DeadLetter:
-    with suppress(TaskFailed):
-        await handle.result(timeout=_PUBLISH_TIMEOUT)
-    letter = await find_letter(space.gateway, [space.partition], handle.id)
-    if letter is None:
-        raise Failed(f"task {handle.id} must become a dead letter, got none")
-    return letter
+async def _completed_steps(handle: TaskHandle[Any]) -> list[str]:
+    return [event.step async for event in handle.events(follow=False) if event.type == "step_completed" and event.step]
 
 
 @asynccontextmanager
-async def open_workspace(place: ConnectionOptions) -> AsyncIterator[Workspace]:
+async def _started_workers(redis_url: str | None) -> AsyncIterator[WorkerProcesses]:
     """Start workers on the given server, or on a new embedded one, and wait until they are ready.
 
-    On exit, also after an error, removes the workers, the keys, the new server and the folder. Raises `Failed`,
-    `Unavailable`, `Refused`, `BadAddress`, `EmbeddedServerError`.
+    On exit, also after an error, removes the workers, the keys, the new server and the temporary folder.
     """
-    given = place.overrides()
+    note(f"starting {_WORKERS} workers")
     folder = Path(tempfile.mkdtemp(prefix="perdure-demo-"))
     settings: dict[str, Any] = {
-        "redis_url": given["redis_url"] or "embedded:",
-        "data_dir": given["data_dir"] if given["redis_url"] else folder / "data",
-        "namespace": f"demo-{secrets.token_hex(6)}",
+        "redis_url": redis_url or "embedded:",
+        "data_dir": folder / "data",
         "artifacts": str(folder / "artifacts"),
         "lease": LEASE,
-        "log_level": "WARNING",
+        "log_level": "ERROR",
         "log_json": False,
     }
     async with AsyncExitStack() as cleanup:
         cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
-        if not given["redis_url"]:
-            cleanup.callback(stop, folder / "data", force=True)
-        app.configure(**settings)
-        await cleanup.enter_async_context(app)
-        gateway, namespace = app.producer.gateway, Namespace(app.settings.namespace)
-        partition = namespace.partition(app.name)
-        if given["redis_url"]:
-            cleanup.push_async_callback(_remove_keys, gateway, namespace, partition)
-        settings["data_dir"] = app.settings.address.directory or ""
-        workers = WorkerProcesses(_environment(settings, folder / "journal"), folder / "workers.log")
+        cleanup.callback(stop, folder / "data", force=True)
+        namespace = await cleanup.enter_async_context(temporary_namespace(app, app.name, **settings))
+        workers = WorkerProcesses(settings | {"namespace": namespace.name}, folder / "journal")
         cleanup.callback(workers.kill_all)
         for _ in range(_WORKERS):
             workers.start()
-        while len(await list_workers(gateway, namespace)) < _WORKERS:
+        while len(await list_workers(app.producer.gateway, namespace)) < _WORKERS:
             workers.check()
             await anyio.sleep(0.05)
-        yield Workspace(folder, folder / "journal", workers, gateway, partition)
-
-
-async def _remove_keys(gateway: Gateway, namespace: Namespace, partition: Partition) -> None:
-    with anyio.CancelScope(shield=True):
-        await remove_namespace(gateway, namespace, [partition])
-
-
-def _environment(settings: dict[str, Any], journal: Path) -> dict[str, str]:
-    """Return the environment of the workers: these settings, and of the user's PERDURE_* variables the keys only."""
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith("PERDURE_") or "ENCRYPTION" in name
-    }
-    given = {f"PERDURE_{name.upper()}": str(value) for name, value in settings.items()}
-    return kept | given | {JOURNAL_VARIABLE: str(journal)}
+        yield workers

@@ -1,9 +1,11 @@
-"""Commands that clean up when interrupted, and removal of a temporary namespace."""
+"""Commands that clean up when interrupted, and a temporary namespace."""
 
 from __future__ import annotations
 
+import secrets
 import signal
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from typing import Final, TypeVar
 
@@ -11,8 +13,9 @@ import anyio
 import typer
 
 from ....queues import Gateway, Namespace, Partition
+from ...app import App
 
-__all__ = ["remove_namespace", "run_interruptible"]
+__all__ = ["run_interruptible", "temporary_namespace"]
 
 R = TypeVar("R")
 
@@ -47,7 +50,25 @@ async def _cancel_on_signal(scope: anyio.CancelScope, signals: list[int]) -> Non
 _SCAN_COUNT: Final = 1_000
 
 
-async def remove_namespace(gateway: Gateway, namespace: Namespace, partitions: Iterable[Partition]) -> None:
+@asynccontextmanager
+async def temporary_namespace(app: App, *queues: str, **settings: object) -> AsyncIterator[Namespace]:
+    """Open an app in a new namespace, and remove the namespace's keys on exit, also after an error or Ctrl-C.
+
+    Args:
+        queues: All queues of the namespace. Each has one partition.
+        settings: Settings of the app.
+    """
+    app.configure(**(settings | {"namespace": f"{app.name}-{secrets.token_hex(6)}"}))
+    namespace = Namespace(app.settings.namespace)
+    async with app:
+        try:
+            yield namespace
+        finally:
+            with anyio.CancelScope(shield=True):
+                await _remove_namespace(app.producer.gateway, namespace, map(namespace.partition, queues))
+
+
+async def _remove_namespace(gateway: Gateway, namespace: Namespace, partitions: Iterable[Partition]) -> None:
     """Remove all keys of a namespace.
 
     Scans the whole server in small steps that do not block other clients; in a cluster, each node that has such keys.
