@@ -289,6 +289,7 @@ class Child:
             case "ready":
                 self.worker = str(message.get("worker", ""))
                 self.queues = tuple(map(str, message.get("queues", ())))
+                self.last_heartbeat = time.monotonic()  # a task may hold the interpreter lock before the first one
                 self.ready.set()
             case "alive":
                 self.last_heartbeat = time.monotonic()

@@ -74,19 +74,25 @@ def health_of(children: Iterable[Child], heartbeat_limit: float) -> CombinedRepo
     Args:
         heartbeat_limit: Seconds without a heartbeat, after which a child is not alive.
     """
+    reports = [
+        (child.role, _report(child, heartbeat_limit))
+        for child in children
+        if not child.stop_requests and not child.exited.is_set()
+    ]
     return CombinedReport(
-        _report(child, heartbeat_limit) for child in children if not child.stop_requests and not child.exited.is_set()
+        [report for role, report in reports if role == "worker"],
+        [report for role, report in reports if role == "isolated"],
     )
 
 
 def _report(child: Child, heartbeat_limit: float) -> Report:
     name = child.worker or f"process {child.pid}"
-    if child.last_heartbeat is None or not child.health:
-        return Report(name, (Level(CONNECTED, False, "it is still starting"),))
-    silent = time.monotonic() - child.last_heartbeat
+    silent = 0.0 if child.last_heartbeat is None else time.monotonic() - child.last_heartbeat
     if silent > heartbeat_limit:
         remedy = "its interpreter is stuck; the supervisor replaces it after the stall limit"
         return Report(name, (Level(ALIVE, False, f"no heartbeat for {silent:.0f} s", remedy),))
+    if not child.health:
+        return Report(name, (Level(CONNECTED, False, "it is still starting"),))
     try:
         return Report.from_summary(child.health)
     except (KeyError, TypeError):

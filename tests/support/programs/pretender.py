@@ -29,6 +29,15 @@ def say(what: str, **more: Any) -> None:
     os.write(int(WRITE), json.dumps({"say": what, **more}).encode() + b"\n")
 
 
+LAG = [0.0]
+
+
+def beat() -> None:
+    while True:
+        say("alive", lag=LAG[0], health={})
+        time.sleep(0.05)
+
+
 def listen() -> None:
     for line in os.fdopen(int(READ), "rb"):
         what = json.loads(line)["say"]
@@ -37,6 +46,8 @@ def listen() -> None:
             note("ready")
             say("ready", worker=f"{ROLE}-{os.getpid()}", queues=["default"])
             say("idle")
+            if not (ORDERS / "silent").exists():
+                threading.Thread(target=beat, daemon=True).start()
         if what == "stop" and not (ORDERS / "stubborn").exists():
             os._exit(0)
     os._exit(7)
@@ -49,6 +60,8 @@ def obey(order: str) -> None:
             say(**json.loads(rest))
         case "raw":
             os.write(int(WRITE), rest.encode() + b"\n")
+        case "lag":
+            LAG[0] = float(rest)
         case "note":
             note("noted", rest)
         case "exit":

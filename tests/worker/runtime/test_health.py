@@ -231,6 +231,10 @@ def test_several_workers_are_ready_if_all_are_and_live_if_any_is() -> None:
         assert (combined.live, combined.ready) == expected
         assert len(combined.summary()["workers"]) == len(reports)
         assert combined.coherent
+    assert not CombinedReport([stuck], [well]).live
+    assert CombinedReport([well], [stuck]).live
+    assert not CombinedReport([well], [stuck]).ready
+    assert len(CombinedReport([well], [stuck]).summary()["workers"]) == 2
     assert not CombinedReport([well, Report("w", (), (IncoherentRun("id-1", "research", ("goal",)),))]).coherent
     assert Report.from_summary(json.loads(json.dumps(well.summary()))) == well
 

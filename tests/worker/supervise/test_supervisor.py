@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -348,13 +349,11 @@ async def test_a_replaced_child_that_exceeds_the_stop_limit_is_killed(harness: H
 async def test_a_stalled_child_dumps_its_stacks_and_is_replaced(
     harness: Harness, stuck: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    harness.set_app_info(stall_limit=500.0 if stuck == "in its loop" else 0.5)
+    harness.set_app_info(stall_limit=500.0 if stuck == "in its loop" else 1.0)
     await harness.start(processes=1)
     [one] = harness.ready()
-    harness.order(one, 'say {"what": "alive", "lag": 0.0}', "note lives")
-    await harness.journal.line("noted", "lives")
     if stuck == "in its loop":
-        harness.order(one, 'say {"what": "alive", "lag": 501}')
+        harness.order(one, "lag 501")
     elif stuck == "in C code":
         harness.order(one, "stick")
     else:
@@ -363,6 +362,37 @@ async def test_a_stalled_child_dumps_its_stacks_and_is_replaced(
     await harness.until_counted(1)
     if stuck != "stopped":  # a stopped process ends by SIGKILL only
         assert "Fatal Python error: Aborted" in capfd.readouterr().err
+
+
+async def test_a_child_that_is_silent_from_its_first_task_on_is_replaced(harness: Harness) -> None:
+    """A task that holds the interpreter lock may run before the first heartbeat."""
+    harness.set_app_info(stall_limit=1.0)
+    (harness.folder / "silent").touch()
+    await harness.start_without_waiting(processes=1)
+    silent = await harness.until_ready(1)
+    (harness.folder / "silent").unlink()
+    assert await harness.until_ready(2) != silent
+    await harness.until_counted(1)
+
+
+async def test_the_health_of_a_supervisor_names_the_child_whose_interpreter_is_stuck(harness: Harness) -> None:
+    harness.timings = replace(TIMINGS, heartbeat_limit=1.0)
+    supervisor = await harness.start(processes=1)
+    [one] = harness.ready()
+
+    async def heartbeats(live: bool) -> bool:
+        return supervisor.health().live is live
+
+    harness.order(one, "stick")
+    await harness.journal.line("stuck", pid=one)
+    await wait_until(partial(heartbeats, live=False), "the supervisor is not live")
+    health = supervisor.health()
+    assert not health.ready
+    failing = [(report["worker"], level) for report in health.summary()["workers"] for level in report["levels"]]
+    [said] = [level["said"] for worker, level in failing if worker == f"worker-{one}" and level["name"] == "alive"]
+    assert said.startswith("no heartbeat for")
+    os.kill(one, signal.SIGKILL)
+    await wait_until(partial(heartbeats, live=True), "the child is replaced")
 
 
 @dataclass

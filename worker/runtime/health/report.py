@@ -124,15 +124,20 @@ class Report:
 
 
 class CombinedReport:
-    """The reports of several workers as one: that of a supervisor."""
+    """The reports of several workers as one: that of a supervisor.
 
-    def __init__(self, reports: Iterable[Report]) -> None:
-        self.reports = list(reports)
+    Args:
+        ordinary: Reports of the workers that run all tasks. isolated: of those that run quarantined tasks only.
+    """
+
+    def __init__(self, ordinary: Iterable[Report], isolated: Iterable[Report] = ()) -> None:
+        self._ordinary = list(ordinary)
+        self.reports = [*self._ordinary, *isolated]
 
     @property
     def live(self) -> bool:
-        """Whether any worker is live or there are no workers: the supervisor replaces the others."""
-        return not self.reports or any(report.live for report in self.reports)
+        """Whether any ordinary worker is live or there are none: the supervisor replaces the others."""
+        return not self._ordinary or any(report.live for report in self._ordinary)
 
     @property
     def ready(self) -> bool:
