@@ -1,0 +1,215 @@
+"""`python -m benchmarks.recovery_many`: recovery of many tasks at once, after a killed worker and after a lost host.
+
+A worker runs n tasks, each in a long step, and is killed with SIGKILL. Measured are the times until the first, the
+median and the last task runs again, and how long new tasks wait meanwhile. The tasks stay in their long step after they
+were resumed, as agents do.
+
+Three cases: a worker under a supervisor is killed, and its supervisor reports the crash; all processes of a host are
+killed, and another host claims its tasks after a lease; the same with plain workers, without a supervisor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+import psutil
+import typer
+from perdure import App, Context, Producer
+
+from .deployment import Deployment
+from .machine import machine_line, run
+from .processes import ROOT, Child
+from .server import own_server, server_line
+
+__all__ = ["app"]
+
+LEASE = 4.0
+"""Seconds. The default is longer; recovery of a lost host takes the rest of a lease at any length."""
+
+CONCURRENCY = 160
+NEW_TASKS_EACH = 0.1
+"""Seconds between two new tasks."""
+
+_NORMAL = 40
+"""New tasks before the kill; the second half of them is compared with those after it."""
+
+_READY_WITHIN = 60.0
+
+app = App("many")
+
+
+@app.task
+async def hold(ctx: Context) -> None:
+    """Record one step, then stay in a step that does not end."""
+    await ctx.step("first", _nothing)
+    print("resumed" if ctx.resumed else "held", time.monotonic(), flush=True)
+    await ctx.step("long", _endless)
+
+
+@app.task
+async def new(ctx: Context, enqueued: float) -> None:
+    """Report how long the task waited, in seconds."""
+    print("waited", time.monotonic() - enqueued, flush=True)
+
+
+async def _nothing() -> None:
+    """Do nothing."""
+
+
+async def _endless() -> None:
+    await asyncio.Event().wait()
+
+
+@dataclass(slots=True)
+class Reports:
+    """Reports of all workers: when a task was held or resumed (monotonic clock), and how long new tasks waited."""
+
+    held: list[float] = field(default_factory=list)
+    resumed: list[float] = field(default_factory=list)
+    waited: list[float] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def read(self, child: Child) -> None:
+        """Collect the reports of a process and its children until it ends."""
+        with suppress(RuntimeError):
+            while True:
+                kind, number = (await child.line(3600)).split()
+                getattr(self, kind).append(float(number))
+                self.changed.set()
+
+    async def wait(self, kind: str, count: int, within: float) -> bool:
+        """Wait until so many reports of a kind have arrived; return whether they did."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while len(getattr(self, kind)) < count:
+                    self.changed.clear()
+                    await self.changed.wait()
+        return len(getattr(self, kind)) >= count
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is killed. supervised: the workers have supervisors. whole_host: the supervisor is killed too."""
+
+    name: str
+    supervised: bool
+    whole_host: bool
+
+
+CASES = (
+    Case("a worker is killed, its supervisor remains", supervised=True, whole_host=False),
+    Case("a host is lost, another remains", supervised=True, whole_host=True),
+    Case("a plain worker is lost, another remains", supervised=False, whole_host=True),
+)
+
+
+@asynccontextmanager
+async def _worker(name: str, case: Case, deployment: Deployment, reports: Reports) -> AsyncIterator[psutil.Process]:
+    """Start a worker, or a supervisor with one; all of its processes are gone on exit."""
+    options = ["--processes", "1", "--name", name] if case.supervised else _PLAIN
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "perdure.worker.cli", "worker", "run", f"{__package__}.recovery_many:app"),
+        *("--concurrency", str(CONCURRENCY), *options),
+        stdout=PIPE,
+        cwd=ROOT,
+        env={**deployment.environment, "PERDURE_LOG_LEVEL": "ERROR"},
+    )
+    reading = asyncio.create_task(reports.read(Child(process)))
+    try:
+        yield psutil.Process(process.pid)
+    finally:
+        if process.returncode is None:
+            _kill(psutil.Process(process.pid), whole=True)
+        await process.wait()
+        reading.cancel()
+
+
+_PLAIN: list[str] = []
+"""Options of a worker without a supervisor."""
+
+
+def _kill(process: psutil.Process, *, whole: bool) -> None:
+    """Send SIGKILL to the children of a process, and to itself first if the whole host is lost."""
+    children = process.children(recursive=True)
+    for pid in [*([process.pid] if whole else []), *(child.pid for child in children)]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Seconds after the kill until the tasks ran again, in order; waits of new tasks before and after, in seconds."""
+
+    resumed: list[float]
+    before: list[float]
+    during: list[float]
+
+
+async def _measure(case: Case, count: int, deployment: Deployment, patience: float) -> Recovery:
+    reports = Reports()
+    async with (
+        Producer(deployment.url, namespace=deployment.namespace) as producer,
+        AsyncExitStack() as stack,
+    ):
+        first = await stack.enter_async_context(_worker("first", case, deployment, reports))
+        await producer.enqueue_many("hold", [{}] * count)
+        if not await reports.wait("held", count, _READY_WITHIN):
+            raise RuntimeError(f"only {len(reports.held)} of {count} tasks started")
+        if case.whole_host:
+            await stack.enter_async_context(_worker("second", case, deployment, reports))
+        feeding = asyncio.create_task(_feed(producer))
+        stack.callback(feeding.cancel)
+        if not await reports.wait("waited", _NORMAL, _READY_WITHIN):
+            raise RuntimeError("new tasks are not run")
+        await asyncio.sleep(LEASE * random.uniform(0.0, 0.3))  # at any time between two renewals
+        normal = list(reports.waited)
+        killed = time.monotonic()
+        _kill(first, whole=case.whole_host)
+        await reports.wait("resumed", count, patience)
+        return Recovery(
+            sorted(at - killed for at in reports.resumed), normal[_NORMAL // 2 :], reports.waited[len(normal) :]
+        )
+
+
+async def _feed(producer: Producer) -> None:
+    while True:
+        await producer.enqueue("new", {"enqueued": time.monotonic()})
+        await asyncio.sleep(NEW_TASKS_EACH)
+
+
+def main(
+    counts: Annotated[str, typer.Option(help="Numbers of tasks, separated by commas.")] = "1,12,32,64",
+    patience: Annotated[float, typer.Option(help="Seconds to wait for the last task.")] = 180.0,
+) -> None:
+    """Print the seconds until n tasks run again after a worker or a host is lost, and the p99 wait of new tasks."""
+    with own_server(fsync=False) as deployment:
+        print(machine_line(), server_line(deployment), f"lease {LEASE:g} s", sep="\n")
+        for case in CASES:
+            print(f"\n{case.name}")
+            columns = ("tasks", "resumed", "first", "median", "last", "new before", "new during")
+            print(*(f"{column:>10}" for column in columns))
+            for count in map(int, counts.split(",")):
+                namespace = f"{case.name.split(',')[0].replace(' ', '-')}-{count}"
+                found = run(_measure(case, count, replace(deployment.within(namespace), lease=LEASE), patience))
+                times = found.resumed or [float("nan")]
+                seconds = (times[0], statistics.median(times), times[-1], _p99(found.before), _p99(found.during))
+                print(f"{count:10} {len(found.resumed):10}", *(f"{value:10.3f}" for value in seconds), flush=True)
+
+
+def _p99(seconds: list[float]) -> float:
+    return sorted(seconds)[int(0.99 * (len(seconds) - 1))] if seconds else float("nan")
+
+
+if __name__ == "__main__":
+    typer.run(main)
