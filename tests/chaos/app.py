@@ -119,6 +119,28 @@ async def tries(ctx: Context, steps: int, pause: float) -> list[str]:
     return found
 
 
+async def piecework(inputs: list[str], pause: float, pieces: int) -> str:
+    """Save the number of finished pieces after each one, and continue after the last that was saved."""
+    token = began(inputs)
+    step = current_step()
+    finished = step.saved or 0
+    effect(token, "found", pieces=finished)
+    while finished < pieces:
+        await anyio.sleep(pause / 2)
+        finished += 1
+        await step.save(finished)
+        effect(token, "saved", pieces=finished)
+    return made(token)
+
+
+@app.task(**_options("saves"))
+@logged
+async def saves(ctx: Context, steps: int, pause: float) -> list[str]:
+    """A step that saves its progress, and one that is recorded after it."""
+    first = await stepped(ctx, "pieces", piecework, [], pause, 4 * steps)
+    return [first, await stepped(ctx, "last", work, [first], pause)]
+
+
 async def charge(inputs: list[str], pause: float) -> str:
     """Have an effect outside Redis: a line in the ledger."""
     token = began(inputs)

@@ -37,6 +37,8 @@ class Keeper:
         self.supervisors: frozenset[str] = frozenset()
         """The versions that have one."""
         self.resting = False
+        self.once = False
+        """Whether it is not started again when it ends at rest."""
         self._pen = pen
         self._log = log
         self._process: Process | None = None
@@ -84,6 +86,8 @@ class Keeper:
             )
             code = await process.wait()
             self._pen.note("exited", child=process.pid, role=self.role, code=code, closing=self._closing)
+            if self.once and self.resting:
+                return
             if not self._closing:
                 await asyncio.sleep(_RESTART)
 
@@ -96,6 +100,11 @@ class Keeper:
         """SIGTERM, which a producer takes for the end of its work; one that is started from now on begins none."""
         self.resting = True
         self.send(signal.SIGTERM)
+
+    async def ended(self, within: float) -> None:
+        """Wait until a resting process has ended, for so many seconds at the most."""
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=within)
 
     async def close(self) -> None:
         """End it and all below it, for good."""
@@ -117,6 +126,8 @@ class Fleet:
         self._options = options
         self._lines = lines
         self._former = former
+        self._pen = pen
+        self._newcomers: list[Keeper] = []
         folder = options.journal
         self.hosts = [Keeper("worker", number, pen, folder / "workers.log") for number in range(options.workers)]
         self.producers = [
@@ -141,6 +152,14 @@ class Fleet:
         for producer in self.producers:
             producer.keep(self._producer)
 
+    def start_newcomer(self) -> Keeper:
+        """Start one more plain worker, with the line of the producers; it is started until it rests."""
+        newcomer = Keeper("worker", len(self.hosts), self._pen, self._options.journal / "workers.log")
+        newcomer.once = True
+        self._newcomers.append(newcomer)
+        newcomer.keep(self._worker)
+        return newcomer
+
     def _worker(self, host: Keeper) -> tuple[list[str], Mapping[str, str]]:
         options = self._options
         environment = self.environment(self._lines[host.number].url, host.version) | {
@@ -152,7 +171,7 @@ class Fleet:
             "CHAOS_VERSION": host.version,
         }
         command = [sys.executable, "-m", "perdure.worker.cli", "worker", "run", "tests.chaos.app:app"]
-        command += ["--concurrency", "8"]
+        command += ["--concurrency", "32" if host.number == 0 else "8"]
         if host.supervised:
             command += ["--processes", str(host.processes), "--name", f"chaos-{host.number}"]
         return command, environment
@@ -178,4 +197,4 @@ class Fleet:
         }
 
     async def close(self) -> None:
-        await asyncio.gather(*(one.close() for one in [*self.hosts, *self.producers]))
+        await asyncio.gather(*(one.close() for one in [*self.hosts, *self._newcomers, *self.producers]))

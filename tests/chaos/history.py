@@ -24,7 +24,8 @@ class Fence(NamedTuple):
 
 @dataclass(slots=True)
 class Run:
-    """One run of a handler. begins, values, effects: the lines, in order. end: `returned` or `left`, if it ended."""
+    """One run of a handler. begins, values, effects: the lines, in order. progress: what a step saved and
+    found. end: `returned` or `left`, if it ended."""
 
     name: str
     first: Line
@@ -32,6 +33,7 @@ class Run:
     begins: list[Line] = field(default_factory=list)
     values: list[Line] = field(default_factory=list)
     effects: list[Line] = field(default_factory=list)
+    progress: list[Line] = field(default_factory=list)
     end: Line | None = None
 
     @property
@@ -113,7 +115,7 @@ class History:
         )
 
 
-_OF_A_RUN: Final = {"begin": "begins", "value": "values", "effect": "effects"}
+_OF_A_RUN: Final = {"begin": "begins", "value": "values", "effect": "effects", "saved": "progress", "found": "progress"}
 _OF_A_TASK: Final = {
     "outcome": "outcomes",
     "cancel": "cancels",

@@ -31,6 +31,7 @@ KINDS: Final[dict[str, Kind]] = {
     "threads": Kind(20),
     "fans": Kind(20),
     "tries": Kind(16),
+    "saves": Kind(20),
     "payment": Kind(20),
     "doubtful": Kind(8, deaths=frozenset({"in_doubt"})),
     "stumbles": Kind(16, attempts=4),

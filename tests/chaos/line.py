@@ -1,4 +1,4 @@
-"""A worker's line to the server: a TCP proxy that can be held half-open, slowed down, or broken."""
+"""A worker's line to the server: a TCP proxy that can hold connections open, slow down, break, and deliver late."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class Line:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._delay = 0.0
+        self._withholding = False
+        self._withheld: dict[asyncio.StreamWriter, list[bytes]] = {}
         self._carriers: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
 
@@ -36,6 +38,7 @@ class Line:
         finally:
             self._listener.close()
             await self.cut()
+            await self.deliver_late()
 
     def hold(self) -> None:
         """Half-open: connections stand, new ones are taken, and nothing goes through."""
@@ -44,6 +47,28 @@ class Line:
     def slow(self, seconds: float) -> None:
         """Let every piece wait so long."""
         self._delay = seconds
+
+    def withhold(self) -> None:
+        """Keep what clients send from now on; the server does not get it before `deliver_late`."""
+        self._withholding = True
+
+    async def cut_withheld(self) -> None:
+        """Break the connections of the clients, so that they send again on new ones; keep what was withheld."""
+        self._withholding = False
+        await self.cut()
+
+    async def deliver_late(self) -> int:
+        """Deliver what was withheld, each on its old connection to the server. Return the number of bytes."""
+        withheld, self._withheld = self._withheld, {}
+        delivered = 0
+        for upstream, chunks in withheld.items():
+            with suppress(OSError):
+                upstream.writelines(chunks)
+                await upstream.drain()
+                delivered += sum(map(len, chunks))
+                upstream.write_eof()
+            upstream.close()
+        return delivered
 
     def heal(self) -> None:
         self._delay = 0.0
@@ -67,7 +92,7 @@ class Line:
             await self._flowing.wait()
             answers, upstream = await asyncio.open_connection(HOST, self._server)
             both = [
-                asyncio.create_task(self._carry(reader, upstream)),
+                asyncio.create_task(self._carry(reader, upstream, from_client=True)),
                 asyncio.create_task(self._carry(answers, writer)),
             ]
             try:
@@ -76,10 +101,16 @@ class Line:
                 for one in both:
                     one.cancel()
                 await asyncio.gather(*both, return_exceptions=True)
-                upstream.close()
+                if upstream not in self._withheld:
+                    upstream.close()
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, from_client: bool = False
+    ) -> None:
         while data := await reader.read(65536):
+            if from_client and (self._withholding or writer in self._withheld):
+                self._withheld.setdefault(writer, []).append(data)
+                continue
             if self._delay:
                 await asyncio.sleep(self._delay)
             await self._flowing.wait()

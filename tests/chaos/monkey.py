@@ -25,6 +25,9 @@ from .server import DurableServer
 
 __all__ = ["Monkey"]
 
+_START_UP: Final = 2.0
+"""Seconds in which a worker has started and tried to reach the server."""
+
 _REPLAYED: Final = ("attempts_exhausted", "timeout", "crash_loop", "in_doubt")
 
 
@@ -160,6 +163,22 @@ class Monkey:
             await asyncio.sleep(plan.length * 2 * self._options.lease)
             self._server.thaw()
 
+    async def _newcomer(self, plan: Plan) -> None:
+        """Redis is away for longer than a lease, and a worker is started just before it is back."""
+        lease = self._options.lease
+        async with self._serverside:
+            async with self._fault("newcomer", None):
+                await anyio.to_thread.run_sync(self._server.terminate)
+                await asyncio.sleep(lease * (1.1 + 0.5 * plan.length))
+                newcomer = self._fleet.start_newcomer()
+                await asyncio.sleep(_START_UP)
+                await anyio.to_thread.run_sync(self._server.start)
+            await asyncio.sleep(3 * lease)
+            async with self._fault("deploy", newcomer.pids(), to=newcomer.version):
+                newcomer.rest()
+                await newcomer.ended(_START_UP + 2 * self._options.grace)
+            await newcomer.close()
+
     async def _flush(self, plan: Plan) -> None:
         await self._tell_server("flush", "SCRIPT", "FLUSH")
 
@@ -190,6 +209,16 @@ class Monkey:
             line.hold()
             await asyncio.sleep(plan.length**2 * 12)  # beyond what a command waits, now and then
             line.heal()
+
+    async def _late(self, plan: Plan) -> None:
+        """What a worker sends is withheld until it has sent it again on another connection, and delivered then."""
+        line = self._lines[plan.host]
+        async with self._fault("late", self._host(plan).pids(), host=plan.host):
+            line.withhold()
+            await asyncio.sleep(plan.length * 2 * self._options.lease)
+            await line.cut_withheld()
+            await asyncio.sleep(plan.draw * 2 * self._options.lease)
+            self._pen.note("delivered_late", bytes=await line.deliver_late())
 
     async def _slow(self, plan: Plan) -> None:
         """An answer takes no longer than a twelfth of a lease."""

@@ -85,10 +85,10 @@ def began(inputs: list[str]) -> str:
     return token
 
 
-def effect(token: str, what: str = "effect") -> None:
+def effect(token: str, what: str = "effect", **more: object) -> None:
     """Log the effect of the step, or another event of it."""
     run, key, _ = token.split("/")
-    PEN.note(what, task=current_step().idempotency_key.partition(":")[0], run=run, step=key, token=token)
+    PEN.note(what, task=current_step().idempotency_key.partition(":")[0], run=run, step=key, token=token, **more)
 
 
 def made(token: str) -> str:

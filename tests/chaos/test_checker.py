@@ -312,6 +312,14 @@ def worker_ended_by_itself() -> Story:
     return finished().exited(8, THIRD, code=1)
 
 
+def progress_lost() -> Story:
+    """The second worker finds less than the first one had saved."""
+    story = Story("saves").run(2, FIRST).begin(2.1, FIRST, "pieces")
+    story.add(2.2, FIRST, "saved", run="10.1", step="pieces", token="10.1/pieces/1", pieces=7)
+    story.fault(2.6, 2.7, "kill", FIRST).exited(2.7, FIRST).run(5, SECOND_ONE, count=2).begin(5.1, SECOND_ONE, "pieces")
+    return story.add(5.1, SECOND_ONE, "found", run="11.1", step="pieces", token="11.1/pieces/1", pieces=5)
+
+
 BROKEN: list[tuple[Callable[[], Story], str]] = [
     (lost, "lost"),
     (never_ended, "lost"),
@@ -332,6 +340,7 @@ BROKEN: list[tuple[Callable[[], Story], str]] = [
     (repeated_without_a_fault, "repeated without a fault"),
     (repeated_for_a_harmless_fault, "repeated without a fault"),
     (started_twice_in_one_run, "repeated without a fault"),
+    (progress_lost, "saved progress lost"),
     (charged_twice, "charged twice"),
     (innocent_buried, "unexplained dead letter"),
     (too_few_attempts, "unexplained dead letter"),

@@ -13,6 +13,7 @@ from .order import check_order
 from .processes import check_processes
 from .recorded import check_recorded
 from .repeats import check_charges, check_repeats
+from .saved import check_saved
 from .states import check_states
 
 __all__ = ["RULES"]
@@ -22,6 +23,7 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     check_once,
     check_outcomes,
     check_recorded,
+    check_saved,
     check_repeats,
     check_charges,
     check_letters,
