@@ -26,7 +26,7 @@ from .fleet_locks import acquire_fleet_locks
 from .heartbeat import LeaseHeartbeat
 from .leases import Delivery, Leases
 from .quarantine_store import CrashReport, clear_quarantined, quarantine, report_crash, take_quarantined
-from .settlement import Counters, Wake, cancelled, park, release, reschedule, succeed
+from .settlement import Counters, Wake, cancelled, park, raise_count, release, reschedule, succeed
 from .stream_reader import SingleNodeReader, read_partitions
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "park",
     "promote_due",
     "quarantine",
+    "raise_count",
     "read_partitions",
     "recorded_steps",
     "release",

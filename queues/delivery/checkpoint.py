@@ -69,6 +69,7 @@ class History:
     Attributes:
         done: Step records, by key. intents: risky steps that were about to act. saved: progress within steps.
         events: Number of the last event that a run logged.
+        lost: Deliveries of the present message that ended without an outcome and were not returned.
         mail: Number of the last message that was sent to the task's inbox.
         quarantined: Whether the task is suspected of killing its worker.
         forgiven_crashes: Crashes that do not count against the task.
@@ -83,6 +84,7 @@ class History:
     intents: dict[str, bytes] = field(default_factory=dict)
     saved: dict[str, bytes] = field(default_factory=dict)
     events: int = 0
+    lost: int = 0
     mail: int = 0
     cancel: bool = False
     quarantined: bool = False
@@ -152,7 +154,19 @@ async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str
     return None
 
 
-_FIELDS: Final = ("attempts", "crashes", "returns", "excused", "events", "mail", "cancel", "suspect", "crash", "at")
+_FIELDS: Final = (
+    "attempts",
+    "crashes",
+    "returns",
+    "excused",
+    "events",
+    "mail",
+    "returned",
+    "cancel",
+    "suspect",
+    "crash",
+    "at",
+)
 
 _LATEST: Final = 8
 """Events of the log that are read: enough to see how the previous run ended."""
@@ -171,12 +185,14 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         ],
         node_of=partition.ready,
     )
-    attempts, crashes, returns, excused, events, mail = (int(value or 0) for value in counts[:6])
-    cancel, suspect, crash, enqueued = counts[6:]
+    attempts, crashes, returns, excused, events, mail, returned = (int(value or 0) for value in counts[:7])
+    cancel, suspect, crash, enqueued = counts[7:]
     # Each earlier delivery of this message ended without an outcome: an outcome would have deleted the message.
+    lost = max(0, delivery.count - 1 - returned)
     history = History(
-        Counters(attempts, crashes + delivery.count - 1, returns),
+        Counters(attempts, crashes + lost, returns),
         events=events,
+        lost=lost,
         mail=mail,
         cancel=cancel is not None,
         forgiven_crashes=excused,
@@ -186,7 +202,7 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         alive_at=None if alive is None else int(alive),
         read_at=int(time[0]) * 1000 + int(time[1]) // 1000,
     )
-    history.quarantined = suspect is not None or (delivery.count > 1 and history.counted_crashes > 0)
+    history.quarantined = suspect is not None or (lost > 0 and history.counted_crashes > 0)
     records = {b"d": history.done, b"i": history.intents, b"s": history.saved}
     for name, value in pairs(steps).items():
         kind, _, step = name.partition(b":")

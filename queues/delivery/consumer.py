@@ -10,15 +10,16 @@ from typing import Any, Final
 
 import anyio
 
-from ..errors import Refused, ServerFull, Unavailable
+from ..errors import LeaseLost, Refused, ServerFull, Unavailable
 from ..keys import GROUP, RELEASED, Partition, is_reserved
 from ..transport import BLOCK, Argument, Command, Gateway, is_missing_group, pairs, queue_script
 from .fleet_locks import acquire_fleet_locks
-from .leases import Delivery, Leases
+from .leases import RELEASED_IDLE_MS, Delivery, Leases
 from .quarantine_store import QuarantinedDelivery, take_quarantined
+from .settlement import raise_count, release
 from .stream_reader import Stream, StreamReader
 
-__all__ = ["RELEASED_IDLE_MS", "Consumer", "ReadResult"]
+__all__ = ["Consumer", "ReadResult"]
 
 _LEAVE = queue_script("leave_group")
 _REMOVE = queue_script("remove_consumer")
@@ -30,9 +31,6 @@ more messages than there are slots; one that blocks so shortly is answered by th
 
 _POLL_READS: Final = 8
 """Reads between such pauses while the queues are empty, each of as many partitions as there are free slots."""
-
-RELEASED_IDLE_MS: Final = 30 * 24 * 3600 * 1000
-"""Idle time that a released message shows, so that every claim takes it, whatever the lease."""
 
 
 @dataclass(slots=True)
@@ -261,10 +259,18 @@ class Consumer:
         return await take_quarantined(self._gateway, partition, self._worker)
 
     async def recover_own(self, partition: Partition) -> list[Delivery]:
-        """Return messages that are pending on this worker but not in its table: the reply with them was lost."""
-        return await self._with_counts(
+        """Return messages that are pending on this worker but not in its table: the reply with them was lost.
+
+        Or the worker ran them and failed, so each gets a new fence.
+        """
+        deliveries = await self._with_counts(
             partition, [found[0] for _, found in await self._pending_but_untracked(partition) if found]
         )
+        recovered = []
+        for delivery in deliveries:
+            with suppress(LeaseLost):
+                recovered.append(await raise_count(self._gateway, delivery))
+        return recovered
 
     async def _drop_deleted(self, partition: Partition) -> None:
         """Acknowledge deleted entries. Redis 6.2 claims them, too, without their ids; Redis 7.0 drops them itself."""
@@ -329,7 +335,15 @@ class Consumer:
 
     async def leave(self) -> None:
         """Release the messages of this worker, and remove it from the groups."""
+        await asyncio.gather(*(self._leave(partition) for partition in self._joined))
+
+    async def _leave(self, partition: Partition) -> None:
+        pending = await self._gateway.command("XPENDING", partition.ready, GROUP, "-", "+", 1000, self._worker)
+        messages = await self._gateway.pipeline([("XRANGE", partition.ready, entry, entry) for entry, *_ in pending])
+        for (entry, _, _, count), found in zip(pending, messages, strict=True):
+            if found:
+                with suppress(LeaseLost):
+                    delivery = Delivery(partition, entry, self._worker, count, pairs(found[0][1]))
+                    await release(self._gateway, delivery, None, data=None)
         args: list[Argument] = [GROUP, self._worker, RELEASED, RELEASED_IDLE_MS]
-        await asyncio.gather(
-            *(self._gateway.run(_LEAVE, [one.ready, one.nudge, one.promote_lock], args) for one in self._joined)
-        )
+        await self._gateway.run(_LEAVE, [partition.ready, partition.nudge, partition.promote_lock], args)

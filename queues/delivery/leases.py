@@ -9,13 +9,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Protocol
+from typing import Final, Generic, Protocol
 
 from typing_extensions import TypeVar
 
+from ..envelope import Envelope
+from ..errors import UnreadableEnvelope
 from ..keys import GROUP, Partition
 
-__all__ = ["Delivery", "Holder", "Leases"]
+__all__ = ["RELEASED_IDLE_MS", "Delivery", "Holder", "Leases"]
+
+RELEASED_IDLE_MS: Final = 30 * 24 * 3600 * 1000
+"""Idle time that a released message shows, so that every claim takes it, whatever the lease."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,7 @@ class Delivery:
     """One hand-out of a message to one worker.
 
     Attributes:
-        count: Redis' delivery count of the entry, 1 for the first.
+        count: Redis' delivery count of the entry, 1 for the first. It is never lowered.
         claimed: Whether it was claimed from another worker, or released by one.
     """
 
@@ -42,6 +47,14 @@ class Delivery:
     def has_history(self) -> bool:
         """Whether the task ran or waited before, so that its record is worth reading."""
         return self.claimed or b"again" in self.fields
+
+    @property
+    def task_id(self) -> str | None:
+        """The id of the task; None if the message cannot be read."""
+        try:
+            return Envelope.decode(self.fields.get(b"env", b"")).id
+        except UnreadableEnvelope:
+            return None
 
     @property
     def key(self) -> tuple[str, bytes]:
@@ -93,6 +106,12 @@ class Leases(Generic[H]):
     def holds(self, partition: Partition, entry: bytes) -> bool:
         with self._lock:
             return (partition.ready, entry) in self._held
+
+    def holds_fence(self, delivery: Delivery) -> bool:
+        """Return whether a run holds this message under the same fence."""
+        with self._lock:
+            held = self._held.get(delivery.key)
+            return held is not None and held.delivery.fence == delivery.fence
 
     def by_partition(self) -> dict[Partition, list[H]]:
         """Return the current holders, by partition."""

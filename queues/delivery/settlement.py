@@ -6,6 +6,7 @@ Burying is part of the package `deadletter`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -17,13 +18,13 @@ from ..keys import RELEASED, Partition
 from ..records import State
 from ..security import ERROR, RESULT
 from ..transport import Argument, Gateway, queue_script
-from .consumer import RELEASED_IDLE_MS
-from .leases import Delivery
+from .leases import RELEASED_IDLE_MS, Delivery
 
-__all__ = ["Counters", "Wake", "cancelled", "park", "release", "reschedule", "succeed"]
+__all__ = ["Counters", "Wake", "cancelled", "park", "raise_count", "release", "reschedule", "succeed"]
 
 _FINISH = queue_script("finish")
 _PARK = queue_script("park")
+_RAISE_COUNT = queue_script("raise_count")
 _RELEASE = queue_script("release")
 _RESCHEDULE = queue_script("reschedule")
 
@@ -234,16 +235,32 @@ async def release(gateway: Gateway, delivery: Delivery, task_id: str | None, *, 
     """Release the message at no cost, so that another worker takes it at once.
 
     Args:
-        task_id: None for a delivery that was never started.
+        task_id: None for a delivery that was never started: its message has the id.
         data: Data of the logged event; None for a delivery that was never started: nothing is logged.
 
     Raises:
         LeaseLost: The lease has passed to another worker.
     """
     partition = delivery.partition
-    known = task_id or f"entry-{delivery.entry.decode()}"
+    known = task_id or delivery.task_id or f"entry-{delivery.entry.decode()}"
     keys = [partition.ready, partition.record(known), partition.log(known), partition.nudge]
     event = ("", _NO_DATA) if data is None else ("handed_off", orjson.dumps(data))
     args: list[Argument] = [*delivery.fence, RELEASED, RELEASED_IDLE_MS, *event]
     if not await gateway.run(_RELEASE, keys, args):
         raise LeaseLost(known, "release")
+
+
+async def raise_count(gateway: Gateway, delivery: Delivery) -> Delivery:
+    """Return the delivery with a fence of its own, for a worker that may have run it before under the present one.
+
+    Writes of the former run may still be on their way to Redis; from now on they are refused. Costs neither an attempt
+    nor a crash.
+
+    Raises:
+        LeaseLost: The lease has passed to another worker.
+    """
+    partition = delivery.partition
+    known = delivery.task_id or f"entry-{delivery.entry.decode()}"
+    if not await gateway.run(_RAISE_COUNT, [partition.ready, partition.record(known)], delivery.fence):
+        raise LeaseLost(known, "fence")
+    return replace(delivery, count=delivery.count + 1, claimed=True)

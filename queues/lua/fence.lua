@@ -1,11 +1,15 @@
 -- The prelude of scripts that settle or write for a delivery: the loader puts it in front of each script that has the
 -- line `-- include: fence`. The first four ARGV of such a script are the fence: group, worker, entry, delivery count.
+-- No script lowers a delivery count, and each hand-out raises it, so a fence never occurs twice: bytes of a former
+-- delivery that arrive late are refused.
 -- fence_text(): the fence as the record stores it; the worker is in a field of its own.
 -- owned(stream): whether the entry is still pending on this worker, with this delivery count. XPENDING runs through
 --   pcall: an emptied server has no group, and then no delivery is owned.
 -- settled(record): whether this delivery has settled already: its reply was lost, and the caller asks again.
 -- begin_outcome(record): the first write of every outcome. It frees memory, and Redis lets a script through on a full
 --   server once it has written: only the first write that may need memory is refused.
+-- count_returned(record): count this delivery among those of the message that ended without an outcome and without a
+--   crash (field returned; begin_outcome deletes it). A missing record stays missing: it would have no TTL.
 -- close(stream, record): acknowledge and delete the message, and store the fence that did so.
 -- now_ms(): the time of Redis in milliseconds.
 -- keep_payload(stream, record): move the message's fields into the record, so that there is always one copy of them.
@@ -24,7 +28,11 @@ local function settled(record)
 end
 
 local function begin_outcome(record)
-  redis.call('HDEL', record, 'entry', 'step', 'alive', 'suspect')
+  redis.call('HDEL', record, 'entry', 'step', 'alive', 'suspect', 'returned')
+end
+
+local function count_returned(record)
+  return redis.call('EXISTS', record) == 1 and redis.call('HINCRBY', record, 'returned', 1)
 end
 
 local function close(stream, record)

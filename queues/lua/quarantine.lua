@@ -5,7 +5,7 @@
 -- returns  0 refused, the lease has passed; 1 quarantined
 -- Atomic: the message stays pending, so it is never in no place. Its idle time starts again: if no worker runs
 -- suspects alone, any worker claims it after a lease. The delivery count is lowered by the one that the next claim
--- adds; release.lua says why no fence can occur twice.
+-- adds.
 if not owned(KEYS[1]) then
   local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[3], ARGV[3], 1)[1]
   return pending and pending[2] == ARGV[5] and 1 or 0

@@ -18,7 +18,8 @@ if ARGV[7] ~= '' then
   redis.call('HDEL', KEYS[2], 'step', 'alive')
   redis.call('HSET', KEYS[2], 'suspect', alone and 'alone' or 'company', 'crash', ARGV[7])
   if alone then
-    redis.call('HSET', KEYS[2], 'guilty', (redis.call('HGET', KEYS[2], 'crashes') or 0) + ARGV[4])
+    redis.call('HSET', KEYS[2], 'guilty', (redis.call('HGET', KEYS[2], 'crashes') or 0) + ARGV[4]
+      - (redis.call('HGET', KEYS[2], 'returned') or 0))
   end
   redis.call('XADD', KEYS[3], '*', 'type', 'crashed', 'data', ARGV[7])
   redis.call('PUBLISH', KEYS[2], 'crashed')

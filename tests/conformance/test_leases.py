@@ -144,7 +144,7 @@ async def test_a_heartbeat_reports_lost_leases_and_takes_none_back(
     await take_over(gateway, mine_anew, "a")
     await SETTLING["succeed"](gateway, settled, "s")
     await SETTLING["give_back"](gateway, passed_on, "p")
-    assert (await claim_one(await worker(gateway, partition, name="b"))).count == passed_on.count
+    assert (await claim_one(await worker(gateway, partition, name="b"))).count == passed_on.count + 1
     await SETTLING["give_back"](gateway, released, "r")
     before = await dump(gateway, namespace)
     held = [(one, "x") for one in (mine, claimed, mine_anew, settled, passed_on, released)]

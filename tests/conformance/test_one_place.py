@@ -49,7 +49,6 @@ class Walk:
         self.deliveries: list[tuple[Delivery, str]] = []  # all that ever were, stale ones too
         self.current: dict[str, Delivery] = {}  # the one delivery of a task that owns it now
         self.ended: list[Delivery] = []  # those that settled by themselves
-        self.met_again: list[object] = []  # fences of what a worker gave back and claimed again itself
         self.crashes: dict[str, int] = {}
         self.letters: list[DeadLetter] = []  # all that ever were, stale ones too
 
@@ -65,6 +64,7 @@ class Walk:
             (3, self.purge),
             (3, self.leave),
             (3, self.look),
+            (3, self.recover),
         ]
         move = self.dice.choices([move for _, move in moves], [weight for weight, _ in moves])[0]
         self.trail.append(move.__name__)
@@ -111,11 +111,8 @@ class Walk:
 
     def _begin(self, delivery: Delivery) -> str:
         (task_id,) = ids([delivery])
-        # A released delivery has ended: its fence allows no write until the same worker claims the message again.
-        others = [(one, name) for one, name in self.deliveries if one.fence != delivery.fence]
-        if len(others) < len(self.deliveries):
-            self.met_again.append(delivery.fence)
-        self.deliveries = [*others, (delivery, task_id)]
+        assert delivery.fence not in [one.fence for one, _ in self.deliveries]
+        self.deliveries.append((delivery, task_id))
         self.current[task_id] = delivery
         return task_id
 
@@ -129,6 +126,14 @@ class Walk:
             history = await load_history(self.gateway, delivery, task_id)
             assert history.counters.crashes == self.crashes[task_id], self.trail[-12:]
         return f"claim by {claimer._worker}: {ids(claimed)}"
+
+    async def recover(self) -> str:
+        """A worker takes what is pending on it with a new fence, as after a lost reply."""
+        one = self.dice.choice(self.crew)
+        recovered = await one.recover_own(self.partition)
+        for delivery in recovered:
+            self._begin(delivery)
+        return f"recover by {one._worker}: {ids(recovered)}"
 
     async def act(self) -> str:
         if not self.deliveries:
@@ -149,11 +154,7 @@ class Walk:
                 self.crashes[task_id] = 0
             if name == "bury":
                 self.letters += [one async for one in list_letters(self.gateway, [self.partition], Filter())][:1]
-        elif (
-            any(one is delivery for one in self.ended)
-            or name == "give_back"
-            or (name == "release" and delivery.fence in self.met_again)
-        ):
+        elif any(one is delivery for one in self.ended) or name in ("give_back", "release"):
             # It has done so already, or an act that looks the same: the answer may be yes.
             await self.unchanged(lambda: FENCED[name](self.gateway, delivery, task_id), LeaseLost)
         else:
@@ -220,7 +221,6 @@ class Walk:
     async def look(self) -> str:
         """What must not change anything, at whatever moment."""
         one = self.dice.choice(self.crew)
-        await self.unchanged(lambda: one.recover_own(self.partition))
         await self.unchanged(lambda: one.remove_idle_consumers(self.partition, -1.0, present=[]))
         await self.unchanged(lambda: trim_letters(self.gateway, self.partition, 3600.0))
         return "look"

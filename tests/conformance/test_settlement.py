@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 from perdure.deadletter import Replay, find_letter, replay
@@ -18,6 +19,7 @@ from perdure.queues import (
     Producer,
     State,
     load_history,
+    raise_count,
     read_events,
     release,
     reschedule,
@@ -102,7 +104,9 @@ async def test_after_another_worker_settled_it_a_call_is_refused(
     assert await dump(gateway, namespace) == before
 
 
-@pytest.mark.parametrize("act", [name for name in FENCED if name != "give_back"])  # it is released already
+@pytest.mark.parametrize(
+    "act", [name for name in FENCED if name not in ("release", "give_back")]
+)  # leaving releases it
 async def test_after_its_worker_left_a_call_is_refused(
     gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, act: str
 ) -> None:
@@ -139,7 +143,7 @@ async def test_a_refusal_names_the_task(gateway: Gateway, delivery: Delivery, ac
     await take_over(gateway, delivery)
     with pytest.raises(LeaseLost, match="refused, the lease has passed") as refused:
         await FENCED[act](gateway, delivery, "x")
-    assert refused.value.task_id == ("x" if act != "give_back" else f"entry-{delivery.entry.decode()}")
+    assert refused.value.task_id == "x"
 
 
 # repeated calls
@@ -194,18 +198,44 @@ async def test_a_call_repeated_after_a_release_and_a_claim_changes_nothing(
     await SETTLING["succeed"](gateway, other, "x")
 
 
-@pytest.mark.parametrize("act", [name for name in FENCED if name not in ("release", "give_back")])
-async def test_a_released_delivery_does_not_count_as_settled_for_a_later_one(
-    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, act: str
+@pytest.mark.parametrize("act", FENCED)
+@pytest.mark.parametrize("release_act", ["release", "give_back"])
+async def test_after_the_same_worker_claimed_what_it_released_the_former_delivery_is_refused(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, act: str, release_act: str
 ) -> None:
-    """The same worker claims the message that it released, so it has the same fence again, and then loses it."""
-    await SETTLING["release"](gateway, delivery, "x")
+    """Bytes of the former run, a repeated release among them, may arrive after the claim."""
+    await SETTLING[release_act](gateway, delivery, "x")
     again = await claim_one(await worker(gateway, partition))
-    assert again.fence == delivery.fence
-    await take_over(gateway, again)
+    assert (again.worker, again.count) == (delivery.worker, 2)
+    before = await dump(gateway, namespace)
+    with suppress(LeaseLost):  # a release is told that it has happened already
+        await FENCED[act](gateway, delivery, "x")
+    assert await dump(gateway, namespace) == before
+    await FENCED[act](gateway, again, "x")
+
+
+@pytest.mark.parametrize("act", FENCED)
+async def test_a_raised_count_refuses_the_former_fence(
+    gateway: Gateway, namespace: Namespace, delivery: Delivery, act: str
+) -> None:
+    raised = await raise_count(gateway, delivery)
+    assert (raised.worker, raised.count, raised.has_history) == (delivery.worker, 2, True)
+    assert (await load_history(gateway, raised, "x")).counters.crashes == 0
     before = await dump(gateway, namespace)
     with pytest.raises(LeaseLost):
-        await FENCED[act](gateway, again, "x")
+        await FENCED[act](gateway, delivery, "x")
+    assert await raise_count(gateway, delivery) == raised  # the reply was lost
+    assert await dump(gateway, namespace) == before
+    await FENCED[act](gateway, raised, "x")
+
+
+async def test_a_count_is_not_raised_after_the_lease_has_passed(
+    gateway: Gateway, namespace: Namespace, delivery: Delivery
+) -> None:
+    await take_over(gateway, delivery)
+    before = await dump(gateway, namespace)
+    with pytest.raises(LeaseLost):
+        await raise_count(gateway, delivery)
     assert await dump(gateway, namespace) == before
 
 
@@ -351,9 +381,9 @@ async def test_a_released_message_is_claimed_at_once_and_not_counted(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
     await release(gateway, delivery, "x", data={"why": "shutdown"})
-    assert [(owner, count) for _, owner, _, count in await pending(gateway, partition)] == [(RELEASED, 0)]
+    assert [(owner, count) for _, owner, _, count in await pending(gateway, partition)] == [(RELEASED, 1)]
     second = await claim_one(await worker(gateway, partition, name="b", lease=7 * 24 * 3600.0))
-    assert (second.entry, second.worker, second.count, second.has_history) == (delivery.entry, "b", 1, True)
+    assert (second.entry, second.worker, second.count, second.has_history) == (delivery.entry, "b", 2, True)
     assert (await load_history(gateway, second, "x")).counters == Counters()
 
 
@@ -371,7 +401,7 @@ async def test_a_release_keeps_the_former_crashes(gateway: Gateway, partition: P
     second = await take_over(gateway, delivery, "b")
     await SETTLING["release"](gateway, second, "x")
     third = await claim_one(await worker(gateway, partition, name="c"))
-    assert third.count == 2
+    assert third.count == 3
     assert (await load_history(gateway, third, "x")).counters.crashes == 1
 
 
@@ -398,7 +428,18 @@ async def test_a_delivery_that_never_started_is_released_without_an_event(
     await release(gateway, delivery, None, data=None)
     assert set(await dump(gateway, namespace)) == before | {partition.nudge.encode()}
     assert await read_events(gateway, partition, "x") == []
-    assert (await claim_one(await worker(gateway, partition, name="b"))).count == 1
+    second = await claim_one(await worker(gateway, partition, name="b"))
+    assert (second.count, (await load_history(gateway, second, "x")).counters.crashes) == (2, 0)
+
+
+async def test_a_release_without_a_record_creates_none(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    """It would have no TTL."""
+    await gateway.command("DEL", partition.record("x"))
+    await release(gateway, delivery, None, data=None)
+    await release(gateway, delivery, None, data=None)  # the reply was lost
+    assert await gateway.command("EXISTS", partition.record("x")) == 0
 
 
 async def test_a_released_message_is_claimed_by_one_of_many(
@@ -407,7 +448,7 @@ async def test_a_released_message_is_claimed_by_one_of_many(
     await SETTLING["release"](gateway, delivery, "x")
     crew = [await worker(gateway, partition, name=f"w{n}") for n in range(5)]
     got = await asyncio.gather(*(claim_all(one) for one in crew))
-    assert [one.count for batch in got for one in batch] == [1]
+    assert [one.count for batch in got for one in batch] == [2]
 
 
 # cancelling

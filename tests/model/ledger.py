@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import orjson
 from perdure.queues import Delivery, Namespace, Partition
-from perdure.queues.delivery.consumer import RELEASED_IDLE_MS
+from perdure.queues.delivery.leases import RELEASED_IDLE_MS
 from perdure.queues.keys import RELEASED, SUSPECTS, is_reserved
 
 from tests.model.later import Id, Later, Moment, Stamped, Value, text_of
@@ -135,7 +135,7 @@ class Ledger:
             if envelope is not None:
                 entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args or b"{}"), (b"again", b"1")))
                 self.held.put(record, {"state": "queued", "entry": entry})
-                self.held.drop(record, "env", "args", "due", "waits", "wakes")
+                self.held.drop(record, "env", "args", "due", "waits", "wakes", "returned")
                 moved += 1
         return moved
 
@@ -181,7 +181,31 @@ class Ledger:
 
     def adopt(self, worker: str, holding: set[bytes]) -> list[Handed]:
         mine = [one for one, held in self.pending.items() if held.owner == worker and one not in holding]
+        for entry in mine:
+            self._raise_count(entry, worker)
         return [self._handed(entry) for entry in sorted(mine, key=lambda one: Id(one).order)]
+
+    def raise_count(self, delivery: Delivery) -> bool:
+        """Give a delivery a new fence."""
+        pending = self.pending.get(delivery.entry)
+        if pending is None or pending.owner != delivery.worker or pending.count - delivery.count not in (0, 1):
+            return False
+        if pending.count == delivery.count:
+            self._raise_count(delivery.entry, delivery.worker)
+        return True
+
+    def _raise_count(self, entry: bytes, worker: str) -> None:
+        self.pending[entry] = Pending(worker, self.pending[entry].count + 1, Moment(loose=True))
+        self._count_returned(entry)
+
+    def _count_returned(self, entry: bytes) -> bool:
+        """Count a delivery of a message as ended without a crash, in the record of its task if there is one."""
+        task = _task_of(self.ready.find(entry))
+        if task is None or not self.held.exists(self.at.record(task)):
+            return False
+        record = self.at.record(task)
+        self.held.put(record, {"returned": int(self.held.get(record, "returned") or 0) + 1})
+        return True
 
     def _handed(self, entry: bytes) -> Handed:
         fields = self.ready.find(entry)
@@ -275,7 +299,7 @@ class Ledger:
         record = self.at.record(task)
         self._close_message(delivery)
         self.held.put(record, {"worker": delivery.worker, "settled": _fence(delivery)})
-        self.held.drop(record, "entry", "step", "alive", "suspect")
+        self.held.drop(record, "entry", "step", "alive", "suspect", "returned")
 
     def retry(
         self,
@@ -329,24 +353,25 @@ class Ledger:
             self.nudge("due")
 
     def release(self, delivery: Delivery, task: str | None, data: bytes | None) -> bool:
-        record = self.at.record(task or "")
+        record = self.at.record(task or _task_of(tuple(delivery.fields.items())) or "")
+        fence = delivery.worker.encode() + b" " + _fence(delivery)
         if not self.owned(delivery):
-            if data is not None:
-                return self.held.get(record, "released") == delivery.worker.encode() + b" " + _fence(delivery)
             pending = self.pending.get(delivery.entry)
-            return pending is not None and pending.owner == RELEASED
-        self._give_back(delivery.entry, delivery.count - 1)
+            waits = pending is not None and (pending.owner, pending.count) == (RELEASED, delivery.count)
+            return waits or self.held.get(record, "released") == fence
+        self._give_back(delivery.entry)
+        if self._count_returned(delivery.entry):
+            self.held.put(record, {"released": fence})
         if data is not None:
             assert task is not None
-            self.held.put(record, {"released": delivery.worker.encode() + b" " + _fence(delivery)})
             self.held.drop(record, "step", "alive")
             self.note_event(task, "handed_off", data)
             self.tell(task, "handed_off")
         self.nudge("released")
         return True
 
-    def _give_back(self, entry: bytes, count: int) -> None:
-        self.pending[entry] = Pending(RELEASED, count, Moment(plus=-RELEASED_IDLE_MS, loose=True))
+    def _give_back(self, entry: bytes) -> None:
+        self.pending[entry] = Pending(RELEASED, self.pending[entry].count, Moment(plus=-RELEASED_IDLE_MS, loose=True))
         self.ready.names[RELEASED] = True
 
     def bury(
@@ -413,7 +438,8 @@ class Ledger:
         self.held.drop(record, "step", "alive")
         self.held.put(record, {"suspect": "alone" if alone else "company", "crash": told})
         if alone:
-            self.held.put(record, {"guilty": int(self.held.get(record, "crashes") or 0) + count})
+            returned = int(self.held.get(record, "returned") or 0)
+            self.held.put(record, {"guilty": int(self.held.get(record, "crashes") or 0) + count - returned})
         self.note_event(task, "crashed", told)
         self.tell(task, "crashed")
 
@@ -587,7 +613,11 @@ class Ledger:
 
     def leave(self, worker: str) -> None:
         for entry in [one for one, held in self.pending.items() if held.owner == worker]:
-            self._give_back(entry, self.pending[entry].count - 1)
+            if self._count_returned(entry):
+                fence = b"%b %b %d" % (worker.encode(), entry, self.pending[entry].count)
+                self.held.put(self.at.record(_task_of(self.ready.find(entry)) or ""), {"released": fence})
+            self.nudge("released")
+            self._give_back(entry)
         if any(held.owner == RELEASED for held in self.pending.values()):
             self.nudge("released")
         if self.held.strings.get(self.at.promote_lock) == worker.encode():

@@ -7,6 +7,7 @@ time to live. So no act waits, and the order of the acts alone decides the resul
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import orjson
@@ -33,6 +34,7 @@ from perdure.queues import (
     load_history,
     park,
     promote_due,
+    raise_count,
     read_record,
     release,
     reschedule,
@@ -184,8 +186,9 @@ class Queues(RuleBasedStateMachine):
         return picked
 
     def take_away(self, delivery: Delivery, standing: str) -> None:
-        """Let another worker, or the same one, take the message: its lease passed, or it was released (then the count
-        stays the same). It settles the message if the standing is OUTDONE.
+        """Let another worker, or the same one, take the message: its lease passed, or it was released.
+
+        It settles the message if the standing is OUTDONE.
         """
         if standing in (LOST, AGAIN):
             self.age(sorted(self.held_by_workers()).index(delivery.entry), LEASE)
@@ -351,6 +354,19 @@ class Queues(RuleBasedStateMachine):
         adopted = self.ground.run(self.join(name).recover_own(self.partition))
         holding = {held.delivery.entry for held in self.tables[self.names[name]].holders()}
         self.begin(name, adopted, self.ledger.adopt(self.names[name], holding))
+
+    @rule(which=which, standing=standings)
+    def raise_count(self, which: int, standing: str) -> None:
+        delivery, task = self.pick(which, standing)
+        answers = []
+        for _ in range(2):
+            answers.append(self.ledger.raise_count(delivery))
+            self.same(self.ground.accepted(raise_count(self.ground.gateway, delivery)), answers[-1])
+        if all(answers):
+            raised = replace(delivery, count=delivery.count + 1, claimed=True)
+            self.deliveries.append((raised, task))
+            self.end(delivery)
+            self.tables[delivery.worker].hold(Held(raised, task))
 
     @rule(some=st.lists(which, min_size=1, max_size=3), standing=standings)
     def beat(self, some: list[int], standing: str) -> None:
@@ -830,13 +846,14 @@ class Queues(RuleBasedStateMachine):
             if known == task and self.ledger.owned(delivery):
                 history = self.ground.run(load_history(gateway, delivery, task))
                 crashes = int(held.get(self.partition.record(task), "crashes") or 0)
-                agree(history.counters.crashes, crashes + delivery.count - 1)
+                lost = delivery.count - 1 - int(held.get(self.partition.record(task), "returned") or 0)
+                agree((history.lost, history.counters.crashes), (lost, crashes + lost))
                 excused = int(held.get(self.partition.record(task), "excused") or 0)
                 marked = held.get(self.partition.record(task), "suspect") is not None
                 blamed = history.counters.crashes - excused
                 agree(
                     (history.counted_crashes, history.quarantined),
-                    (blamed, marked or (delivery.count > 1 and blamed > 0)),
+                    (blamed, marked or (lost > 0 and blamed > 0)),
                 )
                 steps = {
                     name: text_of(value) for name, value in held.hashes.get(self.partition.steps(task), {}).items()

@@ -83,7 +83,7 @@ class StopRule:
     nothing. event: the event that the settlement writes. why: the word in the handoff document. after: the word in the
     next run's `Resumption`. handoff: whether the run stores a handoff document before it settles. attempt: whether the
     run counts as an attempt. overrides: whether the reason counts whatever the handler raised. new_message: whether the
-    task's next delivery is a new stream entry, so that a delivery count above 1 proves a crash since.
+    task's next delivery is a new stream entry, so that a lost delivery of it proves a crash since.
     """
 
     act: SettleAct | None

@@ -8,9 +8,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
-from ...queues import Delivery, Envelope, Gateway, History, LeaseLost, Leases, Partition, UnreadableEnvelope
+from ...queues import (
+    Delivery,
+    Envelope,
+    Gateway,
+    History,
+    LeaseLost,
+    Leases,
+    Partition,
+    UnreadableEnvelope,
+    raise_count,
+    retry_while_unavailable,
+)
 from ..durable import Context, Middleware, Run, StopReason, Threads, build_chain
 from ..log import logger
 from ..memory import LazyMemoryStore
@@ -130,6 +142,13 @@ class Executor:
             self._gate.resolved(delivery)
             await self._settle_unreadable(delivery, error)
             return False
+        if self._leases.holds_fence(delivery):  # Redis has lost that it handed the message to this worker
+            try:
+                delivery = await retry_while_unavailable(partial(raise_count, self._gateway, delivery))
+            except LeaseLost as error:
+                logger.bind(task=envelope.task, id=envelope.id).warning("{}; another worker continues", error)
+                self._gate.resolved(delivery)
+                return False
         run = Run(
             self._gateway,
             delivery,

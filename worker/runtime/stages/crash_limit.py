@@ -26,7 +26,7 @@ class CrashLimit:
         counters, crashes = run.history.counters, run.history.counted_crashes
         if after_crash(task.retry, counters._replace(crashes=crashes)) is not None:
             return Burial(Reason.CRASH_LOOP, counters, await self._error(execution))
-        if crashes > 1 and run.delivery.count > 1:
+        if crashes > 1 and run.history.lost:
             delay = backoff(task.retry, crashes - 1)
             return Rerun(delay, StopReason.CRASHED, counters, await self._error(execution), suspect=True)
         return None

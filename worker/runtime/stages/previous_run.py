@@ -108,7 +108,7 @@ async def _log_resumed(gateway: Gateway, run: Run, event: Resumed) -> None:
 
 def _stopped(run: Run, received: Handoff | None, left: Handoff | None) -> tuple[StopReason, int | None] | None:
     """Return why and when the previous run stopped; None if there was none. left: that run's own handoff."""
-    history, again = run.history, run.delivery.count > 1
+    history, again = run.history, run.history.lost > 0
     for event in history.latest:
         stop = stop_of_event(event.type)
         if stop is None and not _of_a_run(event):
