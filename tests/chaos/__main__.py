@@ -1,4 +1,4 @@
-"""`python -m chaos [run]` plays a run and checks it; `python -m chaos check DIR` checks a journal that was kept."""
+"""`python -m tests.chaos [run]` plays a run and checks it; `python -m tests.chaos check DIR` checks a kept journal."""
 
 from __future__ import annotations
 
@@ -18,21 +18,26 @@ from .verdict import verdict
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tests.chaos", description=__doc__)
     commands = parser.add_subparsers(dest="command")
     run = commands.add_parser("run", help="play a run and check it")
-    run.add_argument("--seconds", type=float, default=600.0, help="how long the monkey is at work (600)")
-    run.add_argument("--seed", type=int, default=None, help="what the schedule is drawn from; else a new one, printed")
-    run.add_argument("--journal", type=Path, default=None, help="keep the journal in this folder, which must be new")
+    run.add_argument("--seconds", type=float, default=600.0, help="seconds during which faults are injected (600)")
+    run.add_argument("--seed", type=int, default=None, help="seed of the schedule; else a new one, which is printed")
+    run.add_argument("--journal", type=Path, default=None, help="keep the journal in this new folder")
     run.add_argument("--workers", type=int, default=Options.workers, help="hosts with workers (%(default)s)")
     run.add_argument("--processes", type=int, default=Options.processes, help="workers per supervisor; 0: none")
     run.add_argument("--rate", type=float, default=Options.rate, help="tasks per second (%(default)s)")
     run.add_argument("--pause", type=float, default=Options.pause, help="seconds between faults (%(default)s)")
     run.add_argument("--lease", type=float, default=Options.lease, help="seconds (%(default)s)")
-    run.add_argument("--patience", type=float, default=Options.patience, help="seconds to end in (%(default)s)")
+    run.add_argument(
+        "--patience",
+        type=float,
+        default=Options.patience,
+        help="seconds to end in (%(default)s)",
+    )
     run.add_argument("--previous", default=None, help="commit whose workers take part; '' for none")
-    run.add_argument("--faults", type=_faults, default=Options.faults, metavar="A,B", help="only these")
-    check = commands.add_parser("check", help="check a journal that was kept")
+    run.add_argument("--faults", type=_faults, default=Options.faults, metavar="A,B", help="inject only these faults")
+    check = commands.add_parser("check", help="check a kept journal")
     check.add_argument("journal", type=Path)
     return parser
 
@@ -40,14 +45,12 @@ def _parser() -> argparse.ArgumentParser:
 def _faults(text: str) -> list[str]:
     names = text.split(",")
     if unknown := set(names) - WEIGHTS.keys():
-        raise argparse.ArgumentTypeError(
-            f"no fault is called {', '.join(sorted(unknown))}; there are {', '.join(WEIGHTS)}"
-        )
+        raise argparse.ArgumentTypeError(f"unknown fault {', '.join(sorted(unknown))}; known: {', '.join(WEIGHTS)}")
     return names
 
 
 def main() -> int:
-    """Returns the exit code: 1 where a promise was broken."""
+    """Return the exit code: 1 if a guarantee was violated."""
     arguments = sys.argv[1:]
     if not arguments or arguments[0] not in ("run", "check", "-h", "--help"):
         arguments.insert(0, "run")

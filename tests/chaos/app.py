@@ -16,9 +16,9 @@ import anyio
 import perdure
 from perdure import App, Context, Retry, Snooze, current_step
 
+from .instrumentation import FOLDER, JOURNAL, began, effect, logged, made, running, stepped
 from .journal import SECOND
 from .kinds import KINDS
-from .telling import FOLDER, PEN, began, effect, logged, made, running, stepped
 
 try:
     from perdure import AlreadyDone
@@ -156,7 +156,7 @@ def find_charge(inputs: list[str], pause: float) -> AlreadyDone[str] | None:
     step = current_step()
     task, _, key = step.idempotency_key.partition(":")
     ledger = _ledger()
-    PEN.note("verifies", task=task, run=running(), step=key, found=ledger.exists())
+    JOURNAL.write("verifies", task=task, run=running(), step=key, found=ledger.exists())
     return AlreadyDone(ledger.read_text().splitlines()[0]) if ledger.exists() else None
 
 
@@ -262,23 +262,23 @@ async def keyed(ctx: Context, steps: int, pause: float) -> list[str]:
     return [await stepped(ctx, "step-0", work, [], pause)]
 
 
-def _feel_pulse() -> None:
+def _log_stalls() -> None:
     """Log each standstill of this process: frozen, or without processor time."""
     last = time.monotonic_ns()
     while True:
         time.sleep(0.1)
         now = time.monotonic_ns()
         if now - last > _STALL * SECOND:
-            PEN.note("stalled", since=last)
+            JOURNAL.write("stalled", since=last)
         last = now
 
 
 if "CHAOS_ROLE" in os.environ:
-    PEN.note(
+    JOURNAL.write(
         "process",
         role=os.environ["CHAOS_ROLE"],
         version=os.environ.get("CHAOS_VERSION", "this"),
         package=str(Path(perdure.__file__).parent),
         parent=os.getppid(),
     )
-    threading.Thread(target=_feel_pulse, name="chaos pulse", daemon=True).start()
+    threading.Thread(target=_log_stalls, name="chaos stalls", daemon=True).start()

@@ -1,4 +1,4 @@
-"""The counts of a run: tasks by kind and outcome, steps, faults, repeats, recoveries."""
+"""Counts of a run: tasks by kind and outcome, steps, faults, repeats, recoveries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WITHOUT_REDIS: Final = frozenset({"redis_kill", "redis_stop", "redis_freeze"})
 
 
 def counted(history: History) -> Iterator[str]:
-    """The counts, line by line."""
+    """Yield the counts, line by line."""
     yield from _tasks(history)
     yield from _steps(history)
     yield from _faults(history)
@@ -69,7 +69,7 @@ def _repeats(history: History) -> Iterator[str]:
 
 
 def _recoveries(history: History) -> Iterator[str]:
-    """From a fault to the task running again, of runs that the fault cut off; the time without Redis does not count."""
+    """Count recoveries: the time from a fault to the next run, without the time without Redis."""
     found: dict[str, list[float]] = defaultdict(list)
     for task in history.tasks.values():
         for run, following in pairwise(task.runs):
@@ -87,9 +87,9 @@ def _recoveries(history: History) -> Iterator[str]:
 
 
 def _recovery(history: History, run: Run, following: Run) -> tuple[str, float] | None:
-    """The kind of fault that ended a run, and the seconds from its beginning to the next run; None for no fault.
+    """Return the kind of the fault that ended a run, and the seconds from the fault to the next run; None for no fault.
 
-    The first one, unless one killed the process.
+    If there were several, it is the one that killed the process, else the first.
     """
     if following.fence.entry != run.fence.entry:  # an outcome would have taken the message away
         return None

@@ -1,4 +1,4 @@
-"""The faults of a run, and which of them can have cut off what a process was doing."""
+"""Faults of a run, and which of them can have interrupted a process."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ __all__ = ["DEADLY", "HARMLESS", "SYMPTOMS", "Fault", "Faults"]
 DEADLY: Final = frozenset(
     {"kill", "kill_host", "kill_supervisor", "kill_all", "kill_producer", "deploy", "reload", "poison", "exit"}
 )
-"""Faults after which a process works no more: they last for ever."""
+"""Faults that end a process: their effect does not end."""
 
 HARMLESS: Final = frozenset(
     {"blink", "flush", "cut_all", "cut_news", "cut_one", "break", "slow", "replay", "partitions", "resume"}
 )
-"""Faults that may cut nothing off: a worker keeps its leases through them, whatever it was doing."""
+"""Faults that excuse nothing: a worker keeps its leases through them."""
 
 SYMPTOMS: Final = frozenset({"exit", "stall", "slow server"})
-"""What mostly follows from a fault, and where none is known is the machine's doing."""
+"""Consequences of faults; without a known fault, they are caused by the machine."""
 
 _EVER: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. until: when it was over. pids: the processes that it hit; None for all of them."""
+    """One fault. until: its end. pids: processes that it hit; None for all."""
 
     kind: str
     begin: Line
@@ -38,17 +38,17 @@ class Fault:
 
 
 class Faults:
-    """All faults: the monkey's, those of tasks that kill their process, and those of the machine."""
+    """All faults: the injected ones, those of tasks that kill their process, and those of the machine."""
 
     def __init__(self, lines: Sequence[Line], lease: float) -> None:
-        """lease: seconds. A fault has its effects until so much later: by then a worker knows what it has lost."""
+        """lease: seconds. A fault counts until one lease after its end: by then a worker knows which leases it lost."""
         self._slack = round(lease * SECOND)
         self._families = _families(lines)
-        self.all = [*_by_the_monkey(lines), *_by_tasks(lines), *_by_the_machine(lines)]
+        self.all = [*_injected(lines), *_by_tasks(lines), *_by_the_machine(lines)]
         self.all.sort(key=lambda fault: fault.begin.at)
 
     def hitting(self, pid: int, since: int, until: int) -> Iterator[Fault]:
-        """Faults that hit a process between two times and can cut off what it does."""
+        """Yield the faults that hit a process between two times and can interrupt it."""
         family, host = self._families.get(pid, ({pid}, None))
         for fault in self.all:
             if fault.begin.at > until:
@@ -63,13 +63,13 @@ class Faults:
                 yield fault
 
     def supervised(self, pid: int) -> bool:
-        """Whether the process has a supervisor."""
+        """Return whether the process has a supervisor."""
         return len(self._families.get(pid, ({pid}, None))[0]) > 1
 
     def explain(self, pid: int, since: int, until: int) -> Fault | None:
-        """The last fault that hit a process between two times: what it was doing may have been cut off by it.
+        """Return the last fault that hit a process between two times and may have interrupted it.
 
-        A symptom only where no fault is known.
+        A symptom is returned only if no fault is known.
         """
         return max(
             self.hitting(pid, since, until),
@@ -79,7 +79,7 @@ class Faults:
 
 
 def _families(lines: Sequence[Line]) -> dict[int, tuple[set[int], int | None]]:
-    """For each process: itself, its supervisor, and the number of its host."""
+    """Return for each process: itself and its supervisor, and the number of its host."""
     hosts = {line["child"]: line["number"] for line in lines if line.what == "started" and line["role"] == "worker"}
     found: dict[int, tuple[set[int], int | None]] = {pid: ({pid}, host) for pid, host in hosts.items()}
     for line in lines:
@@ -88,7 +88,7 @@ def _families(lines: Sequence[Line]) -> dict[int, tuple[set[int], int | None]]:
     return found
 
 
-def _by_the_monkey(lines: Iterable[Line]) -> Iterator[Fault]:
+def _injected(lines: Iterable[Line]) -> Iterator[Fault]:
     open_ones: dict[int, Line] = {}
     for line in lines:
         if line.what == "fault":
@@ -114,7 +114,7 @@ def _by_tasks(lines: Iterable[Line]) -> Iterator[Fault]:
 
 
 def _by_the_machine(lines: Iterable[Line]) -> Iterator[Fault]:
-    """Processes that ended, and those that stood still for longer than the journal knows why."""
+    """Yield the processes that ended, and standstills without a known cause."""
     for line in lines:
         if line.what == "exited":
             yield Fault("exit", line, _EVER, frozenset({line["child"]}))

@@ -1,4 +1,4 @@
-"""The processes of a run: hosts with workers on them, each with its own line to the server, and producers."""
+"""The processes of a run: hosts with workers on them, each with its own proxy to the server, and producers."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from typing import Final
 
 import psutil
 
-from .journal import Pen
-from .line import Line
+from .journal import JournalWriter
 from .options import NAMESPACE, Options
+from .proxy import Proxy
 from .versions import ROOT, knows_supervisors
 
-__all__ = ["Fleet", "Keeper"]
+__all__ = ["Fleet", "ManagedProcess"]
 
 _RESTART: Final = 0.3
-"""Seconds until a process that ended is started again."""
+"""Seconds until a process that exited is started again."""
 
 
-class Keeper:
-    """Keeps one process going: started again whenever it ends, until it is closed."""
+class ManagedProcess:
+    """A process that is started again whenever it exits, until it is closed."""
 
-    def __init__(self, role: str, number: int, pen: Pen, log: Path) -> None:
+    def __init__(self, role: str, number: int, journal: JournalWriter, log: Path) -> None:
         self.role = role
         self.number = number
         self.version = "this"
         self.processes = 0
-        """Workers under the supervisor; 0 where it is a plain worker."""
+        """Workers under the supervisor; 0 for a plain worker."""
         self.supervisors: frozenset[str] = frozenset()
-        """The versions that have one."""
-        self.resting = False
+        """Versions that have supervisors."""
+        self.finishing = False
         self.once = False
-        """Whether it is not started again when it ends at rest."""
-        self._pen = pen
+        """Whether it is not started again if it exits after `finish`."""
+        self._journal = journal
         self._log = log
         self._process: Process | None = None
         self._closing = False
@@ -47,28 +47,28 @@ class Keeper:
 
     @property
     def supervised(self) -> bool:
-        """Whether what runs is a supervisor."""
+        """Whether the running process is a supervisor."""
         return bool(self.processes) and self.version in self.supervisors
 
     @property
     def pid(self) -> int | None:
-        """Process id of the running process, if there is one."""
+        """Process id of the running process, None if there is none."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
     def pids(self) -> list[int]:
-        """The process and those below it."""
+        """Return the ids of the process and its descendants."""
         if self.pid is None:
             return []
         with suppress(psutil.Error):
             return [self.pid, *(child.pid for child in psutil.Process(self.pid).children(recursive=True))]
         return [self.pid]
 
-    def keep(self, command: Callable[[Keeper], tuple[list[str], Mapping[str, str]]]) -> None:
-        """Start it, and keep it going. command: what to run now, and its environment."""
+    def keep(self, command: Callable[[ManagedProcess], tuple[list[str], Mapping[str, str]]]) -> None:
+        """Start it, and start it again when it exits. command: returns what to run now, and its environment."""
         self._task = asyncio.create_task(self._keep(command), name=f"{self.role} {self.number}")
 
-    async def _keep(self, command: Callable[[Keeper], tuple[list[str], Mapping[str, str]]]) -> None:
+    async def _keep(self, command: Callable[[ManagedProcess], tuple[list[str], Mapping[str, str]]]) -> None:
         while not self._closing:
             arguments, environment = command(self)
             with self._log.open("ab") as log:
@@ -76,7 +76,7 @@ class Keeper:
                     *arguments, env=environment, cwd=self._log.parent, stdin=DEVNULL, stdout=log, stderr=log
                 )
             self._process = process
-            self._pen.note(
+            self._journal.write(
                 "started",
                 child=process.pid,
                 role=self.role,
@@ -85,29 +85,29 @@ class Keeper:
                 processes=self.processes,
             )
             code = await process.wait()
-            self._pen.note("exited", child=process.pid, role=self.role, code=code, closing=self._closing)
-            if self.once and self.resting:
+            self._journal.write("exited", child=process.pid, role=self.role, code=code, closing=self._closing)
+            if self.once and self.finishing:
                 return
             if not self._closing:
                 await asyncio.sleep(_RESTART)
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal, where it lives."""
+        """Send a signal to the process, if it runs."""
         if self.pid is not None:
             os.kill(self.pid, number)
 
-    def rest(self) -> None:
-        """SIGTERM, which a producer takes for the end of its work; one that is started from now on begins none."""
-        self.resting = True
+    def finish(self) -> None:
+        """Send SIGTERM: a producer stops enqueueing, and one that is started later enqueues nothing."""
+        self.finishing = True
         self.send(signal.SIGTERM)
 
     async def ended(self, within: float) -> None:
-        """Wait until a resting process has ended, for so many seconds at the most."""
+        """Wait until a finishing process has ended, for so many seconds at the most."""
         if self._task is not None:
             await asyncio.wait([self._task], timeout=within)
 
     async def close(self) -> None:
-        """End it and all below it, for good."""
+        """Kill it and its descendants, and do not start it again."""
         self._closing = True
         for pid in self.pids():
             with suppress(ProcessLookupError):
@@ -119,19 +119,21 @@ class Keeper:
 
 
 class Fleet:
-    """All of them."""
+    """The processes of a run."""
 
-    def __init__(self, options: Options, lines: list[Line], pen: Pen, former: Path | None) -> None:
-        """lines: one per host, and one for the producers. former: what PYTHONPATH names for the other version."""
+    def __init__(self, options: Options, proxies: list[Proxy], journal: JournalWriter, former: Path | None) -> None:
+        """proxies: one per host, and one for the producers. former: PYTHONPATH of the other version."""
         self._options = options
-        self._lines = lines
+        self._proxies = proxies
         self._former = former
-        self._pen = pen
-        self._newcomers: list[Keeper] = []
+        self._journal = journal
+        self._newcomers: list[ManagedProcess] = []
         folder = options.journal
-        self.hosts = [Keeper("worker", number, pen, folder / "workers.log") for number in range(options.workers)]
+        self.hosts = [
+            ManagedProcess("worker", number, journal, folder / "workers.log") for number in range(options.workers)
+        ]
         self.producers = [
-            Keeper("producer", number, pen, folder / "producers.log") for number in range(options.producers)
+            ManagedProcess("producer", number, journal, folder / "producers.log") for number in range(options.producers)
         ]
         supervisors = {"this", *(["former"] if former is not None and knows_supervisors(former) else [])}
         for host in self.hosts:
@@ -143,7 +145,7 @@ class Fleet:
 
     @property
     def versions(self) -> list[str]:
-        """Those that a host may be given."""
+        """Versions that a host may run."""
         return ["this"] if self._former is None else ["this", "former"]
 
     def start(self) -> None:
@@ -152,17 +154,17 @@ class Fleet:
         for producer in self.producers:
             producer.keep(self._producer)
 
-    def start_newcomer(self) -> Keeper:
-        """Start one more plain worker, with the line of the producers; it is started until it rests."""
-        newcomer = Keeper("worker", len(self.hosts), self._pen, self._options.journal / "workers.log")
+    def start_newcomer(self) -> ManagedProcess:
+        """Start one more plain worker, on the proxy of the producers, until it is told to finish."""
+        newcomer = ManagedProcess("worker", len(self.hosts), self._journal, self._options.journal / "workers.log")
         newcomer.once = True
         self._newcomers.append(newcomer)
         newcomer.keep(self._worker)
         return newcomer
 
-    def _worker(self, host: Keeper) -> tuple[list[str], Mapping[str, str]]:
+    def _worker(self, host: ManagedProcess) -> tuple[list[str], Mapping[str, str]]:
         options = self._options
-        environment = self.environment(self._lines[host.number].url, host.version) | {
+        environment = self.environment(self._proxies[host.number].url, host.version) | {
             "PERDURE_LEASE": str(options.lease),
             "PERDURE_GRACE": str(options.grace),
             "PERDURE_CRASH_THRESHOLD": "8",
@@ -176,15 +178,15 @@ class Fleet:
             command += ["--processes", str(host.processes), "--name", f"chaos-{host.number}"]
         return command, environment
 
-    def _producer(self, producer: Keeper) -> tuple[list[str], Mapping[str, str]]:
+    def _producer(self, producer: ManagedProcess) -> tuple[list[str], Mapping[str, str]]:
         options = self._options
-        rate = 0.0 if producer.resting else options.rate / options.producers
+        rate = 0.0 if producer.finishing else options.rate / options.producers
         seed = options.seed * 1000 + producer.number
         command = [sys.executable, "-m", "tests.chaos.producer", str(seed), str(rate)]
-        return command, self.environment(self._lines[-1].url, producer.version)
+        return command, self.environment(self._proxies[-1].url, producer.version)
 
     def environment(self, url: str, version: str) -> dict[str, str]:
-        """Return the environment of every process of the run."""
+        """Return the environment of a process of the run."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
         path = [str(ROOT)]
         if version == "former":

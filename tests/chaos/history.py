@@ -1,4 +1,4 @@
-"""History of a run from the lines of its journal: tasks with their runs and steps, faults, processes."""
+"""History of a run, built from its journal: tasks with their runs and steps, faults, processes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ __all__ = ["Fence", "History", "Run", "Task", "Violation", "history"]
 
 
 class Fence(NamedTuple):
-    """Where a delivery stands among those of its task: later ones are greater. entry: of the stream. handed: how often
-    Redis has handed it out.
-    """
+    """Order of the deliveries of a task: later ones are greater. entry: stream entry. handed: delivery count."""
 
     entry: tuple[int, int]
     handed: int
@@ -51,11 +49,11 @@ class Run:
 
     @property
     def failed(self) -> bool:
-        """Whether its handler raised by itself: an attempt, not a fault."""
+        """Whether its handler raised an error of its own: an attempt, not a fault."""
         return self.end is not None and self.end.what == "left" and self.end["error"] not in _ENDED_FROM_OUTSIDE
 
     def value(self, step: str) -> Line | None:
-        """The line of a step's value, if the handler got it."""
+        """Return the line of the value of a step, None if the handler did not get it."""
         return next((line for line in self.values if line["step"] == step), None)
 
     def began(self, step: str) -> bool:
@@ -67,7 +65,7 @@ _ENDED_FROM_OUTSIDE = ("CancelledError", "LeaseLost")
 
 @dataclass(slots=True)
 class Task:
-    """One task, as the journal shows it."""
+    """One task, as in the journal."""
 
     id: str
     kind: str = ""
@@ -89,7 +87,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A promise that was broken: which one, how, and the lines that show it."""
+    """A violated guarantee: which one, how, and the lines that show it."""
 
     rule: str
     what: str
@@ -98,7 +96,7 @@ class Violation:
 
 @dataclass(slots=True)
 class History:
-    """Everything. start: when the first line was written."""
+    """A whole run. start: time of the first line."""
 
     start: int
     lease: float
@@ -108,7 +106,7 @@ class History:
     lines: list[Line]
 
     def replayed_between(self, since: int, until: int, *, fresh: bool = False) -> bool:
-        """Whether dead letters may have been replayed between two times; fresh: without their checkpoint."""
+        """Return whether dead letters may have been replayed between two times. fresh: without their checkpoint."""
         return any(
             replay.begin.at <= until and replay.until >= since and (replay.begin["fresh"] or not fresh)
             for replay in self.replays
@@ -125,7 +123,7 @@ _OF_A_TASK: Final = {
 
 
 def history(lines: Iterable[Line]) -> History:
-    """Put the lines together, which are in the order of their times."""
+    """Build the history of lines in the order of their times."""
     listed = list(lines)
     tasks: dict[str, Task] = {}
     runs: dict[str, Run] = {}

@@ -1,7 +1,7 @@
-"""The journal of a run: one file outside of Redis, to which every process appends what it does, one line at a time.
+"""Journal of a run: one file outside Redis, to which every process appends what it does, one line at a time.
 
-A line is written by one `write` to a file that is open for appending, so lines of several processes never mix, and
-what was written is in the file also when its process is killed in the next instant. Times are nanoseconds of
+A line is one `write` to a file opened with O_APPEND: lines of several processes never mix, and a written line survives
+the process. Times are nanoseconds of
 CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
@@ -16,29 +16,29 @@ from typing import Any, Final
 
 import orjson
 
-__all__ = ["JOURNAL", "SECOND", "Line", "Pen", "read_journal"]
+__all__ = ["JOURNAL_NAME", "SECOND", "JournalWriter", "Line", "read_journal"]
 
-JOURNAL: Final = "journal.jsonl"
-"""The file's name in the folder of a run."""
+JOURNAL_NAME: Final = "journal.jsonl"
+"""Name of the file in the folder of a run."""
 
 SECOND: Final = 1_000_000_000
 
 
-class Pen:
-    """A process' way into the journal."""
+class JournalWriter:
+    """Appends lines of one process to the journal."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = os.open(folder / JOURNAL, os.O_APPEND | os.O_WRONLY | os.O_CREAT, 0o644)
+        self._file = os.open(folder / JOURNAL_NAME, os.O_APPEND | os.O_WRONLY | os.O_CREAT, 0o644)
 
-    def note(self, what: str, **more: Any) -> None:
-        """Append one line, now."""
+    def write(self, what: str, **more: Any) -> None:
+        """Append one line."""
         line = {"at": time.clock_gettime_ns(time.CLOCK_MONOTONIC), "pid": os.getpid(), "what": what, **more}
         os.write(self._file, orjson.dumps(line) + b"\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line. number: its place in the file, from 1. data: what it tells besides."""
+    """One line. number: its place in the file, from 1. data: its other fields."""
 
     number: int
     at: int
@@ -53,7 +53,7 @@ class Line:
         return self.data.get(name, default)
 
     def shown(self, since: int) -> str:
-        """The line for a reader; times in seconds after `since`."""
+        """Return the line as text, with times in seconds after `since`."""
         rest = " ".join(f"{name}={_short(value)}" for name, value in self.data.items())
         return f"  line {self.number:>6}  {(self.at - since) / SECOND:9.3f} s  pid {self.pid}  {self.what}  {rest}"
 
@@ -64,13 +64,13 @@ def _short(value: Any) -> str:
 
 
 def read_journal(folder: Path) -> list[Line]:
-    """All lines in the order of their times. `ValueError` names a line that cannot be read."""
-    with (folder / JOURNAL).open("rb") as file:
+    """Return all lines in the order of their times. Raises ValueError, which names the line that cannot be read."""
+    with (folder / JOURNAL_NAME).open("rb") as file:
         return parse(file)
 
 
 def parse(lines: Iterable[bytes]) -> list[Line]:
-    """The same of lines that are at hand."""
+    """Parse lines of a journal; see `read_journal`."""
     found: list[Line] = []
     for number, text in enumerate(lines, 1):
         try:

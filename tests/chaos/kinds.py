@@ -1,4 +1,4 @@
-"""The kinds of tasks that a run has, and what may become of each: known to producers, handlers and checker alike."""
+"""Kinds of tasks of a run, and the outcomes that each may have; used by producers, handlers and the checker."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 __all__ = ["KINDS", "PATIENT", "Kind"]
 
 PATIENT: Final = 50
-"""Crashes that an innocent task survives: more than any run has for one task."""
+"""Crash limit of an innocent task: more than one task has in any run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """weight: how often it is drawn. attempts, crashes: the limits of its retry policy. deaths: reasons for which it
-    may become a dead letter. succeeds: whether it may succeed. queue: where it is put.
+    """weight: relative frequency. attempts, crashes: limits of its retry policy. deaths: reasons with which it may
+    become a dead letter. succeeds: whether it may succeed. queue: the queue it is enqueued on.
     """
 
     weight: int

@@ -1,7 +1,7 @@
 """Observer that reads tasks while the run continues, and writes to the journal what it sees.
 
-States through the public handle, places by one look at all that a partition holds. It asks the server past the
-proxies, and so notices too when the server itself is slow.
+It reads states through the public handle, and all places of a partition at one instant. It bypasses the proxies, so it
+also logs when the server itself is slow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perdure.queues import QueueError
 
 from tests.support.task_places import all_places
 
-from .journal import JOURNAL, SECOND, Pen
+from .journal import JOURNAL_NAME, SECOND, JournalWriter
 
 __all__ = ["Observer"]
 
@@ -31,40 +31,40 @@ _SLOW: Final = 0.5
 
 
 class Observer:
-    """Follows the journal for tasks that were acknowledged, and watches them until they have ended, and on."""
+    """Follows the journal for acknowledged tasks, and watches them also after they have ended."""
 
-    def __init__(self, producer: Producer, folder: Path, pen: Pen) -> None:
+    def __init__(self, producer: Producer, folder: Path, journal: JournalWriter) -> None:
         self._producer = producer
-        self._journal = folder / JOURNAL
+        self._file = folder / JOURNAL_NAME
         self._read = 0
-        self._pen = pen
+        self._journal = journal
         self._tasks: list[tuple[str, str, int]] = []
         self._seen: dict[str, str] = {}
         self._next = 0
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Observe until cancelled."""
         while True:
             await asyncio.sleep(0.2)
-            await self._feel_server()
+            await self._ping_server()
             self._follow()
             try:
-                await self._look(self._window())
+                await self._observe(self._window())
             except QueueError as error:
-                self._pen.note("blind", error=str(error)[:200])
+                self._journal.write("blind", error=str(error)[:200])
                 await asyncio.sleep(0.3)
 
-    async def _feel_server(self) -> None:
+    async def _ping_server(self) -> None:
         begun = time.monotonic_ns()
         with suppress(QueueError):
             await self._producer.gateway.command("PING")
         if time.monotonic_ns() - begun > _SLOW * SECOND:
-            self._pen.note("slow_server", since=begun)
+            self._journal.write("slow_server", since=begun)
 
     def _follow(self) -> None:
-        with self._journal.open("rb") as journal:
-            journal.seek(self._read)
-            new = journal.read()
+        with self._file.open("rb") as file:
+            file.seek(self._read)
+            new = file.read()
         end = new.rfind(b"\n") + 1
         self._read += end
         for text in new[:end].splitlines():
@@ -74,23 +74,23 @@ class Observer:
                     self._tasks.append((line["task"], line["queue"], line["partition"]))
 
     def _window(self) -> Sequence[tuple[str, str, int]]:
-        """Half of them the latest, half in turn from all there ever were: what has ended must stay so."""
+        """Return the latest tasks, and as many of all tasks in turn: an ended task must stay ended."""
         latest = self._tasks[-_WATCHED // 2 :]
         self._next = 0 if self._next >= len(self._tasks) else self._next
         turn = self._tasks[self._next : self._next + _WATCHED // 2]
         self._next += len(turn)
         return list(dict.fromkeys([*latest, *turn]))
 
-    async def _look(self, window: Sequence[tuple[str, str, int]]) -> None:
+    async def _observe(self, window: Sequence[tuple[str, str, int]]) -> None:
         handles = [self._handle(*one) for one in window]
         begun = time.monotonic_ns()
         for handle, state in zip(handles, await asyncio.gather(*map(_state, handles)), strict=True):
             if self._seen.get(handle.id) != state:
                 self._seen[handle.id] = state
-                self._pen.note("seen", task=handle.id, state=state, since=begun)
-        await self._look_at_places(handles)
+                self._journal.write("seen", task=handle.id, state=state, since=begun)
+        await self._check_places(handles)
 
-    async def _look_at_places(self, handles: Sequence[TaskHandle[Any]]) -> None:
+    async def _check_places(self, handles: Sequence[TaskHandle[Any]]) -> None:
         by_partition: dict[Any, list[str]] = {}
         for handle in handles:
             by_partition.setdefault(handle.partition, []).append(handle.id)
@@ -98,11 +98,11 @@ class Observer:
             try:
                 found = await all_places(self._producer.gateway, partition, ids)
             except AssertionError as error:
-                self._pen.note("misplaced", task=None, problem=str(error)[:300])
+                self._journal.write("misplaced", task=None, problem=str(error)[:300])
                 continue
             for task_id, places in found.items():
                 if len(places) != 1:
-                    self._pen.note("misplaced", task=task_id, problem=f"places: {places}")
+                    self._journal.write("misplaced", task=task_id, problem=f"places: {places}")
 
     def _handle(self, task_id: str, queue: str, index: int) -> TaskHandle[Any]:
         partition = self._producer.namespace.partition(queue, index)

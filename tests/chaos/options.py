@@ -16,12 +16,20 @@ NAMESPACE: Final = "chaos"
 
 @dataclass(frozen=True)
 class Options:
-    """seconds: how long the monkey is at work. seed: what its schedule and the producers' tasks are drawn from.
-    journal: the folder. workers: hosts, each with a worker or a supervisor. producers, rate: how many, and tasks per
-    second of all of them. pause: seconds between two faults on average. lease, grace: the workers' settings, seconds.
-    patience: seconds that all tasks have to end when the monkey rests. previous: the commit whose workers share the
-    queue; empty for none. processes: those of a supervisor, which every other host has; 0 for plain workers only.
-    faults: those that the monkey may choose from.
+    """Options of a run.
+
+    Attributes:
+        journal: Folder of the journal.
+        seconds: Time during which faults are injected.
+        seed: Seed of the schedule and of the tasks of each producer.
+        workers: Hosts, each with a worker or a supervisor. processes: Workers of a supervisor, which every other host
+            has; 0 for plain workers only.
+        producers: Number of producers. rate: Tasks per second of all of them.
+        pause: Mean seconds between two faults.
+        lease, grace: Settings of the workers, in seconds.
+        patience: Seconds for all tasks to end after the last fault.
+        previous: Commit whose workers share the queue; None for the default, empty for none.
+        faults: The possible faults.
     """
 
     journal: Path

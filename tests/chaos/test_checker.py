@@ -11,11 +11,11 @@ import pytest
 
 from tests.chaos.counts import counted
 from tests.chaos.history import history
-from tests.chaos.journal import JOURNAL, SECOND, Line, Pen, parse, read_journal
+from tests.chaos.journal import JOURNAL_NAME, SECOND, JournalWriter, Line, parse, read_journal
 from tests.chaos.schedule import WEIGHTS, schedule
 from tests.chaos.verdict import verdict, violations
 
-MONKEY, FIRST, SECOND_ONE, THIRD, PRODUCER = 1, 10, 11, 12, 20
+INJECTOR, FIRST, SECOND_ONE, THIRD, PRODUCER = 1, 10, 11, 12, 20
 """Processes."""
 
 ENTRY = "1000-0"
@@ -28,9 +28,9 @@ class Story:
         self.kind = kind
         self.task = f"{kind}-1"
         self.lines: list[dict[str, Any]] = []
-        self.monkey(0, "begins", lease=2.0)
+        self.inject(0, "begins", lease=2.0)
         for pid in (FIRST, SECOND_ONE, THIRD):
-            self.monkey(0, "started", child=pid, role="worker", number=pid, version="this", processes=0)
+            self.inject(0, "started", child=pid, role="worker", number=pid, version="this", processes=0)
         self.add(1, PRODUCER, "enqueue", kind=kind, key=None)
         self.add(1.1, PRODUCER, "acknowledged", kind=kind, queue="default", partition=0, key=None)
 
@@ -38,8 +38,8 @@ class Story:
         self.lines.append({"at": round(at * SECOND), "pid": pid, "what": what, "task": self.task, **more})
         return self
 
-    def monkey(self, at: float, what: str, **more: Any) -> Story:
-        self.lines.append({"at": round(at * SECOND), "pid": MONKEY, "what": what, **more})
+    def inject(self, at: float, what: str, **more: Any) -> Story:
+        self.lines.append({"at": round(at * SECOND), "pid": INJECTOR, "what": what, **more})
         return self
 
     def run(self, at: float, pid: int, *, count: int = 1, attempt: int = 1, entry: str = ENTRY) -> Story:
@@ -81,17 +81,17 @@ class Story:
 
     def fault(self, at: float, until: float, kind: str, *pids: int) -> Story:
         number = len(self.lines)
-        self.monkey(at, "fault", number=number, kind=kind, pids=list(pids) or None, fresh=False)
-        return self.monkey(until, "fault_over", number=number)
+        self.inject(at, "fault", number=number, kind=kind, pids=list(pids) or None, fresh=False)
+        return self.inject(until, "fault_over", number=number)
 
     def exited(self, at: float, pid: int, code: int = -9) -> Story:
-        return self.monkey(at, "exited", child=pid, role="worker", code=code, closing=False)
+        return self.inject(at, "exited", child=pid, role="worker", code=code, closing=False)
 
     def outcome(self, at: float, state: str = "succeeded", **more: Any) -> Story:
         return self.add(at, PRODUCER, "outcome", state=state, **more)
 
     def seen(self, at: float, state: str) -> Story:
-        return self.add(at, MONKEY, "seen", state=state, since=round(at * SECOND))
+        return self.add(at, INJECTOR, "seen", state=state, since=round(at * SECOND))
 
     def final(self, state: str, **more: Any) -> Story:
         printed: dict[str, Any] = {
@@ -103,10 +103,10 @@ class Story:
             "worker": None,
             "steps": {},
         }
-        return self.add(100, MONKEY, "final", kind=self.kind, state=state, **printed | more)
+        return self.add(100, INJECTOR, "final", kind=self.kind, state=state, **printed | more)
 
     def read(self) -> list[Line]:
-        lines = [*self.lines, {"at": 101 * SECOND, "pid": MONKEY, "what": "ends"}]
+        lines = [*self.lines, {"at": 101 * SECOND, "pid": INJECTOR, "what": "ends"}]
         return parse(orjson.dumps(line) for line in lines)
 
     def rules(self) -> set[str]:
@@ -226,7 +226,7 @@ def charged_twice() -> Story:
     story = Story("payment").run(2, FIRST).begin(2.1, FIRST, "charge").effect(2.2, FIRST, "charge")
     story.left(2.3, FIRST).run(5, SECOND_ONE, count=1, attempt=2, entry="1001-0")
     story.begin(5.1, SECOND_ONE, "charge").effect(5.2, SECOND_ONE, "charge").value(5.3, SECOND_ONE, "charge")
-    story.add(100, MONKEY, "ledger", tokens=["10.1/charge/1", "11.1/charge/1"])
+    story.add(100, INJECTOR, "ledger", tokens=["10.1/charge/1", "11.1/charge/1"])
     story.returned(5.4, SECOND_ONE, ["11.1/charge/1"])
     return story.final("succeeded", result=["11.1/charge/1"], worker="w11", steps={"charge": "11.1/charge/1"})
 
@@ -287,7 +287,7 @@ def cancelled_and_yet_not() -> Story:
 
 
 def in_two_places() -> Story:
-    return finished().add(3, MONKEY, "misplaced", problem="places: ['ready', 'due']")
+    return finished().add(3, INJECTOR, "misplaced", problem="places: ['ready', 'due']")
 
 
 def back_from_its_end() -> Story:
@@ -384,7 +384,7 @@ def test_a_background_step_whose_record_was_not_yet_written_may_begin_again() ->
 
 def test_a_fresh_replay_forgets_the_records() -> None:
     story = Story("fragile").run(2, FIRST).step(2.1, FIRST, "step-0").fault(2.4, 2.5, "kill", FIRST)
-    story.exited(2.5, FIRST).outcome(3, "dead", reason="crash_loop").seen(3, "dead").fault(4, 4.5, "replay", MONKEY)
+    story.exited(2.5, FIRST).outcome(3, "dead", reason="crash_loop").seen(3, "dead").fault(4, 4.5, "replay", INJECTOR)
     story.lines[-2]["fresh"] = True
     story.run(5, SECOND_ONE, entry="2000-0").step(5.1, SECOND_ONE, "step-0").seen(5.2, "running")
     story.returned(6, SECOND_ONE, ["11.1/step-0/1"]).outcome(6.1, result=["11.1/step-0/1"])
@@ -401,7 +401,7 @@ def test_a_replayed_poison_task_may_kill_again() -> None:
             at, pid = start + count, 30 + 10 * life + count
             story.run(at, pid, count=count, entry=f"{1000 + life}-0").begin(at + 0.1, pid, "suicide")
             story.add(at + 0.2, pid, "kills", run=f"{pid}.1", step="suicide")
-        story.fault(start + 8, start + 8.5, "replay", MONKEY)  # the second one hits nothing
+        story.fault(start + 8, start + 8.5, "replay", INJECTOR)  # the second one hits nothing
     story.final("dead", reason="crash_loop", crashes=3, replays=1)
     assert story.rules() == set()
 
@@ -412,20 +412,20 @@ def test_the_verdict_counts_and_explains(tmp_path: Path, capsys: pytest.CaptureF
     assert "tasks: 1 acknowledged, 1 known, 2 runs" in printed
     assert "steps started again: 1: 1 kill; violating: 0" in printed
     assert "kill               1 times, median   2.40 s" in printed
-    assert printed.endswith("no promise was broken\n")
+    assert printed.endswith("no guarantee was violated\n")
     assert verdict(recorded_step_again().read(), tmp_path) == 1
     printed = capsys.readouterr().out
-    assert "BROKEN: " in printed
+    assert "VIOLATED: " in printed
     assert "recorded step run again: chain-1, step step-0: by a later delivery" in printed
     assert "pid 11  begin  task=chain-1 run=11.1 step=step-0" in printed
 
 
 def test_what_pens_write_is_read_in_the_order_of_time(tmp_path: Path) -> None:
-    one, other = Pen(tmp_path), Pen(tmp_path)
-    one.note("first", task="t")
-    other.note("second", task="t")
+    one, other = JournalWriter(tmp_path), JournalWriter(tmp_path)
+    one.write("first", task="t")
+    other.write("second", task="t")
     assert [line.what for line in read_journal(tmp_path)] == ["first", "second"]
-    with (tmp_path / JOURNAL).open("a") as journal:
+    with (tmp_path / JOURNAL_NAME).open("a") as journal:
         journal.write('{"at": 1, "pi')
     with pytest.raises(ValueError, match="line 3 of the journal cannot be read"):
         read_journal(tmp_path)

@@ -1,4 +1,4 @@
-"""The verdict on a run: its counts, and whatever promise was broken, with the lines that show it."""
+"""Verdict on a run: its counts, and each violated guarantee with the journal lines that show it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _SHOWN = 3
 
 
 def violations(lines: Sequence[Line]) -> list[Violation]:
-    """All that a journal shows."""
+    """Return all violations in a journal."""
     found = history(lines)
     return [violation for rule in RULES for violation in rule(found)]
 
 
 def verdict(lines: Sequence[Line], folder: Path) -> int:
-    """Print it; returns the exit code, 1 where a promise was broken."""
+    """Print the verdict; return the exit code, 1 if a guarantee was violated."""
     found = violations(lines)
     sys.stdout.write("\n".join(_report(lines, found, folder)) + "\n")
     return 1 if found else 0
@@ -35,16 +35,16 @@ def _report(lines: Sequence[Line], found: Sequence[Violation], folder: Path) -> 
     story = history(lines)
     yield from counted(story)
     if not any(line.what == "ends" for line in lines):
-        yield "the run did not come to its end: tasks may look lost that are not"
+        yield "the run did not end: tasks may look lost that are not"
     if not found:
-        yield "no promise was broken"
+        yield "no guarantee was violated"
         return
     kinds = Counter(violation.rule for violation in found)
-    yield f"BROKEN: {', '.join(f'{count} {rule}' for rule, count in kinds.most_common())}"
+    yield f"VIOLATED: {', '.join(f'{count} {rule}' for rule, count in kinds.most_common())}"
     for violation in _some_of_each(found):
         yield f"\n{violation.rule}: {violation.what}"
         yield from (line.shown(story.start) for line in violation.lines[:12])
-    yield f"\nthe journal: {folder}; check it again: python -m chaos check {folder}"
+    yield f"\nthe journal: {folder}; check it again: python -m tests.chaos check {folder}"
 
 
 def _some_of_each(found: Sequence[Violation]) -> Iterator[Violation]:

@@ -1,4 +1,4 @@
-"""The package as it was at another commit, for workers that share the queue during a rolling deploy."""
+"""The package of another commit, for workers that share a queue during a rolling deploy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NoHistory(Exception):
 
 
 def former_commit() -> str:
-    """The latest tag before the present commit, else the newest commit before it whose package is another one.
+    """Return the latest tag before HEAD, else the newest earlier commit with another package.
 
     Raises `NoHistory`.
     """
@@ -33,12 +33,12 @@ def former_commit() -> str:
     if changed and found:
         return found[0]
     if len(found) < 2:
-        raise NoHistory("this checkout knows of no earlier commit")
+        raise NoHistory("this checkout has no earlier commit")
     return found[1]
 
 
 def unpack(commit: str, folder: Path) -> Path:
-    """Write the package of a commit below `folder`; returns what PYTHONPATH is to name. Raises `NoHistory`."""
+    """Write the package of a commit into `folder`; return the entry for PYTHONPATH. Raises `NoHistory`."""
     package = folder / "perdure"
     package.mkdir(parents=True)
     with ZipFile(BytesIO(_git("archive", "--format=zip", commit, *_PACKAGE))) as archive:
@@ -47,7 +47,7 @@ def unpack(commit: str, folder: Path) -> Path:
 
 
 def knows_supervisors(folder: Path) -> bool:
-    """Whether the version that was unpacked there has `worker run --processes`."""
+    """Return whether the version unpacked there has `worker run --processes`."""
     return (folder / "perdure" / "worker" / "supervise").is_dir()
 
 

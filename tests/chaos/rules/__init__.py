@@ -1,4 +1,4 @@
-"""The rules: what Perdure promises, as questions to a history. Each file has one subject."""
+"""Rules of the checker: the guarantees of Perdure as checks of a history. Each module has one subject."""
 
 from __future__ import annotations
 
@@ -32,4 +32,4 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     check_order,
     check_processes,
 )
-"""All rules, in the order in which their findings are reported."""
+"""All rules, in the order of the report."""

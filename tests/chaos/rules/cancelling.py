@@ -11,7 +11,7 @@ __all__ = ["check_cancelled"]
 
 
 def check_cancelled(history: History) -> Iterator[Violation]:
-    """See above. A run that began before, on a worker that a fault kept from hearing of it, may still be seen."""
+    """Check the rule. A run that started before may continue on a worker that a fault kept from learning of it."""
     for task in history.tasks.values():
         told = [line for line in [*task.outcomes, task.final] if line is not None and line["state"] == "cancelled"]
         for line in told:

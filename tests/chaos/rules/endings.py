@@ -1,4 +1,4 @@
-"""No acknowledged task is lost, and none is finished twice."""
+"""Rules: no acknowledged task is lost, and none is finished twice."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _TERMINAL = ("succeeded", "dead", "cancelled")
 
 
 def check_lost(history: History) -> Iterator[Violation]:
-    """Every acknowledged task is in a terminal state when the monkey rests and time was given."""
+    """Check that every acknowledged task is in a terminal state after the last fault, when there was time."""
     for task in history.tasks.values():
         if task.acknowledged is None:
             continue
         if task.final is None:
-            yield Violation("lost", f"{task.id} was acknowledged, and the server knows nothing of it", _lines(task))
+            yield Violation("lost", f"{task.id} was acknowledged, and has no record", _lines(task))
         elif task.final["state"] not in _TERMINAL:
             what = f"{task.id} was acknowledged, and is {task.final['state']} though time was given"
             yield Violation("lost", what, _lines(task))
@@ -45,7 +45,7 @@ def _one_outcome(history: History, task: Task) -> Iterator[Violation]:
 
 
 def _none_after(history: History, task: Task) -> Iterator[Violation]:
-    """No delivery comes after the one whose run gave the task its result."""
+    """Check that no delivery comes after the one whose run returned the result."""
     final = task.final
     if final is None or final["state"] != "succeeded":
         return
@@ -60,7 +60,7 @@ def _none_after(history: History, task: Task) -> Iterator[Violation]:
 
 
 def finisher_of(task: Task) -> Run | None:
-    """The run whose result the task has: the last that returned it, on the worker that settled it."""
+    """Return the run whose result the task has: the last that returned it, on the worker that settled it."""
     assert task.final is not None
     found = [
         run

@@ -1,7 +1,7 @@
 """Every dead letter is explained: its reason and its counters agree with what the journal knows.
 
-The journal knows runs, not deliveries: one whose worker died before the handler began left no line. So counters are
-held between what was seen and what could have happened.
+The journal knows runs, not deliveries: one whose worker died before the handler started left no line. So counters are
+checked against bounds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["check_letters"]
 
 
 def check_letters(history: History) -> Iterator[Violation]:
-    """Those that are dead at the end. (Whether the reason is possible at all, `check_outcomes` asks.)"""
+    """Check the tasks that are dead at the end. `check_outcomes` checks whether the reason is possible at all."""
     for task in history.tasks.values():
         final = task.final
         if final is None or final["state"] != "dead" or final["reason"] not in task.rules.deaths:
@@ -30,7 +30,7 @@ def check_letters(history: History) -> Iterator[Violation]:
 
 
 def _last_life(history: History, task: Task) -> list[Run]:
-    """The runs that the present counters may know of: those since the last replay, which set them to zero."""
+    """Return the runs since the last replay, which set the counters to zero."""
     life: list[Run] = []
     for run in task.runs:
         fresh = run.first["attempt"] == 1 and run.first["crashes"] == 0
@@ -79,7 +79,7 @@ _MINUTE: Final = 60_000_000_000
 
 
 def _poison(history: History, task: Task, final: Line) -> str | None:
-    """It has killed as many processes as it may, and one more; not that it was hit by others' deaths alone."""
+    """Check that it has killed one process more than its limit, and was not only hit by the deaths of others."""
     kills = [run for run in _last_life(history, task) if run.began("suicide")]
     most = task.rules.crashes + 2  # one more where a kill came before its first step was recorded
     if len(kills) > most:
@@ -90,7 +90,7 @@ def _poison(history: History, task: Task, final: Line) -> str | None:
 
 
 def _in_doubt(history: History, task: Task, final: Line) -> str | None:
-    """Cut off in the step, or between its intent and its first line: then a fault hit a run that had got so far."""
+    """Check that a fault hit a run in the step, or between its intent and its first line."""
     for run in task.runs:
         reached = run.value("order") is not None and run.value("charge") is None
         if reached and history.faults.explain(run.pid, run.at, final.at) is not None:

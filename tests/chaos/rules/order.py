@@ -1,4 +1,4 @@
-"""Tasks of one key are taken up for the first time in the order in which they were enqueued."""
+"""Rule: tasks of one key are delivered for the first time in the order in which they were enqueued."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ __all__ = ["check_order"]
 
 
 def check_order(history: History) -> Iterator[Violation]:
-    """One producer awaits each call. A message keeps its entry until it is settled, so the first run's entry tells.
+    """Check the rule.
 
-    Later partitions have greater indexes. Where a task's first message was not seen by any run, nothing is said.
+    One producer awaits each call, and a message keeps its entry until it is settled, so the entry of the first run
+    decides. Later partitions have greater indexes. Tasks whose first message no run has seen are not checked.
     """
     by_key: dict[str, list[Task]] = {}
     for task in history.tasks.values():

@@ -1,4 +1,4 @@
-"""No worker ends by itself."""
+"""Rule: no worker exits by itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["check_processes"]
 _STARTING = 30 * SECOND
 
 _BY_SIGNAL = 128
-"""Beyond it an exit code of a supervisor says which signal has ended its first child."""
+"""Above it, the exit code of a supervisor says which signal ended its first child."""
 
 
 def check_processes(history: History) -> Iterator[Violation]:
@@ -36,7 +36,7 @@ def check_processes(history: History) -> Iterator[Violation]:
 
 
 def _ended(fault: Fault, exited: Line) -> bool:
-    """Whether a fault can have ended a process: it hit it, or the first child of a supervisor that has no other yet."""
+    """Return whether a fault can have ended a process: it hit the process, or the only child of a supervisor."""
     if fault.kind == "exit" or fault.begin.at > exited.at:
         return False
     hit = fault.pids is not None and exited["child"] in fault.pids

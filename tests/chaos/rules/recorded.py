@@ -1,15 +1,15 @@
 """Rule: a recorded step is not run again, and its record is not overwritten.
 
-The exact rule. Let a run's handler have been given a step's value. The step counts as recorded from then on where
+When a handler has been given the value of a step, the step counts as recorded from then on if
 
 - its durability is `sync`; or
 - it is `async`, and the same run was given the value of a later `sync` step (records are written in order); or
 - the value was made by another run: then it came from the record.
 
-No run of a later delivery begins a recorded step, nor does the same run; none is given another value than the
-recorded one; and the checkpoint holds no other. A run of an *earlier* delivery may begin it only where a fault kept
-its worker from learning that it had lost the lease: nothing outside of Redis can stop a process that was frozen
-before its first step, and its record is refused.
+No run of a later delivery starts a recorded step, nor does the same run; all get the recorded value; and the
+checkpoint holds no other. A run of an *earlier* delivery may start it only if a fault kept its worker from learning
+that it had lost the lease: nothing outside Redis stops a process that was frozen before its first step. Its record is
+refused.
 
 A replay with --fresh deletes the records: the rule does not hold across it.
 """
@@ -28,7 +28,7 @@ __all__ = ["check_recorded"]
 
 
 class _Recorded(NamedTuple):
-    """A step's value, as a run was given it when it was recorded for sure. since: the time from which it was."""
+    """A value that a run was given, and that is certainly recorded. since: time from which it is."""
 
     run: Run
     value: Line
@@ -36,7 +36,7 @@ class _Recorded(NamedTuple):
 
 
 def check_recorded(history: History) -> Iterator[Violation]:
-    """See above."""
+    """Check the rule."""
     for task in history.tasks.values():
         for step in dict.fromkeys(line["step"] for run in task.runs for line in run.values):
             yield from _check_step(history, task, step)
@@ -95,12 +95,12 @@ def _forgotten(history: History, record: _Recorded, run: Run, at: int) -> bool:
 
 
 def maker_of(value: Line) -> str:
-    """The run that made a value: its token begins with it."""
+    """Return the run that made a value: its token begins with it."""
     return str(value["token"]).partition("/")[0]
 
 
 def _check_makers(task: Task) -> Iterator[Violation]:
-    """Every value was made by an execution that came to its end."""
+    """Check that every value was made by an execution that ended."""
     made = {line["token"] for run in task.runs for line in run.effects}
     if task.ledger is not None:
         made.update(task.ledger["tokens"])

@@ -1,8 +1,8 @@
-"""Effects are repeated only for steps in flight at a fault.
+"""Rule: effects are repeated only for steps in flight at a fault.
 
-A step that is started again, in another run, was in flight when something ended the run that started it before: a fault
-that hit its process while the step was in flight; the attempt's own failure; a replay. A fault counts until one lease
-after its end: by then a worker has learned what it lost. `HARMLESS` faults explain nothing.
+A step that starts again in another run was in flight when its run ended: by a fault that hit its process, by the
+failure of the attempt, or before a replay. A fault counts until one lease after its end: by then a worker has learned
+which leases it lost. `HARMLESS` faults explain nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["check_charges", "check_repeats", "reason_of_repeat", "repeats"]
 
 
 def check_repeats(history: History) -> Iterator[Violation]:
-    """Every second beginning of a step has its reason."""
+    """Check that each repeated start of a step has a reason."""
     for task in history.tasks.values():
         yield from _trials(task)
         for former, first, later, second in repeats(task):
@@ -28,7 +28,7 @@ def check_repeats(history: History) -> Iterator[Violation]:
 
 
 def repeats(task: Task) -> Iterator[tuple[Run, Line, Run, Line]]:
-    """Beginnings of a step in another run than the one that began it last before, by time; both runs, both lines."""
+    """Yield the starts of a step in another run than its last start, by time: both runs and both lines."""
     begins = sorted(((begin, run) for run in task.runs for begin in run.begins), key=lambda one: one[0].at)
     last: dict[str, tuple[Line, Run]] = {}
     for begin, run in begins:
@@ -71,10 +71,10 @@ def _trials(task: Task) -> Iterator[Violation]:
 
 
 def check_charges(history: History) -> Iterator[Violation]:
-    """A risky step with `verify` acts once; twice only where the other run could not yet have been found out.
+    """Check that a risky step with `verify` acts once.
 
-    That is: where the run which acted second had looked before the first one acted, which only a process that went on
-    without its lease can bring about.
+    It may act twice only if the run that acted second had verified before the first one acted, which only a process
+    without its lease can do.
     """
     for task in history.tasks.values():
         tokens = task.ledger["tokens"] if task.ledger is not None else []

@@ -21,11 +21,11 @@ REACHABLE: Final[Mapping[str, frozenset[str]]] = {
     "cancelled": frozenset(),
     "dead": frozenset(),
 }
-"""What may be seen after a state, without a replay; what comes in between need not be seen."""
+"""What may be seen after a state, without a replay; states in between need not be seen."""
 
 
 def check_states(history: History) -> Iterator[Violation]:
-    """See above."""
+    """Check the rule."""
     for line in history.lines:
         if line.what == "misplaced":
             yield Violation("not in one place", f"{line.get('task') or 'a task'}: {line['problem']}", (line,))

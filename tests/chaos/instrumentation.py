@@ -17,9 +17,9 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from perdure import Context, current_step
 from perdure.worker.durable import CURRENT_RUN
 
-from .journal import Pen
+from .journal import JournalWriter
 
-__all__ = ["FOLDER", "PEN", "began", "effect", "logged", "made", "running", "stepped"]
+__all__ = ["FOLDER", "JOURNAL", "began", "effect", "logged", "made", "running", "stepped"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,7 +27,7 @@ R = TypeVar("R")
 FOLDER: Final = Path(os.environ.get("CHAOS_FOLDER", "."))
 """Folder of the journal."""
 
-PEN: Final = Pen(FOLDER)
+JOURNAL: Final = JournalWriter(FOLDER)
 
 _RUN: ContextVar[str] = ContextVar("chaos_run")
 _NUMBERS = itertools.count(1)
@@ -42,15 +42,17 @@ def logged(
         name = f"{os.getpid()}.{next(_NUMBERS)}"
         token = _RUN.set(name)
         delivery = _delivery()
-        PEN.note("run", task=ctx.task_id, kind=ctx.task, run=name, attempt=ctx.attempt, crashes=ctx.crashes, **delivery)
+        JOURNAL.write(
+            "run", task=ctx.task_id, kind=ctx.task, run=name, attempt=ctx.attempt, crashes=ctx.crashes, **delivery
+        )
         try:
             result = await handler(ctx, *args, **kwargs)
         except BaseException as error:
-            PEN.note("left", task=ctx.task_id, run=name, error=type(error).__name__, text=str(error)[:200])
+            JOURNAL.write("left", task=ctx.task_id, run=name, error=type(error).__name__, text=str(error)[:200])
             raise
         finally:
             _RUN.reset(token)
-        PEN.note("returned", task=ctx.task_id, run=name, result=result)
+        JOURNAL.write("returned", task=ctx.task_id, run=name, result=result)
         return result
 
     functools.update_wrapper(run, handler)  # the signature is what a task's arguments are read from
@@ -81,14 +83,14 @@ def began(inputs: list[str]) -> str:
     step = current_step()
     task, _, key = step.idempotency_key.partition(":")
     token = f"{_RUN.get()}/{key}/{step.attempt}"
-    PEN.note("begin", task=task, run=_RUN.get(), step=key, trial=step.attempt, token=token, inputs=inputs)
+    JOURNAL.write("begin", task=task, run=_RUN.get(), step=key, trial=step.attempt, token=token, inputs=inputs)
     return token
 
 
 def effect(token: str, what: str = "effect", **more: object) -> None:
     """Log the effect of the step, or another event of it."""
     run, key, _ = token.split("/")
-    PEN.note(what, task=current_step().idempotency_key.partition(":")[0], run=run, step=key, token=token, **more)
+    JOURNAL.write(what, task=current_step().idempotency_key.partition(":")[0], run=run, step=key, token=token, **more)
 
 
 def made(token: str) -> str:
@@ -101,5 +103,5 @@ async def stepped(ctx: Context, name: str, fn: Callable[..., Any], *args: Any, *
     """Call `ctx.step`, and log the value that the handler gets. Names are used once per run, so they are the keys."""
     value: str = await ctx.step(name, fn, *args, **options)
     durability = options.get("durability", "sync")
-    PEN.note("value", task=ctx.task_id, run=_RUN.get(), step=name, token=value, durability=durability)
+    JOURNAL.write("value", task=ctx.task_id, run=_RUN.get(), step=name, token=value, durability=durability)
     return value

@@ -1,4 +1,4 @@
-"""The end of a run: time for every task to end, then what the server holds of them, written into the journal."""
+"""Final state of a run: waits until every task has ended, then writes their records to the journal."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import orjson
 from perdure import Producer
 from perdure.queues import Record, list_queues, list_tasks
 
-from .journal import Pen
+from .journal import JournalWriter
 
 __all__ = ["note_finals", "settle_down"]
 
 
 async def settle_down(producer: Producer, patience: float) -> bool:
-    """Wait until nothing waits, runs or is due, for so many seconds at the most; whether that came."""
+    """Wait at most so many seconds until nothing is queued, running or scheduled; return whether that happened."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         queues = await list_queues(producer.gateway, producer.namespace)
@@ -26,15 +26,15 @@ async def settle_down(producer: Producer, patience: float) -> bool:
     return False
 
 
-async def note_finals(producer: Producer, folder: Path, pen: Pen) -> None:
-    """One line per task that has a record, one per ledger of a payment."""
+async def note_finals(producer: Producer, folder: Path, journal: JournalWriter) -> None:
+    """Write one line per task that has a record, and one per ledger of a payment."""
     async for record in list_tasks(producer.gateway, producer.namespace):
         partition = producer.namespace.partition(record.queue, record.partition)
         flat = await producer.gateway.command("HGETALL", partition.steps(record.id))
-        pen.note("final", **_final(record, _steps(flat)))
+        journal.write("final", **_final(record, _steps(flat)))
     for ledger in sorted((folder / "ledger").iterdir()):
         task, _, _ = ledger.name.rpartition("-")
-        pen.note("ledger", task=task, tokens=ledger.read_text().splitlines())
+        journal.write("ledger", task=task, tokens=ledger.read_text().splitlines())
 
 
 def _final(record: Record, steps: dict[str, str]) -> dict[str, object]:
@@ -55,7 +55,7 @@ def _final(record: Record, steps: dict[str, str]) -> dict[str, object]:
 
 
 def _steps(flat: list[bytes]) -> dict[str, str]:
-    """Recorded values by step: the second line of a record is the value."""
+    """Return recorded values by step: the second line of a record is the value."""
     found: dict[str, str] = {}
     for name, value in zip(flat[::2], flat[1::2], strict=True):
         kind, _, step = name.decode().partition(":")

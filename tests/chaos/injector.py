@@ -1,4 +1,4 @@
-"""The monkey: carries the schedule out, and tells the journal when each fault begins and is over."""
+"""Fault injector: carries out the schedule, and logs the start and the end of each fault."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import anyio
 import anyio.to_thread
 import redis
 
-from .fleet import Fleet, Keeper
-from .journal import Pen
-from .line import Line
+from .fleet import Fleet, ManagedProcess
+from .journal import JournalWriter
 from .options import Options
+from .proxy import Proxy
 from .schedule import Plan
 from .server import DurableServer
 
-__all__ = ["Monkey"]
+__all__ = ["FaultInjector"]
 
 _START_UP: Final = 2.0
 """Seconds in which a worker has started and tried to reach the server."""
@@ -31,22 +31,24 @@ _START_UP: Final = 2.0
 _REPLAYED: Final = ("attempts_exhausted", "timeout", "crash_loop", "in_doubt")
 
 
-class Monkey:
-    """Plays every fault of a schedule, several at a time where their times overlap."""
+class FaultInjector:
+    """Injects the faults of a schedule, several at a time if they overlap."""
 
-    def __init__(self, options: Options, server: DurableServer, fleet: Fleet, lines: Sequence[Line], pen: Pen) -> None:
+    def __init__(
+        self, options: Options, server: DurableServer, fleet: Fleet, proxies: Sequence[Proxy], journal: JournalWriter
+    ) -> None:
         self._options = options
         self._server = server
         self._fleet = fleet
-        self._lines = lines
-        self._pen = pen
+        self._proxies = proxies
+        self._journal = journal
         self._numbers = itertools.count(1)
-        self._serverside = asyncio.Lock()
+        self._server_lock = asyncio.Lock()
         self._command_line = asyncio.Lock()
         self._frozen: set[int] = set()
 
     async def run(self, plans: Sequence[Plan]) -> None:
-        """Play them; returns when all are over."""
+        """Inject them; return when all are over."""
         loop = asyncio.get_running_loop()
         start = loop.time()
         async with anyio.create_task_group() as playing:
@@ -58,26 +60,26 @@ class Monkey:
         act: Callable[[Plan], Awaitable[None]] = getattr(self, f"_{plan.fault}")
         try:
             await act(plan)
-        except (ProcessLookupError, redis.RedisError) as error:  # it ended by itself, or the server is away already
-            self._pen.note("missed", kind=plan.fault, error=str(error)[:200])
+        except (ProcessLookupError, redis.RedisError) as error:  # the process has exited, or the server is away already
+            self._journal.write("missed", kind=plan.fault, error=str(error)[:200])
 
     @asynccontextmanager
     async def _fault(self, kind: str, pids: Sequence[int] | None, **more: object) -> AsyncIterator[None]:
-        """A fault while the block runs. pids: the processes that it hits; None for all."""
+        """Log a fault for the duration of the block. pids: processes that it hits; None for all."""
         number = next(self._numbers)
-        self._pen.note("fault", number=number, kind=kind, pids=pids, **more)
+        self._journal.write("fault", number=number, kind=kind, pids=pids, **more)
         try:
             yield
         finally:
-            self._pen.note("fault_over", number=number)
+            self._journal.write("fault_over", number=number)
 
-    def _host(self, plan: Plan) -> Keeper:
+    def _host(self, plan: Plan) -> ManagedProcess:
         return self._fleet.hosts[plan.host]
 
     # workers
 
     async def _kill(self, plan: Plan) -> None:
-        """One worker; of a supervisor, one of its children."""
+        """Kill one worker; of a supervisor, one of its children."""
         host = self._host(plan)
         await self._kill_these(_one_of(host, plan.draw), "kill", of=host.pid)
 
@@ -86,7 +88,7 @@ class Monkey:
         await self._kill_these(self._host(plan).pids(), "kill_host")
 
     async def _kill_supervisor(self, plan: Plan) -> None:
-        """The supervisor alone: its children stop, and hand over what they have."""
+        """Kill a supervisor alone: its children release their tasks and exit."""
         supervisors = [host.pid for host in self._fleet.hosts if host.supervised and host.pid is not None]
         await self._kill_these(supervisors[int(plan.draw * len(supervisors)) :][:1], "kill_supervisor")
 
@@ -100,7 +102,7 @@ class Monkey:
                     os.kill(pid, signal.SIGKILL)
 
     async def _freeze(self, plan: Plan) -> None:
-        """A whole host, or one worker, for longer than its lease."""
+        """Stop a whole host, or one worker, for longer than its lease."""
         await self._stand_still(plan, "freeze", self._options.lease * (1.2 + 1.3 * plan.length))
 
     async def _blink(self, plan: Plan) -> None:
@@ -123,7 +125,7 @@ class Monkey:
                 self._frozen.difference_update(pids)
 
     async def _deploy(self, plan: Plan) -> None:
-        """SIGTERM; the keeper starts another worker, of either version."""
+        """Send SIGTERM; another worker is started, of either version."""
         host = self._host(plan)
         pids = host.pids()
         host.version = self._fleet.versions[int(plan.draw * len(self._fleet.versions))]
@@ -131,7 +133,7 @@ class Monkey:
             host.send(signal.SIGTERM)
 
     async def _reload(self, plan: Plan) -> None:
-        """SIGHUP: a supervisor replaces its children one by one."""
+        """Send SIGHUP: a supervisor replaces its children one by one."""
         host = self._host(plan)
         if not host.supervised:
             host = self._fleet.hosts[0]
@@ -146,27 +148,27 @@ class Monkey:
     # the server
 
     async def _redis_kill(self, plan: Plan) -> None:
-        async with self._serverside, self._fault("redis_kill", None):
+        async with self._server_lock, self._fault("redis_kill", None):
             self._server.kill()
             await asyncio.sleep(plan.length * 1.5 * self._options.lease)
             await anyio.to_thread.run_sync(self._server.start)
 
     async def _redis_stop(self, plan: Plan) -> None:
-        async with self._serverside, self._fault("redis_stop", None):
+        async with self._server_lock, self._fault("redis_stop", None):
             await anyio.to_thread.run_sync(self._server.terminate)
             await asyncio.sleep(plan.length * 1.5 * self._options.lease)
             await anyio.to_thread.run_sync(self._server.start)
 
     async def _redis_freeze(self, plan: Plan) -> None:
-        async with self._serverside, self._fault("redis_freeze", None):
+        async with self._server_lock, self._fault("redis_freeze", None):
             self._server.freeze()
             await asyncio.sleep(plan.length * 2 * self._options.lease)
             self._server.thaw()
 
     async def _newcomer(self, plan: Plan) -> None:
-        """Redis is away for longer than a lease, and a worker is started just before it is back."""
+        """Stop Redis for longer than a lease, and start a worker just before it is back."""
         lease = self._options.lease
-        async with self._serverside:
+        async with self._server_lock:
             async with self._fault("newcomer", None):
                 await anyio.to_thread.run_sync(self._server.terminate)
                 await asyncio.sleep(lease * (1.1 + 0.5 * plan.length))
@@ -175,7 +177,7 @@ class Monkey:
                 await anyio.to_thread.run_sync(self._server.start)
             await asyncio.sleep(3 * lease)
             async with self._fault("deploy", newcomer.pids(), to=newcomer.version):
-                newcomer.rest()
+                newcomer.finish()
                 await newcomer.ended(_START_UP + 2 * self._options.grace)
             await newcomer.close()
 
@@ -189,58 +191,58 @@ class Monkey:
         await self._tell_server("cut_news", "CLIENT", "KILL", "TYPE", "pubsub")
 
     async def _cut_one(self, plan: Plan) -> None:
-        async with self._serverside:
+        async with self._server_lock:
             with redis.Redis.from_url(self._server.url, socket_timeout=5) as client:
                 ids = [int(one["id"]) for one in client.client_list()]
                 async with self._fault("cut_one", None):
                     client.client_kill_filter(_id=str(ids[int(plan.draw * len(ids))]))
 
     async def _tell_server(self, kind: str, *command: str) -> None:
-        async with self._serverside:
+        async with self._server_lock:
             with redis.Redis.from_url(self._server.url, socket_timeout=5) as client:
                 async with self._fault(kind, None):
                     client.execute_command(*command)
 
-    # the lines
+    # the proxies
 
     async def _hold(self, plan: Plan) -> None:
-        line = self._lines[plan.host]
+        proxy = self._proxies[plan.host]
         async with self._fault("hold", self._host(plan).pids(), host=plan.host):
-            line.hold()
-            await asyncio.sleep(plan.length**2 * 12)  # beyond what a command waits, now and then
-            line.heal()
+            proxy.hold()
+            await asyncio.sleep(plan.length**2 * 12)  # sometimes longer than the timeout of a command
+            proxy.heal()
 
     async def _late(self, plan: Plan) -> None:
-        """What a worker sends is withheld until it has sent it again on another connection, and delivered then."""
-        line = self._lines[plan.host]
+        """Withhold what a worker sends until it has sent it again on another connection, then deliver it."""
+        proxy = self._proxies[plan.host]
         async with self._fault("late", self._host(plan).pids(), host=plan.host):
-            line.withhold()
+            proxy.withhold()
             await asyncio.sleep(plan.length * 2 * self._options.lease)
-            await line.cut_withheld()
+            await proxy.cut_withheld()
             await asyncio.sleep(plan.draw * 2 * self._options.lease)
-            self._pen.note("delivered_late", bytes=await line.deliver_late())
+            self._journal.write("delivered_late", bytes=await proxy.deliver_late())
 
     async def _slow(self, plan: Plan) -> None:
-        """An answer takes no longer than a twelfth of a lease."""
+        """Delay replies by at most a twelfth of a lease."""
         await self._delay(plan, "slow", plan.draw * self._options.lease / 24)
 
     async def _crawl(self, plan: Plan) -> None:
-        """An answer takes longer than the third of a lease that a beat waits."""
+        """Delay replies by more than the third of a lease that a heartbeat waits."""
         await self._delay(plan, "crawl", self._options.lease * (0.17 + 0.1 * plan.draw))
 
     async def _delay(self, plan: Plan, kind: str, each_way: float) -> None:
-        line = self._lines[plan.host]
+        proxy = self._proxies[plan.host]
         async with self._fault(kind, self._host(plan).pids(), host=plan.host, each_way=each_way):
-            line.slow(each_way)
+            proxy.slow(each_way)
             await asyncio.sleep(1 + plan.length * 4)
-            line.heal()
+            proxy.heal()
 
     async def _break(self, plan: Plan) -> None:
-        line = self._lines[int(plan.draw * len(self._lines))]  # the producers' as well
+        proxy = self._proxies[int(plan.draw * len(self._proxies))]  # the proxy of the producers as well
         async with self._fault("break", None):
-            await line.cut()
+            await proxy.cut()
 
-    # people
+    # the operator
 
     async def _replay(self, plan: Plan) -> None:
         reason = _REPLAYED[int(plan.draw * len(_REPLAYED))]
@@ -250,7 +252,7 @@ class Monkey:
         await self._command("replay", "dlq", "replay", "--all", "--fresh", fresh=True)
 
     async def _resume(self, plan: Plan) -> None:
-        """Supervisors that have seen too many crashes have paused."""
+        """Resume the supervisors that paused after too many crashes."""
         await self._command("resume", "worker", "resume", "--all")
 
     async def _partitions(self, plan: Plan) -> None:
@@ -258,7 +260,7 @@ class Monkey:
         await self._command("partitions", "queue", "partitions", queue, str(1 + int(plan.draw * 4)))
 
     async def _command(self, kind: str, *command: str, **more: object) -> None:
-        """One command of perdure's, as a person gives it. What it hits, it hits for as long as it runs."""
+        """Run a command of the command line; the fault lasts as long as the command."""
         async with self._command_line, self._fault(kind, [], command=" ".join(command), **more):
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "perdure.worker.cli", *command),
@@ -268,18 +270,18 @@ class Monkey:
                 stderr=PIPE,
             )
             out, error = await process.communicate()
-            self._pen.note("commanded", code=process.returncode, out=len(out.split()), error=error.decode()[-200:])
+            self._journal.write("commanded", code=process.returncode, out=len(out.split()), error=error.decode()[-200:])
 
-    async def rest(self) -> None:
-        """Whatever was still going on has ended: everybody stands on their feet."""
-        for line in self._lines:
-            line.heal()
+    async def finish(self) -> None:
+        """Undo what has no end of its own: heal the proxies and resume paused supervisors."""
+        for proxy in self._proxies:
+            proxy.heal()
         await self._command("resume", "worker", "resume", "--all")
-        self._pen.note("rest")
+        self._journal.write("faults_over")
 
 
-def _one_of(host: Keeper, draw: float) -> list[int]:
-    """A plain worker, or one of a supervisor's children."""
+def _one_of(host: ManagedProcess, draw: float) -> list[int]:
+    """Return the process id of a plain worker, or of one child of a supervisor."""
     pids = host.pids()
     workers = pids[1:] if host.supervised else pids
     return workers[int(draw * len(workers)) :][:1]

@@ -1,4 +1,4 @@
-"""A worker's line to the server: a TCP proxy that can hold connections open, slow down, break, and deliver late."""
+"""TCP proxy between a worker and the server that can hold, delay, break and withhold what passes through it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-__all__ = ["HOST", "Line"]
+__all__ = ["HOST", "Proxy"]
 
 HOST = "127.0.0.1"
 
 
-class Line:
-    """Carries bytes both ways between a port of its own and the server's."""
+class Proxy:
+    """Forwards bytes between its own port and the port of the server."""
 
     def __init__(self, server: int) -> None:
-        """server: its port."""
+        """server: port of the server."""
         self._server = server
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -31,7 +31,7 @@ class Line:
         return f"redis://{HOST}:{self._listener.sockets[0].getsockname()[1]}"
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Line]:
+    async def open(self) -> AsyncIterator[Proxy]:
         self._listener = await asyncio.start_server(self._accept, HOST, 0)
         try:
             yield self
@@ -41,11 +41,11 @@ class Line:
             await self.deliver_late()
 
     def hold(self) -> None:
-        """Half-open: connections stand, new ones are taken, and nothing goes through."""
+        """Accept connections, but forward nothing."""
         self._flowing.clear()
 
     def slow(self, seconds: float) -> None:
-        """Let every piece wait so long."""
+        """Delay every chunk by so many seconds."""
         self._delay = seconds
 
     def withhold(self) -> None:
@@ -75,7 +75,7 @@ class Line:
         self._flowing.set()
 
     async def cut(self) -> None:
-        """Break every connection that there is."""
+        """Break every connection."""
         carriers = list(self._carriers)
         for carrier in carriers:
             carrier.cancel()
