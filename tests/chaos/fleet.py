@@ -52,7 +52,7 @@ class ManagedProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the running process, None if there is none."""
+        """Process id of the running process, or None."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
 
@@ -155,7 +155,7 @@ class Fleet:
             producer.keep(self._producer)
 
     def start_newcomer(self) -> ManagedProcess:
-        """Start one more plain worker, on the proxy of the producers, until it is told to finish."""
+        """Start one more plain worker, on the proxy of the producers, until `finish` is called."""
         newcomer = ManagedProcess("worker", len(self.hosts), self._journal, self._options.journal / "workers.log")
         newcomer.once = True
         self._newcomers.append(newcomer)
