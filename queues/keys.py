@@ -21,7 +21,7 @@ on one server.
     {ns}:deployment               hash    producers, workers  for ever: id of the deployment, format of its data
     {ns}:registry:sharing:QUEUE   zset    workers             members of a queue; TTL of a few refreshes (score: ms)
     {ns}:registry:workers         zset    workers             one member per registered worker (score: ms)
-    {ns}:registry:worker:ID       hash    workers             TTL of six registrations
+    {ns}:registry:worker:ID       hash    workers             TTL of an hour
     {ns}:registry:supervisors     zset    supervisors         TTL of a few registrations (score: ms of the last one)
     {ns}:registry:supervisor:ID   hash    supervisors         TTL of a few registrations
     {ns}:registry:crashes:NAME    zset    supervisors         TTL of the window; one member per crash (score: ms)

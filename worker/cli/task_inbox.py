@@ -91,7 +91,7 @@ async def _delay_reason(producer: Producer, sent: Sent) -> str:
         return "; it is a dead letter and reads the message after a replay"
     handle = await find_handle(producer, sent.task_id)
     workers = await list_workers(producer.gateway, producer.namespace)
-    if not any(handle.partition.queue in worker.queues for worker in workers):
+    if not any(handle.partition.queue in worker.queues for worker in workers if not worker.presumed_dead):
         return f"; no worker reads queue {handle.partition.queue!r} now: start one"
     record = await handle.record()
     if record.state is State.SCHEDULED and record.waits is None:

@@ -11,12 +11,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
 import redis
-from perdure.queues import Gateway
+from perdure.queues import Gateway, Namespace
 
 from tests.support.command_line import BOUND, Answer, Running, call, process
 
@@ -178,6 +178,30 @@ def test_a_killed_worker_does_not_affect_the_health_of_the_next_one(folder: Path
         until_health(0)
 
 
+def test_a_lost_worker_fails_until_its_deliveries_were_claimed(
+    folder: Path, redis_url: str, namespace_name: str
+) -> None:
+    with Running("worker", "run", "tasks:app", "--queues", "other", cwd=folder):
+        with Running("worker", "run", "tasks:app", cwd=folder) as killed:
+            lost = until(lambda: [one["id"] for one in announced() if "other" not in one["queues"]], "it is listed")[0]
+            call("enqueue", "blocks")
+            assert killed.line() == "began"
+            killed.send(signal.SIGKILL)
+            killed.wait()
+        answer = until_health(1)
+        assert f"worker {lost} is not alive: last report" in answer.err
+        assert "it holds 1 delivery" in answer.err
+        with redis.Redis.from_url(redis_url) as client:
+            kept = cast("int", client.pttl(Namespace(namespace_name).worker(lost)))
+        assert kept > 3_500_000  # it is listed for an hour, not for six intervals of 0.5 s
+        (folder / "go on").touch()
+        with Running("worker", "run", "tasks:app", cwd=folder):
+            answer = until_health(0)
+        assert f"worker {lost} is lost: last report" in answer.err
+        assert lost not in answer.out
+        assert call("worker", "health", lost).code == 1
+
+
 def test_all_workers_of_the_host_must_be_healthy(folder: Path) -> None:
     (folder / "other").mkdir()
     with (
@@ -195,18 +219,18 @@ def test_all_workers_of_the_host_must_be_healthy(folder: Path) -> None:
 
 def test_a_worker_without_health_reports_is_healthy_while_it_registers(redis_url: str, namespace_name: str) -> None:
     """Earlier versions registered a text without health."""
-    key = f"{{{namespace_name}}}:worker"
+    namespace = Namespace(namespace_name)
     with redis.Redis.from_url(redis_url) as client:
         now = int(client.time()[0]) * 1000
         told = {"id": "old", "app": "x", "host": socket.gethostname(), "pid": os.getpid(), "version": "0.0.9"}
         told |= {"queues": ["default"], "concurrency": 1, "in_flight": 0, "started": now, "seen": now}
-        client.set(f"{key}:old", orjson.dumps(told), px=15_000)
-        client.zadd(f"{key}s", {"old": now})
-        client.expire(f"{key}s", 60)
+        client.set(namespace.worker("old"), orjson.dumps(told), px=15_000)
+        client.zadd(namespace.workers, {"old": now})
+        client.expire(namespace.workers, 60)
         answer = call("worker", "health", "old")
         assert (answer.code, "version 0.0.9 sends no health report" in answer.out) == (0, True)
         assert "?" in call("worker", "list").out
-        client.set(f"{key}:old", orjson.dumps(told | {"seen": now - 11_000}), px=15_000)
+        client.set(namespace.worker("old"), orjson.dumps(told | {"seen": now - 11_000}), px=15_000)
         assert call("worker", "health", "old").code == 1
 
 

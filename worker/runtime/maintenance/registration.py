@@ -50,8 +50,8 @@ class SettleRate:
         return {queue: count / (now - began) for queue, count in settled.items() if count}
 
 
-_KEPT: Final = 6
-"""TTL of a registration, in intervals. After two the worker is presumed dead; it stays listed for the others."""
+_KEPT: Final = 3600.0
+"""TTL of a registration in seconds. After two intervals the worker is presumed dead; it stays listed for the rest."""
 
 
 def describe(worker_id: str, app: str, queues: tuple[str, ...], concurrency: int, interval: float) -> WorkerInfo:
@@ -91,7 +91,7 @@ class Registration:
         self._rates = SettleRate(settled)
 
     async def announce(self) -> None:
-        started = await announce(self._gateway, self._namespace, self._current(), _KEPT * self._info.interval)
+        started = await announce(self._gateway, self._namespace, self._current(), _KEPT + self._info.interval)
         self._info = replace(self._info, started=started)
         self._health.read_succeeded()
 
