@@ -1,182 +1,183 @@
-"""The measures of `perdure bench`. Rates are per second, latencies in milliseconds."""
+"""The measures of `perdure bench`."""
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import anyio
+from redis.crc import key_slot
 
-from ....queues import Envelope, Partition, new_task_id
+from ....queues import Envelope, Gateway, Partition, new_task_id
+from ....queues.keys import GROUP
+from ....queues.transport import COMMAND_TIMEOUT, sync_client, translated
+from ....queues.transport.cluster.topology import discover_topology
 from ...app import App
 from ...durable import Context
 from ...runtime import Worker
-from .raw import Command, RawClient, raw_client
+from ..support.temporary import temporary_namespace
 
-__all__ = ["Row", "app", "measure"]
+__all__ = ["Row", "measure"]
 
-_AT_ONCE: Final = 32
-"""Producers that enqueue at the same time, and tasks that run at the same time."""
-
-_ADDED, _READ = 500, 100
-"""Messages that the raw client adds and reads in one round trip."""
+_ROOM: Final = 32
+"""Concurrency of the worker, and number of tasks that record steps."""
 
 _PICK_UPS: Final = 300
-_PICK_UP_TIME: Final = 3.0
-"""Seconds after which no more latencies are taken: a far server gets fewer of them."""
+_LEASE: Final = 2.0
+_KEPT_FOR: Final = 600.0
+"""Seconds that outcomes are kept if this process is killed before it removes them."""
 
-_ENDED_WITHIN: Final = 60.0
+_Command = tuple[str | bytes | int, ...]
 
 app = App("bench")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the report. raw: what the raw client reaches with the commands in `does`."""
+    """One line of the report. limit: what redis-py reaches with these commands."""
 
     key: str
     what: str
     unit: str
     value: float
-    raw: float
-    does: str
+    limit: float
+    commands: str
 
 
-@app.task
-async def noop(ctx: Context, data: str) -> None:
-    """Nothing."""
-
-
-@app.task
-async def pick_up(ctx: Context) -> float:
+@app.task(queue=app.name)
+async def noop(ctx: Context, data: str) -> float:
     """Return when the handler started."""
     return time.perf_counter()
 
 
-@app.task(durability="sync")
-async def walk(ctx: Context, steps: int) -> tuple[float, float]:
-    """Record steps one after the other; return when the first started and the last ended."""
-    started = time.perf_counter()
+@app.task(queue=app.name)
+async def walk(ctx: Context, steps: int) -> None:
+    """Record steps one after the other."""
     for number in range(steps):
         await ctx.step("step", _echo, number)
-    return started, time.perf_counter()
 
 
 async def _echo(number: int) -> int:
     return number
 
 
-async def measure(raw: Partition, tasks: int, payload: int) -> list[Row]:
-    """Take all measures, in the order of the report. raw: partition of the raw client."""
-    with raw_client(app.producer.gateway, raw.ready) as client:
-        adds, reads, records, trips = _limits(client, raw, "x" * payload, tasks)
-    by_calls, at_once = await _enqueue("x" * payload, tasks // 2)
-    async with Worker(app, concurrency=_AT_ONCE) as worker:
-        started = time.perf_counter()
-        await worker.run(burst=True)
-        worked = tasks // 2 * 2 / (time.perf_counter() - started)
-    steps, latencies = await _steps(tasks), await _latencies()
-    add, read = f"XADD, {_ADDED} a trip", f"XREADGROUP + XACK + XDEL, {_READ} a trip"
-    record, trip = f"HSET + XADD, {_AT_ONCE} a trip", "XADD + XREADGROUP, 1 a trip"
+async def measure(settings: Mapping[str, object], tasks: int, payload: int) -> list[Row]:
+    """Take all measures in a temporary namespace. Raises `Unavailable`, `Refused`."""
+    kept: dict[str, object] = {"result_ttl": _KEPT_FOR, "dead_letter_ttl": _KEPT_FOR, "lease": _LEASE}
+    async with temporary_namespace(app, app.name, **settings, **kept) as namespace:
+        partition, data = namespace.partition(app.name), "x" * payload
+        adds, reads, records, trips = _limits(app.producer.gateway, partition, data, tasks)
+        enqueued, worked = await _throughput(data, tasks)
+        steps, latencies, recovery = await _steps(tasks), await _latencies(), await _recovery(partition)
+    trip = "XADD + XREADGROUP, 1 a trip"
     return [
-        Row("enqueue", f"enqueue, {_AT_ONCE} coroutines", "tasks/s", by_calls, adds, add),
-        Row("enqueue_many", "enqueue, one bulk call", "tasks/s", at_once, adds, add),
-        Row("tasks", f"no-op tasks, one worker, concurrency {_AT_ONCE}", "tasks/s", worked, reads, read),
-        Row("steps", f"durable steps, {_AT_ONCE} tasks", "steps/s", steps, records, record),
-        *(
-            Row(f"latency_p{p}", f"enqueue to start, p{p}", "ms", _ms(latencies, p), _ms(trips, p), trip)
-            for p in (50, 95, 99)
-        ),
+        Row("enqueue", "enqueue, one bulk call", "tasks/s", enqueued, adds, "XADD, 500 a trip"),
+        Row("tasks", f"no-op tasks, {_ROOM} at once", "tasks/s", worked, reads, "XREADGROUP + XACK + XDEL, 100 a trip"),
+        Row("steps", f"durable steps, {_ROOM} tasks", "steps/s", steps, records, f"HSET + XADD, {_ROOM} a trip"),
+        Row("latency_p50", "enqueue to start, p50", "ms", _ms(latencies, 50), _ms(trips, 50), trip),
+        Row("latency_p99", "enqueue to start, p99", "ms", _ms(latencies, 99), _ms(trips, 99), trip),
+        Row("recovery", "lost worker, until its task runs", "s", recovery, _LEASE, "none: the lease"),
     ]
 
 
-async def _enqueue(data: str, count: int) -> tuple[float, float]:
-    """Return the tasks per second of awaited calls, and of one call for all."""
-    numbers = iter(range(count))
-
-    async def produce() -> None:
-        for _ in numbers:
-            await noop.enqueue(data)
-
+async def _throughput(data: str, count: int) -> tuple[float, float]:
+    """Return the tasks per second that are enqueued, and that a worker runs."""
     started = time.perf_counter()
-    async with anyio.create_task_group() as producers:
-        for _ in range(_AT_ONCE):
-            producers.start_soon(produce)
-    ended = time.perf_counter()
     await noop.enqueue_many({"data": data} for _ in range(count))
-    return count / (ended - started), count / (time.perf_counter() - ended)
+    enqueued = time.perf_counter()
+    async with Worker(app, concurrency=_ROOM) as worker:
+        await worker.run(burst=True)
+    return count / (enqueued - started), count / (time.perf_counter() - enqueued)
 
 
 async def _steps(count: int) -> float:
     """Return the steps per second that several tasks record at the same time."""
-    each = count // _AT_ONCE
-    handles = await walk.enqueue_many({"steps": each} for _ in range(_AT_ONCE))
-    async with Worker(app, concurrency=_AT_ONCE) as worker:
-        await worker.run(burst=True)
-    spans = [await handle.result(timeout=_ENDED_WITHIN) for handle in handles]
-    return each * _AT_ONCE / (max(end for _, end in spans) - min(begin for begin, _ in spans))
+    each = count // _ROOM
+    async with _working():
+        started = time.perf_counter()
+        for handle in await walk.enqueue_many({"steps": each} for _ in range(_ROOM)):
+            await handle.result()
+        return each * _ROOM / (time.perf_counter() - started)
 
 
 async def _latencies() -> list[float]:
     """Return the seconds from the call that enqueues to the start of the handler, in an idle worker."""
     found = []
-    async with Worker(app, concurrency=_AT_ONCE) as worker:
-        running = asyncio.create_task(worker.run())
-        try:
-            for _ in _repeated():
-                sent = time.perf_counter()
-                handle = await pick_up.enqueue()
-                found.append(await handle.result(timeout=_ENDED_WITHIN) - sent)
-        finally:
-            worker.stop()
-            await running
+    async with _working():
+        for _ in range(_PICK_UPS):
+            sent = time.perf_counter()
+            found.append(await (await noop.enqueue("")).result() - sent)
     return found
 
 
-def _limits(client: RawClient, raw: Partition, data: str, count: int) -> tuple[float, float, float, list[float]]:
-    """Return the raw client's messages added, messages read and steps per second, and the seconds of round trips."""
-    stream, steps, log = raw.ready, raw.steps("raw"), raw.log("raw")
+async def _recovery(partition: Partition) -> float:
+    """Return the seconds from the last sign of a worker until another one runs its task.
+
+    To the server, a consumer that reads a message and never renews its lease is a killed worker.
+    """
+    handle = await noop.enqueue("")
+    read = ("XREADGROUP", "GROUP", GROUP, "lost", "COUNT", 1, "STREAMS", partition.ready, ">")
+    lost = time.perf_counter()
+    await app.producer.gateway.command(*read, repeatable=False)
+    async with _working():
+        return await handle.result() - lost
+
+
+@asynccontextmanager
+async def _working() -> AsyncIterator[None]:
+    async with Worker(app, concurrency=_ROOM) as worker, anyio.create_task_group() as group:
+        group.start_soon(worker.run)
+        yield
+        worker.stop()
+
+
+def _limits(gateway: Gateway, raw: Partition, data: str, count: int) -> tuple[float, float, float, list[float]]:
+    """Return the bare client's messages added, messages read and steps per second, and the seconds of round trips."""
+    stream, steps, log = raw.log("raw-messages"), raw.steps("raw"), raw.log("raw")
     fields = ("env", Envelope(id=new_task_id(), task="noop").encode(), "args", f'{{"data":"{data}"}}'.encode())
-    read = ("XREADGROUP", "GROUP", "raw", "raw", "COUNT", _READ, "STREAMS", stream, ">")
-    ids = [f"1-{number}" for number in range(1, count + 1)]
-    client.pipeline([("XGROUP", "CREATE", stream, "raw", "0", "MKSTREAM")])
-    adds = _timed(client, ([("XADD", stream, one, *fields) for one in some] for some in _split(ids, _ADDED)))
-    reads = _timed(
-        client, ([read, ("XACK", stream, "raw", *some), ("XDEL", stream, *some)] for some in _split(ids, _READ))
-    )
-    records = _timed(
-        client,
-        (
-            [command for one in some for command in (("HSET", steps, one, "value"), ("XADD", log, "*", "step", one))]
-            for some in _split(ids, _AT_ONCE)
-        ),
-    )
-    trips = _timed(client, ([("XADD", stream, "*", *fields), read] for _ in _repeated()))
+    read = ("XREADGROUP", "GROUP", "raw", "raw", "COUNT", 100, "STREAMS", stream, ">")
+    with _bare_client(gateway, stream) as run:
+        run([("XGROUP", "CREATE", stream, "raw", "0", "MKSTREAM")])
+        adds = [run([("XADD", stream, one, *fields) for one in ids]) for ids in _ids(count, 500)]
+        reads = [run([read, ("XACK", stream, "raw", *ids), ("XDEL", stream, *ids)]) for ids in _ids(count, 100)]
+        records = [
+            run(part for one in ids for part in (("HSET", steps, one, "value"), ("XADD", log, "*", "step", one)))
+            for ids in _ids(count, _ROOM)
+        ]
+        trips = [run([("XADD", stream, "*", *fields), read]) for _ in range(_PICK_UPS)]
     return count / sum(adds), count / sum(reads), count / sum(records), trips
 
 
-def _repeated() -> Iterator[int]:
-    """Count latencies: up to `_PICK_UPS`, for `_PICK_UP_TIME`, but at least two."""
-    until = time.perf_counter() + _PICK_UP_TIME
-    return (number for number in range(_PICK_UPS) if number < 2 or time.perf_counter() < until)
+@contextmanager
+def _bare_client(gateway: Gateway, key: str) -> Iterator[Callable[[Iterable[_Command]], float]]:
+    """Yield a function that executes commands in one round trip and returns its seconds.
+
+    It connects to the server, in a cluster to the node that serves the key. Raises `Unavailable`, `Refused`.
+    """
+    address, node = gateway.address, None
+    with translated(address.shown):
+        if address.clustered:
+            node = discover_topology(address, address.nodes, timeout=COMMAND_TIMEOUT).serving(key_slot(key.encode()))
+        with closing(sync_client(address, gateway.socket, node=node)) as client:
+
+            def run(commands: Iterable[_Command]) -> float:
+                pipeline = client.pipeline(transaction=False)
+                started = time.perf_counter()
+                for command in commands:
+                    pipeline.execute_command(*command)
+                pipeline.execute()
+                return time.perf_counter() - started
+
+            yield run
 
 
-def _timed(client: RawClient, trips: Iterable[list[Command]]) -> list[float]:
-    """Return the seconds that each round trip took."""
-    found = []
-    for commands in trips:
-        started = time.perf_counter()
-        client.pipeline(commands)
-        found.append(time.perf_counter() - started)
-    return found
-
-
-def _split(ids: list[str], size: int) -> Iterable[list[str]]:
-    return (ids[at : at + size] for at in range(0, len(ids), size))
+def _ids(count: int, size: int) -> Iterator[list[str]]:
+    for at in range(0, count, size):
+        yield [f"1-{number}" for number in range(at + 1, min(at + size, count) + 1)]
 
 
 def _ms(seconds: list[float], percent: int) -> float:
