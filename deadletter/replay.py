@@ -9,7 +9,15 @@ from pathlib import Path
 
 import anyio
 
-from ..queues import Gateway, arguments_field, is_encrypted, load_script, restore_masked
+from ..queues import (
+    Gateway,
+    Namespace,
+    arguments_field,
+    is_encrypted,
+    load_script,
+    queue_partitions,
+    restore_masked,
+)
 from .letters import DeadLetter
 
 __all__ = ["Replay", "purge", "purge_all", "replay", "replay_all"]
@@ -53,7 +61,14 @@ async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
         partition.log(letter.id),
         partition.ready,
     ]
-    return bool(await gateway.run(_REPLAY, keys, [letter.entry, int(how.fresh), args]))
+    given = (letter.entry, int(how.fresh), args)
+    done = await gateway.run(_REPLAY, keys, [*given, 0])
+    if done == -1:
+        others = await queue_partitions(gateway, Namespace(partition.namespace), partition.queue)
+        if any(await gateway.pipeline([("EXISTS", other.record(letter.id)) for other in others])):
+            return False
+        done = await gateway.run(_REPLAY, keys, [*given, 1])
+    return bool(done)
 
 
 def _edited(gateway: Gateway, letter: DeadLetter, edited: bytes) -> bytes:

@@ -19,6 +19,7 @@ from .event_log import TaskEvent, read_events, walk_events
 from .inbox import InboxMessage, Sent, read_inbox, send_message
 from .inspection import find_task
 from .keys import GROUP, RESERVED, Namespace, Partition
+from .partitions import registered_retention
 from .pubsub import TaskNotifications
 from .records import Record, State, read_record
 from .security import RESULT
@@ -175,8 +176,10 @@ class TaskHandle(Generic[R]):
             partition.steps(self.id),
             partition.log(self.id),
             partition.due,
+            partition.retentions,
         ]
-        answer: bytes = await self._gateway.run(_CANCEL, keys, [GROUP, RESERVED, self.id, int(self._retention * 1000)])
+        retention = (int(self._retention * 1000), registered_retention(self._retention))
+        answer: bytes = await self._gateway.run(_CANCEL, keys, [GROUP, RESERVED, self.id, *retention])
         if answer == b"missing":
             raise TaskNotFound(self.id, f"queue {partition.queue!r}")
         return State.RUNNING if answer == b"requested" else State(answer.decode())

@@ -1,8 +1,10 @@
 -- Replay a dead letter: put it back on its queue with its counters at zero.
 -- KEYS  dead-letter stream, record, steps, log, ready stream
--- ARGV  entry id of the dead letter, '1' for a fresh start without the checkpoint, new arguments (JSON, '' keeps them)
+-- ARGV  entry id of the dead letter, '1' for a fresh start without the checkpoint, new arguments (JSON, '' keeps them),
+--       '1' if the id is in no other partition
 -- returns  0 no such dead letter (it was replayed or purged), or its id was enqueued again after the record had
---          expired; 1 replayed
+--          expired; 1 replayed; -1 the record has expired: first find out whether the id was enqueued again in another
+--          partition
 -- Atomic: the task leaves the dead-letter stream in the script that adds it to the ready stream. A message that is not
 -- a task was buried under a made-up id (unreadable-...): its record is deleted.
 local found = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[1])[1]
@@ -12,6 +14,9 @@ end
 local holder = redis.call('HMGET', KEYS[2], 'state', 'dead')
 if holder[1] and holder[2] ~= ARGV[1] then
   return 0
+end
+if not holder[1] and ARGV[4] ~= '1' then
+  return -1
 end
 local message, nameless = {'again', '1'}, false
 for i = 1, #found[2], 2 do

@@ -1,6 +1,8 @@
+-- include: retention
 -- Cancel a task from outside: at once if no worker runs it, else by a request that its worker sees.
--- KEYS  ready stream, record, steps, log, due set
--- ARGV  group, first character of the consumers that are not workers, task id, retention in milliseconds
+-- KEYS  ready stream, record, steps, log, due set, retentions
+-- ARGV  group, first character of the consumers that are not workers, task id, retention in milliseconds, the same
+--       rounded up to one that is registered
 -- returns  'missing', 'requested', 'cancelled', or the terminal state that the task has already
 -- Atomic: reads and acts in one script, so that no worker can take the task in between. Before the first worker comes,
 -- there is no group: XPENDING answers with an error, and no worker has the message. The first write frees memory, so
@@ -38,6 +40,7 @@ end
 local time = redis.call('TIME')
 redis.call('HSET', KEYS[2], 'state', 'cancelled', 'finished', time[1] * 1000 + math.floor(time[2] / 1000))
 redis.call('HDEL', KEYS[2], 'entry', 'due', 'waits', 'wakes')
+register_retention(KEYS[6], ARGV[5], 0)
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
 redis.call('PEXPIRE', KEYS[3], ARGV[4])
 redis.call('PEXPIRE', KEYS[4], ARGV[4])

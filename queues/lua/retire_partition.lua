@@ -1,8 +1,10 @@
--- Check whether a closed partition has been empty long enough to be retired; then give its keys a TTL.
--- KEYS  ready stream, nudge stream, dead-letter stream, due set, mark of a closed partition
--- ARGV  longest retention of anything in it, in milliseconds
+-- Check whether no record of a closed partition can exist any more; then give its keys a TTL.
+-- KEYS  ready stream, nudge stream, dead-letter stream, due set, mark of a closed partition, retentions
+-- ARGV  milliseconds for which the mark outlives the partition
 -- returns  1 it can be retired, 0 not yet
--- Atomic: check and mark in one act. Only a replay can add to a closed, empty partition, and there is no dead letter.
+-- Atomic: check and mark in one act. Only a replay can add to a closed, empty partition, and there is no dead letter:
+-- since the partition is empty, no record was stored or given another TTL. Each record that still exists was kept for a
+-- retention that is registered here, from a time before the partition was empty, and before the retention was used last.
 -- The mark outlives the partition, for producers that were away meanwhile.
 if redis.call('HEXISTS', KEYS[5], 'last') == 0 then
   return 0
@@ -14,11 +16,15 @@ end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('HSETNX', KEYS[5], 'empty', now)
-if now - redis.call('HGET', KEYS[5], 'empty') < tonumber(ARGV[1]) then
-  return 0
+local empty = tonumber(redis.call('HGET', KEYS[5], 'empty'))
+local found = redis.call('ZRANGE', KEYS[6], 0, -1, 'WITHSCORES')
+for i = 1, #found, 2 do
+  if math.min(found[i + 1], empty) + found[i] > now then
+    return 0
+  end
 end
 redis.call('PEXPIRE', KEYS[1], 3600000)
 redis.call('PEXPIRE', KEYS[2], 3600000)
 redis.call('PEXPIRE', KEYS[3], 3600000)
-redis.call('PEXPIRE', KEYS[5], math.max(3600000, tonumber(ARGV[1])))
+redis.call('PEXPIRE', KEYS[5], ARGV[1])
 return 1

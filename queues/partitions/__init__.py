@@ -4,6 +4,7 @@
 |---|---|
 | `route` | the route of a queue: its generations of partitions, and the hash of a key; no Redis |
 | `resharding` | the route in Redis; a change of the number of partitions while the queue is used |
+| `retention` | for how long partitions of a previous generation may have records |
 | `router` | producer side: the partition of the next task |
 | `assignment` | worker side: the partitions that this worker reads and serves |
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from .assignment import PartitionAssignment
 from .resharding import close_previous, load_route, load_routes, retire_generation, set_partitions
+from .retention import RetentionRegister, register_retention, registered_retention
 from .route import MOST_PARTITIONS, SINGLE, Generation, Route, spread
 from .router import PartitionRouter
 
@@ -26,10 +28,13 @@ __all__ = [
     "Generation",
     "PartitionAssignment",
     "PartitionRouter",
+    "RetentionRegister",
     "Route",
     "close_previous",
     "load_route",
     "load_routes",
+    "register_retention",
+    "registered_retention",
     "retire_generation",
     "set_partitions",
     "spread",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from typing import Final
 
 from ..errors import Refused
 from ..keys import DATA_FORMAT, GROUP, Namespace, Partition
@@ -33,6 +34,13 @@ _SET_ROUTE = queue_script("set_route")
 _CLOSE = queue_script("close_partition")
 _STATUS = queue_script("partition_status")
 _RETIRE = queue_script("retire_partition")
+
+_MARK_TTL: Final = 7 * 86_400_000
+"""Milliseconds for which a retired partition refuses producers.
+
+A producer reads the route again after a minute, so only one that stood still for longer, between its read of the route
+and its write, can store a task that no worker finds.
+"""
 
 
 async def load_routes(gateway: Gateway, namespace: Namespace) -> dict[str, Route]:
@@ -142,13 +150,14 @@ async def next_route(gateway: Gateway, namespace: Namespace, partition: Partitio
 
 
 async def retire_generation(
-    gateway: Gateway, namespace: Namespace, queue: str, route: Route, generation: Generation, kept: float
+    gateway: Gateway, namespace: Namespace, queue: str, route: Route, generation: Generation
 ) -> bool:
-    """Remove a previous generation from the route if its partitions have been empty for `kept` seconds."""
+    """Remove a previous generation from the route if no record of its partitions can exist any more."""
     partitions: Sequence[Partition] = [namespace.partition(queue, index) for index in generation.indexes]
     for partition in partitions:
-        keys = [partition.ready, partition.nudge, partition.dead, partition.due, partition.closed]
-        if not await gateway.run(_RETIRE, keys, [round(kept * 1000)]):
+        streams = (partition.ready, partition.nudge, partition.dead)
+        keys = [*streams, partition.due, partition.closed, partition.retentions]
+        if not await gateway.run(_RETIRE, keys, [_MARK_TTL]):
             return False
     shorter = route.without(generation)
     return await _set_route(gateway, namespace, queue, route.encode(), shorter.encode())

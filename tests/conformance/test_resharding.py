@@ -20,6 +20,7 @@ from perdure.queues import (
     PartitionAssignment,
     Producer,
     Refused,
+    RetentionRegister,
     Route,
     State,
     TaskHandle,
@@ -34,6 +35,7 @@ from perdure.queues import (
     succeed,
 )
 from perdure.queues.keys import DATA_FORMAT
+from perdure.queues.partitions import register_retention
 from perdure.queues.partitions.resharding import PartitionStatus, close_partition, partition_status, sync_route
 from perdure.queues.partitions.route import SINGLE, spread
 from perdure.queues.transport.gateway import Argument
@@ -489,17 +491,20 @@ async def test_a_generation_that_stays_empty_is_retired(
     route = await set_partitions(gateway, namespace, "default", 2)
     partition, gone = at(namespace, 0), route.previous[0]
 
-    async def retire(kept: float) -> bool:
-        return await retire_generation(gateway, namespace, "default", route, gone, kept)
+    async def retire() -> bool:
+        return await retire_generation(gateway, namespace, "default", route, gone)
 
-    assert not await retire(0)
+    assert not await retire()
+    await register_retention(gateway, partition, ttl=60)
     await succeed(gateway, await read_one(await worker(gateway, partition)), handle.id, b"1", Counters(), ran=0, ttl=60)
-    assert not await retire(60)
+    assert not await retire()
     assert await handle.result() == 1
-    assert await retire(0)
+    await gateway.command("HINCRBY", partition.closed, "empty", -80_000)  # it has been empty for a while
+    assert await retire()
     assert await load_route(gateway, namespace, "default") == Route((Generation(1, 2),))
-    for key in (partition.ready, partition.nudge, partition.closed):
+    for key in (partition.ready, partition.nudge, partition.retentions):
         assert 0 < await gateway.command("PTTL", key) <= 3_600_000
+    assert await gateway.command("PTTL", partition.closed) > 3_600_000
     assert (await producer.enqueue("t")).partition.index in (1, 2)
     assert await handle.result() == 1
     (stats,) = await list_queues(gateway, namespace)
@@ -512,8 +517,59 @@ async def test_a_generation_is_not_retired_from_a_route_that_has_changed(
     await sync_route(gateway, namespace, "default")
     route = await set_partitions(gateway, namespace, "default", 2)
     longer = await set_partitions(gateway, namespace, "default", 3)
-    assert not await retire_generation(gateway, namespace, "default", route, route.previous[0], 0)
+    assert not await retire_generation(gateway, namespace, "default", route, route.previous[0])
     assert await load_route(gateway, namespace, "default") == longer
+
+
+async def test_each_retention_counts_from_its_last_use(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    """A month that was used long ago does not keep a partition whose other records are kept for a minute."""
+    await sync_route(gateway, namespace, "default")
+    partition = at(namespace, 0)
+    for ttl in (86_400 * 30, 60):
+        await register_retention(gateway, partition, ttl)
+    route = await set_partitions(gateway, namespace, "default", 2)
+    assert not await retire_generation(gateway, namespace, "default", route, route.previous[0])
+    await gateway.command("HINCRBY", partition.closed, "empty", -80_000)
+    assert not await retire_generation(gateway, namespace, "default", route, route.previous[0])
+    longest = max(await gateway.command("ZRANGE", partition.retentions, 0, -1), key=int)
+    await gateway.command("ZINCRBY", partition.retentions, -86_400_000 * 40, longest)
+    assert await retire_generation(gateway, namespace, "default", route, route.previous[0])
+    left_ms = await gateway.command("PTTL", partition.retentions)
+    await register_retention(gateway, partition, ttl=120)
+    assert await gateway.command("ZCARD", partition.retentions) == 2, "what is past is removed"
+    assert 120_000 < await gateway.command("PTTL", partition.retentions) < left_ms
+
+
+async def test_a_retention_is_registered_once_in_a_while(gateway: Gateway, partition: Partition) -> None:
+    time = 0.0
+    register = RetentionRegister(gateway, clock=lambda: time)
+    await register.ensure(partition, 3600)
+    await gateway.command("DEL", partition.retentions)
+    await register.ensure(partition, 3600)
+    assert not await gateway.command("EXISTS", partition.retentions)
+    await register.ensure(partition, 7200)
+    assert await gateway.command("ZCARD", partition.retentions) == 1
+    time = 60.0
+    await register.ensure(partition, 3600)
+    assert await gateway.command("ZCARD", partition.retentions) == 2
+
+
+async def test_an_id_of_an_expired_dead_letter_runs_once_after_a_change(
+    gateway: Gateway, namespace: Namespace, producer: Producer
+) -> None:
+    """The record expires before the letter; then the id is free, and belongs to the task that took it."""
+    for task_id in ("taken", "free"):
+        handle = await producer.enqueue("t", task_id=task_id)
+        await SETTLING["bury"](gateway, await read_one(await worker(gateway, handle.partition)), task_id)
+        await gateway.command("DEL", handle.partition.record(task_id))
+    await set_partitions(gateway, namespace, "default", 2)
+    taken, free = [one async for one in list_letters(gateway, [at(namespace, 0)], Filter(), oldest_first=True)]
+    assert (await producer.enqueue("t", task_id="taken")).partition.index in (1, 2)
+    assert not await replay(gateway, taken, Replay())
+    assert await replay(gateway, free, Replay())
+    assert await lengths(gateway, namespace) in ([1, 1, 0], [1, 0, 1])
 
 
 async def test_a_dead_letter_keeps_its_partition_until_it_is_replayed(
@@ -525,7 +581,7 @@ async def test_a_dead_letter_keeps_its_partition_until_it_is_replayed(
     assignment = await known_by(gateway, namespace)
     assert indexes(assignment.read_from) == [1, 2]
     assert indexes(assignment.known) == [0, 1, 2]
-    assert not await retire_generation(gateway, namespace, "default", route, route.previous[0], 0)
+    assert not await retire_generation(gateway, namespace, "default", route, route.previous[0])
     (letter,) = [one async for one in list_letters(gateway, assignment.known, Filter())]
     assert await replay(gateway, letter, Replay())
     await assignment.refresh()

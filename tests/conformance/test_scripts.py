@@ -23,6 +23,7 @@ from perdure.queues import (
     Namespace,
     Producer,
     Refused,
+    RetentionRegister,
     Script,
     State,
     Successor,
@@ -63,7 +64,7 @@ from tests.support.servers import RedisServer, find_program
 
 FOLDER = Path(perdure.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
-PRELUDES = {"fence"}
+PRELUDES = {"fence", "retention"}
 
 
 def header(path: Path) -> str:
@@ -78,7 +79,7 @@ def header(path: Path) -> str:
 @pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem not in PRELUDES], ids=lambda path: path.stem)
 def test_a_script_documents_its_arguments_and_reply(path: Path) -> None:
     text = header(path)
-    first = text.removeprefix("include: fence\n")
+    first = re.sub(r"^include: \w+\n", "", text)
     assert re.match(r"[A-Z][^\n]*\.\n|[A-Z].*\n[^A-Z].*\.\n", first), f"{path.name}: no sentence of what it does"
     for word in ("KEYS  ", "ARGV  ", "returns  "):
         assert re.search(rf"^{word}\S", text, re.MULTILINE), f"{path.name}: {word.strip()} is not told"
@@ -221,7 +222,8 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert "a" not in await consumers(gateway, partition.ready)
     route = await set_partitions(gateway, namespace, "default", 2)
     assert await partition_status(gateway, partition) is PartitionStatus.DRAINED
-    assert not await retire_generation(gateway, namespace, "default", route, route.previous[0], kept=60)
+    await RetentionRegister(gateway).ensure(partition, ttl=60)
+    assert not await retire_generation(gateway, namespace, "default", route, route.previous[0])
     assert await join_group(gateway, namespace, "default", "a", ttl=60) == {"a"}
     info = WorkerInfo("a", "x", "h", 7, "0.1", ("default",), concurrency=8, in_flight=3, started=0)
     await announce(gateway, namespace, info, ttl=60)

@@ -6,6 +6,7 @@ of Redis afterwards, `news` the published messages.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import orjson
@@ -25,6 +26,9 @@ Told = dict[str, Value | int | str]
 """Fields of a hash, as passed to an act."""
 
 HOUR = 3_600_000
+
+VALID = 120_000
+"""Milliseconds for which a registered retention may be used."""
 
 CRASHES = ("guilty", "excused", "crash")
 """Fields of a record that describe crashes."""
@@ -499,6 +503,7 @@ class Ledger:
             self.pending.pop(entry, None)
             self.ready.remove(entry)
             self.held.put_new(record, "at", _time_of(entry))
+        self.register_retention(retention, valid=0)
         self.held.put(record, {"state": "cancelled", "finished": Moment()})
         self.held.drop(record, "entry", "due", "waits", "wakes", "cancel")
         self.held.expire(retention, record, steps, log)
@@ -654,7 +659,18 @@ class Ledger:
             return 2
         return int(not any(entry.order <= Id(last).order for entry, _ in self.ready.new()))
 
-    def retire(self, kept: int) -> bool:
+    def register_retention(self, ms: int, valid: int = VALID) -> None:
+        """Register that records are kept for a time, rounded up to a quarter of a doubling."""
+        kept = math.ceil(2 ** (math.ceil(4 * math.log2(ms)) / 4))
+        key, known = self.at.retentions, dict(self.held.sets.get(self.at.retentions, {}))
+        expiries = {int(float(text_of(until))) + int(other) for other, until in known.items()}
+        if int(float(text_of(known.get(str(kept), b"0")))) <= self.held.now + valid:
+            self.held.set_score(key, str(kept), Moment(plus=valid))
+            self.held.expire(valid + kept, key)
+        if max(expiries, default=0) > self.held.now + valid + kept:
+            self.held.deadlines[key] = Moment(known=b"%d" % max(expiries), loose=True)
+
+    def retire(self) -> bool:
         if not self.held.exists(self.at.closed):
             return False
         if self.ready.entries or self.held.stream(self.at.dead).entries or self.held.sets.get(self.at.due):
@@ -662,11 +678,12 @@ class Ledger:
             return False
         since = self.held.hashes[self.at.closed].setdefault("empty", Moment())
         just_now = isinstance(since, Later) and since.known is None
-        passed = 0 if just_now else self.held.now - int(text_of(since))
-        if passed < kept:
-            return False
+        empty = self.held.now if just_now else int(text_of(since))
+        for kept, until in self.held.sets.get(self.at.retentions, {}).items():
+            if min(int(float(text_of(until))), empty) + int(kept) > self.held.now:
+                return False
         self.held.expire(HOUR, self.at.ready, self.at.nudge, self.at.dead)
-        self.held.expire(max(HOUR, kept), self.at.closed)
+        self.held.expire(7 * 24 * HOUR, self.at.closed)
         return True
 
 

@@ -48,6 +48,7 @@ from perdure.queues.keys import DATA_FORMAT, GROUP, RELEASED, SUSPECTS, is_reser
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import close_partition
 from perdure.queues.partitions.resharding import partition_status as standing_of
+from perdure.queues.partitions.retention import register_retention
 from perdure.queues.partitions.route import SINGLE
 from perdure.queues.transport.scripts import queue_script
 
@@ -77,6 +78,7 @@ CHORES = (
     "close",
     "close",
     "close",
+    "retain",
     "retire",
     "retire",
     "reroute",
@@ -148,7 +150,7 @@ class Queues(RuleBasedStateMachine):
         try:
             if self.sound:
                 self.close(2)
-                self.retire(0, long_ago=False)
+                self.retire(long_ago=False)
         finally:
             self.ground.empty(self.namespace)
 
@@ -758,7 +760,9 @@ class Queues(RuleBasedStateMachine):
             case "close" if self.number > 3 and self.deliveries:
                 self.close(2 + number % 2)
             case "retire":
-                self.retire((0, HOUR, 2 * HOUR)[number % 3], long_ago=number > 1)
+                self.retire(long_ago=number > 1)
+            case "retain":
+                self.register_retention((0.001, 60, 3600, 7200)[number])
             case "reroute":
                 self.reroute((b"", b"1", b"2")[number % 3], b"%d" % (1 + number % 2))
             case "share":
@@ -792,15 +796,22 @@ class Queues(RuleBasedStateMachine):
             self.ground.run(close_partition(self.ground.gateway, self.partition, route))
             self.is_as_expected()
 
-    def retire(self, kept: int, long_ago: bool) -> None:
+    def retire(self, long_ago: bool) -> None:
         if long_ago and self.ledger.held.get(self.partition.closed, "empty") is not None:
             self.ground.command("HSET", self.partition.closed, "empty", 1)
             self.ledger.held.put(self.partition.closed, {"empty": 1})
         at = self.partition
         for _ in range(2):
-            keys = [at.ready, at.nudge, at.dead, at.due, at.closed]
-            answer = self.ground.run(self.ground.gateway.run(queue_script("retire_partition"), keys, [kept]))
-            self.same(bool(answer), self.ledger.retire(kept))
+            keys = [at.ready, at.nudge, at.dead, at.due, at.closed, at.retentions]
+            given = [7 * 24 * HOUR]
+            answer = self.ground.run(self.ground.gateway.run(queue_script("retire_partition"), keys, given))
+            self.same(bool(answer), self.ledger.retire())
+
+    def register_retention(self, seconds: float) -> None:
+        for _ in range(2):
+            self.ledger.register_retention(round(seconds * 1000))
+            self.ground.run(register_retention(self.ground.gateway, self.partition, seconds))
+            self.is_as_expected()
 
     def reroute(self, was: bytes, new: bytes) -> None:
         known = self.ledger.held.get(self.namespace.queues, "other") or b""

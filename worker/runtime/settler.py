@@ -14,6 +14,7 @@ from ...queues import (
     Delivery,
     Gateway,
     Redaction,
+    RetentionRegister,
     UnreadableEnvelope,
     cancelled,
     park,
@@ -41,6 +42,7 @@ class Settler:
         self._gateway = gateway
         self._registry = registry
         self._settings = settings
+        self._retentions = RetentionRegister(gateway)
 
     def settle(self, run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> Awaitable[None]:
         """Store the outcome and acknowledge the message. on_wait: called when Redis is unavailable."""
@@ -55,21 +57,31 @@ class Settler:
             case Success(result, counters, handed_to):
                 ttl = self._result_ttl(run)
                 written = run.has_written
-                return lambda: succeed(
-                    gateway,
-                    delivery,
-                    task_id,
-                    result,
-                    counters,
-                    ran=ran,
-                    ttl=ttl,
-                    envelope=run.envelope,
-                    written=written,
-                    handed_to=handed_to,
-                )
+
+                async def finish() -> None:
+                    await self._retentions.ensure(delivery.partition, ttl)
+                    await succeed(
+                        gateway,
+                        delivery,
+                        task_id,
+                        result,
+                        counters,
+                        ran=ran,
+                        ttl=ttl,
+                        envelope=run.envelope,
+                        written=written,
+                        handed_to=handed_to,
+                    )
+
+                return finish
             case Cancelled(counters):
                 ttl = self._result_ttl(run)
-                return lambda: cancelled(gateway, delivery, task_id, counters, ran=ran, ttl=ttl)
+
+                async def cancel() -> None:
+                    await self._retentions.ensure(delivery.partition, ttl)
+                    await cancelled(gateway, delivery, task_id, counters, ran=ran, ttl=ttl)
+
+                return cancel
             case Release(counters):
                 data: dict[str, object] = {
                     "why": STOP_RULES[outcome.stop].why,
@@ -135,6 +147,8 @@ class Settler:
         redact: Redaction | None = None,
     ) -> None:
         evidence = Evidence.of(error, redact)
+        retention = self._settings.dead_letter_ttl
+        await self._retentions.ensure(delivery.partition, retention)
         await bury(
             self._gateway,
             delivery,
@@ -143,7 +157,7 @@ class Settler:
             reason=reason,
             evidence=evidence,
             counters=counters,
-            retention=self._settings.dead_letter_ttl,
+            retention=retention,
         )
         logger.bind(task=task, id=task_id).error("dead letter ({}): {}: {}", reason, evidence.error, evidence.message)
 

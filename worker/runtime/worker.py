@@ -242,7 +242,6 @@ class Worker:
                 self._assignment,
                 self._consumer,
                 dead_letter_ttl=self.settings.dead_letter_ttl,
-                result_ttl=self.settings.result_ttl,
                 worker=self.id,
             )
             notes = StepHeartbeat(lambda: self._executor.runs, self.settings.note_interval)

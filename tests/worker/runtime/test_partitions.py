@@ -13,6 +13,7 @@ import pytest
 from perdure import App, Context, Producer, Settings, TaskHandle, Worker
 from perdure.queues import load_route, queue_partitions, set_partitions
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status
+from perdure.worker.runtime.maintenance import janitor
 
 from tests.support.processes import WorkerProcesses, worker_processes
 from tests.support.workers import BOUND, bounded, running_worker, wait_until, work_off
@@ -206,3 +207,42 @@ async def test_delayed_tasks_of_an_earlier_generation_run(app: App) -> None:
         assert await bounded((await double_of(app).enqueue(1)).result()) == 2
         assert await bounded(later.result()) == 42
     assert len(await queue_partitions(gateway, namespace, "default")) == 3
+
+
+async def test_an_id_outlives_a_change_of_partitions_as_long_as_its_record(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its producer asked for an hour; other outcomes are kept for a moment, and their partition is retired."""
+    for name in ("_INTERVAL", "_SHORTEST"):
+        monkeypatch.setattr(janitor, name, 0.02)
+    app = App("bank", settings=settings.model_copy(update={"result_ttl": 0.01, "dead_letter_ttl": 0.01}))
+    runs: Counter[str] = Counter()
+
+    @app.task(queue="payments")
+    async def charge(ctx: Context, order: str) -> None:
+        runs[order] += 1
+
+    @app.task(queue="mails")
+    async def notify(ctx: Context) -> None:
+        pass
+
+    async with app, running_worker(app):
+        gateway, namespace = app.producer.gateway, app.producer.namespace
+        once = charge.options(task_id="charge-1", result_ttl=3600)
+        await bounded((await once.enqueue("1")).result())
+        await notify.enqueue()
+        for queue in ("payments", "mails"):
+            await set_partitions(gateway, namespace, queue, 4)
+
+        async def retired() -> bool:
+            return len(await queue_partitions(gateway, namespace, "mails")) == 4
+
+        async def checked() -> object:
+            return await gateway.command("HGET", namespace.partition("payments", 0).closed, "empty")
+
+        await wait_until(checked, "the janitor has checked the partition of the payment")
+        await wait_until(retired, "the janitor retires partitions")
+        assert (await once.enqueue("1")).partition.index == 0
+        await bounded((await charge.enqueue("2")).result())
+        assert len(await queue_partitions(gateway, namespace, "payments")) == 5
+    assert runs == {"1": 1, "2": 1}

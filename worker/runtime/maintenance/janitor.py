@@ -46,16 +46,14 @@ class Janitor:
         consumer: Consumer,
         *,
         dead_letter_ttl: float,
-        result_ttl: float,
         worker: str,
     ) -> None:
-        """dead_letter_ttl, result_ttl: seconds. worker: id of this worker."""
+        """dead_letter_ttl: seconds. worker: id of this worker."""
         self._gateway = gateway
         self._namespace = namespace
         self._assignment = assignment
         self._consumer = consumer
         self._dead_letter_ttl = dead_letter_ttl
-        self._longest = max(dead_letter_ttl, result_ttl)
         self._worker = worker
 
     async def run(self) -> None:
@@ -81,8 +79,8 @@ class Janitor:
             await self._retire(queue, route)
 
     async def _retire(self, queue: str, route: Route) -> None:
-        """Remove generations from the route that have been empty for longer than anything is retained."""
+        """Remove generations from the route that can have no record any more."""
         for generation in route.previous:
-            if await retire_generation(self._gateway, self._namespace, queue, route, generation, self._longest):
+            if await retire_generation(self._gateway, self._namespace, queue, route, generation):
                 logger.info("retired partitions {} of queue {}", list(generation.indexes), queue)
                 return  # the route has changed; the next round continues
