@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 
@@ -27,7 +25,16 @@ from ...deadletter import (
 from ...queues import Partition, PayloadTooLarge, Producer, check_size, recorded_steps
 from .support.connection import connected, known_partitions, redis_now
 from .support.errors import Failed, Misuse
-from .support.options import QueueOption, ReasonOption, TaskId, TaskIds, TaskNameOption, read_object
+from .support.options import (
+    OutputFile,
+    QueueOption,
+    ReasonOption,
+    TaskId,
+    TaskIds,
+    TaskNameOption,
+    open_output,
+    read_object,
+)
 from .support.output import (
     AsJson,
     Bar,
@@ -342,10 +349,7 @@ async def export(
     queue: QueueOption = None,
     reason: ReasonOption = None,
     task: TaskNameOption = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Path of the file. Default: stdout.", show_default=False),
-    ] = None,
+    output: OutputFile = None,
 ) -> None:
     """Write dead letters as JSON lines, the oldest first.
 
@@ -354,24 +358,11 @@ async def export(
     Example: perdure dlq export -o letters.jsonl
     """
     selected = await select(producer, (), True, queue=queue, reason=reason, task=task)
-    with Bar("exporting", selected.count) as bar, _opened(output) as file:
+    with Bar("exporting", selected.count) as bar, open_output(output) as file:
         async for letter in selected.letters:
             print_json_lines([letter.summary()], file)
             bar.advance()
     note(f"dead letters exported: {bar.done}")
-
-
-@contextmanager
-def _opened(path: Path | None) -> Iterator[TextIO | None]:
-    """Open the file to write to; None for stdout."""
-    if path is None:
-        yield None
-        return
-    try:
-        with path.open("w", encoding="utf-8") as file:
-            yield file
-    except OSError as error:
-        raise Failed(f"could not write {path}: {error.strerror}") from None
 
 
 app.command()(replay)

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated, Any, TextIO
+from typing import IO, Annotated, Any
 
 import anyio
 import typer
@@ -27,7 +26,7 @@ from ..settings import Settings
 from .enqueue import opened, problem
 from .support.errors import Failed, Misuse
 from .support.memory_store import Owner, Tags, Type, with_memory_store, with_store_options, without_embedder
-from .support.options import read_object
+from .support.options import OutputFile, open_output, read_object
 from .support.output import AsJson, Bar, note, print_data, print_json, print_json_lines
 
 __all__ = ["export", "import_file", "prune", "reembed"]
@@ -40,10 +39,7 @@ def export(
     owner: Owner = None,
     type: Type = None,
     tag: Tags = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Path of the file. Default: stdout.", show_default=False),
-    ] = None,
+    output: OutputFile = None,
     salvage: Annotated[
         bool, typer.Option("--salvage", help="Export what can still be read of a damaged file.")
     ] = False,
@@ -65,7 +61,7 @@ def export(
         await store.open(create=False)
         try:
             count = await store.count(owner=owner, type=type, tags=tag or ())
-            with Bar("exporting", count) as bar, _opened(output) as file:
+            with Bar("exporting", count) as bar, open_output(output) as file:
                 async for memory in store.export(owner=owner, type=type, tags=tag or ()):
                     print_json_lines([memory.model_dump(mode="json")], file)
                     bar.advance()
@@ -82,7 +78,7 @@ def _salvage(
     if is_postgres(settings.memory):
         raise Misuse("--salvage is for a file: for PostgreSQL use its own recovery tools")
     reading = Salvage(store_path(settings))
-    with Bar("salvaging") as bar, _opened(output) as file:
+    with Bar("salvaging") as bar, open_output(output) as file:
         for memory in reading:
             owner_matches, type_matches = owner in (None, memory.owner), type in (None, memory.type)
             if owner_matches and type_matches and set(tag or ()) <= set(memory.tags):
@@ -91,19 +87,6 @@ def _salvage(
     note(f"salvaged {bar.done} memories from {store_path(settings)}; unreadable places: {reading.lost}")
     if reading.lost:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _opened(path: Path | None) -> Iterator[TextIO | None]:
-    """Open the file to write to; None for stdout."""
-    if path is None:
-        yield None
-        return
-    try:
-        with path.open("w", encoding="utf-8") as file:
-            yield file
-    except OSError as error:
-        raise Failed(f"could not write {path}: {error.strerror}") from None
 
 
 @with_memory_store(embeds=False)

@@ -2,14 +2,14 @@
 
     connection.py          connection options, the open Producer for a command, lookup of tasks and queues
     memory_store.py        options that select a memory store, and the open store for a command
-    options.py             other shared options, and their parsers
+    options.py             other shared options, their parsers, the file of --output
     app_loader.py          import of the APP argument
     output.py              tables, JSON, messages and progress bars
     events_text.py         an event as one line of text
     errors.py              Failed, Misuse, exit codes and remedies
     worker_process.py      `worker run`: one worker in this process
     supervisor_process.py  `worker run --processes`: a supervisor in this process
-    temporary.py           clean-up after Ctrl-C, removal of a temporary namespace
+    temporary.py           clean-up after Ctrl-C, a temporary namespace
 
 Raise `Failed` (exit code 1) or `Misuse` (exit code 2) for everything that the user can fix, with a text that names the
 object and the remedy. An unexpected exception keeps its traceback. Print data with the functions of output.py only:

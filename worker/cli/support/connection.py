@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import typer
 from ....queues import Partition, Producer, TaskHandle, TaskNotFound, queue_partitions
 from ...settings import load_settings
 from .errors import Failed, Misuse
+from .options import with_options
 
 __all__ = [
     "ConnectionOptions",
@@ -90,21 +90,8 @@ class ConnectionOptions:
 
 def with_connection_options(command: Callable[Concatenate[ConnectionOptions, P], None]) -> Callable[..., None]:
     """Add the connection options to a command, which receives them as its first argument."""
-
-    @functools.wraps(command)
-    def called(*args: Any, **options: Any) -> None:
-        place = ConnectionOptions(options.pop("redis_url"), options.pop("namespace"), options.pop("data_dir"))
-        command(place, *args, **options)
-
-    own = inspect.signature(command, eval_str=True)
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in (("redis_url", RedisUrl), ("namespace", NamespaceName), ("data_dir", DataDir))
-    ]
-    parameters = [*list(own.parameters.values())[1:], *added]
-    called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return called
+    options = {"redis_url": RedisUrl, "namespace": NamespaceName, "data_dir": DataDir}
+    return with_options(command, options, ConnectionOptions)
 
 
 def connected(command: Callable[Concatenate[Producer, P], Coroutine[Any, Any, None]]) -> Callable[..., None]:

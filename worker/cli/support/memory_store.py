@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec
@@ -13,6 +12,7 @@ import typer
 
 from ...memory import HybridStore, make_store
 from ...settings import Settings, load_settings
+from .options import with_options
 
 __all__ = ["Owner", "Tags", "Type", "with_memory_store", "with_store_options", "without_embedder"]
 
@@ -62,20 +62,7 @@ def without_embedder(settings: Settings) -> Settings:
 
 def with_store_options(command: Callable[Concatenate[Settings, P], None]) -> Callable[..., None]:
     """Add the memory store options to a command, which receives the settings as its first argument."""
-
-    @functools.wraps(command)
-    def called(*args: Any, **options: Any) -> None:
-        command(load_settings(memory=options.pop("memory"), data_dir=options.pop("data_dir")), *args, **options)
-
-    own = inspect.signature(command, eval_str=True)
-    added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-        for name, annotation in (("memory", StorePlace), ("data_dir", DataDir))
-    ]
-    parameters = [*list(own.parameters.values())[1:], *added]
-    called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return called
+    return with_options(command, {"memory": StorePlace, "data_dir": DataDir}, load_settings)
 
 
 def with_memory_store(

@@ -1,18 +1,25 @@
-"""Options that several commands share, and their parsers."""
+"""Options that several commands share, their parsers, and the file that `--output` names."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import re
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Concatenate, ParamSpec, TextIO, TypeVar
 
 import typer
 from pydantic_core import from_json
 
 from ....deadletter import Reason
 from ....queues import check_name
+from .errors import Failed
 
 __all__ = [
+    "OutputFile",
     "QueueOption",
     "ReasonOption",
     "TaskId",
@@ -20,10 +27,40 @@ __all__ = [
     "TaskNameOption",
     "in_duration",
     "in_seconds",
+    "open_output",
     "read_object",
     "read_queue",
     "read_task_id",
+    "with_options",
 ]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def with_options(
+    command: Callable[Concatenate[T, P], None], options: Mapping[str, Any], make: Callable[..., T]
+) -> Callable[..., None]:
+    """Add options to a command, which receives what `make` returns for them as its first argument.
+
+    Args:
+        options: Annotations of typer, by name. The default of each option is None.
+    """
+
+    @functools.wraps(command)
+    def called(*args: Any, **given: Any) -> None:
+        command(make(**{name: given.pop(name) for name in options}), *args, **given)
+
+    own = inspect.signature(command, eval_str=True)
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in options.items()
+    ]
+    parameters = [*list(own.parameters.values())[1:], *added]
+    called.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return called
+
 
 _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -126,3 +163,21 @@ ReasonOption = Annotated[
         help="Only dead letters with this reason.",
     ),
 ]
+
+OutputFile = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Path of the file. Default: stdout.", show_default=False),
+]
+
+
+@contextmanager
+def open_output(path: Path | None) -> Iterator[TextIO | None]:
+    """Open the file to write to; None for stdout."""
+    if path is None:
+        yield None
+        return
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            yield file
+    except OSError as error:
+        raise Failed(f"could not write {path}: {error.strerror}") from None
