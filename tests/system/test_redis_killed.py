@@ -11,10 +11,11 @@ import pytest
 from perdure import App, Context, Settings, State
 from perdure.queues import TaskHandle
 
-from tests.support.servers import BUNDLED, RedisServer, find_program
+from tests.conftest import default_kind
+from tests.support.servers import RedisServer, find_program
 from tests.support.workers import bounded, history, pending, recorded_steps, redis_command, running_worker, wait_until
 
-pytestmark = [pytest.mark.integration, pytest.mark.processes]
+pytestmark = pytest.mark.integration
 
 DURABLE = ("--save", "", "--appendonly", "yes", "--appendfsync", "always")
 
@@ -22,7 +23,7 @@ DURABLE = ("--save", "", "--appendonly", "yes", "--appendfsync", "always")
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
     """A server of the test's own."""
-    program = find_program(BUNDLED)
+    program = find_program(default_kind())
     assert program is not None
     server = RedisServer(program, DURABLE).start()
     yield server
