@@ -99,16 +99,27 @@ test-valkey: install
 	$(PIP) install --quiet --group valkey
 	PERDURE_TEST_SERVER=valkey $(PYTEST) $(ELSEWHERE)
 
+# Each process starts clusters of its own, of six nodes and more.
+test-cluster: PARALLEL = 2
 test-cluster: install
-	$(BIN)/python -m pytest -m cluster
+	$(PYTEST) -m cluster
 
+# The type checkers share nothing and take longest, so they run at the same time.
 check: install
-	$(BIN)/ruff format --check
-	$(BIN)/ruff check
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync check-mypy check-pyright check-style
+
+.PHONY: check-mypy check-pyright check-style
+check-mypy:
 	$(BIN)/mypy -p perdure
 	$(BIN)/mypy -p benchmarks
 	$(BIN)/mypy tests deploy/app.py examples
+
+check-pyright:
 	$(BIN)/basedpyright
+
+check-style:
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
 	$(BIN)/lint-imports
 
 format: install

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.support.paths import ROOT
@@ -61,10 +62,11 @@ def main(pythons: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="perdure-wheel-") as name:
         folder = Path(name)
         wheel = build_wheel(folder)
-        for number, python in enumerate(pythons):
-            place = folder / str(number)
+        places = [folder / str(number) for number in range(len(pythons))]
+        for place in places:
             place.mkdir()
-            check(python, wheel, place)
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda python, place: check(python, wheel, place), pythons, places))
 
 
 if __name__ == "__main__":
