@@ -35,8 +35,7 @@ def artifact(
     place: ConnectionOptions,
     task_id: TaskId,
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="Name of the artifact. Default: list all.", show_default=False),
+        str | None, typer.Argument(metavar="[NAME]", help="Name of the artifact. Default: list all.")
     ] = None,
     *,
     output: Annotated[

@@ -122,15 +122,13 @@ async def replay(
     task: TaskNameOption = None,
     queue: QueueOption = None,
     rate: Annotated[
-        float | None,
-        typer.Option(metavar="N/s", parser=read_rate, help="Replay at most N per second.", show_default=False),
+        float | None, typer.Option(metavar="N/s", parser=read_rate, help="Replay at most N per second.")
     ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Discard the checkpoint: start again with the first step.")
     ] = False,
     edit_args: Annotated[
-        str | None,
-        typer.Option(metavar="JSON", help="Replace the arguments by this JSON object.", show_default=False),
+        str | None, typer.Option(metavar="JSON", help="Replace the arguments by this JSON object.")
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be replayed, and change nothing.")

@@ -28,13 +28,7 @@ def generate(
     *,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write the key to this new file, which only you can read.",
-            show_default=False,
-        ),
+        typer.Option("--output", "-o", metavar="FILE", help="Write the key to this new file, which only you can read."),
     ] = None,
 ) -> None:
     """Generate a key: 32 random bytes in base64.

@@ -214,18 +214,13 @@ _PRINTED_TOGETHER = 500
 @connected
 async def enqueue(
     producer: Producer,
-    task: Annotated[str | None, typer.Argument(metavar="TASK", help="Name of the task.", show_default=False)] = None,
+    task: Annotated[str | None, typer.Argument(metavar="TASK", help="Name of the task.")] = None,
     *,
-    args: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Arguments by name, as a JSON object.", show_default=False)
-    ] = None,
+    args: Annotated[str | None, typer.Option(metavar="JSON", help="Arguments by name, as a JSON object.")] = None,
     queue: Annotated[str, typer.Option(metavar="QUEUE", parser=read_queue, help="Queue of the task.")] = "default",
     delay: Annotated[float, in_seconds("Time before the task may run.")] = 0.0,
     file: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Enqueue the tasks of this file of JSON lines; - for stdin.", show_default=False
-        ),
+        str | None, typer.Option(metavar="FILE", help="Enqueue the tasks of this file of JSON lines; - for stdin.")
     ] = None,
     task_id: Annotated[
         str | None,
@@ -234,24 +229,18 @@ async def enqueue(
             metavar="ID",
             parser=read_task_id,
             help="Id of the task. If a task with this id exists, nothing is enqueued.",
-            show_default=False,
         ),
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option(
-            metavar="KEY",
-            help="Ordering key: tasks with the same key start in the order of enqueuing.",
-            show_default=False,
-        ),
+        typer.Option(metavar="KEY", help="Ordering key: tasks with the same key start in the order of enqueuing."),
     ] = None,
     timeout: Annotated[
         float | None,
         in_seconds("Time limit of one attempt."),
     ] = None,
     max_attempts: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Attempts before the task becomes a dead letter.", show_default=False),
+        int | None, typer.Option(min=1, metavar="N", help="Attempts before the task becomes a dead letter.")
     ] = None,
     result_ttl: Annotated[
         float | None,
@@ -259,18 +248,11 @@ async def enqueue(
     ] = None,
     secret: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Argument that is never shown; a.b for a member of an argument. Repeatable.",
-            show_default=False,
-        ),
+        typer.Option(metavar="NAME", help="Argument that is never shown; a.b for a member of an argument. Repeatable."),
     ] = None,
     durability: Annotated[
         Durability | None,
-        typer.Option(
-            help="Wait until Redis replicas have the task too: PERDURE_REPLICAS of them, or one.",
-            show_default=False,
-        ),
+        typer.Option(help="Wait until Redis replicas have the task too: PERDURE_REPLICAS of them, or one."),
     ] = None,
     json: AsJson = False,
 ) -> None:

@@ -38,28 +38,18 @@ def memory() -> None:
 @with_memory_store(create=True)
 async def add(
     store: HybridStore,
-    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="Text of the memory.", show_default=False)] = None,
+    text: Annotated[str | None, typer.Argument(metavar="TEXT", help="Text of the memory.")] = None,
     *,
     type: Annotated[
         str, typer.Option(metavar="TYPE", help="Type of the memory; duplicates are found within a type.")
     ] = "fact",
-    owner: Annotated[
-        str, typer.Option(metavar="NAME", help="Name of the agent that owns it.", show_default=False)
-    ] = "",
-    tag: Annotated[
-        list[str] | None, typer.Option(metavar="TAG", help="Tag of the memory. Repeatable.", show_default=False)
-    ] = None,
-    source: Annotated[str, typer.Option(metavar="SOURCE", help="Source of the information.", show_default=False)] = "",
+    owner: Annotated[str, typer.Option(metavar="NAME", help="Name of the agent that owns it.")] = "",
+    tag: Annotated[list[str] | None, typer.Option(metavar="TAG", help="Tag of the memory. Repeatable.")] = None,
+    source: Annotated[str, typer.Option(metavar="SOURCE", help="Source of the information.")] = "",
     importance: Annotated[float, typer.Option(min=0, max=1, help="Importance from 0 to 1.")] = 0.5,
-    key: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="Unique key: if it exists, nothing is stored.", show_default=False),
-    ] = None,
+    key: Annotated[str | None, typer.Option(metavar="KEY", help="Unique key: if it exists, nothing is stored.")] = None,
     file: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Add the memories of this file of JSON lines; - for stdin.", show_default=False
-        ),
+        str | None, typer.Option(metavar="FILE", help="Add the memories of this file of JSON lines; - for stdin.")
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -101,9 +91,7 @@ async def add(
 @with_memory_store()
 async def search(
     store: HybridStore,
-    query: Annotated[
-        str, typer.Argument(metavar="QUERY", help="Words or a question to search for.", show_default=False)
-    ],
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="Words or a question to search for.")],
     *,
     owner: Owner = None,
     type: Type = None,
@@ -179,9 +167,7 @@ def _short(text: str) -> str:
 @with_memory_store(embeds=False)
 async def forget(
     store: HybridStore,
-    ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of the memories.", show_default=False)
-    ] = None,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Ids of the memories.")] = None,
     *,
     every: Annotated[
         bool, typer.Option("--all", help="Select all memories that match --owner, --type and --tag.")

@@ -95,17 +95,13 @@ async def prune(
     *,
     below: Annotated[
         float | None,
-        typer.Option(
-            metavar="STRENGTH", help="Delete memories with less strength; 'memory list' shows it.", show_default=False
-        ),
+        typer.Option(metavar="STRENGTH", help="Delete memories with less strength; 'memory list' shows it."),
     ] = None,
     older_than: Annotated[
-        float | None,
-        typer.Option(metavar="DAYS", help="Delete memories that were not used for this time.", show_default=False),
+        float | None, typer.Option(metavar="DAYS", help="Delete memories that were not used for this time.")
     ] = None,
     keep: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Delete all but the N strongest of each owner and type.", show_default=False),
+        int | None, typer.Option(metavar="N", help="Delete all but the N strongest of each owner and type.")
     ] = None,
     owner: Owner = None,
     type: Type = None,

@@ -155,14 +155,9 @@ def _in_url(host: str) -> str:
 @connected
 async def partitions(
     producer: Producer,
-    queue_name: Annotated[
-        str, typer.Argument(metavar="QUEUE", parser=read_queue, help="Name of the queue.", show_default=False)
-    ],
+    queue_name: Annotated[str, typer.Argument(metavar="QUEUE", parser=read_queue, help="Name of the queue.")],
     count: Annotated[
-        int | None,
-        typer.Argument(
-            metavar="[N]", min=1, max=MOST_PARTITIONS, help="Number of partitions to set.", show_default=False
-        ),
+        int | None, typer.Argument(metavar="[N]", min=1, max=MOST_PARTITIONS, help="Number of partitions to set.")
     ] = None,
     *,
     json: AsJson = False,

@@ -156,9 +156,7 @@ async def list_(
     producer: Producer,
     *,
     queue: QueueOption = None,
-    state: Annotated[
-        list[State] | None, typer.Option(help="Only tasks in this state. Repeatable.", show_default=False)
-    ] = None,
+    state: Annotated[list[State] | None, typer.Option(help="Only tasks in this state. Repeatable.")] = None,
     task_name: TaskNameOption = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N tasks.")] = 100,
     json: AsJson = False,

@@ -197,38 +197,24 @@ def read_since(text: str) -> tuple[bool, int]:
 async def events(
     producer: Producer,
     task_id: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="ID", parser=read_task_id, help="Id of the task. Default: all tasks.", show_default=False
-        ),
+        str | None, typer.Argument(metavar="ID", parser=read_task_id, help="Id of the task. Default: all tasks.")
     ] = None,
     *,
     types: Annotated[
-        list[str] | None,
-        typer.Option("--type", metavar="TYPE", help="Only events of this type. Repeatable.", show_default=False),
+        list[str] | None, typer.Option("--type", metavar="TYPE", help="Only events of this type. Repeatable.")
     ] = None,
     step: Annotated[
-        str | None,
-        typer.Option(metavar="KEY", help="Only events of this step and of the steps within it.", show_default=False),
+        str | None, typer.Option(metavar="KEY", help="Only events of this step and of the steps within it.")
     ] = None,
-    tool: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Only calls of this tool.", show_default=False)
-    ] = None,
+    tool: Annotated[str | None, typer.Option(metavar="NAME", help="Only calls of this tool.")] = None,
     since: Annotated[
         Any,
         typer.Option(
-            metavar="TIME",
-            parser=read_since,
-            help="Only events since then: 15m, 2h or 3d before now, or an ISO date.",
-            show_default=False,
+            metavar="TIME", parser=read_since, help="Only events since then: 15m, 2h or 3d before now, or an ISO date."
         ),
     ] = None,
-    last: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Print only the last N events.", show_default=False)
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Print only the first N events.", show_default=False)
-    ] = None,
+    last: Annotated[int | None, typer.Option(min=1, metavar="N", help="Print only the last N events.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Print only the first N events.")] = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Wait for further events until the task ends.")
     ] = False,
@@ -236,9 +222,7 @@ async def events(
         bool, typer.Option("--stats", help="Print only statistics: types, tools, failures, decisions.")
     ] = False,
     queue: QueueOption = None,
-    state: Annotated[
-        list[State] | None, typer.Option(help="Only tasks in this state. Repeatable.", show_default=False)
-    ] = None,
+    state: Annotated[list[State] | None, typer.Option(help="Only tasks in this state. Repeatable.")] = None,
     task_name: TaskNameOption = None,
     json: AsJson = False,
 ) -> None:

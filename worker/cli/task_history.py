@@ -42,12 +42,10 @@ async def state(
     task_id: TaskId,
     *,
     at: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="N", help="Show the state after event N. Default: the latest.", show_default=False),
+        int | None, typer.Option(min=0, metavar="N", help="Show the state after event N. Default: the latest.")
     ] = None,
     difference: Annotated[
-        tuple[int, int] | None,
-        typer.Option("--diff", metavar="N M", help="Show the changes from event N to event M.", show_default=False),
+        tuple[int, int] | None, typer.Option("--diff", metavar="N M", help="Show the changes from event N to event M.")
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare the stored snapshot with the state computed from the log.")
@@ -196,18 +194,14 @@ async def fork(
             metavar="N",
             parser=read_point,
             help="Fork after event N, or after the step with this key. Default: after the latest event.",
-            show_default=False,
         ),
     ] = None,
     edit: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE", help="Change a value: NAME=VALUE or a JSON object. Repeatable.", show_default=False
-        ),
+        typer.Option(metavar="NAME=VALUE", help="Change a value: NAME=VALUE or a JSON object. Repeatable."),
     ] = None,
     new_id: Annotated[
-        str | None,
-        typer.Option("--task-id", metavar="NEW", parser=read_task_id, help="Id of the new task.", show_default=False),
+        str | None, typer.Option("--task-id", metavar="NEW", parser=read_task_id, help="Id of the new task.")
     ] = None,
     skip_unreadable: Annotated[
         bool, typer.Option("--skip-unreadable", help="Skip events that are missing or cannot be read.")

@@ -27,25 +27,15 @@ _EVENTS_READ = 200
 async def send(
     producer: Producer,
     task_id: TaskId,
-    text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="Text to send; - for stdin.", show_default=False)
-    ] = None,
+    text: Annotated[str | None, typer.Argument(metavar="[TEXT]", help="Text to send; - for stdin.")] = None,
     *,
-    data: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Send JSON instead of text.", show_default=False)
-    ] = None,
+    data: Annotated[str | None, typer.Option(metavar="JSON", help="Send JSON instead of text.")] = None,
     sender: Annotated[
-        str | None,
-        typer.Option("--from", metavar="NAME", help="Name of the sender. Default: your login.", show_default=False),
+        str | None, typer.Option("--from", metavar="NAME", help="Name of the sender. Default: your login.")
     ] = None,
     message_id: Annotated[
         str | None,
-        typer.Option(
-            "--id",
-            metavar="ID",
-            help="Id of the message. A second message with this id is ignored.",
-            show_default=False,
-        ),
+        typer.Option("--id", metavar="ID", help="Id of the message. A second message with this id is ignored."),
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -104,9 +94,7 @@ async def inbox(
     producer: Producer,
     task_id: TaskId,
     *,
-    drop: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Remove message N without reading it.", show_default=False)
-    ] = None,
+    drop: Annotated[int | None, typer.Option(min=1, metavar="N", help="Remove message N without reading it.")] = None,
     json: AsJson = False,
 ) -> None:
     """Print the messages that a task has not read yet, the oldest first.

@@ -26,21 +26,18 @@ _FILES_PER_KILL: Final = 10
 
 def demo(
     folder: Annotated[
-        Path | None,
-        typer.Argument(help="Folder to report on. Default: the standard library of this Python.", show_default=False),
+        Path | None, typer.Argument(help="Folder to report on. Default: the standard library of this Python.")
     ] = None,
     *,
     files: Annotated[int, typer.Option(min=1, metavar="N", help="Report on at most N files, evenly spread.")] = 300,
     kills: Annotated[
-        int,
-        typer.Option(min=1, max=MAX_KILLS, metavar="N", help="Kill N workers, but at most one for ten files."),
+        int, typer.Option(min=1, max=MAX_KILLS, metavar="N", help="Kill N workers, but at most one for ten files.")
     ] = 3,
     redis_url: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
             help="Use this server, in a new namespace that is removed at the end. Default: a new embedded server.",
-            show_default=False,
         ),
     ] = None,
     json: AsJson = False,

@@ -37,7 +37,6 @@ RedisUrl = Annotated[
         help="URL of the server: redis://, redis+cluster://, redis+sentinel:// (with TLS: rediss), unix:// or "
         "embedded:. Default: PERDURE_REDIS_URL, then the embedded server.",
         rich_help_panel=_PANEL,
-        show_default=False,
     ),
 ]
 NamespaceName = Annotated[
@@ -46,7 +45,6 @@ NamespaceName = Annotated[
         metavar="NAME",
         help="Namespace of the deployment. Default: PERDURE_NAMESPACE, then perdure.",
         rich_help_panel=_PANEL,
-        show_default=False,
     ),
 ]
 DataDir = Annotated[
@@ -55,7 +53,6 @@ DataDir = Annotated[
         metavar="DIR",
         help="Folder of the embedded server. Default: PERDURE_DATA_DIR, then a folder in your home folder.",
         rich_help_panel=_PANEL,
-        show_default=False,
     ),
 ]
 

@@ -27,7 +27,6 @@ StorePlace = Annotated[
         metavar="PLACE",
         help="File, or postgresql://... Default: PERDURE_MEMORY, then memory.sqlite3 in the data folder.",
         rich_help_panel=_PANEL,
-        show_default=False,
     ),
 ]
 DataDir = Annotated[
@@ -36,22 +35,15 @@ DataDir = Annotated[
         metavar="DIR",
         help="Data folder. Default: PERDURE_DATA_DIR, then a folder in your home folder.",
         rich_help_panel=_PANEL,
-        show_default=False,
     ),
 ]
 
 Owner = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME", help="Only memories of this agent; '' for those without an owner.", show_default=False
-    ),
+    str | None, typer.Option(metavar="NAME", help="Only memories of this agent; '' for those without an owner.")
 ]
-Type = Annotated[
-    str | None, typer.Option("--type", metavar="TYPE", help="Only memories of this type.", show_default=False)
-]
+Type = Annotated[str | None, typer.Option("--type", metavar="TYPE", help="Only memories of this type.")]
 Tags = Annotated[
-    list[str] | None,
-    typer.Option("--tag", metavar="TAG", help="Only memories with this tag. Repeatable.", show_default=False),
+    list[str] | None, typer.Option("--tag", metavar="TAG", help="Only memories with this tag. Repeatable.")
 ]
 
 

@@ -133,12 +133,9 @@ def _kind(value: Any) -> str:
     return kinds.get(type(value), "a number")
 
 
-TaskId = Annotated[str, typer.Argument(metavar="ID", parser=read_task_id, help="Id of the task.", show_default=False)]
+TaskId = Annotated[str, typer.Argument(metavar="ID", parser=read_task_id, help="Id of the task.")]
 
-TaskIds = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[ID]...", parser=read_task_id, help="Ids of the tasks.", show_default=False),
-]
+TaskIds = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", parser=read_task_id, help="Ids of the tasks.")]
 
 QueueOption = Annotated[
     str | None, typer.Option("--queue", metavar="QUEUE", parser=read_queue, help="Only tasks of this queue.")
@@ -157,16 +154,12 @@ def read_reason(text: str) -> Reason:
 ReasonOption = Annotated[
     Reason | None,
     typer.Option(
-        "--reason",
-        metavar=f"[{'|'.join(Reason)}]",
-        parser=read_reason,
-        help="Only dead letters with this reason.",
+        "--reason", metavar=f"[{'|'.join(Reason)}]", parser=read_reason, help="Only dead letters with this reason."
     ),
 ]
 
 OutputFile = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Path of the file. Default: stdout.", show_default=False),
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Path of the file. Default: stdout.")
 ]
 
 
