@@ -13,7 +13,7 @@ Before a change: a reason is stored as text, and earlier versions' words are sti
 
 from .burial import DEFAULT_RETENTION, Evidence, bury, trim_letters, unreadable_id
 from .letters import DeadLetter, Filter, count_letters, find_letter, list_letters
-from .policy import Bury, Reason, Retry, TryAgain, after_crash, after_failure, backoff
+from .policy import Bury, Reason, Retry, TryAgain, after_crash, after_failure, backoff, must_quarantine
 from .replay import Replay, purge, purge_all, replay, replay_all
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "count_letters",
     "find_letter",
     "list_letters",
+    "must_quarantine",
     "purge",
     "purge_all",
     "replay",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from ..queues import Counters
 
-__all__ = ["Bury", "Reason", "Retry", "TryAgain", "after_crash", "after_failure", "backoff"]
+__all__ = ["Bury", "Reason", "Retry", "TryAgain", "after_crash", "after_failure", "backoff", "must_quarantine"]
 
 
 class Reason(StrEnum):
@@ -51,7 +52,8 @@ class Retry:
 
     Attributes:
         max_attempts: Attempts before the task is given up.
-        max_crashes: Deliveries that may end without an outcome; one more buries the task.
+        max_crashes: Deliveries in a row that may end without an outcome and without progress; one more buries the
+            task. If it is not 0, the first two never bury, because another task of the same process may be the cause.
         on: Exceptions that are retried.
         never: Exceptions that are not retried, even if `on` has a base class of theirs.
     """
@@ -118,6 +120,31 @@ def after_failure(retry: Retry, counters: Counters, error: BaseException, max_at
     return TryAgain(backoff(retry, counters.attempts))
 
 
-def after_crash(retry: Retry, counters: Counters) -> Bury | None:
-    """Decide whether a claimed task is resumed (None) or given up."""
-    return Bury(Reason.CRASH_LOOP) if counters.crashes > retry.max_crashes else None
+_IN_COMPANY: Final = 2
+"""Crashes in a row after which a task runs in a process of its own. Until then, any task of the process may be the
+cause."""
+
+_TO_QUARANTINE: Final = 3
+"""Crashes within the window after which a task is quarantined although it made progress between them."""
+
+_TO_BURY: Final = 10
+"""Crashes within the window that a task survives if it makes progress between them, or `max_crashes` if that is more.
+"""
+
+
+def after_crash(retry: Retry, in_a_row: int, in_window: int) -> Bury | None:
+    """Decide whether a claimed task is resumed (None) or given up.
+
+    Args:
+        in_a_row: Crashes since the task's last progress.
+        in_window: Crashes within the window, whether the task made progress between them or not.
+    """
+    limit = max(retry.max_crashes, _IN_COMPANY) if retry.max_crashes else 0
+    if in_a_row > limit or in_window > max(retry.max_crashes, _TO_BURY):
+        return Bury(Reason.CRASH_LOOP)
+    return None
+
+
+def must_quarantine(in_a_row: int, in_window: int) -> bool:
+    """Return whether a task runs in a process of its own after its crashes. See `after_crash`."""
+    return in_a_row >= _IN_COMPANY or in_window >= _TO_QUARANTINE

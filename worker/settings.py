@@ -29,8 +29,8 @@ class Settings(ConnectionSettings):
             worker abandons the tasks and its supervisor replaces it.
         stall_warning: Time after which a blocked event loop is logged with the stacks.
         heartbeat: Interval of the worker's registration.
-        quarantine_window: Longest time for which a worker without supervisor reads no new messages while it runs a
-            quarantined task.
+        quarantine_window: Probation time: how long a quarantined task runs in a process of its own before it continues
+            as an ordinary task.
         result_ttl: Retention of outcomes.
         dead_letter_ttl: Retention of dead letters.
         partitions: Read all partitions of the queues ("all"), or share them with other workers ("share").
@@ -68,9 +68,9 @@ class Settings(ConnectionSettings):
     artifact_limit: Annotated[int, Field(ge=1)] = 1 << 30
     log_level: Literal["TRACE", "DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_json: bool = False
-    crash_threshold: Annotated[int, Field(ge=0)] = 3
+    crash_threshold: Annotated[int, Field(ge=0)] = 5
     crash_window: Seconds = 3600.0
-    restart_delays: Annotated[tuple[Delay, ...], NoDecode, Field(min_length=1)] = (5.0, 30.0, 120.0, 600.0)
+    restart_delays: Annotated[tuple[Delay, ...], NoDecode, Field(min_length=1)] = (0.0, 5.0, 30.0, 120.0, 600.0)
     memory: str = ""
     embedder: str = ""
     check_state: bool = False

@@ -25,7 +25,14 @@ from .due_set import promote_due
 from .fleet_locks import acquire_fleet_locks
 from .heartbeat import LeaseHeartbeat
 from .leases import Delivery, Leases
-from .quarantine_store import CrashReport, clear_quarantined, quarantine, report_crash, take_quarantined
+from .quarantine_store import (
+    CrashReport,
+    clear_quarantined,
+    excuse_crashes,
+    quarantine,
+    report_crash,
+    take_quarantined,
+)
 from .settlement import Counters, Wake, cancelled, park, raise_count, release, reschedule, succeed
 from .stream_reader import SingleNodeReader, read_partitions
 
@@ -44,6 +51,7 @@ __all__ = [
     "acquire_fleet_locks",
     "cancelled",
     "clear_quarantined",
+    "excuse_crashes",
     "last_step",
     "load_history",
     "park",

@@ -15,6 +15,7 @@ from ..keys import Partition
 from ..security import TaskCipher, event_field
 from ..transport import Argument, Gateway, pairs, queue_script
 from .leases import Delivery
+from .quarantine_store import CRASH_WINDOW_MS
 from .settlement import Counters
 
 __all__ = ["Entry", "History", "Kind", "last_step", "load_history", "recorded_steps", "touch_step", "write_entries"]
@@ -71,8 +72,9 @@ class History:
         events: Number of the last event that a run logged.
         lost: Deliveries of the present message that ended without an outcome and were not returned.
         mail: Number of the last message that was sent to the task's inbox.
-        quarantined: Whether the task is suspected of killing its worker.
-        forgiven_crashes: Crashes that do not count against the task.
+        quarantined: Whether the task was put into quarantine and has not survived the probation time since.
+        excused_crashes: Crashes that were followed by progress.
+        recent_crashes: Those of them that are within the window.
         enqueued: Time of the first enqueue in milliseconds; None if it is the time of the message.
         crash: Evidence of the last crash.
         latest: The last events of the log, newest first.
@@ -88,7 +90,8 @@ class History:
     mail: int = 0
     cancel: bool = False
     quarantined: bool = False
-    forgiven_crashes: int = 0
+    excused_crashes: int = 0
+    recent_crashes: int = 0
     enqueued: int | None = None
     crash: Mapping[str, Any] = field(default_factory=dict)
     latest: Sequence[TaskEvent] = ()
@@ -96,9 +99,14 @@ class History:
     read_at: int = 0
 
     @property
-    def counted_crashes(self) -> int:
-        """Crashes that count against the task: those since its last progress."""
-        return self.counters.crashes - self.forgiven_crashes
+    def crashes_in_a_row(self) -> int:
+        """Crashes since the last progress."""
+        return self.counters.crashes - self.excused_crashes
+
+    @property
+    def crashes_in_window(self) -> int:
+        """Crashes within the window, those since the last progress included."""
+        return self.recent_crashes + self.crashes_in_a_row
 
     def decrypt(self, cipher: TaskCipher) -> None:
         """Decrypt the checkpoint in place. Raises `DecryptionError`."""
@@ -154,19 +162,8 @@ async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str
     return None
 
 
-_FIELDS: Final = (
-    "attempts",
-    "crashes",
-    "returns",
-    "excused",
-    "events",
-    "mail",
-    "returned",
-    "cancel",
-    "suspect",
-    "crash",
-    "at",
-)
+_NUMBERS: Final = ("attempts", "crashes", "returns", "excused", "recent", "recent_at", "events", "mail", "returned")
+_FIELDS: Final = (*_NUMBERS, "cancel", "suspect", "crash", "at")
 
 _LATEST: Final = 8
 """Events of the log that are read: enough to see how the previous run ended."""
@@ -185,8 +182,10 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         ],
         node_of=partition.ready,
     )
-    attempts, crashes, returns, excused, events, mail, returned = (int(value or 0) for value in counts[:7])
-    cancel, suspect, crash, enqueued = counts[7:]
+    numbers = (int(value or 0) for value in counts[: len(_NUMBERS)])
+    attempts, crashes, returns, excused, recent, recent_at, events, mail, returned = numbers
+    cancel, suspect, crash, enqueued = counts[len(_NUMBERS) :]
+    now = int(time[0]) * 1000 + int(time[1]) // 1000
     # Each earlier delivery of this message ended without an outcome: an outcome would have deleted the message.
     lost = max(0, delivery.count - 1 - returned)
     history = History(
@@ -195,14 +194,15 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         lost=lost,
         mail=mail,
         cancel=cancel is not None,
-        forgiven_crashes=excused,
+        quarantined=suspect is not None,
+        excused_crashes=excused,
+        recent_crashes=recent if now - recent_at <= CRASH_WINDOW_MS else 0,
         enqueued=None if enqueued is None else int(enqueued),
         crash=orjson.loads(crash) if crash else {},
         latest=opened_events(latest, task_id, gateway.encryptor.of(partition, task_id)),
         alive_at=None if alive is None else int(alive),
-        read_at=int(time[0]) * 1000 + int(time[1]) // 1000,
+        read_at=now,
     )
-    history.quarantined = suspect is not None or (lost > 0 and history.counted_crashes > 0)
     records = {b"d": history.done, b"i": history.intents, b"s": history.saved}
     for name, value in pairs(steps).items():
         kind, _, step = name.partition(b":")

@@ -1,9 +1,9 @@
-"""Quarantine: tasks whose worker died. Each of them may be the cause, so each runs alone until it is cleared.
+"""Crashes: the report of a dead worker, and the quarantine of tasks whose workers keep dying.
+
+A supervisor that saw a worker process end reports it with `report_crash`: then no task waits for the lease.
 
 A quarantined message stays in the pending list, under a consumer name that is not a worker's. If no worker takes it
 from there, it is claimed after a lease, like the messages of every silent consumer.
-
-A supervisor that saw a worker process end reports it with `report_crash`: then no task waits for the lease.
 """
 
 from __future__ import annotations
@@ -17,19 +17,32 @@ import orjson
 
 from ..envelope import Envelope
 from ..errors import LeaseLost, Refused, UnreadableEnvelope
-from ..keys import GROUP, SUSPECTS, Namespace, Partition
+from ..keys import GROUP, RELEASED, SUSPECTS, Namespace, Partition
 from ..partitions import SINGLE, load_routes
 from ..presence import withdraw
-from ..transport import Gateway, is_missing_group, pairs, queue_script, retry_while_unavailable
-from .leases import Delivery
+from ..transport import Argument, Gateway, is_missing_group, pairs, queue_script, retry_while_unavailable
+from .leases import RELEASED_IDLE_MS, Delivery
 
-__all__ = ["CrashReport", "QuarantinedDelivery", "clear_quarantined", "quarantine", "report_crash", "take_quarantined"]
+__all__ = [
+    "CRASH_WINDOW_MS",
+    "CrashReport",
+    "QuarantinedDelivery",
+    "clear_quarantined",
+    "excuse_crashes",
+    "quarantine",
+    "report_crash",
+    "take_quarantined",
+]
 
 _CLEAR = queue_script("clear_quarantined")
 _CRASH = queue_script("report_crash")
+_EXCUSE = queue_script("excuse_crashes")
 _QUARANTINE = queue_script("quarantine")
 _REMOVE = queue_script("remove_consumer")
 _TAKE = queue_script("take_quarantined")
+
+CRASH_WINDOW_MS: Final = 600_000
+"""Milliseconds within which crashes of a task count although it made progress between them."""
 
 _MOST_DELIVERIES: Final = 1000
 """Deliveries of one worker in one partition that are read: more than a worker has slots."""
@@ -45,7 +58,8 @@ class QuarantinedDelivery(NamedTuple):
 async def quarantine(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
     """Leave a task to a worker that runs it alone, at no cost. Raises `LeaseLost`."""
     partition = delivery.partition
-    if not await gateway.run(_QUARANTINE, [partition.ready, partition.nudge], [*delivery.fence, SUSPECTS]):
+    keys = [partition.ready, partition.nudge, partition.record(task_id)]
+    if not await gateway.run(_QUARANTINE, keys, [*delivery.fence, SUSPECTS]):
         raise LeaseLost(task_id, "quarantine")
 
 
@@ -67,16 +81,23 @@ async def take_quarantined(gateway: Gateway, partition: Partition, worker: str) 
     return QuarantinedDelivery(Delivery(partition, entry, worker, count, pairs(fields), claimed=True), more=bool(more))
 
 
-async def clear_quarantined(gateway: Gateway, delivery: Delivery, task_id: str, crashes: int) -> None:
-    """Clear a task that has recorded a new step. crashes: number of its crashes so far. Raises `LeaseLost`."""
+async def clear_quarantined(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
+    """End the quarantine of a task that has survived the probation time. Raises `LeaseLost`."""
     partition = delivery.partition
-    keys = [partition.ready, partition.record(task_id), partition.log(task_id)]
-    if not await gateway.run(_CLEAR, keys, [*delivery.fence, crashes]):
+    if not await gateway.run(_CLEAR, [partition.ready, partition.record(task_id)], [*delivery.fence]):
         raise LeaseLost(task_id, "clearance")
 
 
+async def excuse_crashes(gateway: Gateway, delivery: Delivery, task_id: str, crashes: int) -> None:
+    """Count no crash in a row any more: the task has progressed. crashes: all so far. Raises `LeaseLost`."""
+    partition = delivery.partition
+    keys = [partition.ready, partition.record(task_id), partition.log(task_id)]
+    if not await gateway.run(_EXCUSE, keys, [*delivery.fence, crashes, CRASH_WINDOW_MS]):
+        raise LeaseLost(task_id, "progress")
+
+
 class CrashReport(NamedTuple):
-    """Number of deliveries that a dead worker held, all in quarantine now."""
+    """Number of deliveries that a dead worker held, which any worker may claim now."""
 
     deliveries: int
 
@@ -98,7 +119,7 @@ async def report_crash(
     exit_status: str,
     steps: Mapping[str, str],
 ) -> CrashReport:
-    """Quarantine every delivery of a worker whose process has ended. Retries while Redis is unavailable.
+    """Release every delivery of a worker whose process has ended. Retries while Redis is unavailable.
 
     Args:
         queues: Queues of the worker.
@@ -106,12 +127,8 @@ async def report_crash(
         steps: Steps in flight by task id, as far as they are known.
     """
     held = await retry_while_unavailable(lambda: _held_by(gateway, namespace, queues, worker))
-    # All partitions are read before any message is moved: whether the worker held a single delivery depends on all.
-    alone = sum(map(len, held.values())) == 1
     for partition, deliveries in held.items():
-        await retry_while_unavailable(
-            partial(_report, gateway, partition, worker, deliveries, alone, exit_status, steps)
-        )
+        await retry_while_unavailable(partial(_report, gateway, partition, worker, deliveries, exit_status, steps))
     await retry_while_unavailable(lambda: _remove(gateway, namespace, list(held), worker))
     return CrashReport(sum(map(len, held.values())))
 
@@ -152,21 +169,19 @@ async def _report(
     partition: Partition,
     worker: str,
     held: Sequence[_Held],
-    alone: bool,
     exit_status: str,
     steps: Mapping[str, str],
 ) -> None:
     reports = []
     for one in held:
-        evidence: dict[str, object] = {"how": exit_status, "worker": worker, "alone": alone}
+        evidence: dict[str, object] = {"how": exit_status, "worker": worker}
         if one.task_id is not None and one.task_id in steps:
             evidence["step"] = steps[one.task_id]
         task_id = one.task_id or f"entry-{one.entry.decode()}"
         keys = [partition.ready, partition.record(task_id), partition.log(task_id), partition.nudge]
         data = orjson.dumps(evidence) if one.task_id else b""
-        reports.append(
-            gateway.run(_CRASH, keys, [GROUP, worker, one.entry, one.delivery_count, SUSPECTS, int(alone), data])
-        )
+        args: list[Argument] = [GROUP, worker, one.entry, one.delivery_count, RELEASED, RELEASED_IDLE_MS, data]
+        reports.append(gateway.run(_CRASH, keys, args))
     await asyncio.gather(*reports)
 
 

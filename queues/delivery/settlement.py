@@ -164,7 +164,6 @@ async def reschedule(
     delay: float,
     event: str,
     data: dict[str, object],
-    suspect: bool = False,
 ) -> None:
     """Put the task into the due set to run again, and acknowledge its message.
 
@@ -172,7 +171,6 @@ async def reschedule(
         delay: Seconds.
         event: Type of the event that is logged.
         data: Evidence of the error.
-        suspect: Keep the task in quarantine.
 
     Raises:
         LeaseLost: The lease has passed to another worker.
@@ -180,8 +178,7 @@ async def reschedule(
     partition = delivery.partition
     evidence = gateway.encryptor.of(partition, task_id).encrypt(ERROR, orjson.dumps(data))
     keys = [*_deferral_keys(partition, task_id), partition.log(task_id)]
-    quarantined = ("waited",) if suspect else ()
-    args: list[Argument] = [*delivery.fence, task_id, *counters, _milliseconds(delay), event, evidence, *quarantined]
+    args: list[Argument] = [*delivery.fence, task_id, *counters, _milliseconds(delay), event, evidence]
     if not await gateway.run(_RESCHEDULE, keys, args):
         raise LeaseLost(task_id, "retry")
 

@@ -1,8 +1,7 @@
 -- include: fence
 -- Settle a delivery by putting the task into the due set, to run again after a delay.
 -- KEYS  ready stream, record, due set, nudge stream, log
--- ARGV  fence (4), task id, attempts, crashes, returns, delay in milliseconds, event type, event data (JSON),
---       then, if the task stays in quarantine, why
+-- ARGV  fence (4), task id, attempts, crashes, returns, delay in milliseconds, event type, event data (JSON)
 -- returns  0 refused, the lease has passed; 1 settled
 -- Atomic: the payload moves from the message to the record, and the task is due or pending, never both, never neither.
 -- If its cancellation was requested, the task is due at once: the next worker cancels it, whatever the delay was.
@@ -25,9 +24,6 @@ if not first[2] or due < tonumber(first[2]) then
 end
 redis.call('HSET', KEYS[2], 'error', ARGV[11])
 redis.call('HDEL', KEYS[2], 'waits', 'wakes')
-if ARGV[12] then
-  redis.call('HSET', KEYS[2], 'suspect', ARGV[12])
-end
 redis.call('XADD', KEYS[5], '*', 'type', ARGV[10], 'data', ARGV[11])
 redis.call('PUBLISH', KEYS[2], ARGV[10])
 return 1

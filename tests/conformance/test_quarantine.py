@@ -1,8 +1,9 @@
-"""Quarantine in Redis: a dead worker's deliveries are set aside, each is taken once, and none is lost."""
+"""Crashes in Redis: a dead worker's deliveries are claimable at once, progress excuses them, suspects run alone."""
 
 from __future__ import annotations
 
 import pytest
+from perdure.deadletter import Filter, Reason, Replay, bury, list_letters, replay
 from perdure.queues import (
     Counters,
     Delivery,
@@ -15,6 +16,7 @@ from perdure.queues import (
     Producer,
     State,
     clear_quarantined,
+    excuse_crashes,
     list_queues,
     load_history,
     quarantine,
@@ -28,6 +30,7 @@ from perdure.queues import (
     write_entries,
 )
 from perdure.queues.delivery import quarantine_store
+from perdure.queues.delivery.quarantine_store import CRASH_WINDOW_MS
 from perdure.queues.keys import GROUP, SUSPECTS
 
 from tests.support.consumers import (
@@ -42,6 +45,7 @@ from tests.support.consumers import (
     take_over,
     worker,
 )
+from tests.support.delivery_calls import EVIDENCE
 
 
 async def take(gateway: Gateway, partition: Partition, name: str = "b") -> Delivery:
@@ -64,13 +68,13 @@ async def test_setting_aside_reserves_deliveries_and_counts_nothing(
     handle = await producer.enqueue("t")
     delivery = await read_one(await worker(gateway, partition))
     await quarantine(gateway, delivery, handle.id)
-    assert [(owner, count) for _, owner, _, count in await pending(gateway, partition)] == [(SUSPECTS, 0)]
+    assert [(owner, count) for _, owner, _, count in await pending(gateway, partition)] == [(SUSPECTS, 1)]
     assert (await handle.record()).state is State.QUEUED
     (queue,) = await list_queues(gateway, namespace)
     assert (queue.depth, queue.in_flight) == (1, 0)
     assert queue.oldest_age is not None
     taken = await take(gateway, partition)
-    assert (taken.worker, taken.count, taken.fields) == ("b", 1, delivery.fields)
+    assert (taken.worker, taken.count, taken.fields) == ("b", 2, delivery.fields)
     assert (await load_history(gateway, taken, handle.id)).counters == Counters()
 
 
@@ -80,7 +84,7 @@ async def test_setting_aside_twice_equals_once(gateway: Gateway, partition: Part
     delivery = await read_one(await worker(gateway, partition))
     await quarantine(gateway, delivery, "x")
     await quarantine(gateway, delivery, "x")
-    assert (await take(gateway, partition)).count == 1
+    assert (await load_history(gateway, await take(gateway, partition), "x")).lost == 0
     with pytest.raises(LeaseLost):
         await quarantine(gateway, delivery, "x")
 
@@ -163,10 +167,10 @@ async def test_a_suspect_whose_reply_was_lost_is_adopted(
 async def test_a_suspect_whose_message_was_deleted_is_dropped(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    await producer.enqueue_many("t", [{}] * 2)
+    handles = await producer.enqueue_many("t", [{}] * 2)
     gone, kept = await read(await worker(gateway, partition), 2)
-    for delivery in (gone, kept):
-        await quarantine(gateway, delivery, "x")
+    for delivery, handle in zip((gone, kept), handles, strict=True):
+        await quarantine(gateway, delivery, handle.id)
     await gateway.command("XDEL", partition.ready, gone.entry)
     assert await take_quarantined(gateway, partition, "b") == (None, True)
     assert (await take(gateway, partition)).entry == kept.entry
@@ -180,7 +184,7 @@ async def test_an_unknown_queue_has_no_suspect(gateway: Gateway, partition: Part
 # crash reports
 
 
-async def test_none_of_several_deliveries_is_blamed(
+async def test_a_report_makes_each_delivery_claimable_and_counts_a_crash(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     handles = await producer.enqueue_many("t", [{}] * 3)
@@ -189,33 +193,21 @@ async def test_none_of_several_deliveries_is_blamed(
         gateway, namespace, ["default"], "dead", exit_status="SIGKILL", steps={handles[1].id: "parse"}
     )
     assert found.deliveries == 3
-    for number, handle in enumerate(handles):
-        taken = await take(gateway, partition)
+    heir = await worker(gateway, partition, name="b")
+    heard = await heir.read(5, block=None)
+    assert (heard.claimable, heard.quarantined) == (True, False)
+    for number, (taken, handle) in enumerate(zip(await claim_all(heir), handles, strict=True)):
         history = await load_history(gateway, taken, handle.id)
-        assert (taken.count, history.quarantined, history.counted_crashes, history.counters.crashes) == (1, True, 0, 0)
+        assert (taken.count, history.quarantined, history.lost) == (2, False, 1)
+        assert (history.crashes_in_a_row, history.crashes_in_window, history.counters.crashes) == (1, 1, 1)
         step = {"step": "parse"} if number == 1 else {}
-        assert history.crash == {"how": "SIGKILL", "worker": "dead", "alone": False} | step
+        assert history.crash == {"how": "SIGKILL", "worker": "dead"} | step
         assert await types(gateway, partition, handle.id) == ["crashed"]
-
-
-async def test_a_delivery_that_was_alone_stays_blamed(
-    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
-) -> None:
-    handle = await producer.enqueue("t")
-    delivery = await read_one(await worker(gateway, partition, name="first"))
-    for number, heir in enumerate(("second", "third"), start=1):
-        await report_crash(gateway, namespace, ["default"], delivery.worker, exit_status="SIGSEGV", steps={})
-        delivery = await take(gateway, partition, heir)
-        history = await load_history(gateway, delivery, handle.id)
-        assert (history.quarantined, history.counted_crashes, history.counters.crashes) == (True, number, number)
-    await clear_quarantined(gateway, delivery, handle.id, crashes=2)
-    assert (await load_history(gateway, delivery, handle.id)).counted_crashes == 2
 
 
 async def test_a_report_covers_all_partitions_of_one_worker(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    """All partitions together decide whether a delivery was alone: here the worker held one in each of two."""
     first = await producer.enqueue("t")
     await read_one(await worker(gateway, partition, name="dead"))
     await set_partitions(gateway, namespace, "default", 2)
@@ -228,8 +220,8 @@ async def test_a_report_covers_all_partitions_of_one_worker(
     found = await report_crash(gateway, namespace, ["default"], "dead", exit_status="SIGKILL", steps={})
     assert found.deliveries == 2
     for where, handle in ((partition, first), (place, second)):
-        delivery = await take(gateway, where)
-        assert (await load_history(gateway, delivery, handle.id)).counted_crashes == 0
+        delivery = await claim_one(await worker(gateway, where, name="b"))
+        assert (await load_history(gateway, delivery, handle.id)).crashes_in_a_row == 1
     assert [owner for _, owner, _, _ in await pending(gateway, third.partition)] == ["b", "other"]
     assert "dead" not in await consumers(gateway, partition.ready)
 
@@ -269,18 +261,18 @@ async def test_a_report_leaves_a_delivery_that_another_worker_took(
     held = await quarantine_store._held_by(gateway, namespace, ["default"], "dead")
     await release(gateway, delivery, handle.id, data={})
     await claim_one(await worker(gateway, partition, name="b"))
-    await quarantine_store._report(gateway, partition, "dead", held[partition], True, "SIGKILL", {})
+    await quarantine_store._report(gateway, partition, "dead", held[partition], "SIGKILL", {})
     assert [owner for _, owner, _, _ in await pending(gateway, partition)] == ["b"]
 
 
-async def test_an_unreadable_message_is_set_aside_and_leaves_no_record(
+async def test_an_unreadable_message_is_released_and_leaves_no_record(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
     a = await worker(gateway, partition, name="dead")
     entry = await gateway.command("XADD", partition.ready, "*", "env", b"\xff")
     await read_one(a)
     await report_crash(gateway, namespace, ["default"], "dead", exit_status="SIGKILL", steps={})
-    assert (await take(gateway, partition)).entry == entry
+    assert (await claim_one(await worker(gateway, partition, name="b"))).entry == entry
     assert await gateway.command("EXISTS", partition.record(f"entry-{entry.decode()}")) == 0
 
 
@@ -291,52 +283,88 @@ async def test_an_unused_queue_has_nothing_to_report(gateway: Gateway, namespace
 # clearing
 
 
-async def test_a_crash_without_a_report_is_excused_by_progress(
-    gateway: Gateway, partition: Partition, producer: Producer
-) -> None:
-    """No supervisor saw how the first worker ended: the crash counts until the task makes progress."""
+async def test_progress_excuses_crashes(gateway: Gateway, partition: Partition, producer: Producer) -> None:
     await producer.enqueue("t", task_id="x")
     third = await take_over(gateway, await take_over(gateway, await read_one(await worker(gateway, partition))), "c")
     history = await load_history(gateway, third, "x")
-    assert (history.quarantined, history.counted_crashes, history.counters.crashes) == (True, 2, 2)
+    assert (history.crashes_in_a_row, history.counters.crashes) == (2, 2)
     await write_entries(gateway, third, "x", [Entry(Kind.DONE, "s", b"1")])
-    await clear_quarantined(gateway, third, "x", history.counters.crashes)
-    await clear_quarantined(gateway, third, "x", history.counters.crashes)
-    cleared = await load_history(gateway, third, "x")
-    assert (cleared.quarantined, cleared.counted_crashes, cleared.counters.crashes) == (False, 0, 2)
+    for _ in range(2):
+        await excuse_crashes(gateway, third, "x", history.counters.crashes)
+    excused = await load_history(gateway, third, "x")
+    assert (excused.crashes_in_a_row, excused.counters.crashes) == (0, 2)
     assert (await types(gateway, partition, "x")).count("cleared") == 1
 
 
-async def test_a_worker_that_lost_the_lease_clears_no_suspect(
+async def test_a_worker_that_lost_the_lease_excuses_and_clears_nothing(
     gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
     await producer.enqueue("t", task_id="x")
     delivery = await read_one(await worker(gateway, partition))
     await take_over(gateway, delivery, "thief")
     with pytest.raises(LeaseLost):
-        await clear_quarantined(gateway, delivery, "x", 0)
+        await clear_quarantined(gateway, delivery, "x")
+    with pytest.raises(LeaseLost):
+        await excuse_crashes(gateway, delivery, "x", 1)
 
 
-async def test_an_outcome_ends_the_suspicion(
-    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+async def test_crashes_after_progress_count_within_the_window_only(
+    gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 2)
-    await read(await worker(gateway, partition, name="dead"), 2)
-    await report_crash(gateway, namespace, ["default"], "dead", exit_status="SIGKILL", steps={})
-    one, other = await take(gateway, partition), await take(gateway, partition, "c")
-    await reschedule(gateway, one, handles[0].id, Counters(1), delay=60, event="attempt_failed", data={})
-    await reschedule(gateway, other, handles[1].id, Counters(), delay=60, event="crash_backoff", data={}, suspect=True)
-    marks = [await gateway.command("HGET", partition.record(handle.id), "suspect") for handle in handles]
-    assert marks == [None, b"waited"]
+    await producer.enqueue("t", task_id="x")
+    delivery = await read_one(await worker(gateway, partition))
+    for number, name in enumerate(("b", "c", "d"), start=1):
+        delivery = await take_over(gateway, delivery, name)
+        history = await load_history(gateway, delivery, "x")
+        assert (history.crashes_in_a_row, history.crashes_in_window) == (1, number)
+        await excuse_crashes(gateway, delivery, "x", number)
+        history = await load_history(gateway, delivery, "x")
+        assert (history.crashes_in_a_row, history.crashes_in_window) == (0, number)
+    long_ago = int((await gateway.command("HGET", partition.record("x"), "recent_at")).decode()) - CRASH_WINDOW_MS - 1
+    await gateway.command("HSET", partition.record("x"), "recent_at", long_ago)
+    delivery = await take_over(gateway, delivery, "e")
+    history = await load_history(gateway, delivery, "x")
+    assert (history.crashes_in_a_row, history.crashes_in_window, history.counters.crashes) == (1, 1, 4)
+    await excuse_crashes(gateway, delivery, "x", 4)
+    assert (await load_history(gateway, delivery, "x")).crashes_in_window == 1  # a new window
+
+
+async def test_a_replay_forgets_crashes(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    await producer.enqueue("t", task_id="x")
+    delivery = await take_over(gateway, await read_one(await worker(gateway, partition)), "b")
+    await excuse_crashes(gateway, delivery, "x", 1)
+    retried = Counters(1, crashes=1)
+    await bury(gateway, delivery, "x", task="t", reason=Reason.TIMEOUT, evidence=EVIDENCE, counters=retried)
+    (letter,) = [one async for one in list_letters(gateway, [partition], Filter())]
+    assert await replay(gateway, letter, Replay())
+    history = await load_history(gateway, await read_one(await worker(gateway, partition, name="c")), "x")
+    assert (history.crashes_in_a_row, history.crashes_in_window, history.counters.crashes) == (0, 0, 0)
+
+
+async def test_an_outcome_ends_the_quarantine(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    await producer.enqueue("t", task_id="x")
+    await quarantine(gateway, await read_one(await worker(gateway, partition)), "x")
+    taken = await take(gateway, partition)
+    assert (await load_history(gateway, taken, "x")).quarantined
+    await reschedule(gateway, taken, "x", Counters(1), delay=60, event="attempt_failed", data={})
+    assert await gateway.command("HGET", partition.record("x"), "suspect") is None
+
+
+async def test_a_survivor_is_an_ordinary_task(gateway: Gateway, partition: Partition, producer: Producer) -> None:
+    await producer.enqueue("t", task_id="x")
+    await quarantine(gateway, await read_one(await worker(gateway, partition)), "x")
+    taken = await take(gateway, partition)
+    for _ in range(2):
+        await clear_quarantined(gateway, taken, "x")
+    assert not (await load_history(gateway, taken, "x")).quarantined
 
 
 async def test_a_suspect_that_is_released_stays_a_suspect(
-    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
+    gateway: Gateway, partition: Partition, producer: Producer
 ) -> None:
-    handles = await producer.enqueue_many("t", [{}] * 2)
-    await read(await worker(gateway, partition, name="dead"), 2)
-    await report_crash(gateway, namespace, ["default"], "dead", exit_status="SIGKILL", steps={})
-    await release(gateway, await take(gateway, partition), handles[0].id, data={})
+    await producer.enqueue("t", task_id="x")
+    await quarantine(gateway, await read_one(await worker(gateway, partition)), "x")
+    await release(gateway, await take(gateway, partition), "x", data={})
     again = await claim_one(await worker(gateway, partition, name="c"))
-    history = await load_history(gateway, again, handles[0].id)
+    history = await load_history(gateway, again, "x")
     assert (history.quarantined, history.counters.crashes) == (True, 0)

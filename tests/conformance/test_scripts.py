@@ -34,6 +34,7 @@ from perdure.queues import (
     clear_quarantined,
     count_crash,
     enqueue_successor,
+    excuse_crashes,
     find_task,
     list_workers,
     load_script,
@@ -212,7 +213,8 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         await quarantine(gateway, await read_one(a), "suspect")
         suspect = await take_quarantined(gateway, partition, "a")
         assert suspect.delivery is not None
-        await clear_quarantined(gateway, suspect.delivery, "suspect", crashes=0)
+        await excuse_crashes(gateway, suspect.delivery, "suspect", crashes=1)
+        await clear_quarantined(gateway, suspect.delivery, "suspect")
         found = await report_crash(gateway, namespace, ["default"], "a", exit_status="SIGKILL", steps={})
         assert found.deliveries == 1
         await supervise(gateway, namespace, SupervisorInfo(id="s", name="s", window=60.0), ttl=15)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perdure.deadletter import Bury, Reason, Retry, TryAgain, after_crash, after_failure, backoff
+from perdure.deadletter import Bury, Reason, Retry, TryAgain, after_crash, after_failure, backoff, must_quarantine
 from perdure.queues import Counters
 
 RETRIES = st.builds(
@@ -61,9 +61,28 @@ def test_attempts_are_bounded(retry: Retry, attempts: int, asked: int | None) ->
 
 
 @given(RETRIES, st.integers(0, 60))
-def test_crashes_are_bounded_and_counted_separately(retry: Retry, crashes: int) -> None:
-    expected = Bury(Reason.CRASH_LOOP) if crashes > retry.max_crashes else None
-    assert after_crash(retry, Counters(attempts=1_000, crashes=crashes)) == expected
+def test_crashes_in_a_row_are_bounded(retry: Retry, crashes: int) -> None:
+    """The first two may be the fault of another task in the same process."""
+    limit = max(2, retry.max_crashes) if retry.max_crashes else 0
+    expected = Bury(Reason.CRASH_LOOP) if crashes > limit else None
+    assert after_crash(retry, crashes, crashes) == expected
+
+
+@pytest.mark.parametrize(("max_crashes", "limit"), [(1, 10), (3, 10), (50, 50)])
+def test_crashes_after_progress_are_bounded_within_the_window(max_crashes: int, limit: int) -> None:
+    retry = Retry(max_crashes=max_crashes)
+    assert after_crash(retry, 1, limit) is None
+    assert after_crash(retry, 1, limit + 1) == Bury(Reason.CRASH_LOOP)
+
+
+@pytest.mark.parametrize(
+    ("in_a_row", "in_window", "expected"),
+    [(0, 0, False), (1, 1, False), (2, 2, True), (1, 2, False), (0, 3, True), (1, 3, True)],
+)
+def test_the_second_crash_in_a_row_or_the_third_in_the_window_quarantines(
+    in_a_row: int, in_window: int, expected: bool
+) -> None:
+    assert must_quarantine(in_a_row, in_window) is expected
 
 
 def test_one_attempt_means_no_retry() -> None:

@@ -30,7 +30,7 @@ HOUR = 3_600_000
 VALID = 120_000
 """Milliseconds for which a registered retention may be used."""
 
-CRASHES = ("guilty", "excused", "crash")
+CRASHES = ("excused", "recent", "recent_at", "crash")
 """Fields of a record that describe crashes."""
 
 
@@ -313,13 +313,12 @@ class Ledger:
         counts: tuple[int, int, int],
         event: str,
         data: bytes,
-        suspect: bool,
     ) -> bool:
         if not self.owned(delivery):
             return self.settled(delivery, task)
         record = self.at.record(task)
         self._defer(delivery, task, 0 if self.held.get(record, "cancel") is not None else delay, counts)
-        self.held.put(record, {"error": data, **({"suspect": "waited"} if suspect else {})})
+        self.held.put(record, {"error": data})
         self.held.drop(record, "waits", "wakes")
         self.note_event(task, event, data)
         self.tell(task, event)
@@ -423,27 +422,20 @@ class Ledger:
         held = sorted(
             (one for one, held in self.pending.items() if held.owner == worker), key=lambda one: Id(one).order
         )
-        alone = len(held) == 1
         for entry in held:
-            count = self.pending[entry].count
-            self._suspect(entry, count if alone else count - 1)
+            self._give_back(entry)
             task = _task_of(self.ready.find(entry))
             if task is not None:
-                self._note_crash(task, count, alone, {"how": how, "worker": worker, "alone": alone}, doing)
-            self.nudge("suspect")
+                self._note_crash(task, {"how": how, "worker": worker}, doing)
+            self.nudge("released")
         self._name_gone(worker)
         return len(held)
 
-    def _note_crash(
-        self, task: str, count: int, alone: bool, known: dict[str, object], doing: Mapping[str, str]
-    ) -> None:
+    def _note_crash(self, task: str, known: dict[str, object], doing: Mapping[str, str]) -> None:
         record = self.at.record(task)
         told = orjson.dumps(known | ({"step": doing[task]} if task in doing else {}))
         self.held.drop(record, "step", "alive")
-        self.held.put(record, {"suspect": "alone" if alone else "company", "crash": told})
-        if alone:
-            returned = int(self.held.get(record, "returned") or 0)
-            self.held.put(record, {"guilty": int(self.held.get(record, "crashes") or 0) + count - returned})
+        self.held.put(record, {"crash": told})
         self.note_event(task, "crashed", told)
         self.tell(task, "crashed")
 
@@ -451,11 +443,13 @@ class Ledger:
         self.pending[entry] = Pending(SUSPECTS, count, Moment(loose=True))
         self.ready.names[SUSPECTS] = True
 
-    def set_aside(self, delivery: Delivery) -> bool:
+    def set_aside(self, delivery: Delivery, task: str) -> bool:
         if not self.owned(delivery):
             pending = self.pending.get(delivery.entry)
-            return pending is not None and pending.owner == SUSPECTS
-        self._suspect(delivery.entry, delivery.count - 1)
+            return pending is not None and (pending.owner, pending.count) == (SUSPECTS, delivery.count)
+        self._suspect(delivery.entry, delivery.count)
+        if self._count_returned(delivery.entry):
+            self.held.put(self.at.record(task), {"suspect": "1"})
         self.nudge("suspect")
         return True
 
@@ -469,16 +463,23 @@ class Ledger:
             self.ready.names[worker] = True
         return [self._handed(entry) for entry in waiting[:1]], len(waiting) > 1
 
-    def acquit(self, delivery: Delivery, task: str, crashes: int) -> bool:
+    def acquit(self, delivery: Delivery, task: str) -> bool:
+        if self.owned(delivery):
+            self.held.drop(self.at.record(task), "suspect")
+            return True
+        return False
+
+    def excuse(self, delivery: Delivery, task: str, crashes: int) -> bool:
+        """Excuse crashes. The window of the model is endless: its tests let no time pass for it."""
         if not self.owned(delivery):
             return False
         record = self.at.record(task)
-        excused = crashes - int(self.held.get(record, "guilty") or 0)
-        suspect = self.held.get(record, "suspect") is not None
-        if suspect or excused > int(self.held.get(record, "excused") or 0):
-            self.held.drop(record, "suspect")
-            self.held.put(record, {"excused": excused})
-            self.note_event(task, "cleared", b'{"excused":%d}' % excused)
+        more = crashes - int(self.held.get(record, "excused") or 0)
+        if more > 0:
+            recent = int(self.held.get(record, "recent") or 0)
+            self.held.put_new(record, "recent_at", Moment())
+            self.held.put(record, {"recent": recent + more, "excused": crashes})
+            self.note_event(task, "cleared", b'{"excused":%d}' % crashes)
         return True
 
     # -- calls of clients

@@ -42,7 +42,13 @@ from perdure.queues import (
     touch_step,
     write_entries,
 )
-from perdure.queues.delivery.quarantine_store import clear_quarantined, quarantine, report_crash, take_quarantined
+from perdure.queues.delivery.quarantine_store import (
+    clear_quarantined,
+    excuse_crashes,
+    quarantine,
+    report_crash,
+    take_quarantined,
+)
 from perdure.queues.enqueueing import BatchEnqueuer
 from perdure.queues.keys import DATA_FORMAT, GROUP, RELEASED, SUSPECTS, is_reserved
 from perdure.queues.partitions.assignment import join_group
@@ -466,12 +472,11 @@ class Queues(RuleBasedStateMachine):
         standing=standings,
         delay=delays,
         counters=st.tuples(numbers, numbers, numbers),
-        suspect=st.booleans(),
     )
-    def retry(self, which: int, standing: str, delay: int, counters: tuple[int, int, int], suspect: bool) -> None:
+    def retry(self, which: int, standing: str, delay: int, counters: tuple[int, int, int]) -> None:
         delivery, task = self.pick(which, standing)
         if task in TASKS:
-            self.put_off(delivery, task, delay, counters, suspect)
+            self.put_off(delivery, task, delay, counters)
 
     @rule(
         which=which,
@@ -525,12 +530,10 @@ class Queues(RuleBasedStateMachine):
             )
             self.same(answer, expected)
 
-    def put_off(
-        self, delivery: Delivery, task: str, delay: int, counters: tuple[int, int, int], suspect: bool = False
-    ) -> None:
+    def put_off(self, delivery: Delivery, task: str, delay: int, counters: tuple[int, int, int]) -> None:
         data: dict[str, object] = {"error": "ValueError"}
         for _ in range(2):
-            expected = self.ledger.retry(delivery, task, delay, counters, "attempt_failed", orjson.dumps(data), suspect)
+            expected = self.ledger.retry(delivery, task, delay, counters, "attempt_failed", orjson.dumps(data))
             act = reschedule(
                 self.ground.gateway,
                 delivery,
@@ -539,7 +542,6 @@ class Queues(RuleBasedStateMachine):
                 delay=delay / 1000,
                 event="attempt_failed",
                 data=data,
-                suspect=suspect,
             )
             self.same(self.ground.accepted(act), expected)
         self.end(delivery)
@@ -594,8 +596,12 @@ class Queues(RuleBasedStateMachine):
     @rule(which=which, standing=standings)
     def set_aside(self, which: int, standing: str) -> None:
         delivery, task = self.pick(which, standing)
+        if task in TASKS:
+            self.put_aside(delivery, task)
+
+    def put_aside(self, delivery: Delivery, task: str) -> None:
         for _ in range(2):
-            expected = self.ledger.set_aside(delivery)
+            expected = self.ledger.set_aside(delivery, task)
             self.same(self.ground.accepted(quarantine(self.ground.gateway, delivery, task)), expected)
         self.end(delivery)
 
@@ -603,27 +609,30 @@ class Queues(RuleBasedStateMachine):
     def take_suspect(self, name: str, heard: bool, which: int) -> None:
         self.join(name)
         if not any(held.owner == SUSPECTS for held in self.ledger.pending.values()):
-            dying = self.pick(which, MINE)[0].worker
-            for one in WORKERS:
-                if self.names[one] == dying:
-                    self.crash(one, {"t0"})
-            self.is_as_expected()
-            self.join(name)
+            delivery, task = self.pick(which, MINE)
+            if task in TASKS:
+                self.put_aside(delivery, task)
         taken = self.ground.run(take_quarantined(self.ground.gateway, self.partition, self.names[name]))
         expected, more = self.ledger.take_suspect(self.names[name])
         self.begin(name, [taken.delivery] if taken.delivery else [], expected, heard=heard)
         agree(taken.more, more)
 
-    @rule(which=which, standing=standings, more=numbers)
-    def acquit(self, which: int, standing: str, more: int) -> None:
+    @rule(which=which, standing=standings)
+    def acquit(self, which: int, standing: str) -> None:
         delivery, task = self.pick(which, standing)
         if task in TASKS:
-            crashes = int(self.ledger.held.get(self.partition.record(task), "guilty") or 0) + more
             for _ in range(2):
-                expected = self.ledger.acquit(delivery, task, crashes)
-                self.same(
-                    self.ground.accepted(clear_quarantined(self.ground.gateway, delivery, task, crashes)), expected
-                )
+                expected = self.ledger.acquit(delivery, task)
+                self.same(self.ground.accepted(clear_quarantined(self.ground.gateway, delivery, task)), expected)
+
+    @rule(which=which, standing=standings, more=numbers)
+    def excuse(self, which: int, standing: str, more: int) -> None:
+        delivery, task = self.pick(which, standing)
+        if task in TASKS:
+            crashes = int(self.ledger.held.get(self.partition.record(task), "excused") or 0) + more
+            for _ in range(2):
+                expected = self.ledger.excuse(delivery, task, crashes)
+                self.same(self.ground.accepted(excuse_crashes(self.ground.gateway, delivery, task, crashes)), expected)
 
     # -- calls of clients
 
@@ -861,10 +870,9 @@ class Queues(RuleBasedStateMachine):
                 agree((history.lost, history.counters.crashes), (lost, crashes + lost))
                 excused = int(held.get(self.partition.record(task), "excused") or 0)
                 marked = held.get(self.partition.record(task), "suspect") is not None
-                blamed = history.counters.crashes - excused
                 agree(
-                    (history.counted_crashes, history.quarantined),
-                    (blamed, marked or (lost > 0 and blamed > 0)),
+                    (history.crashes_in_a_row, history.quarantined),
+                    (history.counters.crashes - excused, marked),
                 )
                 steps = {
                     name: text_of(value) for name, value in held.hashes.get(self.partition.steps(task), {}).items()

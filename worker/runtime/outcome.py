@@ -38,13 +38,12 @@ class Success:
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """The task runs again after `delay` seconds. suspect: it stays in quarantine."""
+    """The task runs again after `delay` seconds."""
 
     delay: float
     stop: StopReason
     counters: Counters
     error: BaseException
-    suspect: bool = False
 
     @property
     def event(self) -> str:

@@ -1,15 +1,18 @@
 """The quarantine gate: decides whether this worker may run a task that is suspected of killing workers.
 
-Under a supervisor an ordinary worker runs no suspect, and the supervisor starts a separate process for each. Without a
-supervisor a worker runs one suspect at a time, and takes no other task meanwhile, until the suspect is cleared, until
-it ends, or until the quarantine window is over: a task that kills at once would have done so by then, and the other
-tasks have waited long enough.
+A worker with a link to a process that starts quarantine workers runs no suspect itself. A quarantine worker runs one
+suspect and nothing else. When the suspect has survived the probation time, it no longer takes up a place: it continues
+as an ordinary task, and another quarantine worker may start.
+
+A worker without such a link runs one suspect at a time, and takes no other task meanwhile, until the suspect makes
+progress, ends, or survives the probation time.
 """
 
 from __future__ import annotations
 
 import asyncio
 
+from ...deadletter import must_quarantine
 from ...queues import Delivery, LeaseLost, QueueError, clear_quarantined
 from ..durable import Run, RunObserver
 from ..log import logger
@@ -24,11 +27,11 @@ class QuarantineGate:
     """The gate of one worker."""
 
     def __init__(self, link: SupervisorLink | None, window: float) -> None:
-        """link: to the supervisor, None without one. window: seconds that a suspect runs alone at most."""
+        """link: to the process that starts quarantine workers, None without one. window: probation time in seconds."""
         self._link = link
         self._window = window
         self._pending: set[tuple[str, bytes]] = set()
-        self._alone: Run | None = None
+        self._suspect: Run | None = None
         self._more = False
         self._timer: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
@@ -47,8 +50,8 @@ class QuarantineGate:
 
     @property
     def has_room(self) -> bool:
-        """Whether the worker may take more tasks: no suspect runs alone here or is about to."""
-        return self._alone is None and not self._pending
+        """Whether the worker may take more tasks: no suspect runs here or is about to."""
+        return self._suspect is None and not self._pending
 
     def request(self) -> None:
         """Look for suspects at the next opportunity, or have the supervisor start a worker that does."""
@@ -70,35 +73,36 @@ class QuarantineGate:
 
     def admit(self, run: Run) -> bool:
         """Return whether a suspect may run here now. If so, `release` follows when it has ended."""
-        if not self.accepts or self._alone is not None:
+        if not self.accepts or self._suspect is not None:
             return False
-        self._alone = run
-        loop = asyncio.get_running_loop()
-        if self.dedicated and self._link is not None:
-            link = self._link
+        self._suspect = run
+        self._timer = asyncio.get_running_loop().call_later(self._window, self._end_probation, run)
+        link = self._link
+        if link is not None:
             link.say("begins", id=run.id, task=run.envelope.task)
             if self._more:
                 link.say("suspects")  # after `begins`: the supervisor must not count this worker as free for them
             run.observe(_StepReports(link, run))
         else:
-            self._timer = loop.call_later(self._window, self._end_window, run)
-        logger.bind(task=run.envelope.task, id=run.id).info("running alone in quarantine: its worker died")
-        run.observe(_Clearance(self, run))
+            run.observe(_Progress(self, run))
+        logger.bind(task=run.envelope.task, id=run.id).info("running in quarantine: its workers died")
         return True
 
     async def check(self, execution: Execution) -> Outcome | None:
         """Stage: refuse a suspect that may not run here now."""
-        run = execution.run
-        if run.history.quarantined and not self.admit(run):
-            return Quarantined(run.history.counters)
+        run, history = execution.run, execution.run.history
+        suspected = history.quarantined or must_quarantine(history.crashes_in_a_row, history.crashes_in_window)
+        if suspected and not self.admit(run):
+            return Quarantined(history.counters)
         self.resolved(run.delivery)
         return None
 
     def release(self, run: Run) -> None:
         """Note that a run has ended. A run that was not admitted changes nothing."""
-        if self._alone is run and self.dedicated and self._link is not None:
-            self._link.say("ends", id=run.id)
-        self._end_window(run)
+        if self._suspect is run:
+            if self._link is not None:
+                self._link.say("ends", id=run.id)
+            self._leave()
 
     def idle(self) -> None:
         """Report to the supervisor that there is no suspect."""
@@ -115,25 +119,30 @@ class QuarantineGate:
         await self._changed.wait()
 
     def clear(self, run: Run) -> None:
-        """Clear a run that recorded a step which no earlier run had recorded."""
+        """Let the worker of a suspect that made progress take other tasks again."""
+        if self._suspect is run:
+            self._end_probation(run)
+
+    def _end_probation(self, run: Run) -> None:
         task = asyncio.get_running_loop().create_task(self._clear_stored(run))
         self._clearing.add(task)
         task.add_done_callback(self._clearing.discard)
-        if not self.dedicated:
-            self._end_window(run)
+        if self._link is not None:
+            self._link.say("survived", id=run.id)
+        else:
+            self._leave()
 
     async def _clear_stored(self, run: Run) -> None:
         try:
-            await clear_quarantined(run.gateway, run.delivery, run.id, run.history.counters.crashes)
+            await clear_quarantined(run.gateway, run.delivery, run.id)
         except LeaseLost:
             pass  # the run has ended, or its next write is refused
         except QueueError as error:
             logger.debug("could not clear task {} from quarantine: {}", run.id, error)
 
-    def _end_window(self, run: Run) -> None:
-        if self._alone is not run:
-            return
-        self._alone = None
+    def _leave(self) -> None:
+        """Take other tasks again."""
+        self._suspect = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -155,8 +164,8 @@ class _StepReports(RunObserver):
         self._link.say("step", id=self._id, step=key)
 
 
-class _Clearance(RunObserver):
-    """Clears a suspect at its first recorded step."""
+class _Progress(RunObserver):
+    """Clears a suspect at its first recorded result."""
 
     def __init__(self, gate: QuarantineGate, run: Run) -> None:
         self._gate = gate

@@ -102,13 +102,11 @@ class Settler:
             delay, waits, seen = outcome.parked.delay, outcome.parked.waits, outcome.parked.seen
             bound.debug("parked until a {} arrives", waits)
             return lambda: park(gateway, delivery, task_id, counters, delay=delay, waits=waits, seen=seen)
-        delay, event, suspect = outcome.delay, outcome.event, outcome.suspect
+        delay, event = outcome.delay, outcome.event
         evidence = Evidence.of(outcome.error, run.redact)
         bound.warning("{}, scheduled again in {:.1f} s: {}: {}", event, delay, evidence.error, evidence.message)
         found = evidence.fields() | {"attempts": counters.attempts, "delay": delay}
-        return lambda: reschedule(
-            gateway, delivery, task_id, counters, delay=delay, event=event, data=found, suspect=suspect
-        )
+        return lambda: reschedule(gateway, delivery, task_id, counters, delay=delay, event=event, data=found)
 
     def _result_ttl(self, run: Run) -> float:
         task = self._registry.get(run.envelope.task)

@@ -172,23 +172,21 @@ class Supervisor:
             self._pool.on_exit(child)
         if child.crashed:
             child.kill_group()
-            deliveries = await self._report_crash(child)
-            if deliveries and self._pool is not None:
-                self._pool.scale_up(deliveries)
+            await self._report_crash(child)
         if self._registry is not None and child.counts_as_crash:
             child.crashes = await self._registry.count(child)
 
-    async def _report_crash(self, child: Child) -> int:
-        """Report to Redis that a child is dead; return the number of deliveries it held."""
+    async def _report_crash(self, child: Child) -> None:
+        """Report to Redis that a child is dead, so that other workers claim its tasks at once."""
         if self._registry is None or not child.ready.is_set():
-            return 0
+            return
         try:
             deliveries = (await self._registry.report(child)).deliveries
         except QueueError as error:  # Redis refused; while it is unavailable, the report is retried
             logger.error(
                 "could not report the crash of worker {}: {}; its tasks wait for the lease", child.worker, error
             )
-            return 0
+            return
         logger.warning(
             "worker {} (process {}) ended by {}: {} tasks released to other workers",
             child.worker,
@@ -196,7 +194,6 @@ class Supervisor:
             child.exit_status,
             deliveries,
         )
-        return deliveries
 
     def _send_alert(self, event: Mapping[str, Any]) -> None:
         if self._config.alert is not None:

@@ -12,11 +12,11 @@ import orjson
 import pytest
 from perdure import App, Context, Retry, Settings, State, TaskFailed, TaskHandle, Worker
 from perdure.deadletter import Reason
-from perdure.queues import report_crash
-from perdure.queues.keys import SUSPECTS
+from perdure.queues import Envelope, quarantine, report_crash
+from perdure.queues.keys import GROUP, SUSPECTS
 from perdure.worker.runtime.supervisor_link import Role, SupervisorLink
 
-from tests.support.consumers import read, worker
+from tests.support.consumers import LONG_AGO, claim_all, read, worker
 from tests.support.workers import (
     bounded,
     partition_of,
@@ -84,18 +84,35 @@ async def supervised(app: App, role: Role, concurrency: int = 16) -> AsyncIterat
         supervisor.close()
 
 
-async def crash_with(app: App, number: int, *, alone: bool = False, name: str = "dead") -> None:
-    """Let a worker take a number of tasks and crash; its supervisor reports the crash.
+async def crash_with(app: App, number: int, *, times: int = 2, name: str = "dead") -> None:
+    """Let workers take a number of new tasks and crash, one after another; a supervisor reports each crash.
 
     Args:
-        alone: The caller expects the crash of a single task.
+        times: Number of crashes; after two in a row, the tasks are suspects.
     """
     gateway, partition = app.producer.gateway, partition_of(app)
-    dead = await worker(gateway, partition, name=name)
-    assert len(await read(dead, number)) == number
-    found = await report_crash(gateway, app.producer.namespace, ["default"], name, exit_status="SIGKILL", steps={})
-    assert found.deliveries == number
-    assert alone == (number == 1)
+    for crash in range(times):
+        dead = await worker(gateway, partition, name=f"{name}-{crash}")
+        assert len(await (claim_all(dead) if crash else read(dead, number))) == number
+        found = await report_crash(
+            gateway, app.producer.namespace, ["default"], f"{name}-{crash}", exit_status="SIGKILL", steps={}
+        )
+        assert found.deliveries == number
+
+
+async def quarantine_new(app: App, number: int, name: str = "dead") -> None:
+    """Let workers crash twice with a number of new tasks, and another worker put them into quarantine."""
+    await crash_with(app, number, name=name)
+    gateway = app.producer.gateway
+    for delivery in await claim_all(await worker(gateway, partition_of(app), name=f"{name}-finder")):
+        await quarantine(gateway, delivery, Envelope.decode(delivery.fields[b"env"]).id)
+
+
+async def crash_twice_unseen(app: App) -> None:
+    """Let two workers in a row take the next message and die; nothing reports it, and the lease passes."""
+    entry = await take_and_die(app)
+    claim = ("XCLAIM", partition_of(app).ready, GROUP, "dead-worker", 0, entry)
+    await redis_command(app, *claim, "IDLE", LONG_AGO, "RETRYCOUNT", 2, "JUSTID")
 
 
 async def state(handle: TaskHandle[Any]) -> State:
@@ -135,7 +152,7 @@ async def test_an_isolated_worker_runs_only_quarantined_tasks_one_at_a_time(app:
         return number
 
     handles = await job.enqueue_many({"number": number} for number in range(3))
-    await crash_with(app, 3)
+    await quarantine_new(app, 3)
     ordinary = await job.enqueue(99)
     async with supervised(app, "isolated", concurrency=1) as (runner, supervisor):
         assert [await bounded(handle.result()) for handle in handles] == [0, 1, 2]
@@ -151,14 +168,10 @@ async def test_an_isolated_worker_runs_only_quarantined_tasks_one_at_a_time(app:
         assert len(told) == 9
         order = [line["say"] for line in supervisor.said() if line["say"] in ("begins", "suspects")]
         assert order == ["begins", "suspects", "begins", "suspects", "begins"]  # never "suspects" while it seems free
-        assert [(await handle.record()).crashes for handle in handles] == [0, 0, 0]  # cleared without a recorded crash
+        assert [(await handle.record()).crashes for handle in handles] == [2, 2, 2]
 
         late = await job.enqueue(7)
-        held = await read(await worker(app.producer.gateway, partition_of(app), name="dead2"), 2)
-        assert len(held) == 2
-        await report_crash(
-            app.producer.gateway, app.producer.namespace, ["default"], "dead2", exit_status="SIGKILL", steps={}
-        )
+        await quarantine_new(app, 2, name="late")
         runner.check_quarantine()
         assert await bounded(late.result()) == 7
         assert await bounded(ordinary.result()) == 99
@@ -178,7 +191,7 @@ async def test_a_supervised_worker_quarantines_reclaimed_tasks(app: App) -> None
 
     handles = [await job.enqueue() for _ in range(2)]
     for _ in handles:
-        await take_and_die(app)
+        await crash_twice_unseen(app)
     async with supervised(app, "worker") as (_, supervisor):
         await supervisor.hears("suspects", 2)
         await wait_until(lambda: waiting_alone(app, 2), "both were set aside")
@@ -195,9 +208,10 @@ async def test_an_isolated_worker_reclaims_nothing(app: App) -> None:
     async def job(ctx: Context) -> str:
         return "done"
 
-    left, handle = await job.enqueue(), await job.enqueue()
+    handle = await job.enqueue()
+    await quarantine_new(app, 1)
+    left = await job.enqueue()
     await take_and_die(app, name="unseen")
-    await crash_with(app, 1, alone=True)
     async with supervised(app, "isolated", concurrency=1) as (_, supervisor):
         assert await bounded(handle.result()) == "done"
         await supervisor.hears("idle")
@@ -241,7 +255,7 @@ async def test_a_worker_runs_one_quarantined_task_at_a_time_and_reads_no_other(a
     assert begun[:2] == [0, 1]
 
 
-async def test_reclaimed_tasks_run_one_at_a_time(app: App) -> None:
+async def test_suspects_run_one_at_a_time(app: App) -> None:
     running, most = [0], [0]
 
     @app.task
@@ -258,7 +272,7 @@ async def test_reclaimed_tasks_run_one_at_a_time(app: App) -> None:
 
     handles = [await job.enqueue(number) for number in range(4)]
     for _ in handles:
-        await take_and_die(app)
+        await crash_twice_unseen(app)
     new = await other.enqueue_many({} for _ in range(20))
     async with running_worker(app):
         assert [await bounded(handle.result()) for handle in handles] == [0, 1, 2, 3]
@@ -266,7 +280,7 @@ async def test_reclaimed_tasks_run_one_at_a_time(app: App) -> None:
     records = [await handle.record() for handle in handles] + [await one.record() for one in new]
     assert {record.attempts for record in records} == {1}
     assert most == [1]
-    assert [(await handle.record()).crashes for handle in handles] == [1, 1, 1, 1]
+    assert [(await handle.record()).crashes for handle in handles] == [2, 2, 2, 2]
 
 
 async def test_no_task_is_read_while_a_reclaimed_task_runs(app: App) -> None:
@@ -284,7 +298,7 @@ async def test_no_task_is_read_while_a_reclaimed_task_runs(app: App) -> None:
         return "done"
 
     handle = await suspect.enqueue()
-    await take_and_die(app)
+    await crash_twice_unseen(app)
     new = await other.enqueue()
     async with running_worker(app):
         await bounded(begun.wait())
@@ -310,7 +324,7 @@ async def test_a_quarantined_task_that_makes_progress_is_cleared(app: App) -> No
         return "done"
 
     handle = await suspect.enqueue()
-    await crash_with(app, 1, alone=True)
+    await crash_with(app, 1)
     later = await other.enqueue()
     async with running_worker(app):
         assert await bounded(later.result()) == "done"
@@ -318,7 +332,7 @@ async def test_a_quarantined_task_that_makes_progress_is_cleared(app: App) -> No
         hold.set()
         assert await bounded(handle.result()) == "cleared"
     types = [event.type async for event in handle.events(follow=False)]
-    assert types[:4] == ["crashed", "resumed", "step_completed", "cleared"]
+    assert types[:5] == ["crashed", "crashed", "resumed", "step_completed", "cleared"]
 
 
 async def test_quarantine_ends_after_its_window(settings: Settings) -> None:
@@ -335,7 +349,7 @@ async def test_quarantine_ends_after_its_window(settings: Settings) -> None:
             return "done"
 
         handle = await suspect.enqueue()
-        await crash_with(app, 1, alone=True)
+        await crash_with(app, 1)
         later = await other.enqueue()
         async with running_worker(app):
             assert await bounded(later.result()) == "done"
@@ -438,7 +452,7 @@ async def take_again(app: App, name: str) -> None:
     await redis_command(app, "XCLAIM", partition.ready, "workers", name, 0, entry, "RETRYCOUNT", count + 1, "JUSTID")
 
 
-async def test_a_second_crash_in_a_row_delays_the_task(app: App) -> None:
+async def test_a_crash_in_quarantine_delays_the_task(app: App) -> None:
     runs = []
 
     @app.task(retry=Retry(max_crashes=5, base=0.05, jitter=0.0))
@@ -447,13 +461,107 @@ async def test_a_second_crash_in_a_row_delays_the_task(app: App) -> None:
         return ctx.crashes
 
     handle = await flaky.enqueue()
-    await crash_with(app, 1, alone=True)
+    await crash_with(app, 1)
     await take_again(app, "dead2")
     await report_crash(
         app.producer.gateway, app.producer.namespace, ["default"], "dead2", exit_status="exit code 1", steps={}
     )
     async with running_worker(app):
-        assert await bounded(handle.result()) == 2
+        assert await bounded(handle.result()) == 3
     types = [event.type async for event in handle.events(follow=False)]
-    assert types == ["crashed", "crashed", "crash_backoff", "resumed"]
-    assert runs == [2]
+    assert types == ["crashed", "crashed", "crashed", "crash_backoff", "resumed"]
+    assert runs == [3]
+
+
+async def test_the_first_crash_is_resumed_at_once_beside_other_tasks(app: App) -> None:
+    """A lost host: its tasks resume in ordinary slots at full concurrency, and new tasks run meanwhile."""
+    hold, running = asyncio.Event(), []
+
+    @app.task
+    async def job(ctx: Context, number: int) -> int:
+        running.append(number)
+        await hold.wait()
+        return number
+
+    @app.task
+    async def other(ctx: Context) -> str:
+        return "done"
+
+    handles = [await job.enqueue(number) for number in range(8)]
+    for _ in handles:
+        await take_and_die(app)
+    async with running_worker(app):
+        await wait_until(lambda: has_length(running, 8), "all tasks run at the same time")
+        new = await other.enqueue()
+        assert await bounded(new.result()) == "done"
+        hold.set()
+        assert [await bounded(handle.result()) for handle in handles] == list(range(8))
+
+
+async def has_length(found: list[int], number: int) -> bool:
+    return len(found) == number
+
+
+@pytest.mark.parametrize("supervised_by", ["a supervisor", "nothing"])
+async def test_progress_between_crashes_keeps_a_task_alive(app: App, supervised_by: str) -> None:
+    """It recorded a step between each of four crashes: it is resumed, and its crashes are shown."""
+
+    @app.task(retry=Retry(max_crashes=3))
+    async def long(ctx: Context, steps: int) -> int:
+        for number in range(steps):
+            await ctx.step("work", echo, number)
+        return ctx.crashes
+
+    handle = await long.enqueue(6)
+    await redis_command(app, "HSET", handle.partition.record(handle.id), "excused", 3, "crashes", 3)
+    if supervised_by == "nothing":
+        await take_and_die(app)
+    else:
+        await crash_with(app, 1, times=1)
+    async with running_worker(app):
+        assert await bounded(handle.result()) == 4
+
+
+async def test_a_task_that_progresses_and_crashes_again_and_again_is_quarantined_and_capped(app: App) -> None:
+    """It records a step before each crash, so that no two crashes are in a row."""
+
+    @app.task
+    async def job(ctx: Context) -> int:
+        return ctx.crashes
+
+    quarantined, buried = await job.enqueue(), await job.enqueue()
+    now = int((await redis_command(app, "TIME"))[0]) * 1000
+    for handle, crashes in ((quarantined, 2), (buried, 10)):
+        window = ("excused", crashes, "crashes", crashes, "recent", crashes, "recent_at", now)
+        await redis_command(app, "HSET", handle.partition.record(handle.id), *window)
+    await take_and_die(app)
+    await take_and_die(app)
+    async with supervised(app, "worker") as (_, supervisor):
+        await supervisor.hears("suspects")
+        await wait_until(lambda: waiting_alone(app, 1), "one was set aside")
+        with pytest.raises(TaskFailed) as caught:
+            await bounded(buried.result())
+        assert caught.value.reason == Reason.CRASH_LOOP
+
+
+async def test_a_survivor_frees_its_place_and_continues(settings: Settings) -> None:
+    hold = asyncio.Event()
+    async with App("isolation", settings=settings.model_copy(update={"lease": 60.0, "quarantine_window": 0.1})) as app:
+
+        @app.task
+        async def suspect(ctx: Context) -> str:
+            await hold.wait()
+            return "ended"
+
+        handle = await suspect.enqueue()
+        await quarantine_new(app, 1)
+        async with supervised(app, "isolated", concurrency=1) as (_, supervisor):
+            assert (await supervisor.hears("survived"))["id"] == handle.id
+            await wait_until(lambda: is_ordinary(app, handle), "the mark of the quarantine is deleted")
+            assert await state(handle) is State.RUNNING
+            hold.set()
+            assert await bounded(handle.result()) == "ended"
+
+
+async def is_ordinary(app: App, handle: TaskHandle[Any]) -> bool:
+    return await redis_command(app, "HGET", handle.partition.record(handle.id), "suspect") is None
