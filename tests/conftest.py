@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import fakeredis
+import hypothesis
 import pytest
 import redis.asyncio
 from perdure.queues import Address, Gateway, Namespace, Partition, Producer
@@ -51,7 +52,14 @@ def default_kind() -> str:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep a copy of the file descriptor of stderr, which pytest replaces while a test runs."""
+    """Keep a copy of the file descriptor of stderr, which pytest replaces while a test runs.
+
+    Hypothesis must not fail a test for its time: the machine may be loaded.
+    """
+    hypothesis.settings.register_profile(
+        "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("untimed")
     if sys.__stderr__ is not None:
         config.stash[STDERR] = os.dup(sys.__stderr__.fileno())
 

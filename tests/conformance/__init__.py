@@ -11,7 +11,7 @@ one file; tests/conformance/test_scripts.py checks this table, and what holds fo
 | `test_due_set` | due, promote, schedule |
 | `test_enqueue` | enqueue |
 | `test_inbox` | park, send_message |
-| `test_leases` | renew_leases |
+| `test_leases` | raise_count, renew_leases |
 | `test_quarantine` | clear_quarantined, excuse_crashes, quarantine, report_crash, take_quarantined |
 | `test_queue_rates` | read_workers, register_worker |
 | `test_resharding` | close_partition, join_group, partition_status, register_retention, retire_partition, set_route |

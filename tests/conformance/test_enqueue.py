@@ -165,7 +165,10 @@ async def test_large_ones_are_sent_in_slices_of_4_mib(gateway: Gateway, producer
 
 async def test_none_is_no_work(gateway: Gateway, namespace: Namespace, producer: Producer) -> None:
     assert await producer.enqueue_many("t", []) == []
-    assert await dump(gateway, namespace) == {namespace.queues.encode(): (True, {b"default": b"1"})}
+    assert await dump(gateway, namespace) == {
+        namespace.queues.encode(): (True, {b"default": b"1"}),
+        namespace.deployment.encode(): (True, {b"format": b"1"}),
+    }
 
 
 async def test_what_is_too_large_keeps_the_whole_batch_back(
