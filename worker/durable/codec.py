@@ -12,7 +12,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Final, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -22,9 +22,9 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from ...queues import Redaction, contains_mask, unwrap_secrets
 from ..errors import UnserialisableResult
 
-__all__ = ["Codec", "codec_of", "fingerprint", "is_async"]
+__all__ = ["Codec", "arguments_text", "codec_of", "fingerprint", "is_async"]
 
-_PLAIN = (str, int, float, bool, type(None))
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 _UNCHANGED = (str, int, bool, type(None))  # by JSON; a float may be infinite, which becomes a string
 
 
@@ -65,7 +65,7 @@ class Codec:
 
     def decode(self, data: bytes) -> Any:
         """Return a recorded result in its declared type."""
-        return from_json(data) if self._adapter is None else self._adapter.validate_json(data)
+        return from_json(data) if self._adapter is None else self._adapter.validator.validate_json(data)
 
 
 def _adapter(declared: Any) -> TypeAdapter[Any]:
@@ -85,6 +85,8 @@ _by_code: dict[CodeType, tuple[Any, dict[str, Any], Codec]] = {}
 def codec_of(fn: Callable[..., Any]) -> Codec:
     """Return the codec of a function's result; plain JSON if it has no annotation or one that cannot be resolved."""
     code: CodeType | None
+    if type(fn) is MethodType:
+        fn = fn.__func__
     if type(fn) is FunctionType and not fn.__dict__:  # a plain function without a wrapper
         plain: Any = fn
         code = fn.__code__
@@ -129,18 +131,21 @@ _SHOWN: Final = 200
 """Characters of a call's arguments that its record shows."""
 
 
-def fingerprint(args: tuple[Any, ...], kwargs: dict[str, Any], redact: Redaction | None = None) -> tuple[str, str]:
-    """Return the hash of a step's arguments, and the beginning of their JSON for people, which `redact` masks.
+def fingerprint(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, bytes]:
+    """Return the hash of a step's arguments, and the canonical JSON that it is of.
 
-    The hash is of canonical JSON. A value without a JSON form (a client, a connection) counts by its type alone, which
-    is the same in every process.
+    A value without a JSON form (a client, a connection) counts by its type alone, which is the same in every process.
     """
     data = to_json(_ordered([*args, kwargs] if kwargs else args), fallback=_by_type)
-    digest = hashlib.blake2b(data, digest_size=12).hexdigest()
+    return hashlib.blake2b(data, digest_size=12).hexdigest(), data
+
+
+def arguments_text(data: bytes, redact: Redaction | None) -> str:
+    """Return the beginning of the JSON of a step's arguments, for people. `redact` masks secrets in it."""
     shown = data[1:-1].decode()
     if redact is not None:
         shown = redact.head(shown, _SHOWN + 1)
-    return digest, shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
+    return shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
 
 
 def _ordered(value: Any) -> Any:
@@ -148,7 +153,7 @@ def _ordered(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, list | tuple):
-        return [_ordered(item) for item in value]
+        return [item if type(item) in _PLAIN else _ordered(item) for item in value]
     if isinstance(value, AbstractSet):
         return sorted((_ordered(item) for item in value), key=repr)
     if isinstance(value, BaseModel):

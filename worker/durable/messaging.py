@@ -32,7 +32,7 @@ from ...queues import (
 from ..errors import StepMismatch, StepOutsideTask
 from ..journal import StepRecord
 from ..journal.run_events import MessageSent, Received, Waited, WaitStarted
-from .codec import fingerprint
+from .codec import arguments_text, fingerprint
 from .run import Run
 from .step import Durability, check_place
 from .stop_reasons import ParkReason
@@ -185,7 +185,8 @@ async def send(
     check_place(run, _SEND, own=True)
     key = run.keys.next(_SEND)
     task_id = to if isinstance(to, str) else to.id
-    digest, shown = fingerprint((task_id, content), {}, run.redact)
+    digest, called_with = fingerprint((task_id, content), {})
+    shown = arguments_text(called_with, run.redact)
     recorded = run.history.done.get(key)
     if recorded is not None:
         former = StepRecord.decode(recorded)

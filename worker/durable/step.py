@@ -17,7 +17,7 @@ from ...queues import Entry, Kind, PayloadTooLarge, check_size
 from ..errors import Reschedule, StepInDoubt, StepMismatch, StepOutsideTask, StepTimeout
 from ..journal import Event, StepRecord
 from ..journal.run_events import StepFailed, StepStarted
-from .codec import Codec, codec_of, fingerprint, is_async
+from .codec import Codec, arguments_text, codec_of, fingerprint, is_async
 from .run import Run
 
 __all__ = [
@@ -195,11 +195,15 @@ async def run_step(
                 call, partial(run_step, run, name, fn, args, kwargs, options, durability, make_event, tool, call)
             )
     codec = codec_of(fn)
-    digest, shown = fingerprint(args, kwargs, run.redact)
-    record = _recorded(run, key, digest, shown, options) if key in run.history.done else None
-    if record is not None:
+    digest, called_with = fingerprint(args, kwargs)
+    record = run.history.done.get(key)
+    result = None if record is None else StepRecord.result_of(record, digest)
+    if result is not None:
         run.touch()
-        return codec.decode(record.result)
+        return codec.decode(result)
+    shown = arguments_text(called_with, run.redact)
+    if record is not None:
+        _allow_mismatch(key, record, shown, options)
     if call is not None:
         call.recorded = False
     if run.stopping:
@@ -231,14 +235,10 @@ async def run_step(
     return value
 
 
-def _recorded(run: Run, key: str, digest: str, shown: str, options: StepOptions) -> StepRecord | None:
-    """Return a step's record; None if its arguments differ and the step is to run again. Raises `StepMismatch`."""
-    record = StepRecord.decode(run.history.done[key])
-    if record.digest == digest:
-        return record
+def _allow_mismatch(key: str, record: bytes, shown: str, options: StepOptions) -> None:
+    """Check that a step may run again although it was recorded with other arguments. Raises `StepMismatch`."""
     if options.on_mismatch == "error":
-        raise StepMismatch(key, record.arguments, shown)
-    return None
+        raise StepMismatch(key, StepRecord.decode(record).arguments, shown)
 
 
 def _done(key: str, record: StepRecord, attempt: int) -> Entry:
@@ -274,7 +274,7 @@ def check_place(run: Run, name: Any, *, own: bool = False, within: bool = False)
         )
     if own:
         return
-    if not isinstance(name, str) or not name or "#" in name or len(name) > 200:
+    if not (isinstance(name, str) and 0 < len(name) <= 200 and "#" not in name):
         raise ValueError(f"name must be 1 to 200 characters without '#', got {name!r}")
 
 

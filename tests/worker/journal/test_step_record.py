@@ -24,6 +24,14 @@ def test_fields_of_a_later_version_are_ignored() -> None:
     assert StepRecord.decode(b'{"h":"9a","a":"1","t":4}\n2') == StepRecord(b"2", "9a", "1")
 
 
+def test_the_result_is_found_by_the_digest() -> None:
+    stored = StepRecord(b'"a\\nb"', "00ff", '"1"\n').encode()
+    assert StepRecord.result_of(stored, "00ff") == b'"a\\nb"'
+    assert StepRecord.result_of(stored, "00fe") is None
+    assert StepRecord.result_of(stored, "00f") is None
+    assert StepRecord.result_of(StepRecord(b"7").encode(), "00ff") is None
+
+
 @pytest.mark.parametrize("damaged", [b"", b"7", b"x\n7", b"[]\n7"])
 def test_data_without_a_header_is_refused(damaged: bytes) -> None:
     with pytest.raises(ValueError, match=r"empty document|unexpected|must begin"):

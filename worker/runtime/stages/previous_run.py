@@ -180,10 +180,10 @@ def _events(history: History) -> int:
 
 def _restored(history: History, handoff: Handoff | None) -> dict[str, int]:
     """Count what is restored, by kind; an agent's decisions and discoveries are in its state."""
-    keys = [key.rpartition("/")[2].partition("#")[::2] for key in history.done]
-    kinds = Counter(rest.partition("#")[0] for name, rest in keys if not name)
+    names = [key[key.rfind("/") + 1 :] for key in history.done]
+    kinds = Counter(name[1:].partition("#")[0] for name in names if name.startswith("#"))
     counts = {
-        "steps": sum(bool(name) for name, _ in keys),
+        "steps": len(names) - kinds.total(),
         "events": _events(history),
         "decisions": max(kinds["decided"], _known(handoff, "decisions")),
         "discoveries": max(kinds["discovered"], _known(handoff, "discoveries")),
