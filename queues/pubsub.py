@@ -28,12 +28,6 @@ LOST = b""
 _RECONNECT: Final = Backoff()
 """Delays between attempts to restore a lost connection."""
 
-_SILENCE: Final = 10.0
-"""Seconds without a message after which the server gets a PING."""
-
-_PING_TIMEOUT: Final = 5.0
-"""Seconds that the server has to answer."""
-
 _UNSUBSCRIBE_TIMEOUT: Final = 1.0
 """Seconds that an unsubscribe may take, also for a cancelled waiter: the connection is shared."""
 
@@ -130,12 +124,13 @@ class TaskNotifications:
 
     async def _next_message(self, pubsub: PubSub) -> dict[str, Any] | None:
         """Return the next message. After a silence, send a PING: nothing else shows that a connection is broken."""
-        message: dict[str, Any] | None = await pubsub.get_message(timeout=_SILENCE)
+        timings = self._gateway.timings
+        message: dict[str, Any] | None = await pubsub.get_message(timeout=timings.silence)
         if message is None:
             await pubsub.ping()
-            message = await pubsub.get_message(timeout=_PING_TIMEOUT)
+            message = await pubsub.get_message(timeout=timings.ping)
             if message is None:
-                raise ReplyTimeout(f"no answer on the connection for notifications within {_PING_TIMEOUT:g} s")
+                raise ReplyTimeout(f"no answer on the connection for notifications within {timings.ping:g} s")
         return message
 
     # The methods below are called with the lock held.

@@ -12,7 +12,7 @@ import anyio
 
 from ..errors import LeaseLost, Refused, ServerFull, Unavailable
 from ..keys import GROUP, RELEASED, Partition, is_reserved
-from ..transport import BLOCK, Argument, Command, Gateway, is_missing_group, pairs, queue_script
+from ..transport import Argument, Command, Gateway, is_missing_group, pairs, queue_script
 from .fleet_locks import acquire_fleet_locks
 from .leases import RELEASED_IDLE_MS, Delivery, Leases
 from .quarantine_store import QuarantinedDelivery, take_quarantined
@@ -121,7 +121,7 @@ class Consumer:
         return any(pairs(group)[b"name"] == GROUP.encode() for group in groups)
 
     async def read(self, free: int, *, block: float | None) -> ReadResult:
-        """Read up to `free` new messages; wait up to `block` seconds for one, at most BLOCK.
+        """Read up to `free` new messages; wait up to `block` seconds for one, at most `GatewayTimings.block`.
 
         One read covers many partitions, each with its share of the free slots. Then the remaining slots go to
         partitions that may have more. If there are more partitions than slots, they are read in turn.
@@ -137,7 +137,7 @@ class Consumer:
                 if not result.deliveries:  # there may be messages after a nudge
                     await self._read_window(free, None, result)
         if block is not None and not result and windows == 1:
-            await self._read_window(free, min(block, BLOCK), result)
+            await self._read_window(free, min(block, self._gateway.timings.block), result)
         elif block is not None and not result:
             await self._pause(min(block, _POLL_INTERVAL))
         self._had_messages = bool(result.deliveries)

@@ -22,12 +22,11 @@ from __future__ import annotations
 from .address import Address
 from .backoff import Backoff, jittered, retry_while_unavailable
 from .clients import COMMAND_TIMEOUT, is_read_only, sync_client, translated
-from .gateway import BLOCK, Argument, BlockingConnection, Command, Gateway, is_missing_group
+from .gateway import Argument, BlockingConnection, Command, Gateway, GatewayTimings, is_missing_group
 from .replication import Replicated, Replication
 from .scripts import Script, load_script, pairs, queue_script
 
 __all__ = [
-    "BLOCK",
     "COMMAND_TIMEOUT",
     "Address",
     "Argument",
@@ -35,6 +34,7 @@ __all__ = [
     "BlockingConnection",
     "Command",
     "Gateway",
+    "GatewayTimings",
     "Replicated",
     "Replication",
     "Script",

@@ -15,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import anyio
 import anyio.to_thread
@@ -45,23 +46,39 @@ from .pipelining import Argument, ClientAdapter, Command, CommandConnection, Pip
 from .replication import Replication, Replicator
 from .scripts import Script, loaded_scripts
 
-__all__ = ["BLOCK", "Argument", "BlockingConnection", "Command", "Gateway"]
-
-BLOCK: Final = 5.0
-"""Seconds that one blocking read waits on the server."""
+__all__ = ["Argument", "BlockingConnection", "Command", "Gateway", "GatewayTimings"]
 
 _BACKOFF: Final = Backoff(first=0.02, longest=1.0)
 """Delays before a command is sent again."""
-
-_READ_MARGIN: Final = 10.0
-"""Seconds after BLOCK at which the connection of a blocking read counts as lost."""
 
 _ERRORS: Final = (RedisError, OSError, Unavailable)
 """Errors of the client library, and `Unavailable` for those that are already translated."""
 
 
+@dataclass(frozen=True)
+class GatewayTimings:
+    """Waits of a gateway for the server, in seconds.
+
+    Args:
+        reply: for the reply to a command.
+        block: that one blocking read waits on the server.
+        read_margin: after `block` at which the connection of a blocking read counts as lost.
+        silence: without a notification after which the server gets a PING.
+        ping: for the reply to that PING.
+    """
+
+    reply: float = COMMAND_TIMEOUT
+    block: float = 5.0
+    read_margin: float = 10.0
+    silence: float = 10.0
+    ping: float = 5.0
+
+
 class Gateway:
     """Commands, scripts and pipelines on one server, or on the nodes of a cluster."""
+
+    timings: ClassVar[GatewayTimings] = GatewayTimings()
+    """Waits of all gateways of this process; tests shorten them."""
 
     def __init__(
         self,
@@ -139,7 +156,7 @@ class Gateway:
                 await anyio.to_thread.run_sync(self._embedded.leave)
 
     def _dial(self, node: Node | None) -> CommandConnection:
-        return PipelinedConnection(pipelined_connection(self.address, self.socket, node), COMMAND_TIMEOUT)
+        return PipelinedConnection(pipelined_connection(self.address, self.socket, node), self.timings.reply)
 
     async def _ensure_embedded(self) -> Path | None:
         if self._embedded is None:
@@ -323,7 +340,8 @@ class Gateway:
     def _dial_blocking(self, node: Node | None) -> redis.asyncio.Redis:
         if self._borrowed:
             return self._client_or_fail()
-        return async_client(self.address, self.socket, timeout=BLOCK + _READ_MARGIN, connections=1, node=node)
+        longest = self.timings.block + self.timings.read_margin
+        return async_client(self.address, self.socket, timeout=longest, connections=1, node=node)
 
     async def _unblock(self, client_id: int, node: Node | None) -> Any:
         """End a blocked command of another client; client ids are local to a node."""

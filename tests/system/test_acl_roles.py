@@ -14,7 +14,8 @@ import orjson
 import pytest
 import redis
 from perdure import App, Context, Producer, Retry, Settings, State, TaskCancelled, TaskFailed, TaskHandle, Worker
-from perdure.queues import Refused
+from perdure.queues import Gateway, Namespace, Refused
+from perdure.queues.transport import GatewayTimings
 
 from tests.conftest import ON_SERVERS
 from tests.support.acl import documented_rights
@@ -294,6 +295,26 @@ async def test_no_role_reaches_another_namespace(users: dict[str, Settings], nod
         with pytest.raises(Refused, match=r"(?i)permission|can.t run"):
             await producer.enqueue("task")
     node.command("DEL", "{elsewhere:default:0}:record:x", "session:of-another-program")
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_each_role_may_wait_for_notifications_in_silence(
+    users: dict[str, Settings], node: Node, namespace: Namespace, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    """The connection of a listener sends a PING if nothing was published for a while."""
+    monkeypatch.setattr(Gateway, "timings", GatewayTimings(silence=0.01))
+
+    async def has_pinged() -> bool:
+        return "cmdstat_ping" in node.info("commandstats")
+
+    node.command("CONFIG", "RESETSTAT")
+    channel = namespace.partition("default").record("x")
+    async with (
+        Producer(users[role].redis_url, namespace=namespace.name) as producer,
+        producer.notifications.listen(channel),
+    ):
+        await wait_until(has_pinged, "a PING is sent")
+    assert refused(node) == []
 
 
 async def test_a_producer_that_runs_or_cancels_tasks_is_refused(users: dict[str, Settings]) -> None:

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 from anyio.to_thread import run_sync
 from perdure import App, Context, Settings, State, TaskHandle, Unavailable
-from perdure.queues import Address, Delivery, Gateway, LeaseHeartbeat, Leases, QueueError, pubsub
-from perdure.queues.delivery import consumer as consumers
-from perdure.queues.transport import gateway as gateways
+from perdure.queues import Address, Delivery, Gateway, LeaseHeartbeat, Leases, QueueError
+from perdure.queues.transport import GatewayTimings
 from perdure.worker.log import logger
 
 from tests.support.command_line import call
@@ -63,12 +62,8 @@ async def direct(server: RedisServer) -> AsyncIterator[Gateway]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat a silent server as dead after a fraction of a second instead of ten seconds."""
-    monkeypatch.setattr(gateways, "COMMAND_TIMEOUT", 0.5)
-    monkeypatch.setattr(gateways, "_READ_MARGIN", 0.3)
-    for module in (gateways, consumers):
-        monkeypatch.setattr(module, "BLOCK", 0.3)
-    monkeypatch.setattr(pubsub, "_SILENCE", 0.3)
-    monkeypatch.setattr(pubsub, "_PING_TIMEOUT", 0.3)
+    short = GatewayTimings(reply=0.5, block=0.3, read_margin=0.3, silence=0.3, ping=0.3)
+    monkeypatch.setattr(Gateway, "timings", short)
 
 
 @pytest.fixture
