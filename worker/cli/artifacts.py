@@ -18,7 +18,7 @@ from ...queues import Producer
 from ..artifacts import ArtifactLink, ArtifactStore, all_links, orphans, task_links
 from ..durable import artifact_store
 from ..settings import load_settings
-from .support.connection import ConnectionOptions, find_handle, with_connection_options
+from .support.connection import ConnectionOptions, connected, find_handle, with_connection_options
 from .support.errors import Failed, Misuse
 from .support.options import TaskId, in_duration
 from .support.output import AsJson, Bar, duration, note, print_data, print_json, print_json_lines, print_table
@@ -151,9 +151,9 @@ def artifacts() -> None:
 
 
 @app.command("list")
-@with_connection_options
-def list_(
-    place: ConnectionOptions,
+@connected
+async def list_(
+    producer: Producer,
     *,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Print at most N artifacts.")] = 1000,
     json: AsJson = False,
@@ -164,30 +164,23 @@ def list_(
 
     Example: perdure artifacts list
     """
-    anyio.run(_list, place, limit, json)
-
-
-async def _list(place: ConnectionOptions, limit: int, json: bool) -> None:
     rows: list[tuple[str, str, str, str, str]] = []
     seen: set[tuple[str, str]] = set()
-    async with place.producer() as producer:
-        async for partition, task_id, links in all_links(producer.gateway, producer.namespace):
-            for link in links:
-                if (task_id, link.name) in seen:  # SCAN may find a task twice
-                    continue
-                if len(seen) == limit:
-                    break
-                seen.add((task_id, link.name))
-                if json:
-                    print_json_lines([{"task": task_id, "queue": partition.queue, **describe_link(link)}])
-                else:
-                    rows.append((task_id, link.name, size_text(link.size), link.media_type, link.hash))
-            if len(seen) == limit:
-                break
-        if rows:
-            print_table(("task", "name", "size#", "media type", "sha-256"), rows)
-        elif not seen:
-            note(f"no artifacts of tasks of namespace {producer.namespace.name!r} on {producer.address.shown}")
+    async for partition, task_id, links in all_links(producer.gateway, producer.namespace):
+        for link in links:
+            if len(seen) == limit or (task_id, link.name) in seen:  # SCAN may find a task twice
+                continue
+            seen.add((task_id, link.name))
+            if json:
+                print_json_lines([{"task": task_id, "queue": partition.queue, **describe_link(link)}])
+            else:
+                rows.append((task_id, link.name, size_text(link.size), link.media_type, link.hash))
+        if len(seen) == limit:
+            break
+    if rows:
+        print_table(("task", "name", "size#", "media type", "sha-256"), rows)
+    elif not seen:
+        note(f"no artifacts of tasks of namespace {producer.namespace.name!r} on {producer.address.shown}")
     if len(seen) == limit:
         note(f"there may be more than {limit} artifacts: raise --limit to see them")
 
