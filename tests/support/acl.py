@@ -1,4 +1,4 @@
-"""The rights that the documentation gives to Perdure's user: what it says is what the tests grant."""
+"""Access rights of Perdure's Redis users, read from the documentation, so that tests grant what the page says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _DOCUMENT = ROOT / "docs" / "how-to" / "security.md"
 
 
 def documented_rights(namespace: str, user: str = "perdure") -> list[str]:
-    """As arguments of ACL SETUSER, for this namespace. user: a role, or the one for everything."""
+    """Return the arguments of ACL SETUSER for a namespace. user: a role, or the user with all rights."""
     found = re.search(
         rf"^ACL SETUSER {user} on >PASSWORD (.*?)\n```", _DOCUMENT.read_text("utf-8") + "\n", re.DOTALL | re.M
     )

@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, what it signs for servers and clients, and strangers."""
+"""Certificates for tests: an authority with certificates for servers and clients, and certificates of others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Authority:
         return folder / f"{name}.crt", folder / f"{name}.key"
 
     def server_options(self) -> tuple[str, ...]:
-        """Options of a server that shows a certificate of this authority, and wants one of every client."""
+        """Return the options of a server that has a certificate of this authority, and requires one of every client."""
         certificate, key = self.sign("server")
         own = ("--tls-cert-file", str(certificate), "--tls-key-file", str(key))
         return (*own, "--tls-ca-cert-file", str(self.certificate), "--tls-auth-clients", "yes")

@@ -23,13 +23,13 @@ NODE_TIMEOUT: Final = 1500
 
 @dataclass
 class Cluster:
-    """Three primaries with one replica each, unless made otherwise."""
+    """A cluster; by default of three primaries with one replica each."""
 
     program: Path
     primaries: int = 3
     replicas: int = 1
     options: tuple[str, ...] = ()
-    """More options for every node."""
+    """Further options of every node."""
     tls: tuple[str, ...] = ()
     """The nodes' certificates, as options; with them the nodes use TLS for clients and for each other."""
     client_options: dict[str, Any] = field(default_factory=dict)
@@ -48,16 +48,16 @@ class Cluster:
         return self
 
     def stop(self) -> None:
-        with ExitStack() as stack:  # each is stopped, whatever becomes of the others
+        with ExitStack() as stack:  # each is stopped, also if another cannot be
             for node in self.nodes:
                 stack.callback(node.stop)
 
     def url(self, *, credentials: str = "", query: str = "", secure: bool = False) -> str:
-        """The address that names the first two nodes that live: the client finds the others."""
+        """Address with the first two living nodes; the client finds the others."""
         hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.living[:2])
         return f"redis{'s' if secure else ''}+cluster://{credentials}{hosts}{query}"
 
-    # who is who
+    # roles
 
     @property
     def living(self) -> list[Node]:
@@ -74,7 +74,7 @@ class Cluster:
         return next(node for node in self.nodes if node.id == node_id)
 
     def serving(self) -> list[Node]:
-        """The primaries that serve slots, in the view of a living node."""
+        """Return the primaries that serve slots, in the view of a living node."""
         found = self.living[0].command("CLUSTER", "SLOTS")
         return list({primary[2]: self.node(primary[2].decode()) for _, _, primary, *_ in found}.values())
 
@@ -84,10 +84,10 @@ class Cluster:
         mine = [replicas for _, _, server, *replicas in slots if server[2].decode() == primary.id]
         return list({replica[2]: self.node(replica[2].decode()) for replicas in mine for replica in replicas}.values())
 
-    # acts
+    # faults and moves
 
     def flush(self) -> None:
-        """Empty every primary: for clusters of the test's own."""
+        """Empty every primary, of a private cluster."""
         for node in self.serving():
             node.command("FLUSHALL")
 
@@ -98,18 +98,18 @@ class Cluster:
         return victim
 
     def failed_over(self, slot: int, victim: Node) -> Node:
-        """Wait until all who live agree that another node serves the slot, and serve; returns that node."""
+        """Wait until all living nodes agree that another node serves the slot; return that node."""
         wait_for(lambda: all(self.owner(slot, asked=node) is not victim for node in self.living), "a failover")
         wait_for(self._serves, "the cluster to serve again")
         return self.owner(slot)
 
     def restart(self, node: Node) -> None:
-        """Start a killed node again: it comes back as a replica where another took its place. Waits for its link."""
+        """Start a killed node again, as a replica if another node took its place; wait for its replication link."""
         node.start()
         wait_for(self._linked, "the node's replication")
 
     def migrate(self, slot: int, target: Node) -> Migration:
-        """A move of a slot that the test takes through its steps."""
+        """Return the migration of a slot, which the test carries out step by step."""
         return Migration(self, slot, self.owner(slot), target)
 
     def move_slot(self, slot: int, target: Node) -> None:
@@ -121,7 +121,7 @@ class Cluster:
         move.keys()
         move.finish()
 
-    # how it is made
+    # creation
 
     def _node(self, port: int) -> Node:
         own = [
@@ -129,7 +129,7 @@ class Cluster:
             *("--cluster-announce-ip", "127.0.0.1", "--cluster-node-timeout", str(NODE_TIMEOUT)),
             *("--cluster-replica-validity-factor", "0", "--save", "", "--appendonly", "no"),
             *("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"),
-            *("--repl-ping-replica-period", "1"),  # a replica is listed once it has heard of an offset
+            *("--repl-ping-replica-period", "1"),  # a replica is listed once it knows an offset
         ]
         if self.tls:
             own += ["--tls-port", str(port), "--tls-cluster", "yes", "--tls-replication", "yes", *self.tls]
@@ -165,7 +165,7 @@ class Cluster:
         return all(says_so(node) for node in self.living)
 
     def _linked(self) -> bool:
-        """Whether every living replica follows its primary, and every living node knows of it."""
+        """Return whether every living replica follows its primary, and every living node knows of it."""
         serving = self.serving()
         following = [node for node in self.living if node not in serving]
         if any(node.info("replication").get("master_link_status") != "up" for node in following):
@@ -182,7 +182,7 @@ def _replicas_in(slots: list[Any]) -> set[bytes]:
 
 @dataclass
 class Migration:
-    """One slot on its way from a node to another: ASK while its keys move, MOVED afterwards."""
+    """Migration of one slot: ASK redirections while its keys move, MOVED afterwards."""
 
     cluster: Cluster
     slot: int
@@ -194,7 +194,7 @@ class Migration:
         self.source.command("CLUSTER", "SETSLOT", self.slot, "MIGRATING", self.target.id)
 
     def keys(self, most: int | None = None) -> int:
-        """Move the slot's keys, or at most so many of them; returns how many were moved."""
+        """Move all keys of the slot, or a maximum number; return the number of moved keys."""
         moved = 0
         while most is None or moved < most:
             count = 64 if most is None else min(64, most - moved)
@@ -219,7 +219,7 @@ class Migration:
 
 
 def slot_of(key: str) -> int:
-    """The slot of a key, by its hash tag."""
+    """Return the slot of a key, by its hash tag."""
     return int(key_slot(key.encode()))
 
 

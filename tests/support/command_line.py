@@ -1,4 +1,4 @@
-"""The command line under test: called in this process where that says the same, else as a process of its own."""
+"""The command line under test: called in this process where that is equivalent, else as a process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from unittest.mock import patch
 from perdure.worker.cli import main
 
 BOUND = 30.0
-"""Seconds for anything a test waits for."""
+"""Seconds that a test waits for anything."""
 
 COMMAND = (sys.executable, "-m", "perdure.worker.cli")
 
 IGNORING_SIGINT = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
-"""Prefix of a command that starts it as a shell starts one in the background."""
+"""Prefix of a command that starts it like a background job of a shell."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def process(*args: str, cwd: Path | None = None, stdin: bytes = b"") -> Answer:
 
 
 class Running:
-    """A command that runs beside the test. What it writes on stdout is read line by line, stderr at its end."""
+    """A command that runs during the test. Its stdout is read line by line, its stderr after its exit."""
 
     def __init__(self, *args: str, cwd: Path, prefix: tuple[str, ...] = ()) -> None:
         self._err = (cwd / "stderr").open("w+b")
@@ -80,7 +80,7 @@ class Running:
         self.wait()
 
     def line(self) -> str:
-        """The next line on stdout; empty where the process ended without one."""
+        """Return the next line of stdout; empty if the process exited without one."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().decode().strip()
 
@@ -88,7 +88,7 @@ class Running:
         self.process.send_signal(signal)
 
     def wait(self) -> Answer:
-        """Its end, which comes within the bound."""
+        """Wait within the bound until the command has exited."""
         out = b"" if self.process.stdout is None or self.process.stdout.closed else self.process.stdout.read()
         code = self.process.wait()
         self._guard.cancel()

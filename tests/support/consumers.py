@@ -1,4 +1,4 @@
-"""Workers of the queue tests: consumers that share a gateway, without a runtime around them."""
+"""Consumers for the tests of queues, which share a gateway and have no runtime."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from perdure.queues.partitions.resharding import sync_route
 from perdure.queues.transport.gateway import Argument
 
 LONG_AGO = 3_600_000
-"""Milliseconds by which `age` lets a lease pass."""
+"""Idle milliseconds that `age` sets: longer than any lease."""
 
 
 class SharedReader(BlockingConnection):
-    """Reads that do not wait, on the gateway's own connection."""
+    """Reader that does not block, on the connection of the gateway."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._shared = gateway
@@ -37,11 +37,11 @@ class SharedReader(BlockingConnection):
         return await self._shared.command(*command, repeatable=False)
 
     async def interrupt(self) -> None:
-        """No read waits."""
+        """Do nothing: no read blocks."""
 
 
 class SharedReaders(PerNodeReader):
-    """The same for a cluster."""
+    """Reader that does not block, for a cluster."""
 
     def _reader(self, partition: Partition) -> BlockingConnection:
         return SharedReader(self._gateway)
@@ -62,7 +62,7 @@ def needs_one_server(gateway: Gateway, reason: str) -> None:
 async def worker(
     gateway: Gateway, *partitions: Partition, name: str = "a", lease: float = 60.0, leases: Leases | None = None
 ) -> Consumer:
-    """A worker that reads without waiting. With `lease=0`, it claims whatever is pending."""
+    """Return a consumer that does not block. With `lease=0` it claims every pending message."""
     apart = gateway.clustered and len(partitions) > 1
     reading = SharedReaders(gateway, name) if apart else SingleNodeReader(gateway, SharedReader(gateway), name)
     consumer = Consumer(gateway, reading, partitions, name, lease, Leases() if leases is None else leases)
@@ -82,7 +82,7 @@ async def read_one(consumer: Consumer) -> Delivery:
 
 
 async def claim_all(consumer: Consumer) -> list[Delivery]:
-    """Everything that can be claimed on the worker's first queue, to the end of the cursor."""
+    """Claim every message that can be claimed on the first queue of a consumer."""
     claimed: list[Delivery] = []
     cursor = "0-0"
     while True:
@@ -98,7 +98,7 @@ async def claim_one(consumer: Consumer) -> Delivery:
 
 
 async def age(gateway: Gateway, delivery: Delivery, by: int = LONG_AGO) -> None:
-    """Let the delivery's lease pass, without waiting for it: same owner, same count, idle for `by` milliseconds."""
+    """Expire the lease of a delivery without waiting: same consumer and count, idle for `by` milliseconds."""
     await gateway.command(
         "XCLAIM",
         delivery.partition.ready,
@@ -115,14 +115,14 @@ async def age(gateway: Gateway, delivery: Delivery, by: int = LONG_AGO) -> None:
 
 
 async def take_over(gateway: Gateway, delivery: Delivery, name: str = "thief") -> Delivery:
-    """Another worker claims the message, its lease having passed."""
+    """Claim a message for another consumer after its lease has expired."""
     await age(gateway, delivery)
     thief = await worker(gateway, delivery.partition, name=name)
     return next(one for one in await claim_all(thief) if one.entry == delivery.entry)
 
 
 async def make_due(gateway: Gateway, partition: Partition, *task_ids: str) -> None:
-    """Let the time of scheduled tasks come, without waiting for it."""
+    """Make scheduled tasks due without waiting."""
     for task_id in task_ids:
         await gateway.command("ZADD", partition.due, "XX", 1, task_id)
 
@@ -135,19 +135,19 @@ async def promote(gateway: Gateway, partition: Partition, *task_ids: str) -> int
 
 
 async def pending(gateway: Gateway, partition: Partition) -> list[tuple[bytes, str, int, int]]:
-    """The pending list: entry, owner, idle time in milliseconds, delivery count."""
+    """Return the pending list: entry, consumer, idle milliseconds, delivery count."""
     found = await gateway.command("XPENDING", partition.ready, GROUP, "-", "+", 10_000)
     return [(entry, owner.decode(), idle, count) for entry, owner, idle, count in found]
 
 
 async def consumers(gateway: Gateway, stream: str) -> set[str]:
-    """Names of the consumers that the stream's group has."""
+    """Return the names of the consumers in the group of the stream."""
     found = await gateway.command("XINFO", "CONSUMERS", stream, GROUP)
     return {dict(zip(flat[::2], flat[1::2], strict=True))[b"name"].decode() for flat in found}
 
 
 def ids(deliveries: Sequence[Delivery]) -> list[str]:
-    """The ids of the tasks that were delivered."""
+    """Return the ids of the delivered tasks."""
     return [Envelope.decode(delivery.fields[b"env"]).id for delivery in deliveries]
 
 

@@ -1,4 +1,4 @@
-"""Every act on a delivery, under one signature: what a test says of one, it says of all."""
+"""All calls on a delivery, with one signature, so that a test covers all of them."""
 
 from __future__ import annotations
 

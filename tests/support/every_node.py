@@ -1,4 +1,4 @@
-"""Commands that look at a whole server, on every node of a cluster too."""
+"""Commands about a whole server, on each primary of a cluster."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def whereabouts(gateway: Gateway) -> list[str | None]:
 
 
 async def on_every_node(gateway: Gateway, *command: str | int | bytes) -> list[Any]:
-    """The reply of each primary; of a server alone its one reply."""
+    """Return the reply of each primary, or of the single server."""
     return await asyncio.gather(*(gateway.command(*command, node_of=key) for key in whereabouts(gateway)))

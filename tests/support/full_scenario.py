@@ -1,4 +1,4 @@
-"""A life with everything in it: each way a task can take, and each look at the queues, against any server."""
+"""A scenario with every outcome of a task and every inspection call, for any server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.workers import BOUND, bounded, history, letter, running_worke
 
 
 async def live(settings: Settings) -> None:
-    """Enqueue, run in steps, retry, delay, cancel, bury, replay; look at results, events, queues, workers."""
+    """Enqueue, run in steps, retry, delay, cancel, bury, replay; inspect results, events, queues, workers."""
     async with App("life", settings=settings) as app:
         held, mended = asyncio.Event(), asyncio.Event()
 
@@ -49,7 +49,7 @@ async def live(settings: Settings) -> None:
             assert await bounded(second.result()) == 2
             dead = await letter(app, failing)
             await bounded(held.wait())
-            await asyncio.sleep(settings.lease)  # beats keep it, and one of them will hear of the cancellation
+            await asyncio.sleep(settings.lease)  # heartbeats renew it, and one of them learns of the cancellation
             assert (await holding.record()).state is State.RUNNING
             await holding.cancel()
             with pytest.raises(TaskCancelled):

@@ -1,4 +1,4 @@
-"""The guard behind promise 5: every key belongs to a live task or has a TTL."""
+"""Check of guarantee 5: every key belongs to a live task or has a TTL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OF_A_TASK = re.compile(rb"(?P<tag>\{[^}]*:[^}]*\}):(?:record|steps|log):(?P<id>
 
 
 async def check_for_leaks(client: redis.asyncio.Redis, namespace: str) -> None:
-    """Fail where a key of the namespace would stay for ever; then empty the namespace."""
+    """Fail if a key of the namespace has no TTL and no live task; then empty the namespace."""
     client.response_callbacks.clear()
     keys = await _keys(client, namespace)
     leaked = await _leaks(client, keys)

@@ -1,6 +1,6 @@
 """Load for queues whose servers fail: tasks enqueued, tasks acknowledged, and their outcomes.
 
-What is counted lives outside of Redis: ids are noted before they are enqueued, handlers write theirs into a file.
+The counts are kept outside Redis: ids are noted before they are enqueued, and handlers write to a file.
 
 A task counts as acknowledged when `enqueue(durability="replicated")` returned. Replication is asynchronous: writes that
 only a primary has are lost when it dies. Every replica that may be promoted must acknowledge: of two replicas, the one
@@ -43,7 +43,7 @@ class Journal:
     path: Path
 
     def runs(self) -> dict[str, list[Run]]:
-        """The runs of each task, in the order in which they began."""
+        """Return the runs of each task, in the order in which they started."""
         found: dict[str, list[Run]] = {}
         for line in self.path.read_text().splitlines():
             pid, what, nanoseconds, task_id = line.split(" ")
@@ -57,7 +57,7 @@ class Journal:
         return found
 
     def steps_run_again(self) -> int:
-        """Tasks whose step was run once more after a run had its record."""
+        """Return the number of tasks whose step ran again after a run had its record."""
         recorded: set[str] = set()
         again: set[str] = set()
         for line in self.path.read_text().splitlines():
@@ -71,7 +71,7 @@ class Journal:
 
 @dataclass(frozen=True)
 class Fault:
-    """A time, in seconds of the machine's monotonic clock, in which these queues had no server."""
+    """A time in which these queues had no server, in seconds of the monotonic clock."""
 
     begun: float
     over: float
@@ -113,7 +113,7 @@ class Figures:
     redirections: dict[str, int] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[str, str]]:
-        """Name and value of each figure, for people."""
+        """Return name and value of each figure as text."""
         rows = [
             ("enqueued", f"{self.enqueued:,}"),
             ("handle returned", f"{self.returned:,}"),
@@ -249,7 +249,7 @@ class Load:
         return max(pauses, default=None)
 
     async def _unfinished(self, task_ids: set[str]) -> set[str]:
-        """Those that have no result, within the bound."""
+        """Return the tasks that have no result within the bound."""
         left = set(task_ids)
         deadline = time.monotonic() + BOUND
         while left and time.monotonic() < deadline:
@@ -281,7 +281,7 @@ class Load:
 
 
 def longest_gap(times: Sequence[float]) -> float:
-    """The longest time between two that follow each other."""
+    """Return the longest time between two consecutive times."""
     return max(later - earlier for earlier, later in pairwise(sorted(times)))
 
 

@@ -57,7 +57,7 @@ class LocalModel:
         self._ids = 0
 
     def hold(self, when: Callable[[Messages], bool], after: int = 0) -> Held:
-        """Hold the next answer to such a request after `after` chunks, for good: the client must disconnect."""
+        """Hold the next answer to such a request after `after` chunks, without end: the client must disconnect."""
         self._holds.append(Held(when, after))
         return self._holds[-1]
 

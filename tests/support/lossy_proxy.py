@@ -87,7 +87,7 @@ class LossyProxy:
             try:
                 answers, upstream = await asyncio.open_unix_connection(self._server)
             except OSError:
-                return  # the server is away, and so are those who ask for it
+                return  # the server is away
             self._open.add(writer)
             stack.callback(self._open.discard, writer)
             stack.push_async_callback(_close, upstream)

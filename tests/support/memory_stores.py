@@ -16,7 +16,7 @@ DAY = 86_400.0
 
 @dataclass
 class Clock:
-    """Seconds since 1970, as the test says."""
+    """Clock that the test sets, in seconds since 1970."""
 
     now: float = 1_800_000_000.0
 

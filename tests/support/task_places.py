@@ -14,7 +14,7 @@ READY, PENDING, DUE, DEAD = "ready", "pending", "due", "dead"
 
 
 async def places(gateway: Gateway, partition: Partition, task_id: str) -> list[str]:
-    """Every place that holds the task; a task has exactly one, unless its record was purged or has expired."""
+    """Return every place that holds the task: exactly one, unless its record was purged or has expired."""
     return (await all_places(gateway, partition, [task_id]))[task_id]
 
 
@@ -33,7 +33,7 @@ return found
 
 
 async def all_places(gateway: Gateway, partition: Partition, task_ids: list[str]) -> dict[str, list[str]]:
-    """The places of several tasks at one instant. Fails where a record tells another story than the streams."""
+    """Return the places of several tasks at one instant. Fails if a record disagrees with the streams."""
     streams = [partition.ready, partition.dead, partition.due]
     records = [partition.record(task_id) for task_id in task_ids]
     ready, pending, dead, *rest = await gateway.command(
@@ -79,7 +79,7 @@ def _fields(pairs: list[bytes]) -> dict[bytes, bytes]:
 
 
 async def keys(gateway: Gateway, namespace: Namespace) -> list[bytes]:
-    """Every key of the namespace."""
+    """Return every key of the namespace."""
     found: list[bytes] = []
     for pattern in (f"{{{namespace.name}:*", f"{{{namespace.name}}}:*"):
         for node_of in whereabouts(gateway):
@@ -127,7 +127,7 @@ async def _groups(gateway: Gateway, key: bytes) -> list[Any]:
 
 
 async def lifetimes(gateway: Gateway, partition: Partition, task_id: str) -> dict[str, int]:
-    """PTTL in milliseconds of each key that the task has: -1 for one that lives for ever."""
+    """Return the PTTL in milliseconds of each key of the task; -1 for a key without TTL."""
     parts = {
         "record": partition.record(task_id),
         "steps": partition.steps(task_id),

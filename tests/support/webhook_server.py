@@ -27,14 +27,14 @@ class Listener:
     taken: queue.Queue[tuple[dict[str, str], bytes]] = field(default_factory=queue.Queue)
 
     async def heard(self) -> tuple[dict[str, str], Any]:
-        """Wait for the next that is posted: its headers, and the JSON."""
+        """Wait for the next request; return its headers and its JSON."""
         headers, body = await anyio.to_thread.run_sync(lambda: self.taken.get(timeout=BOUND))
         return headers, orjson.loads(body)
 
 
 @contextmanager
 def listening() -> Iterator[Listener]:
-    """One that listens while the block runs."""
+    """Run a webhook server for the duration of the block."""
     found = Listener()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""A replica whose agent is cut off in its second step, and then tells in which order it finds what it has to know."""
+"""A worker whose agent is interrupted in its second step, and then reports in which order it loads its context."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def shown(part: Any) -> Any:
 
 
 def listening() -> list[str]:
-    """The commands that are asked of Redis from now on."""
+    """Record the Redis commands from now on."""
     asked: list[str] = []
     ask = Gateway.command
 

@@ -1,4 +1,4 @@
-"""A worker for tests under load: one kind of task, on several queues, that writes down when it started and finished.
+"""A worker for tests under load: one kind of task, on several queues, that logs its start and its end.
 
 The journal is a file outside of Redis, to which all workers append: who, what, when (nanoseconds of the machine's
 monotonic clock), which task.
@@ -24,7 +24,7 @@ app = App("carrier")
 
 
 def note(what: str, task_id: str) -> None:
-    """One line, in one write: lines of several processes never mix."""
+    """Append one line in one write, so that lines of several processes never mix."""
     os.write(JOURNAL, f"{os.getpid()} {what} {time.monotonic_ns()} {task_id}\n".encode())
 
 
@@ -35,7 +35,7 @@ async def half(task_id: str, pause: float) -> None:
 
 @app.task(retry=Retry(max_attempts=1, max_crashes=1000))
 async def carry(ctx: Context, pause: float) -> str:
-    """Takes `pause` seconds, one half of them in a step."""
+    """Take `pause` seconds, half of them in a step."""
     note("start", ctx.task_id)
     await ctx.step("half", half, ctx.task_id, pause / 2, durability=DURABILITY)
     note("recorded", ctx.task_id)

@@ -1,4 +1,4 @@
-"""A replica whose agent uses everything that lets an agent go on, and kills its own process once at each such place.
+"""A worker whose agent uses every means to continue, and kills its own process once at each such place.
 
 Its arguments: how many tasks at once. From the environment: DEATHS, a folder in which a file is made for each death, so
 that none comes twice; without it, nothing dies. BILL, a file with a line for each call that costs something.
@@ -156,7 +156,7 @@ class Continuing(Agent[Continued]):
 
 
 class DyingStore:
-    """Lets the process die when an artifact's bytes are stored, and nothing yet tells of it."""
+    """Backend that kills the process after it stored the bytes of an artifact, before they are recorded."""
 
     save = ArtifactStore.save
 

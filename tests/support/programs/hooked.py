@@ -1,4 +1,4 @@
-"""An application with middleware and a lifespan, which note in a journal what they are called for."""
+"""An application with middleware and a lifespan, which log their calls to a journal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
 
 
 def note(what: str, key: str) -> None:
-    """One line, in one write: lines of several processes never mix."""
+    """Append one line in one write, so that lines of several processes never mix."""
     os.write(JOURNAL, f"{os.getpid()} {what} {key}\n".encode())
 
 

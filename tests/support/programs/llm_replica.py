@@ -1,4 +1,4 @@
-"""A replica of examples/llm_agent.py, whose tools are lines in the journal before and after they act."""
+"""A worker of examples/llm_agent.py, whose tools write to the journal before and after they act."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "llm_agent.py"
 
 
 def note(what: str) -> None:
-    """One line, in one write: lines of several processes never mix."""
+    """Append one line in one write, so that lines of several processes never mix."""
     os.write(JOURNAL, f"{os.getpid()} {what} {current_step().key}\n".encode())
 
 

@@ -1,4 +1,4 @@
-"""The app of a worker that is watched for what it keeps: tasks of every outcome, and one that tells what there is."""
+"""App of a worker whose memory is observed: tasks of every outcome, and one that returns what the process holds."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ app = App("poisonous")
 
 
 def note(what: str, number: int) -> None:
-    """One line, in one write: lines of several processes never mix."""
+    """Append one line in one write, so that lines of several processes never mix."""
     os.write(JOURNAL, f"{os.getpid()} {what} {number}\n".encode())
 
 

@@ -1,4 +1,4 @@
-"""A child of a supervisor that runs no tasks: it says what it is ordered to say, and dies how it is ordered to.
+"""A child of a supervisor that runs no tasks: it sends the messages and exits in the way that the test orders.
 
 It appends what happens to it to a journal. Orders come in files of its folder: ORDERS/PID for one process, line by
 line, and ORDERS/start or ORDERS/start-ROLE for each that starts. It imports nothing of Perdure, so that a test may have

@@ -1,4 +1,4 @@
-"""Workers that die at one moment each: before the n-th thing that a run asks of Redis.
+"""Workers that exit at one moment each: before the n-th call of a run to Redis.
 
 Called with the numbers of queues. For each it forks a process, which works that queue until nothing is left to do and
 kills itself (SIGKILL) at the moment of that number, if it gets there. Prints for each number how the process ended.
@@ -23,7 +23,7 @@ SETTLING = ("retry", "finish", "bury")
 
 @app.task(name="converse", retry=Retry(max_crashes=1000))
 async def converse(ctx: Context, friend: str) -> list[Any]:
-    """Reads until the end, and sends what it has read on, in the same order."""
+    """Read until the end, and send on what was read, in the same order."""
     heard: list[Any] = []
     while "end" not in heard:
         for message in await ctx.inbox(wait=None if len(heard) < 2 else 3600, limit=2):

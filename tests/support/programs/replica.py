@@ -1,4 +1,4 @@
-"""One replica as a process of its own: what the tests of the promises start, stop, freeze and kill.
+"""One worker process, which the tests of the guarantees start, stop, freeze and kill.
 
 Every effect is a line in the journal, a file that all replicas append to: the process, what it did, to which task and
 step. A step that waits, waits for a token on a Redis list, which the test pushes.
@@ -34,7 +34,7 @@ app = App("replica")
 
 
 def note(what: str, ctx: Context | None = None) -> None:
-    """One line, in one write: lines of several processes never mix."""
+    """Append one line in one write, so that lines of several processes never mix."""
     key = current_step().idempotency_key if ctx is None else ctx.task_id
     os.write(JOURNAL, f"{os.getpid()} {what} {key}\n".encode())
 
@@ -95,7 +95,7 @@ async def gate(ctx: Context, name: str) -> dict[str, object]:
 
 @app.task(retry=PATIENT)
 async def resumes(ctx: Context, gate: str) -> dict[str, object]:
-    """Tells what it knows of the run before."""
+    """Return what it knows of the previous run."""
     note("run", ctx)
     await ctx.decide("go on", reasoning="there is no other way")
     await ctx.step("first", quick, "first")
@@ -133,7 +133,7 @@ async def sleeper(ctx: Context, seconds: float = 0.0, gate: str = "") -> int:
 
 @app.task(retry=PATIENT)
 async def blocks(ctx: Context, seconds: float) -> int:
-    """A handler that blocks the event loop, as none should."""
+    """A handler that blocks the event loop."""
     note("run", ctx)
     time.sleep(seconds)  # noqa: ASYNC251 - that is the point
     return os.getpid()
@@ -149,7 +149,7 @@ def block(gate: str, *, keeps_the_lock: bool) -> None:
 
 @app.task(retry=PATIENT)
 async def stalls(ctx: Context, gate: str, keeps_the_lock: bool) -> int:
-    """The first run blocks the event loop until it is let go, and wants to go on; the next has nothing to wait for."""
+    """Block the event loop in the first run until a file appears, then continue; do not wait in the next run."""
     note("run", ctx)
     if ctx.crashes == 0:
         block(gate, keeps_the_lock=keeps_the_lock)
@@ -193,7 +193,7 @@ async def doubtful(ctx: Context, before: str, after: str) -> str:
 
 
 async def learns(gate: str, ctx: Context) -> str:
-    """Remembers in words of its own process, and then waits."""
+    """Store a memory that names the process, then wait."""
     for number in range(3):
         await ctx.memory.add(f"{number}: as process {os.getpid()} says it", type="lesson")
     note("learned")
@@ -234,7 +234,7 @@ def route_mates(index: int) -> range:
 
 @app.task(retry=PATIENT)
 async def keyed(ctx: Context, key: str, number: int, pause: float) -> int:
-    """One of a key's tasks: tells of its start, and of its partition's former ones not being read to their end."""
+    """Log the start of a keyed task, and whether messages of former partitions are still unread."""
     os.write(JOURNAL, f"{os.getpid()} start {key}:{number}\n".encode())
     run = CURRENT_RUN.get()
     assert run is not None
@@ -255,7 +255,7 @@ async def saves(ctx: Context) -> str:
 
 @app.agent(name="circling", retry=PATIENT)
 class Circling(Agent[AgentState]):
-    """Makes the same call again and again, which buries it."""
+    """Repeat the same call until the task is buried."""
 
     coherence = Coherence(repetition="bury")
 

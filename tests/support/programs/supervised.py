@@ -1,4 +1,4 @@
-"""An application for supervised workers: it tells who imports it, and its steps wait for a file of the test's."""
+"""An application for supervised workers: it logs each process that imports it, and its steps wait for a file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ app = App("supervised")
 
 
 def note(what: str, key: str) -> None:
-    """One line, in one write: lines of several processes never mix."""
+    """Append one line in one write, so that lines of several processes never mix."""
     os.write(JOURNAL, f"{os.getpid()} {what} {key}\n".encode())
 
 

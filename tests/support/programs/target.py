@@ -1,4 +1,4 @@
-"""The app of a worker at which tests throw what they have: handlers of all kinds of arguments."""
+"""App of the worker that fuzz tests attack: handlers with arguments of all kinds."""
 
 from __future__ import annotations
 
