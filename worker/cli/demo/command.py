@@ -73,7 +73,7 @@ def demo(
 def _print_screen(result: DemoResult, claims: Sequence[Claim]) -> None:
     """Print the kills, the dead letter and the evidence. The tables fit 80 columns."""
     letter, evidence = result.letter, result.evidence
-    print_text(f"One task reported on files of {result.root}: {evidence.steps:,} steps, one per file.\n")
+    print_text(f"One task of {evidence.steps:,} steps, with a step for each file, reported on: {result.root}\n")
     kills = [
         (str(one.killed), f"{one.started:,}", one.subject[-24:], str(one.resumed_by or "none"), _shown(one.seconds))
         for one in evidence.takeovers()
