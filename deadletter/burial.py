@@ -93,6 +93,8 @@ async def bury(
         partition.steps(task_id),
         partition.log(task_id),
         partition.dead,
+        partition.inbox(task_id),
+        partition.control(task_id),
     ]
     letter = (
         task_id,

@@ -60,6 +60,7 @@ async def replay(gateway: Gateway, letter: DeadLetter, how: Replay) -> bool:
         partition.steps(letter.id),
         partition.log(letter.id),
         partition.ready,
+        partition.inbox(letter.id),
     ]
     given = (letter.entry, int(how.fresh), args)
     done = await gateway.run(_REPLAY, keys, [*given, 0])
@@ -100,7 +101,13 @@ async def replay_all(
 async def purge(gateway: Gateway, letter: DeadLetter) -> bool:
     """Delete a dead letter with its record, checkpoint and log. Return False if it was gone already."""
     partition = letter.partition
-    keys = [partition.dead, partition.record(letter.id), partition.steps(letter.id), partition.log(letter.id)]
+    keys = [
+        partition.dead,
+        partition.record(letter.id),
+        partition.steps(letter.id),
+        partition.log(letter.id),
+        partition.inbox(letter.id),
+    ]
     return bool(await gateway.run(_DISCARD, keys, [letter.entry]))
 
 

@@ -92,6 +92,7 @@ class BatchEnqueuer:
             partition.steps(message.id),
             partition.log(message.id),
             partition.dead,
+            partition.inbox(message.id),
         ]
         answer: bytes = await self._gateway.run(_RESET, keys, [message.envelope, message.arguments, token])
         if answer not in (b"stored", b"closed"):

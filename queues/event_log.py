@@ -171,10 +171,11 @@ class LogTail:
 async def read_log_tail(gateway: Gateway, partition: Partition, task_id: str, limit: int = LATEST_EVENTS) -> LogTail:
     """Read the tail of a task's log in two round trips. The task may be running."""
     record, steps, log = partition.record(task_id), partition.steps(task_id), partition.log(task_id)
-    names, (number, mail, used), entries, time = await gateway.pipeline(
+    names, number, (sent, used), entries, time = await gateway.pipeline(
         [
             ("HKEYS", steps),
-            ("HMGET", record, "events", "mail", "used"),
+            ("HGET", record, "events"),
+            ("HMGET", partition.inbox(task_id), "sent", "used"),
             ("XREVRANGE", log, "+", "-", "COUNT", limit),
             ("TIME",),
         ],
@@ -199,5 +200,5 @@ async def read_log_tail(gateway: Gateway, partition: Partition, task_id: str, li
         intents=frozenset(name.decode().removeprefix("i:") for name in names if name.startswith(b"i:")),
         saved=saved,
         now=int(time[0]) * 1000 + int(time[1]) // 1000,
-        unread=max(0, int(mail or 0) - int(used or 0)),
+        unread=max(0, int(sent or 0) - int(used or 0)),
     )

@@ -177,6 +177,8 @@ class TaskHandle(Generic[R]):
             partition.log(self.id),
             partition.due,
             partition.retentions,
+            partition.inbox(self.id),
+            partition.control(self.id),
         ]
         retention = (int(self._retention * 1000), registered_retention(self._retention))
         answer: bytes = await self._gateway.run(_CANCEL, keys, [GROUP, RESERVED, self.id, *retention])

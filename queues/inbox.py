@@ -1,17 +1,20 @@
 """The inbox of a task: messages to it, in order, each stored once.
 
-The inbox is part of the task's record. So it has the record's lifetime, and a message is sent or used in one script
-with other changes of the task. Fields of the record:
+An inbox is a hash of its own, so that a sender needs no right to write the task's record. It has the record's lifetime:
+each script that gives the record a TTL gives it to the inbox, too. Fields:
 
-    m:N        message N, from 1: the time of the send (ms of Redis' clock), a space, JSON (or encrypted JSON)
-    mail       number of the last message
-    used       all messages up to this number were used
-    mi:DIGEST  number of the message with this id (digest of the id), for as many messages as an inbox holds
-    mn:N       digest of the id of message N
-    waits      what the task waits for while it is parked
-    wakes      what wakes the task while it is parked: message or time, see park.lua
+    m:N        message with the number N: the time of the send (ms of Redis' clock), a space, JSON (or encrypted JSON)
+    n:P        number of the P-th message, from 1, a space, and the digest of its id
+    id:DIGEST  number of the message with this id
+    sent       messages that were sent; n: and id: exist for the last ones, for as many as an inbox holds
+    used       the first messages that were all used
+    last       number of the last message
 
-A message is stored by `send_message.lua`, and removed by the call of `write_checkpoint.lua` that records its use.
+A number is the time of the send, or the number after the last one. So a server that has lost its last writes does not
+give one of their numbers to another message, and a run that has used the lost one does not skip the other.
+
+`send_message.lua` stores a message and wakes the task if its record says so (fields `waits` and `wakes`, see park.lua).
+The call of `write_checkpoint.lua` that records the use of a message removes it.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ class InboxMessage:
     """A message in an inbox.
 
     Attributes:
-        number: Position in the inbox, from 1.
+        number: Number of the message; it grows with each message, not by one.
         sender: Name of the sender; the id of a task that sent it.
         content: JSON data.
         at: Time of the send, in milliseconds of Redis' clock since the epoch.
@@ -126,7 +129,7 @@ async def send_message(
         if known is None:
             break
         stored = gateway.encryptor.of(known, task_id).encrypt(MESSAGE, data)
-        keys = [known.record(task_id), known.due, known.nudge]
+        keys = [known.record(task_id), known.inbox(task_id), known.due, known.nudge]
         answer, *rest = await gateway.run(_SEND, keys, [task_id, digest, stored, MOST_MESSAGES])
         match answer:
             case b"sent":
@@ -153,12 +156,16 @@ def _encode(message_id: str, sender: str, content: Any, limit: int) -> bytes:
 
 async def read_inbox(gateway: Gateway, partition: Partition, task_id: str) -> AsyncIterator[InboxMessage]:
     """Yield the messages that were not used yet, in order, page by page. None for an unknown task."""
-    record, cipher = partition.record(task_id), gateway.encryptor.of(partition, task_id)
-    used, mail = (int(value or 0) for value in await gateway.command("HMGET", record, "used", "mail"))
-    for start in range(used + 1, mail + 1, _PAGE):
-        numbers = range(start, min(start + _PAGE, mail + 1))
-        found = await gateway.command("HMGET", record, *(f"m:{number}" for number in numbers))
-        for number, stored in zip(numbers, found, strict=True):
+    inbox, cipher = partition.inbox(task_id), gateway.encryptor.of(partition, task_id)
+    used, sent = (int(value or 0) for value in await gateway.command("HMGET", inbox, "used", "sent"))
+    if used == sent:
+        return
+    listed = await gateway.command("HMGET", inbox, *(f"n:{position}" for position in range(used + 1, sent + 1)))
+    numbers = [int(one.partition(b" ")[0]) for one in listed if one is not None]
+    for start in range(0, len(numbers), _PAGE):
+        page = numbers[start : start + _PAGE]
+        found = await gateway.command("HMGET", inbox, *(f"m:{number}" for number in page))
+        for number, stored in zip(page, found, strict=True):
             if stored is not None:
                 yield _message(number, stored, cipher)
 
@@ -179,9 +186,9 @@ def _message(number: int, stored: bytes, cipher: TaskCipher) -> InboxMessage:
 
 async def last_message(gateway: Gateway, partition: Partition, task_id: str) -> tuple[int, int]:
     """Return the number of the last message to a task, and the time of Redis in milliseconds."""
-    record = partition.record(task_id)
-    mail, time = await gateway.pipeline([("HGET", record, "mail"), ("TIME",)], node_of=record)
-    return int(mail or 0), int(time[0]) * 1000 + int(time[1]) // 1000
+    inbox = partition.inbox(task_id)
+    last, time = await gateway.pipeline([("HGET", inbox, "last"), ("TIME",)], node_of=inbox)
+    return int(last or 0), int(time[0]) * 1000 + int(time[1]) // 1000
 
 
 async def forward_messages(
@@ -214,4 +221,4 @@ async def forward_messages(
 
 async def drop_message(gateway: Gateway, partition: Partition, task_id: str, number: int) -> bool:
     """Remove a message from an inbox without using it. Return whether it was there."""
-    return bool(await gateway.command("HDEL", partition.record(task_id), f"m:{number}", repeatable=False))
+    return bool(await gateway.command("HDEL", partition.inbox(task_id), f"m:{number}", repeatable=False))

@@ -14,10 +14,11 @@ on one server.
     {ns:queue:n}:lock:promote     string  workers             fleet lock for promoting; TTL of a few seconds
     {ns:queue:n}:lock:clean       string  workers             fleet lock for cleaning up; TTL of half a minute
     {ns:queue:n}:lock:sweep       string  workers             fleet lock for claiming; TTL of half a claim interval
-    {ns:queue:n}:record:ID        hash    all scripts         no TTL while the task is live, then the retention;
-                                                              holds the inbox: fields m:1 ..., see inbox.py
-    {ns:queue:n}:steps:ID         hash    write_checkpoint    like its task
-    {ns:queue:n}:log:ID           stream  scripts             like its task
+    {ns:queue:n}:record:ID        hash    producers, workers  no TTL while the task is live, then the retention
+    {ns:queue:n}:steps:ID         hash    workers             like its record
+    {ns:queue:n}:log:ID           stream  workers             like its record
+    {ns:queue:n}:inbox:ID         hash    senders, workers    like its record; see inbox.py
+    {ns:queue:n}:control:ID       hash    operators           while the task is live: what operators ask of its run
     {ns}:queues                   hash    producers, workers  for ever: one field per queue (its route, route.py)
     {ns}:deployment               hash    producers, workers  for ever: id of the deployment, format of its data
     {ns}:registry:sharing:QUEUE   zset    workers             members of a queue; TTL of a few refreshes (score: ms)
@@ -69,7 +70,7 @@ RELEASED = "~released"
 SUSPECTS = "~suspects"
 """Consumer of quarantined messages."""
 
-TaskKey = Literal["record", "steps", "log"]
+TaskKey = Literal["record", "steps", "log", "inbox", "control"]
 """A kind of key that each task may have."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -109,6 +110,8 @@ class Partition:
     _record: str = field(init=False, compare=False, repr=False)
     _steps: str = field(init=False, compare=False, repr=False)
     _log: str = field(init=False, compare=False, repr=False)
+    _inbox: str = field(init=False, compare=False, repr=False)
+    _control: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         tag = f"{{{self.namespace}:{self.queue}:{self.index}}}"
@@ -116,7 +119,7 @@ class Partition:
             object.__setattr__(self, name, f"{tag}:{name}")
         for name in ("promote", "clean", "sweep"):
             object.__setattr__(self, f"{name}_lock", f"{tag}:lock:{name}")
-        for name in ("record", "steps", "log"):
+        for name in ("record", "steps", "log", "inbox", "control"):
             object.__setattr__(self, f"_{name}", f"{tag}:{name}:")
 
     def record(self, task_id: str) -> str:
@@ -127,6 +130,12 @@ class Partition:
 
     def log(self, task_id: str) -> str:
         return self._log + task_id
+
+    def inbox(self, task_id: str) -> str:
+        return self._inbox + task_id
+
+    def control(self, task_id: str) -> str:
+        return self._control + task_id
 
     def task_keys(self, kind: TaskKey) -> str:
         """Return the SCAN pattern of the keys of one kind of all tasks of this partition."""

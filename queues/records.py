@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -41,7 +41,7 @@ class Record:
     Attributes:
         args, result: As they are stored, possibly encrypted. `shown_arguments` and `shown_result` are for display.
         waits: What the task waits for while it is parked, such as "message".
-        unused: Upper bound of the messages in its inbox.
+        unused: Upper bound of the messages in its inbox; 0 if it has succeeded or was cancelled.
         handed_to: Id of its successor.
     """
 
@@ -135,11 +135,11 @@ def opened_error(cipher: TaskCipher, data: bytes) -> Any:
 
 
 _FIELDS: Final = (
-    *(b"state", b"entry", b"dead", b"env", b"args", b"task", b"at", b"due", b"finished"),
+    *(b"state", b"entry", b"dead", b"env", b"args", b"task", b"at", b"finished"),
     *(b"attempts", b"crashes", b"replays", b"ran", b"worker", b"step", b"alive"),
-    *(b"result", b"reason", b"error", b"waits", b"mail", b"used", b"handed_to"),
+    *(b"result", b"reason", b"error", b"waits", b"handed_to"),
 )
-"""Fields that are read. A record may also hold an inbox of any size."""
+"""Fields that are read."""
 
 
 async def read_record(gateway: Gateway, partition: Partition, task_id: str) -> Record | None:
@@ -151,57 +151,85 @@ async def read_records(gateway: Gateway, partition: Partition, task_ids: Sequenc
     """Return the records of tasks of one partition, in the order of the ids, in two round trips."""
     raw = await gateway.pipeline([("HMGET", partition.record(task_id), *_FIELDS) for task_id in task_ids])
     hashes = [{name: value for name, value in zip(_FIELDS, one, strict=True) if value is not None} for one in raw]
-    messages = await _read_messages(gateway, partition, hashes)
+    places = await _read_places(gateway, partition, task_ids, hashes)
     return [
-        _record(partition, task_id, fields, message, gateway.encryptor.of(partition, task_id)) if fields else None
-        for task_id, fields, message in zip(task_ids, hashes, messages, strict=True)
+        _record(partition, task_id, fields, place, gateway.encryptor.of(partition, task_id)) if fields else None
+        for task_id, fields, place in zip(task_ids, hashes, places, strict=True)
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Message:
-    fields: Mapping[bytes, bytes]
-    owner: str | None
+@dataclass(slots=True)
+class _Place:
+    """State of a task that other keys hold: its stream entry, the worker that holds it, its due time, its inbox."""
+
+    fields: Mapping[bytes, bytes] = field(default_factory=dict)
+    owner: str | None = None
+    due: int | None = None
+    unused: int = 0
 
 
-async def _read_messages(
-    gateway: Gateway, partition: Partition, hashes: Sequence[Mapping[bytes, bytes]]
-) -> list[_Message | None]:
-    """Return the stream entry of each record that has one, and the worker that holds it."""
-    wanted: list[tuple[int, bytes, str]] = []
-    for position, fields in enumerate(hashes):
-        if b"entry" in fields:
-            wanted.append((position, fields[b"entry"], partition.ready))
-        elif b"dead" in fields:
-            wanted.append((position, fields[b"dead"], partition.dead))
-    entries: list[Command] = [("XRANGE", stream, entry, entry) for _, entry, stream in wanted]
-    owners: list[Command] = [
-        ("XPENDING", stream, GROUP, entry, entry, 1) for _, entry, stream in wanted if stream == partition.ready
+_ENDED: Final = (b"succeeded", b"cancelled")
+
+
+async def _read_places(
+    gateway: Gateway, partition: Partition, task_ids: Sequence[str], hashes: Sequence[Mapping[bytes, bytes]]
+) -> list[_Place]:
+    """Return what other keys hold of each task, in one round trip; nothing of tasks that have ended."""
+    places = [_Place() for _ in hashes]
+    live = [
+        (task_id, fields, place)
+        for task_id, fields, place in zip(task_ids, hashes, places, strict=True)
+        if fields and fields.get(b"state") not in _ENDED
     ]
+    reads: list[tuple[Command, Callable[[_Place, Any], None], _Place]] = []
+    owners: list[tuple[Command, Callable[[_Place, Any], None], _Place]] = []
+    for task_id, fields, place in live:
+        reads.append((("HMGET", partition.inbox(task_id), "sent", "used"), _set_unused, place))
+        if fields.get(b"state") == b"scheduled":
+            reads.append((("ZSCORE", partition.due, task_id), _set_due, place))
+        for name, stream in ((b"entry", partition.ready), (b"dead", partition.dead)):
+            if (entry := fields.get(name)) is not None:
+                reads.append((("XRANGE", stream, entry, entry), _set_fields, place))
+                if stream == partition.ready:
+                    owners.append((("XPENDING", stream, GROUP, entry, entry, 1), _set_owner, place))
+                break
     try:
-        replies = await gateway.pipeline([*entries, *owners])
+        replies = await gateway.pipeline([command for command, _, _ in (*reads, *owners)])
     except Refused as error:
         if not is_missing_group(error):
             raise
-        replies = await gateway.pipeline(entries)  # no worker has come yet: no message is pending
-    holders = iter(replies[len(entries) :])
-    messages: list[_Message | None] = [None] * len(hashes)
-    for (position, _, stream), found in zip(wanted, replies, strict=False):
-        pending: list[Any] = next(holders, []) if stream == partition.ready else []
-        owner = pending[0][1].decode() if pending else None
-        if owner is not None and is_reserved(owner):
-            owner = None
-        messages[position] = _Message(pairs(found[0][1]) if found else {}, owner)
-    return messages
+        owners = []  # no worker has come yet: no message is pending
+        replies = await gateway.pipeline([command for command, _, _ in reads])
+    for (_, apply, place), reply in zip((*reads, *owners), replies, strict=True):
+        apply(place, reply)
+    return places
+
+
+def _set_unused(place: _Place, reply: Sequence[bytes | None]) -> None:
+    sent, used = (int(value or 0) for value in reply)
+    place.unused = sent - used
+
+
+def _set_due(place: _Place, score: bytes | None) -> None:
+    place.due = None if score is None else int(float(score))
+
+
+def _set_fields(place: _Place, entries: Sequence[Any]) -> None:
+    place.fields = pairs(entries[0][1]) if entries else {}
+
+
+def _set_owner(place: _Place, pending: Sequence[Any]) -> None:
+    owner = pending[0][1].decode() if pending else None
+    place.owner = None if owner is None or is_reserved(owner) else owner
 
 
 def _record(
-    partition: Partition, task_id: str, fields: Mapping[bytes, bytes], message: _Message | None, cipher: TaskCipher
+    partition: Partition, task_id: str, fields: Mapping[bytes, bytes], place: _Place, cipher: TaskCipher
 ) -> Record:
-    payload = {**fields, **(message.fields if message else {})}
+    payload = {**fields, **place.fields}
     envelope = _envelope(payload.get(b"env"))
     state = State(fields.get(b"state", b"queued").decode())
-    owner = message.owner if message else None
+    owner = place.owner
     if state is State.QUEUED and owner is not None:
         state = State.RUNNING
     at = _number(fields, b"at")
@@ -219,7 +247,7 @@ def _record(
         crashes=_number(fields, b"crashes") or 0,
         replays=_number(fields, b"replays") or 0,
         enqueued_at=at,
-        due_at=_number(fields, b"due"),
+        due_at=place.due,
         finished_at=_number(fields, b"finished"),
         ran_ms=_number(fields, b"ran"),
         worker=owner or _text(fields, b"worker"),
@@ -230,7 +258,7 @@ def _record(
         error=opened_error(cipher, fields[b"error"]) if b"error" in fields else None,
         waits=_text(fields, b"waits") if state is State.SCHEDULED else None,
         handed_to=_text(fields, b"handed_to"),
-        unused=(_number(fields, b"mail") or 0) - (_number(fields, b"used") or 0),
+        unused=place.unused,
         secrets=envelope.secrets if envelope else read_secret_paths(payload.get(b"env", b"")),
         cipher=cipher,
     )

@@ -1,12 +1,13 @@
 -- include: fence
 -- Settle a delivery by turning the task into a dead letter.
--- KEYS  ready stream, record, steps, log, dead-letter stream
+-- KEYS  ready stream, record, steps, log, dead-letter stream, inbox, control
 -- ARGV  fence (4), task id, task name, reason, evidence (JSON), attempts, crashes, retention in milliseconds,
 --       '1' if the message is not an envelope and its raw fields are kept (the first 500: Lua cannot pass more than
 --       some thousand values to one command)
 -- returns  0 refused, the lease has passed; 1 buried
 -- Atomic: the message leaves the ready stream in the script that adds payload and evidence to the dead-letter stream.
--- The checkpoint is kept for a replay until the retention has passed. Dead letters past it are trimmed.
+-- The checkpoint is kept for a replay until the retention has passed. Dead letters past it are trimmed. The inbox gets
+-- its TTL here even if it was empty: a message to a dead letter is stored without a TTL of its own.
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
 end
@@ -38,6 +39,9 @@ redis.call('XADD', KEYS[4], '*', 'type', 'buried', 'data', ARGV[8])
 redis.call('PEXPIRE', KEYS[2], ARGV[11])
 redis.call('PEXPIRE', KEYS[3], ARGV[11])
 redis.call('PEXPIRE', KEYS[4], ARGV[11])
+redis.call('HSETNX', KEYS[6], 'sent', 0)
+redis.call('PEXPIRE', KEYS[6], ARGV[11])
+redis.call('DEL', KEYS[7])
 redis.call('XTRIM', KEYS[5], 'MINID', '=', string.format('%.0f', math.max(0, now - tonumber(ARGV[11]))))
 redis.call('PUBLISH', KEYS[2], 'dead')
 return 1

@@ -1,5 +1,5 @@
 -- Replay a dead letter: put it back on its queue with its counters at zero.
--- KEYS  dead-letter stream, record, steps, log, ready stream
+-- KEYS  dead-letter stream, record, steps, log, ready stream, inbox
 -- ARGV  entry id of the dead letter, '1' for a fresh start without the checkpoint, new arguments (JSON, '' keeps them),
 --       '1' if the id is in no other partition
 -- returns  0 no such dead letter (it was replayed or purged), or its id was enqueued again after the record had
@@ -37,13 +37,13 @@ end
 local entry = redis.call('XADD', KEYS[5], '*', unpack(message))
 redis.call('XDEL', KEYS[1], ARGV[1])
 if nameless then
-  redis.call('DEL', KEYS[2], KEYS[3], KEYS[4])
+  redis.call('DEL', KEYS[2], KEYS[3], KEYS[4], KEYS[6])
   return 1
 end
 redis.call('HSET', KEYS[2], 'state', 'queued', 'entry', entry, 'attempts', 0, 'crashes', 0, 'returns', 0)
 redis.call('HINCRBY', KEYS[2], 'replays', 1)
-redis.call('HDEL', KEYS[2], 'dead', 'reason', 'error', 'finished', 'result', 'settled', 'cancel',
-  'excused', 'recent', 'recent_at', 'crash')
+redis.call('HDEL', KEYS[2], 'dead', 'reason', 'error', 'finished', 'result', 'settled', 'excused', 'recent',
+  'recent_at', 'crash')
 redis.call('XADD', KEYS[4], '*', 'type', 'replayed', 'data', ARGV[2] == '1' and '{"fresh":true}' or '{"fresh":false}')
 if ARGV[2] == '1' then
   redis.call('DEL', KEYS[3])
@@ -52,5 +52,6 @@ end
 redis.call('PERSIST', KEYS[2])
 redis.call('PERSIST', KEYS[3])
 redis.call('PERSIST', KEYS[4])
+redis.call('PERSIST', KEYS[6])
 redis.call('PUBLISH', KEYS[2], 'replayed')
 return 1

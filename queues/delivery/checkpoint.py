@@ -128,7 +128,14 @@ async def write_entries(
         NotReplicated: Too few replicas have the entries in time.
     """
     partition = delivery.partition
-    keys = [partition.ready, partition.record(task_id), partition.steps(task_id), partition.log(task_id)]
+    keys = [
+        partition.ready,
+        partition.record(task_id),
+        partition.steps(task_id),
+        partition.log(task_id),
+        partition.inbox(task_id),
+        partition.control(task_id),
+    ]
     args: list[Argument] = [*delivery.fence]
     for entry in entries:
         args += (entry.kind, entry.step, entry.value, entry.log)
@@ -162,8 +169,8 @@ async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str
     return None
 
 
-_NUMBERS: Final = ("attempts", "crashes", "returns", "excused", "recent", "recent_at", "events", "mail", "returned")
-_FIELDS: Final = (*_NUMBERS, "cancel", "suspect", "crash", "at")
+_NUMBERS: Final = ("attempts", "crashes", "returns", "excused", "recent", "recent_at", "events", "returned")
+_FIELDS: Final = (*_NUMBERS, "suspect", "crash", "at")
 
 _LATEST: Final = 8
 """Events of the log that are read: enough to see how the previous run ended."""
@@ -172,10 +179,12 @@ _LATEST: Final = 8
 async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> History:
     """Read the state that earlier runs left, in one round trip. The checkpoint is not decrypted yet."""
     partition = delivery.partition
-    counts, alive, steps, latest, time = await gateway.pipeline(
+    counts, alive, last, cancel, steps, latest, time = await gateway.pipeline(
         [
             ("HMGET", partition.record(task_id), *_FIELDS),
             ("HGET", partition.record(task_id), "alive"),
+            ("HGET", partition.inbox(task_id), "last"),
+            ("HEXISTS", partition.control(task_id), "cancel"),
             ("HGETALL", partition.steps(task_id)),
             ("XREVRANGE", partition.log(task_id), "+", "-", "COUNT", _LATEST),
             ("TIME",),
@@ -183,8 +192,8 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         node_of=partition.ready,
     )
     numbers = (int(value or 0) for value in counts[: len(_NUMBERS)])
-    attempts, crashes, returns, excused, recent, recent_at, events, mail, returned = numbers
-    cancel, suspect, crash, enqueued = counts[len(_NUMBERS) :]
+    attempts, crashes, returns, excused, recent, recent_at, events, returned = numbers
+    suspect, crash, enqueued = counts[len(_NUMBERS) :]
     now = int(time[0]) * 1000 + int(time[1]) // 1000
     # Each earlier delivery of this message ended without an outcome: an outcome would have deleted the message.
     lost = max(0, delivery.count - 1 - returned)
@@ -192,8 +201,8 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         Counters(attempts, crashes + lost, returns),
         events=events,
         lost=lost,
-        mail=mail,
-        cancel=cancel is not None,
+        mail=int(last or 0),
+        cancel=cancel == 1,
         quarantined=suspect is not None,
         excused_crashes=excused,
         recent_crashes=recent if now - recent_at <= CRASH_WINDOW_MS else 0,

@@ -95,7 +95,7 @@ class LeaseHeartbeat:
                 if failure is not None and connection.is_suspect(partition.ready):
                     break
                 batch = held[start : start + _BATCH]
-                keys = [partition.ready, *(one.record for one in batch)]
+                keys = [partition.ready, *(one.control for one in batch)]
                 args: list[Any] = [GROUP, self._worker]
                 for one in batch:
                     args += (one.delivery.entry, one.delivery.count)

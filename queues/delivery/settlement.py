@@ -111,7 +111,7 @@ async def _finish(
     kept = () if envelope is None else _kept(delivery, envelope)
     if handed_to is not None:
         kept = (*(kept or _whole(delivery)), "handed_to", handed_to)
-    keys = [partition.ready, partition.record(task_id)]
+    keys = [partition.ready, partition.record(task_id), partition.inbox(task_id), partition.control(task_id)]
     if written or delivery.has_history:
         keys += (partition.steps(task_id), partition.log(task_id))
     args: list[Argument] = [
@@ -177,7 +177,7 @@ async def reschedule(
     """
     partition = delivery.partition
     evidence = gateway.encryptor.of(partition, task_id).encrypt(ERROR, orjson.dumps(data))
-    keys = [*_deferral_keys(partition, task_id), partition.log(task_id)]
+    keys = [*_deferral_keys(partition, task_id), partition.log(task_id), partition.control(task_id)]
     args: list[Argument] = [*delivery.fence, task_id, *counters, _milliseconds(delay), event, evidence]
     if not await gateway.run(_RESCHEDULE, keys, args):
         raise LeaseLost(task_id, "retry")
@@ -214,7 +214,8 @@ async def park(
     Raises:
         LeaseLost: The lease has passed to another worker.
     """
-    keys = _deferral_keys(delivery.partition, task_id)
+    partition = delivery.partition
+    keys = [*_deferral_keys(partition, task_id), partition.inbox(task_id), partition.control(task_id)]
     args: list[Argument] = [*delivery.fence, task_id, *counters, _milliseconds(delay), waits, wakes, seen]
     if not await gateway.run(_PARK, keys, args):
         raise LeaseLost(task_id, "park")

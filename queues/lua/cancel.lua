@@ -1,6 +1,6 @@
 -- include: retention
 -- Cancel a task from outside: at once if no worker runs it, else by a request that its worker sees.
--- KEYS  ready stream, record, steps, log, due set, retentions
+-- KEYS  ready stream, record, steps, log, due set, retentions, inbox, control
 -- ARGV  group, first character of the consumers that are not workers, task id, retention in milliseconds, the same
 --       rounded up to one that is registered
 -- returns  'missing', 'requested', 'cancelled', or the terminal state that the task has already
@@ -14,14 +14,14 @@ end
 if state ~= 'queued' and state ~= 'scheduled' then
   return state
 end
-redis.call('HDEL', KEYS[2], 'cancel')
+redis.call('DEL', KEYS[8])
 if state == 'scheduled' then
   redis.call('ZREM', KEYS[5], ARGV[3])
 else
   local entry = redis.call('HGET', KEYS[2], 'entry')
   local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], entry, entry, 1)
   if pending[1] and string.sub(pending[1][2], 1, 1) ~= ARGV[2] then
-    redis.call('HSET', KEYS[2], 'cancel', '1')
+    redis.call('HSET', KEYS[8], 'cancel', '1')
     return 'requested'
   end
   local found = redis.call('XRANGE', KEYS[1], entry, entry)[1]
@@ -39,10 +39,11 @@ else
 end
 local time = redis.call('TIME')
 redis.call('HSET', KEYS[2], 'state', 'cancelled', 'finished', time[1] * 1000 + math.floor(time[2] / 1000))
-redis.call('HDEL', KEYS[2], 'entry', 'due', 'waits', 'wakes')
+redis.call('HDEL', KEYS[2], 'entry', 'waits', 'wakes')
 register_retention(KEYS[6], ARGV[5], 0)
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
 redis.call('PEXPIRE', KEYS[3], ARGV[4])
 redis.call('PEXPIRE', KEYS[4], ARGV[4])
+redis.call('PEXPIRE', KEYS[7], ARGV[4])
 redis.call('PUBLISH', KEYS[2], 'cancelled')
 return 'cancelled'

@@ -1,8 +1,8 @@
 -- include: fence
 -- Settle a delivery for good: the task has succeeded, or was cancelled.
--- KEYS  ready stream, record, then steps and log if there may be any
--- ARGV  fence (4), state, result (JSON), attempts, crashes, milliseconds of the last run, retention of the record and
---       the checkpoint in milliseconds, then names and values of what the record keeps of the message; without them,
+-- KEYS  ready stream, record, inbox, control, then steps and log if there may be any
+-- ARGV  fence (4), state, result (JSON), attempts, crashes, milliseconds of the last run, retention of all keys of the
+--       task in milliseconds, then names and values of what the record keeps of the message; without them,
 --       the script reads the message
 -- returns  0 refused, the lease has passed; 1 settled
 -- Atomic: stores the outcome, acknowledges and deletes the message, and sets the retention.
@@ -18,7 +18,11 @@ redis.call('HSET', KEYS[2], 'state', ARGV[5], 'result', ARGV[6], 'attempts', ARG
 redis.call('XACK', KEYS[1], ARGV[1], ARGV[3])
 redis.call('XDEL', KEYS[1], ARGV[3])
 redis.call('PEXPIRE', KEYS[2], ARGV[10])
-for i = 3, #KEYS do
+if redis.call('EXISTS', KEYS[3], KEYS[4]) > 0 then
+  redis.call('DEL', KEYS[4])
+  redis.call('PEXPIRE', KEYS[3], ARGV[10])
+end
+for i = 5, #KEYS do
   redis.call('PEXPIRE', KEYS[i], ARGV[10])
 end
 redis.call('PUBLISH', KEYS[2], ARGV[5])

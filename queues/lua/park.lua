@@ -1,6 +1,6 @@
 -- include: fence
 -- Settle a delivery by putting the task into the due set until what it waits for has come, or its time.
--- KEYS  ready stream, record, due set, nudge stream
+-- KEYS  ready stream, record, due set, nudge stream, inbox, control
 -- ARGV  fence (4), task id, attempts, crashes, returns, milliseconds after which it runs in any case, what it waits
 --       for, what wakes it (message: any message to its inbox; time: nothing before its time), number of the last
 --       message that the run knows of
@@ -13,16 +13,16 @@
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
 end
-local known = redis.call('HMGET', KEYS[2], 'cancel', 'mail')
-local came = ARGV[11] == 'message' and tonumber(known[2] or 0) > tonumber(ARGV[12])
+local came = ARGV[11] == 'message'
+  and tonumber(redis.call('HGET', KEYS[5], 'last') or 0) > tonumber(ARGV[12])
 local due = now_ms()
-if not known[1] and not came then
+if not came and redis.call('HEXISTS', KEYS[6], 'cancel') == 0 then
   due = due + tonumber(ARGV[9])
 end
 local first = redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')
 begin_outcome(KEYS[2])
 keep_payload(KEYS[1], KEYS[2])
-redis.call('HSET', KEYS[2], 'state', 'scheduled', 'due', due, 'worker', ARGV[2],
+redis.call('HSET', KEYS[2], 'state', 'scheduled', 'worker', ARGV[2],
   'attempts', ARGV[6], 'crashes', ARGV[7], 'returns', ARGV[8])
 redis.call('ZADD', KEYS[3], due, ARGV[5])
 close(KEYS[1], KEYS[2])

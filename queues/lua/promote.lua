@@ -17,7 +17,7 @@ for i = 3, #KEYS do
     if payload[1] then
       local entry = redis.call('XADD', KEYS[2], '*', 'env', payload[1], 'args', payload[2] or '{}', 'again', '1')
       redis.call('HSET', KEYS[i], 'state', 'queued', 'entry', entry)
-      redis.call('HDEL', KEYS[i], 'env', 'args', 'due', 'waits', 'wakes', 'returned')
+      redis.call('HDEL', KEYS[i], 'env', 'args', 'waits', 'wakes', 'returned')
       moved = moved + 1
     end
   end

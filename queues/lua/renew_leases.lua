@@ -1,5 +1,5 @@
 -- Renew the leases of one worker on one partition.
--- KEYS  ready stream, then the record of each delivery
+-- KEYS  ready stream, then the control hash of each delivery's task
 -- ARGV  group, worker, then entry and delivery count of each delivery
 -- returns  {positions (from 0) of lost deliveries, positions of deliveries whose cancellation was requested}
 -- A delivery is renewed only if it is this worker's, with this count; JUSTID leaves the count as it is. An emptied

@@ -1,6 +1,6 @@
 -- include: fence
 -- Settle a delivery by putting the task into the due set, to run again after a delay.
--- KEYS  ready stream, record, due set, nudge stream, log
+-- KEYS  ready stream, record, due set, nudge stream, log, control
 -- ARGV  fence (4), task id, attempts, crashes, returns, delay in milliseconds, event type, event data (JSON)
 -- returns  0 refused, the lease has passed; 1 settled
 -- Atomic: the payload moves from the message to the record, and the task is due or pending, never both, never neither.
@@ -9,13 +9,13 @@ if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
 end
 local due = now_ms()
-if redis.call('HEXISTS', KEYS[2], 'cancel') == 0 then
+if redis.call('HEXISTS', KEYS[6], 'cancel') == 0 then
   due = due + tonumber(ARGV[9])
 end
 local first = redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')
 begin_outcome(KEYS[2])
 keep_payload(KEYS[1], KEYS[2])
-redis.call('HSET', KEYS[2], 'state', 'scheduled', 'due', due, 'worker', ARGV[2],
+redis.call('HSET', KEYS[2], 'state', 'scheduled', 'worker', ARGV[2],
   'attempts', ARGV[6], 'crashes', ARGV[7], 'returns', ARGV[8])
 redis.call('ZADD', KEYS[3], due, ARGV[5])
 close(KEYS[1], KEYS[2])

@@ -1,5 +1,5 @@
 -- Store a task in the place of an ended one with the same id.
--- KEYS  ready stream, mark of a closed partition, record, steps, log, dead-letter stream
+-- KEYS  ready stream, mark of a closed partition, record, steps, log, dead-letter stream, inbox
 -- ARGV  envelope, arguments, token of this call
 -- returns  the state of a task that has not ended; 'stored'; or 'closed' if the partition is closed: what an ended
 --          task left here was deleted, and the caller stores the task in another partition
@@ -15,7 +15,7 @@ end
 if held[2] then
   redis.call('XDEL', KEYS[6], held[2])
 end
-redis.call('DEL', KEYS[3], KEYS[4], KEYS[5])
+redis.call('DEL', KEYS[3], KEYS[4], KEYS[5], KEYS[7])
 if redis.call('EXISTS', KEYS[2]) == 1 then
   return 'closed'
 end

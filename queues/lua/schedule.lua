@@ -18,7 +18,7 @@ for i = 4, #KEYS do
     stored[i - 3] = -1
   else
     redis.call('ZADD', KEYS[1], due, ARGV[at])
-    redis.call('HSET', KEYS[i], 'state', 'scheduled', 'due', due, 'at', now,
+    redis.call('HSET', KEYS[i], 'state', 'scheduled', 'at', now,
       'env', ARGV[at + 1], 'args', ARGV[at + 2])
     stored[i - 3], some = 1, true
   end

@@ -1,12 +1,12 @@
 -- include: fence
 -- Write entries into the checkpoint and the event log of a running task.
--- KEYS  ready stream, record, steps, log
+-- KEYS  ready stream, record, steps, log, inbox, control
 -- ARGV  fence (4), then quadruples: kind, step key, value, log data
 --       done: the step's result, logged as step_completed; mark: the same for a step that has an event of its own;
 --       intent: the step is about to act; saved: its own progress; drop: delete its result, intent and progress;
 --       event: the event type in place of the step key, its number in place of the value; taken: the run used the
---       inbox message of that number (field used: the number up to which all were used); moved: the value is the id of
---       the successor, which gets the messages that come from now on
+--       inbox message of that number; moved: the value is the id of the successor, which gets the messages that come
+--       from now on
 -- returns  0 refused, the lease has passed; 1 stored; 2 stored, and cancellation was requested
 -- Atomic: all entries or none. Idempotent: a result is compared; events are numbered by the run, their only writer,
 -- and a number that is there already is not logged again. Nor is a result that precedes such an event: it was stored
@@ -46,7 +46,7 @@ for i = 5, #ARGV, 4 do
   elseif kind == 'drop' then
     redis.call('HDEL', KEYS[3], 'd:' .. step, 'i:' .. step, 's:' .. step)
   elseif kind == 'taken' then
-    redis.call('HDEL', KEYS[2], 'm:' .. step)
+    redis.call('HDEL', KEYS[5], 'm:' .. step)
     taken = true
   elseif kind == 'moved' then
     redis.call('HSET', KEYS[2], 'handed_to', value)
@@ -57,14 +57,18 @@ for i = 5, #ARGV, 4 do
   end
 end
 if taken then
-  local known = redis.call('HMGET', KEYS[2], 'used', 'mail')
-  local used, mail = tonumber(known[1] or 0), tonumber(known[2] or 0)
-  while used < mail and redis.call('HEXISTS', KEYS[2], 'm:' .. used + 1) == 0 do
+  local known = redis.call('HMGET', KEYS[5], 'used', 'sent')
+  local used, sent = tonumber(known[1] or 0), tonumber(known[2] or 0)
+  while used < sent do
+    local number = string.match(redis.call('HGET', KEYS[5], 'n:' .. used + 1) or '', '^%d+')
+    if number and redis.call('HEXISTS', KEYS[5], 'm:' .. number) == 1 then
+      break
+    end
     used = used + 1
   end
-  redis.call('HSET', KEYS[2], 'used', used)
+  redis.call('HSET', KEYS[5], 'used', used)
 end
-if redis.call('HEXISTS', KEYS[2], 'cancel') == 1 then
+if redis.call('HEXISTS', KEYS[6], 'cancel') == 1 then
   return 2
 end
 return 1

@@ -22,6 +22,7 @@ from perdure.queues import (
     TaskNotFound,
     succeed,
 )
+from perdure.queues.keys import DATA_FORMAT
 from perdure.queues.transport.scripts import queue_script
 
 from tests.support.consumers import ids, needs_one_server, needs_server, promote, read, read_one, take_over, worker
@@ -167,7 +168,7 @@ async def test_none_is_no_work(gateway: Gateway, namespace: Namespace, producer:
     assert await producer.enqueue_many("t", []) == []
     assert await dump(gateway, namespace) == {
         namespace.queues.encode(): (True, {b"default": b"1"}),
-        namespace.deployment.encode(): (True, {b"format": b"1"}),
+        namespace.deployment.encode(): (True, {b"format": str(DATA_FORMAT).encode()}),
     }
 
 

@@ -36,6 +36,8 @@ from perdure.queues import (
 from perdure.queues.security.encryption import is_encrypted
 
 from tests.support.consumers import promote, read_one, take_over, worker
+from tests.support.delivery_calls import SETTLING
+from tests.support.workers import wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -54,34 +56,35 @@ async def test_messages_are_kept_in_their_order_until_they_are_used(producer: Pr
     assert await unread(gateway, partition) == []
     first = await handle.send("one", sender="ada")
     second = await producer.send_message("t", {"two": [2]}, sender="bob")
-    assert [(one.task_id, one.number, one.state) for one in (first, second)] == [
-        ("t", 1, State.QUEUED),
-        ("t", 2, State.QUEUED),
-    ]
+    assert [(one.task_id, one.state) for one in (first, second)] == [("t", State.QUEUED)] * 2
+    assert first.number < second.number
     found = await handle.pending_messages()
-    assert [(one.number, one.sender, one.content) for one in found] == [(1, "ada", "one"), (2, "bob", {"two": [2]})]
+    assert [(one.number, one.sender, one.content) for one in found] == [
+        (first.number, "ada", "one"),
+        (second.number, "bob", {"two": [2]}),
+    ]
     seconds = int((await gateway.command("TIME"))[0])
     assert 0 <= seconds - found[0].at // 1000 <= 60
 
     delivery = await read_one(await worker(gateway, partition))
-    await handle.send("three")
-    await use(gateway, delivery, 1)
+    third = await handle.send("three")
+    await use(gateway, delivery, first.number)
     assert await unread(gateway, partition) == [{"two": [2]}, "three"]
-    await use(gateway, delivery, 3)
-    await use(gateway, delivery, 3)
+    await use(gateway, delivery, third.number)
+    await use(gateway, delivery, third.number)
     assert await unread(gateway, partition) == [{"two": [2]}]
-    await use(gateway, delivery, 2)
+    await use(gateway, delivery, second.number)
     record = await handle.record()
     assert (record.unused, await unread(gateway, partition)) == (0, [])
 
 
 async def test_who_lost_the_lease_uses_no_message(producer: Producer, partition: Partition) -> None:
     handle = await producer.enqueue("t", task_id="t")
-    await handle.send("one")
+    sent = await handle.send("one")
     late = await read_one(await worker(producer.gateway, partition))
     await take_over(producer.gateway, late)
     with pytest.raises(LeaseLost):
-        await use(producer.gateway, late, 1)
+        await use(producer.gateway, late, sent.number)
     assert await unread(producer.gateway, partition) == ["one"]
 
 
@@ -92,25 +95,53 @@ async def test_a_message_sent_again_under_its_id_is_there_once(
     gateway = producer.gateway
     handle = await producer.enqueue("t", task_id="t")
     delivery = await read_one(await worker(gateway, partition))
-    assert (await handle.send("one", message_id="a")).number == 1
-    assert (await handle.send("one", message_id="a")).number == 1
-    await use(gateway, delivery, 1)
-    for number in (2, 3):
-        await handle.send(number)
-    assert (await handle.send("one", message_id="a")).number == 1, "known, though it was used long ago"
+    first = await handle.send("one", message_id="a")
+    assert await handle.send("one", message_id="a") == first
+    await use(gateway, delivery, first.number)
+    second, third = await handle.send(2), await handle.send(3)
+    assert await handle.send("one", message_id="a") == first, "known, though it was used long ago"
     assert await unread(gateway, partition) == [2, 3]
-    await use(gateway, delivery, 2)
-    await handle.send(4)
-    names = await gateway.command("HKEYS", partition.record("t"))
-    ids = [name for name in names if name.startswith((b"mi:", b"mn:"))]
+    await use(gateway, delivery, second.number)
+    fourth = await handle.send(4)
+    names = await gateway.command("HKEYS", partition.inbox("t"))
+    ids = [name for name in names if name.startswith((b"id:", b"n:"))]
     assert len(ids) == 6, "an inbox knows as many ids as it holds messages"
     await succeed(gateway, delivery, "t", b"1", Counters(1), ran=0, ttl=60)
-    numbers = {name: int(value) for name, value in await _fields(gateway, partition, b"mi:")}
-    assert sorted(numbers.values()) == [2, 3, 4]
+    numbers = {name: int(value) for name, value in await _fields(gateway, partition, b"id:")}
+    assert sorted(numbers.values()) == [second.number, third.number, fourth.number]
+
+
+async def test_a_number_is_not_used_again_after_the_server_lost_its_last_writes(
+    producer: Producer, partition: Partition
+) -> None:
+    """A run that has used the lost message ignores its number."""
+    gateway, key = producer.gateway, partition.inbox("t")
+    handle = await producer.enqueue("t", task_id="t")
+    first = await handle.send("kept")
+    before = await gateway.command("HGETALL", key)
+    lost = await handle.send("lost")
+    await gateway.pipeline([("DEL", key), ("HSET", key, *before)], node_of=key)
+
+    async def later_than_the_lost_one() -> bool:
+        seconds, micro = await gateway.command("TIME")
+        return int(seconds) * 1000 + int(micro) // 1000 > lost.number
+
+    await wait_until(later_than_the_lost_one, "a millisecond passes")
+    later = await handle.send("later")
+    assert first.number < lost.number < later.number
+
+
+async def test_numbers_grow_although_the_clock_goes_back(producer: Producer, partition: Partition) -> None:
+    gateway, ahead = producer.gateway, 9_000_000_000_000
+    handle = await producer.enqueue("t", task_id="t")
+    await handle.send("now")
+    await gateway.command("HSET", partition.inbox("t"), "last", ahead)
+    assert (await handle.send("next")).number == ahead + 1
+    assert await unread(gateway, partition) == ["now", "next"]
 
 
 async def _fields(gateway: Gateway, partition: Partition, prefix: bytes) -> list[tuple[bytes, bytes]]:
-    flat = await gateway.command("HGETALL", partition.record("t"))
+    flat = await gateway.command("HGETALL", partition.inbox("t"))
     return [pair for pair in zip(flat[::2], flat[1::2], strict=True) if pair[0].startswith(prefix)]
 
 
@@ -126,20 +157,19 @@ async def test_what_cannot_be_sent_is_refused_with_its_reason(
         await handle.send(object())
     with pytest.raises(PayloadTooLarge, match="the message"):
         await handle.send("x" * producer.payload_limit)
-    await handle.send(1)
-    await handle.send(2)
+    first, second = await handle.send(1), await handle.send(2)
     with pytest.raises(InboxFull, match=r"inbox of task t is full: 2 messages .* --drop N"):
         await handle.send(3)
     delivery = await read_one(await worker(gateway, partition))
-    await use(gateway, delivery, 2)
+    await use(gateway, delivery, second.number)
     with pytest.raises(InboxFull):
         await handle.send(3)
-    await use(gateway, delivery, 1)
-    assert (await handle.send(3, message_id="last")).number == 3
+    await use(gateway, delivery, first.number)
+    last = await handle.send(3, message_id="last")
     await succeed(gateway, delivery, "t", b"1", Counters(1), ran=0, ttl=60)
     with pytest.raises(TaskEnded, match="task t reads no more messages: it is succeeded"):
         await handle.send(4)
-    assert (await handle.send(3, message_id="last")).number == 3, "it was sent, though the reply was lost"
+    assert (await handle.send(3, message_id="last")).number == last.number, "it was sent, though the reply was lost"
     assert await unread(gateway, partition) == [3]
 
 
@@ -163,13 +193,12 @@ async def test_what_was_not_read_goes_along_with_a_task_that_is_handed_on(
     gateway = producer.gateway
     handle = await producer.enqueue("t", task_id="t")
     there = await producer.enqueue("t", task_id="next", queue="other")
-    for number in range(4):
-        await handle.send(number, sender="ada", message_id=f"m{number}")
-    await gateway.command("HSET", partition.record("t"), "m:2", "1 broken")
+    _, second, third, _ = [await handle.send(one, sender="ada", message_id=f"m{one}") for one in range(4)]
+    await gateway.command("HSET", partition.inbox("t"), f"m:{second.number}", "1 broken")
     monkeypatch.setattr(inbox, "MOST_MESSAGES", 3)
     for _ in range(2):
         left = await inbox.forward_messages(gateway, partition, "t", there.partition, "next")
-        assert [one.number for one in left] == [2], "which is broken"
+        assert [one.number for one in left] == [second.number], "which is broken"
     assert [(one.id, one.sender, one.content) for one in await there.pending_messages()] == [
         ("m0", "ada", 0),
         ("m2", "ada", 2),
@@ -179,9 +208,13 @@ async def test_what_was_not_read_goes_along_with_a_task_that_is_handed_on(
     await write_entries(gateway, delivery, "t", [Entry(Kind.TRANSFERRED, "#handed", b"next")])
     with pytest.raises(InboxFull, match="next"):
         await handle.send("later")
-    await gateway.command("HSET", partition.record("t"), "m:2", b"1 " + orjson.dumps(_MESSAGE), "m:3", "1 ?")
+    broken = {f"m:{second.number}": b"1 " + orjson.dumps(_MESSAGE), f"m:{third.number}": b"1 ?"}
+    await gateway.command("HSET", partition.inbox("t"), *(part for field in broken.items() for part in field))
     left = await inbox.forward_messages(gateway, partition, "t", there.partition, "next")
-    assert [(one.number, one.problem is None) for one in left] == [(2, True), (3, False)], "there is no room"
+    assert [(one.number, one.problem is None) for one in left] == [
+        (second.number, True),
+        (third.number, False),
+    ], "there is no room"
 
 
 _MESSAGE = {"id": "m", "sender": "", "content": 1}
@@ -197,9 +230,39 @@ async def test_a_dead_letter_keeps_its_messages_for_the_replay(producer: Produce
         gateway, delivery, "t", task="t", reason=Reason.TIMEOUT, evidence=evidence, counters=Counters(1), retention=60
     )
     assert (await handle.send("after")).state is State.DEAD
+    assert 0 < await gateway.command("PTTL", partition.inbox("t")) <= 60_000
     (letter,) = [one async for one in list_letters(gateway, [partition], Filter())]
     assert await replay(gateway, letter, Replay(fresh=True))
     assert await unread(gateway, partition) == ["before", "after"]
+    assert await gateway.command("PTTL", partition.inbox("t")) == -1
+
+
+async def test_the_first_message_to_a_dead_letter_expires_with_it(producer: Producer, partition: Partition) -> None:
+    gateway = producer.gateway
+    handle = await producer.enqueue("t", task_id="t")
+    await SETTLING["bury"](gateway, await read_one(await worker(gateway, partition)), "t")
+    await handle.send("late")
+    record, inbox_of_t = await gateway.pipeline(
+        [("PTTL", key) for key in (partition.record("t"), partition.inbox("t"))]
+    )
+    assert 0 < inbox_of_t <= 60_000
+    assert abs(record - inbox_of_t) <= 1_000
+    assert await unread(gateway, partition) == ["late"]
+
+
+@pytest.mark.parametrize("act", ["succeed", "cancelled"])
+async def test_an_inbox_expires_with_its_task(producer: Producer, partition: Partition, act: str) -> None:
+    gateway = producer.gateway
+    handle = await producer.enqueue("t", task_id="t")
+    await handle.send("unused")
+    await SETTLING[act](gateway, await read_one(await worker(gateway, partition)), "t")
+    with pytest.raises(TaskEnded):
+        await handle.send("late")
+    assert 0 < await gateway.command("PTTL", partition.inbox("t")) <= 60_000
+    again = await producer.enqueue("t", task_id="u")
+    await again.send("unused")
+    await again.cancel()
+    assert await gateway.command("PTTL", partition.inbox("u")) > 0
 
 
 class Parking:
@@ -210,7 +273,7 @@ class Parking:
         self.seen = 0
 
     async def look(self) -> None:
-        self.seen = int(await self.gateway.command("HGET", self.partition.record("t"), "mail") or 0)
+        self.seen = int(await self.gateway.command("HGET", self.partition.inbox("t"), "last") or 0)
 
     async def park(self) -> None:
         for _ in range(2):  # the reply may be lost
@@ -254,11 +317,11 @@ async def _is_due(gateway: Gateway, partition: Partition) -> bool:
 async def test_a_message_wakes_no_task_that_waits_for_something_else(producer: Producer, partition: Partition) -> None:
     gateway = producer.gateway
     await producer.enqueue("t", task_id="t", delay=600)
-    await producer.send_message("t", "early")
+    early = await producer.send_message("t", "early")
     assert not await _is_due(gateway, partition)
     await promote(gateway, partition, "t")
     delivery = await read_one(await worker(gateway, partition))
-    await park(gateway, delivery, "t", Counters(), delay=600, waits="message", seen=1)
+    await park(gateway, delivery, "t", Counters(), delay=600, waits="message", seen=early.number)
     await promote(gateway, partition, "t")
     delivery = await read_one(await worker(gateway, partition))
     # a worker of an earlier version has promoted it, and left what it had waited for
@@ -301,8 +364,8 @@ async def test_messages_are_sealed(producer: Producer, partition: Partition) -> 
     await producer.enqueue("t", task_id="t")
     gateway, key = producer.gateway, bytes(range(32))
     gateway.encryptor = Encryptor([key])
-    await send_message(gateway, partition, "t", "private", sender="ada")
-    stored = await gateway.command("HGET", partition.record("t"), "m:1")
+    sent = await send_message(gateway, partition, "t", "private", sender="ada")
+    stored = await gateway.command("HGET", partition.inbox("t"), f"m:{sent.number}")
     assert is_encrypted(stored.partition(b" ")[2])
     assert b"private" not in stored
     assert [one.content async for one in read_inbox(gateway, partition, "t")] == ["private"]
@@ -317,12 +380,12 @@ async def test_what_is_taken_out_of_a_full_inbox_makes_room(
 ) -> None:
     monkeypatch.setattr(inbox, "MOST_MESSAGES", 2)
     handle = await producer.enqueue("t", task_id="t")
-    await handle.send(1)
+    first = await handle.send(1)
     await handle.send(2)
     with pytest.raises(InboxFull):
         await handle.send(3)
-    assert await inbox.drop_message(producer.gateway, partition, "t", 1)
-    assert (await handle.send(3)).number == 3
+    assert await inbox.drop_message(producer.gateway, partition, "t", first.number)
+    await handle.send(3)
     with pytest.raises(InboxFull):
         await handle.send(4)
     assert [one.content for one in await handle.pending_messages()] == [2, 3]
@@ -330,16 +393,16 @@ async def test_what_is_taken_out_of_a_full_inbox_makes_room(
 
 async def test_a_message_that_is_broken_hides_no_other(producer: Producer, partition: Partition) -> None:
     handle = await producer.enqueue("t", task_id="t")
-    for number in range(1, 5):
-        await handle.send(number)
-    await producer.gateway.command("HSET", partition.record("t"), "m:2", b'1 {"id"', "m:3", b"\xff")
+    first, second, third, fourth = [(await handle.send(number)).number for number in range(1, 5)]
+    broken = (f"m:{second}", b'1 {"id"', f"m:{third}", b"\xff")
+    await producer.gateway.command("HSET", partition.inbox("t"), *broken)
     found = await handle.pending_messages()
     assert [one.content for one in found] == [1, None, None, 4]
     assert [one.problem is None for one in found] == [True, False, False, True]
     assert "problem" not in found[0].summary()
-    assert await inbox.drop_message(producer.gateway, partition, "t", 2)
-    assert not await inbox.drop_message(producer.gateway, partition, "t", 2)
-    assert [one.number for one in await handle.pending_messages()] == [1, 3, 4]
+    assert await inbox.drop_message(producer.gateway, partition, "t", second)
+    assert not await inbox.drop_message(producer.gateway, partition, "t", second)
+    assert [one.number for one in await handle.pending_messages()] == [first, third, fourth]
 
 
 async def test_a_long_inbox_is_read_page_by_page(producer: Producer, partition: Partition) -> None:

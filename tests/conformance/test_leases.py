@@ -116,7 +116,7 @@ def test_a_delivery_that_was_claimed_or_ran_before_has_history(partition: Partit
 
 async def renew(gateway: Gateway, name: str, *held: tuple[Delivery, str]) -> list[list[int]]:
     partition = held[0][0].partition
-    keys = [partition.ready, *(partition.record(task_id) for _, task_id in held)]
+    keys = [partition.ready, *(partition.control(task_id) for _, task_id in held)]
     fences = [part for delivery, _ in held for part in (delivery.entry, delivery.count)]
     answer: list[list[int]] = await gateway.run(queue_script("renew_leases"), keys, [GROUP, name, *fences])
     return answer

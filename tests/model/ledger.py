@@ -53,9 +53,10 @@ class Ledger:
     def pending(self) -> dict[bytes, Pending]:
         return self.ready.pending
 
-    def parts(self, task: str) -> tuple[str, str, str]:
-        """Return the keys of the task's record, steps and log."""
-        return self.at.record(task), self.at.steps(task), self.at.log(task)
+    def parts(self, task: str) -> tuple[str, str, str, str, str]:
+        """Return the keys of the task's record, steps, log, inbox and control."""
+        at = self.at
+        return at.record(task), at.steps(task), at.log(task), at.inbox(task), at.control(task)
 
     def state(self, task: str) -> bytes | None:
         return self.held.get(self.at.record(task), "state")
@@ -115,8 +116,8 @@ class Ledger:
         answers = [self._stored(task) for task, _, _ in tasks]
         for (task, envelope, args), answer in zip(tasks, answers, strict=True):
             if answer == 1:
-                due = self._schedule(task, delay)
-                kept: Told = {"state": "scheduled", "due": due, "at": Moment(), "env": envelope, "args": args}
+                self._schedule(task, delay)
+                kept: Told = {"state": "scheduled", "at": Moment(), "env": envelope, "args": args}
                 self.held.put(self.at.record(task), kept)
         if 1 in answers and (first is None or self.held.now + delay < first):
             self.nudge("due")
@@ -139,7 +140,7 @@ class Ledger:
             if envelope is not None:
                 entry = self.held.add(self.at.ready, ((b"env", envelope), (b"args", args or b"{}"), (b"again", b"1")))
                 self.held.put(record, {"state": "queued", "entry": entry})
-                self.held.drop(record, "env", "args", "due", "waits", "wakes", "returned")
+                self.held.drop(record, "env", "args", "waits", "wakes", "returned")
                 moved += 1
         return moved
 
@@ -224,7 +225,7 @@ class Ledger:
                 lost.append(position)
                 continue
             pending.since = Moment(loose=True)
-            if self.held.get(self.at.record(task), "cancel") is not None:
+            if self.held.exists(self.at.control(task)):
                 cancelled.append(position)
         return lost, cancelled
 
@@ -233,7 +234,7 @@ class Ledger:
     def record(self, delivery: Delivery, task: str, entries: Sequence[tuple[str, str, bytes, bytes]]) -> int:
         if not self.owned(delivery):
             return 0
-        record, steps, _ = self.parts(task)
+        record, steps, _, inbox, control = self.parts(task)
         for at, (kind, step, value, data) in enumerate(entries):
             if kind == "done":
                 events = int(self.held.get(record, "events") or 0)
@@ -254,16 +255,23 @@ class Ledger:
             elif kind == "drop":
                 self.held.drop(steps, f"d:{step}", f"i:{step}", f"s:{step}")
             elif kind == "taken":
-                self.held.drop(record, f"m:{step}")
+                self.held.drop(inbox, f"m:{step}")
             elif kind == "moved":
                 self.held.put(record, {"handed_to": value})
             else:
                 self.held.put(steps, {f"{kind[0]}:{step}": value})
         if any(kind == "taken" for kind, *_ in entries):
-            mail = int(self.held.get(record, "mail") or 0)
-            unused = (one for one in range(1, mail + 1) if f"m:{one}" in self.held.hashes[record])
-            self.held.put(record, {"used": next(unused, mail + 1) - 1})
-        return 2 if self.held.get(record, "cancel") is not None else 1
+            self.held.put(inbox, {"used": self._used(inbox)})
+        return 2 if self.held.exists(control) else 1
+
+    def _used(self, inbox: str) -> int:
+        """Return how many of the first messages of an inbox were all used."""
+        sent = int(self.held.get(inbox, "sent") or 0)
+        return next((before for before in range(sent) if self._is_unused(inbox, before + 1)), sent)
+
+    def _is_unused(self, inbox: str, position: int) -> bool:
+        listed = self.held.get(inbox, f"n:{position}")
+        return listed is not None and self.held.get(inbox, f"m:{listed.partition(b' ')[0].decode()}") is not None
 
     def note(self, delivery: Delivery, task: str, step: str) -> int:
         if not self.owned(delivery):
@@ -288,14 +296,15 @@ class Ledger:
     ) -> bool:
         if not self.owned(delivery):
             return self.settled(delivery, task)
-        record, steps, log = self.parts(task)
+        record, steps, log, inbox, control = self.parts(task)
         if kept is None:
             self._keep_payload(delivery, task)
         outcome: Told = {"state": state, "result": result, "attempts": counts[0], "crashes": counts[1], "ran": ran}
         self.held.put(record, outcome)
         self._settle(delivery, task)
         self.held.put(record, {"finished": Moment(), **(kept or {})})
-        self.held.expire(ttl, record, *((steps, log) if checkpoint else ()))
+        self.held.expire(ttl, record, inbox, *((steps, log) if checkpoint else ()))
+        self.held.delete(control)
         self.tell(task, state)
         return True
 
@@ -317,7 +326,7 @@ class Ledger:
         if not self.owned(delivery):
             return self.settled(delivery, task)
         record = self.at.record(task)
-        self._defer(delivery, task, 0 if self.held.get(record, "cancel") is not None else delay, counts)
+        self._defer(delivery, task, 0 if self.held.exists(self.at.control(task)) else delay, counts)
         self.held.put(record, {"error": data})
         self.held.drop(record, "waits", "wakes")
         self.note_event(task, event, data)
@@ -338,8 +347,8 @@ class Ledger:
         if not self.owned(delivery):
             return self.settled(delivery, task)
         record = self.at.record(task)
-        came = wakes == "message" and int(self.held.get(record, "mail") or 0) > seen
-        self._defer(delivery, task, 0 if came or self.held.get(record, "cancel") is not None else delay, counts)
+        came = wakes == "message" and int(self.held.get(self.at.inbox(task), "last") or 0) > seen
+        self._defer(delivery, task, 0 if came or self.held.exists(self.at.control(task)) else delay, counts)
         self.held.put(record, {"waits": waits, "wakes": wakes})
         self.tell(task, "waiting")
         return True
@@ -348,9 +357,9 @@ class Ledger:
         """Move the task from its message to the due set."""
         record, first = self.at.record(task), self._earliest()
         self._keep_payload(delivery, task)
-        due = self._schedule(task, delay)
+        self._schedule(task, delay)
         numbers = {"attempts": counts[0], "crashes": counts[1], "returns": counts[2]}
-        self.held.put(record, {"state": "scheduled", "due": due, **numbers})
+        self.held.put(record, {"state": "scheduled", **numbers})
         self._settle(delivery, task)
         if first is None or self.held.now + delay < first:
             self.nudge("due")
@@ -390,7 +399,7 @@ class Ledger:
     ) -> bool:
         if not self.owned(delivery):
             return self.settled(delivery, task)
-        record, steps, log = self.parts(task)
+        record, steps, log, inbox, control = self.parts(task)
         message = self.ready.find(delivery.entry) or ()
         if raw:
             kept: Fields = tuple((b"raw:" + field, value) for field, value in message[:500])
@@ -410,7 +419,9 @@ class Ledger:
         self.held.put(record, {"state": "dead", "dead": letter, "finished": Moment(), **told})
         self._settle(delivery, task)
         self.note_event(task, "buried", evidence)
-        self.held.expire(retention, record, steps, log)
+        self.held.put_new(inbox, "sent", b"0")
+        self.held.expire(retention, record, steps, log, inbox)
+        self.held.delete(control)
         self.trim(self.held.now - retention)
         self.tell(task, "dead")
         return True
@@ -486,7 +497,7 @@ class Ledger:
 
     def cancel(self, task: str, retention: int) -> str:
         state = self.state(task)
-        record, steps, log = self.parts(task)
+        record, steps, log, inbox, control = self.parts(task)
         if state is None:
             return "missing"
         if state not in (b"queued", b"scheduled"):
@@ -498,7 +509,7 @@ class Ledger:
             assert entry is not None
             pending = self.pending.get(entry)
             if pending is not None and not is_reserved(pending.owner):
-                self.held.put(record, {"cancel": "1"})
+                self.held.put(control, {"cancel": "1"})
                 return "running"
             self.held.put(record, _payload(self.ready.find(entry)))
             self.pending.pop(entry, None)
@@ -506,54 +517,59 @@ class Ledger:
             self.held.put_new(record, "at", _time_of(entry))
         self.register_retention(retention, valid=0)
         self.held.put(record, {"state": "cancelled", "finished": Moment()})
-        self.held.drop(record, "entry", "due", "waits", "wakes", "cancel")
-        self.held.expire(retention, record, steps, log)
+        self.held.drop(record, "entry", "waits", "wakes")
+        self.held.delete(control)
+        self.held.expire(retention, record, steps, log, inbox)
         self.tell(task, "cancelled")
         return "cancelled"
 
-    def send(self, task: str, digest: str, message: bytes, most: int) -> list[bytes]:
-        """Put a message into the inbox; return the answer of the script."""
-        record, state = self.at.record(task), self.state(task)
-        mail, used = (int(self.held.get(record, name) or 0) for name in ("mail", "used"))
-        known = self.held.get(record, f"mi:{digest}")
-        if state is None:
-            return [b"missing"]
-        if known is not None:
-            return [b"sent", known, state]
-        if (moved := self.held.get(record, "handed_to")) is not None:
-            return [b"moved", moved]
-        if state in (b"succeeded", b"cancelled"):
-            return [b"ended", state]
-        if mail - used >= most:
-            unused = (one for one in range(1, mail + 1) if f"m:{one}" in self.held.hashes[record])
-            used = next(unused, mail + 1) - 1
-            if mail - used >= most:
-                return [b"full", b"%d" % (mail - used)]
-            self.held.put(record, {"used": used})
-        number = mail + 1
-        told: Told = {"mail": number, f"m:{number}": Stamped(text=message), f"mi:{digest}": number}
-        self.held.put(record, told | {f"mn:{number}": digest})
-        past = self.held.get(record, f"mn:{number - most}")
+    def send(self, task: str, digest: str, message: bytes, most: int, answer: list[bytes]) -> list[bytes]:
+        """Put a message into the inbox; return the answer of the script, of which a new message's number is taken."""
+        record, *_, inbox, _ = self.parts(task)
+        state, sent = self.state(task), int(self.held.get(inbox, "sent") or 0)
+        unsent = self._unsent(task, digest)
+        if state is None or unsent is not None:
+            return unsent or [b"missing"]
+        used = int(self.held.get(inbox, "used") or 0)
+        used = used if sent - used < most else self._used(inbox)
+        if sent - used >= most:
+            return [b"full", b"%d" % (sent - used)]
+        number, last = int(answer[1]), int(self.held.get(inbox, "last") or 0)
+        if number <= last or (number != last + 1 and number < self.held.now):
+            return [b"a number after the last one, or the time"]
+        told: Told = {f"m:{number}": Stamped(text=message), f"id:{digest}": number, "used": used}
+        place: Told = {f"n:{sent + 1}": b"%d %s" % (number, digest.encode()), "sent": sent + 1, "last": number}
+        self.held.put(inbox, {**told, **place})
+        past = self.held.get(inbox, f"n:{sent + 1 - most}")
         if past is not None:
-            self.held.drop(record, f"mi:{past.decode()}", f"mn:{number - most}")
+            self.held.drop(inbox, f"id:{past.partition(b' ')[2].decode()}", f"n:{sent + 1 - most}")
         parked = state == b"scheduled" and self.held.get(record, "waits") is not None
         if parked and self.held.get(record, "wakes") in (b"message", None):
             self._wake(task)
         self.tell(task, "message")
         return [b"sent", b"%d" % number, state]
 
+    def _unsent(self, task: str, digest: str) -> list[bytes] | None:
+        """Return the answer for a message that is known, or that the task does not take."""
+        record, *_, inbox, _ = self.parts(task)
+        state = self.state(task) or b""
+        if (known := self.held.get(inbox, f"id:{digest}")) is not None and state:
+            return [b"sent", known, state]
+        if (moved := self.held.get(record, "handed_to")) is not None:
+            return [b"moved", moved]
+        return [b"ended", state] if state in (b"succeeded", b"cancelled") else None
+
     def _wake(self, task: str) -> None:
         """Make a waiting task due now."""
         first, score = self._earliest(), float(text_of(self.held.sets[self.at.due][task]))
         if score > self.held.now:
-            self.held.put(self.at.record(task), {"due": Moment()})
             self._schedule(task, 0)
             if first is not None and self.held.now < first:
                 self.nudge("due")
 
     def hand(self, task: str, envelope: bytes, args: bytes, source: str, name: str, value: bytes) -> int:
         """Store the successor of a task, which continues with its checkpoint."""
-        record, steps, _ = self.parts(task)
+        record, steps, *_ = self.parts(task)
         answer = self._stored(task)
         if answer == 0:
             return 0 if self.held.get(record, "handed_from") == source.encode() else -2
@@ -565,7 +581,7 @@ class Ledger:
 
     def fork(self, task: str, envelope: bytes, args: bytes, source: str, told: bytes, kept: Mapping[str, bytes]) -> int:
         """Store a task that starts from the checkpoint of another one."""
-        record, steps, _ = self.parts(task)
+        record, steps, *_ = self.parts(task)
         answer = self._stored(task)
         if answer == 0:
             return int(self.held.get(record, "forked") == source.encode())
@@ -579,24 +595,24 @@ class Ledger:
 
     def replay(self, letter: bytes, task: str, fresh: bool, args: bytes | None) -> bool:
         found = self.held.stream(self.at.dead).find(letter)
-        record, steps, log = self.parts(task)
+        record, steps, log, inbox, _ = self.parts(task)
         holder = self.held.get(record, "dead")
         if found is None or (self.held.exists(record) and holder != letter):
             return False
         entry = self.held.add(self.at.ready, ((b"again", b"1"), *_message_again(found, args)))
         self.held.stream(self.at.dead).remove(letter)
         if task.startswith("unreadable-"):
-            self.held.delete(record, steps, log)
+            self.held.delete(record, steps, log, inbox)
             return True
         replays = int(self.held.get(record, "replays") or 0) + 1
         zero = {"attempts": 0, "crashes": 0, "returns": 0}
         self.held.put(record, {"state": "queued", "entry": entry, "replays": replays, **zero})
-        self.held.drop(record, "dead", "reason", "error", "finished", "result", "settled", "cancel", *CRASHES)
+        self.held.drop(record, "dead", "reason", "error", "finished", "result", "settled", *CRASHES)
         self.note_event(task, "replayed", b'{"fresh":true}' if fresh else b'{"fresh":false}')
         if fresh:
             self.held.delete(steps)
             self.held.drop(record, "handed_to")
-        self.held.persist(record, steps, log)
+        self.held.persist(record, steps, log, inbox)
         self.tell(task, "replayed")
         return True
 

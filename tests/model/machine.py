@@ -384,7 +384,7 @@ class Queues(RuleBasedStateMachine):
         self.is_as_expected()
         beating = picked[0][0].worker
         picked = [one for one in picked if one[0].worker == beating]
-        keys = [self.partition.ready, *(self.partition.record(task) for _, task in picked)]
+        keys = [self.partition.ready, *(self.partition.control(task) for _, task in picked)]
         args: list[Any] = [GROUP, beating]
         for delivery, _ in picked:
             args += (delivery.entry, delivery.count)
@@ -401,8 +401,13 @@ class Queues(RuleBasedStateMachine):
             return
         if any(kind == "taken" for kind, *_ in some):
             self.send(task, which)
-        used = int(self.ledger.held.get(self.partition.record(task), "used") or 0)
-        named = [(kind, str(used + n) if kind == "taken" else step, n) for kind, step, n in some]
+        inbox = self.partition.inbox(task)
+        used = int(self.ledger.held.get(inbox, "used") or 0)
+        listed = [(self.ledger.held.get(inbox, f"n:{used + n}") or b"1").partition(b" ")[0] for _, _, n in some]
+        named = [
+            (kind, number.decode() if kind == "taken" else step, n)
+            for (kind, step, n), number in zip(some, listed, strict=True)
+        ]
         self.write(delivery, task, [(kind, step, b"%d" % n, b'{"ms":%d}' % n) for kind, step, n in named])
 
     def write(self, delivery: Delivery, task: str, written: list[tuple[str, str, bytes, bytes]]) -> None:
@@ -505,7 +510,7 @@ class Queues(RuleBasedStateMachine):
         if task not in TASKS:
             return
         record = self.partition.record(task)
-        seen = int(self.ledger.held.get(record, "mail") or 0)
+        seen = int(self.ledger.held.get(self.partition.inbox(task), "last") or 0)
         if came:
             self.send(task, which + 1)
         for _ in range(2):
@@ -522,12 +527,13 @@ class Queues(RuleBasedStateMachine):
     @rule(task=tasks, which=which)
     def send(self, task: str, which: int) -> None:
         digest, message = f"d{which % 7}", b"%d" % which
-        keys = [self.partition.record(task), self.partition.due, self.partition.nudge]
+        at = self.partition
+        keys = [at.record(task), at.inbox(task), at.due, at.nudge]
         for _ in range(2):
-            expected = self.ledger.send(task, digest, message, 3)
             answer = self.ground.run(
                 self.ground.gateway.run(queue_script("send_message"), keys, [task, digest, message, 3])
             )
+            expected = self.ledger.send(task, digest, message, 3, answer)
             self.same(answer, expected)
 
     def put_off(self, delivery: Delivery, task: str, delay: int, counters: tuple[int, int, int]) -> None:

@@ -26,7 +26,7 @@ FIRST |= {"GET", "HGET", "HGETALL", "HMGET", "HSET", "HSETNX", "HDEL", "HEXISTS"
 FIRST |= {"ZADD", "ZREM", "ZSCORE", "ZRANGE", "ZRANGEBYSCORE"}
 FIRST |= {"XLEN", "ZCARD", "ZREMRANGEBYSCORE"}
 SECOND = {"XGROUP", "XINFO"}
-EVERY = {"DEL"}
+EVERY = {"DEL", "EXISTS"}
 """Where a command has its keys: nowhere, first, after a subcommand, everywhere."""
 
 
@@ -34,7 +34,13 @@ def all_keys(partition: Partition) -> list[str]:
     return [
         *(partition.ready, partition.nudge, partition.due, partition.dead, partition.closed),
         *(partition.promote_lock, partition.clean_lock, partition.sweep_lock),
-        *(partition.record("x"), partition.steps("x"), partition.log("x")),
+        *(
+            partition.record("x"),
+            partition.steps("x"),
+            partition.log("x"),
+            partition.inbox("x"),
+            partition.control("x"),
+        ),
     ]
 
 
@@ -55,6 +61,8 @@ def test_key_names_match_the_documented_table() -> None:
         "{perdure:mail:2}:record:x",
         "{perdure:mail:2}:steps:x",
         "{perdure:mail:2}:log:x",
+        "{perdure:mail:2}:inbox:x",
+        "{perdure:mail:2}:control:x",
     ]
     namespace = Namespace()
     assert (namespace.queues, namespace.workers) == ("{perdure}:queues", "{perdure}:registry:workers")
@@ -78,7 +86,8 @@ def test_no_two_tasks_share_a_key(tasks: list[tuple[str, str, int, str]]) -> Non
     for namespace, queue, index, task_id in tasks:
         partition = Namespace(namespace).partition(queue, index)
         keys = {partition.record(task_id), partition.steps(task_id), partition.log(task_id)}
-        assert len(keys) == 3
+        keys |= {partition.inbox(task_id), partition.control(task_id)}
+        assert len(keys) == 5
         assert not keys & seen
         seen |= keys
 
@@ -183,7 +192,7 @@ def test_scripts_build_no_key_names(path: Path) -> None:
     for found in re.finditer(r"KEYS\[[^\]]*\]", source):
         around = source[max(0, found.start() - 4) : found.end() + 4]
         assert ".." not in around, f"{path.name}: {around}"
-    assert not re.search(r"[{}]:|:(ready|nudge|due|dead|closed|lock|record|steps|log)\b", source)
+    assert not re.search(r"[{}]:|:(ready|nudge|due|dead|closed|lock|record|steps|log|inbox|control)\b", source)
 
 
 @pytest.mark.parametrize(

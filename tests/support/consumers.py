@@ -162,7 +162,7 @@ class Held:
         cancel: Callable[[], None] | None = None,
     ) -> None:
         self.delivery = delivery
-        self.record = delivery.partition.record(task_id)
+        self.control = delivery.partition.control(task_id)
         self._lost = lost
         self._cancel = cancel
 

@@ -9,7 +9,7 @@ import redis.asyncio
 
 LIVE = {b"queued", b"scheduled"}
 
-_OF_A_TASK = re.compile(rb"(?P<tag>\{[^}]*:[^}]*\}):(?:record|steps|log):(?P<id>.*)")
+_OF_A_TASK = re.compile(rb"(?P<tag>\{[^}]*:[^}]*\}):(?:record|steps|log|inbox|control):(?P<id>.*)")
 
 
 async def check_for_leaks(client: redis.asyncio.Redis, namespace: str) -> None:

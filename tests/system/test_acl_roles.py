@@ -147,8 +147,9 @@ async def test_each_role_lives_its_whole_life_as_its_user(
             await wait_until(partial(waits_for, reading, "message"), "it waits for a message")
             await reading.send("hello")
             await wait_until(partial(waits_for, reading, "approval"), "it waits for an answer")
-            assert [one["content"] for one in (await operate("task", "inbox", late.id, "--json")).lines] == ["hello"]
-            await operate("task", "inbox", late.id, "--drop", "1")
+            (unread,) = (await operate("task", "inbox", late.id, "--json")).lines
+            assert unread["content"] == "hello"
+            await operate("task", "inbox", late.id, "--drop", str(unread["number"]))
             assert await late.pending_messages() == []
             await operate("task", "send", reading.id, "yes", "--from", "operator")
             assert await bounded(reading.result()) == ["hello", "yes"]
@@ -261,7 +262,9 @@ DELETING: list[tuple[str | int, ...]] = [
     [
         *((role, ADMINISTRATIVE) for role in ROLES),
         ("producer", TAKING + DELETING),
-        ("producer", [("XRANGE", "READY", "-", "+"), ("SCAN", 0), ("ZREM", "DUE", "x")][1:]),
+        ("producer", [("SCAN", 0), ("ZREM", "DUE", "x")]),
+        ("producer", [("HGET", "STEPS", "d:x"), ("HSET", "STEPS", "d:x", 1), ("HSET", "CONTROL", "cancel", 1)]),
+        ("producer", [("XRANGE", "WORKERS", "-", "+"), ("ZADD", "WORKERS", 1, "x"), ("HSET", "PAUSE", "why", "x")]),
         ("operator", TAKING),
         ("worker", [("SCAN", 0), ("RENAME", "READY", "DEAD")]),
     ],
@@ -270,10 +273,18 @@ DELETING: list[tuple[str | int, ...]] = [
 async def test_no_role_may_do_what_is_not_its_own(
     users: dict[str, Settings], namespace_name: str, role: str, commands: list[tuple[str | int, ...]]
 ) -> None:
-    ready = f"{{{namespace_name}:default:0}}:ready"
+    namespace = Namespace(namespace_name)
+    partition = namespace.partition("default")
+    keys = {
+        "READY": partition.ready,
+        "STEPS": partition.steps("x"),
+        "CONTROL": partition.control("x"),
+        "WORKERS": namespace.workers,
+        "PAUSE": namespace.pause("x"),
+    }
     with client(users, role) as connection:
         for command in commands:
-            words = [ready if word == "READY" else word for word in command]
+            words = [keys.get(word, word) if isinstance(word, str) else word for word in command]
             with pytest.raises(redis.exceptions.NoPermissionError):
                 connection.execute_command(*words)
 

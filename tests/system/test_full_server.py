@@ -158,7 +158,7 @@ async def test_a_task_can_be_cancelled_in_every_state(
     assert await scheduled.cancel() is State.CANCELLED
     assert await running.cancel() is State.RUNNING
     assert await running.cancel() is State.RUNNING
-    assert await gateway.command("HGET", running.partition.record("running"), "cancel") == b"1"
+    assert await gateway.command("HGET", running.partition.control("running"), "cancel") == b"1"
     await crew.leave()
 
 

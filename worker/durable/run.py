@@ -62,6 +62,7 @@ class Run:
         "active",
         "around_step",
         "closed",
+        "control",
         "delivery",
         "ended_at",
         "ended_in",
@@ -72,7 +73,6 @@ class Run:
         "keys",
         "memory",
         "payload_limit",
-        "record",
         "redact",
         "resumption",
         "settings",
@@ -105,7 +105,7 @@ class Run:
         self.threads = threads
         self.memory = memory
         self.settings = settings
-        self.record = delivery.partition.record(envelope.id)
+        self.control = delivery.partition.control(envelope.id)
         self.redact: Redaction | None = None
         self.stop_reason: StopReason | None = None
         self.stop_detail: StopDetail = None
