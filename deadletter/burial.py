@@ -9,10 +9,10 @@ from typing import Final
 
 import orjson
 
-from ..queues import ERROR, Counters, Delivery, Gateway, LeaseLost, Partition, Redaction, load_script
+from ..queues import ERROR, Counters, Delivery, Gateway, LeaseLost, Redaction, load_script
 from .policy import Reason
 
-__all__ = ["DEFAULT_RETENTION", "Evidence", "bury", "trim_letters", "unreadable_id"]
+__all__ = ["DEFAULT_RETENTION", "Evidence", "bury", "unreadable_id"]
 
 _MESSAGE_LIMIT = 4_000
 _TRACEBACK_LIMIT = 16_000
@@ -107,10 +107,3 @@ async def bury(
     raw = int(reason is Reason.UNREADABLE)
     if not await gateway.run(_BURY, keys, [*delivery.fence, *letter, round(retention * 1000), raw]):
         raise LeaseLost(task_id, "burial")
-
-
-async def trim_letters(gateway: Gateway, partition: Partition, retention: float) -> int:
-    """Delete dead letters past the retention; their records expire by TTL. Return their number."""
-    seconds, _ = await gateway.command("TIME", node_of=partition.dead)
-    oldest = max(0, int(seconds) * 1000 - round(retention * 1000))
-    return int(await gateway.command("XTRIM", partition.dead, "MINID", "=", oldest))

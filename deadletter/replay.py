@@ -1,26 +1,30 @@
-"""Replay and purge of dead letters."""
+"""Replay, purge and expiry of dead letters."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import anyio
 
 from ..queues import (
     Gateway,
     Namespace,
+    Partition,
     arguments_field,
     is_encrypted,
     load_script,
+    pairs,
     queue_partitions,
     restore_masked,
 )
 from .letters import DeadLetter
 
-__all__ = ["Replay", "purge", "purge_all", "replay", "replay_all"]
+__all__ = ["Replay", "purge", "purge_all", "replay", "replay_all", "trim_letters"]
 
 _LUA = Path(__file__).parent / "lua"
 _REPLAY = load_script(_LUA / "replay.lua")
@@ -100,18 +104,41 @@ async def replay_all(
 
 async def purge(gateway: Gateway, letter: DeadLetter) -> bool:
     """Delete a dead letter with its record, checkpoint and log. Return False if it was gone already."""
-    partition = letter.partition
-    keys = [
-        partition.dead,
-        partition.record(letter.id),
-        partition.steps(letter.id),
-        partition.log(letter.id),
-        partition.inbox(letter.id),
-    ]
-    return bool(await gateway.run(_DISCARD, keys, [letter.entry]))
+    return await _discard(gateway, letter.partition, letter.entry.encode(), letter.id)
 
 
 async def purge_all(gateway: Gateway, letters: AsyncIterable[DeadLetter]) -> AsyncIterator[tuple[DeadLetter, bool]]:
     """Purge letters in turn; yield each with whether it was purged now."""
     async for letter in letters:
         yield letter, await purge(gateway, letter)
+
+
+_PAGE: Final = 200
+
+
+async def trim_letters(gateway: Gateway, partition: Partition, retention: float) -> int:
+    """Delete dead letters past the retention, each with its record, checkpoint and log. Return their number.
+
+    Another worker may have kept the record for longer: without its letter, it would be dead and could not be replayed.
+    """
+    seconds, _ = await gateway.command("TIME", node_of=partition.dead)
+    oldest = int(seconds) * 1000 - round(retention * 1000)
+    deleted = 0
+    while oldest > 0:
+        page = await gateway.command("XRANGE", partition.dead, "-", f"({oldest}-0", "COUNT", _PAGE)
+        letters = [(entry, pairs(fields).get(b"id", b"").decode()) for entry, fields in page]
+        deleted += sum(await asyncio.gather(*(_discard(gateway, partition, *letter) for letter in letters)))
+        if len(page) < _PAGE:
+            break
+    return deleted
+
+
+async def _discard(gateway: Gateway, partition: Partition, entry: bytes, task_id: str) -> bool:
+    keys = [
+        partition.dead,
+        partition.record(task_id),
+        partition.steps(task_id),
+        partition.log(task_id),
+        partition.inbox(task_id),
+    ]
+    return bool(await gateway.run(_DISCARD, keys, [entry]))

@@ -141,6 +141,7 @@ from .security import (
     secret_values,
     unwrap_secrets,
 )
+from .shared_config import CHANGE, SHARED, SharedConfig, SharedName, load_config, set_config
 from .supervisors import (
     ChildInfo,
     SupervisorInfo,
@@ -167,6 +168,7 @@ from .transport import (
 )
 
 __all__ = [
+    "CHANGE",
     "DEFAULT_PAYLOAD_LIMIT",
     "ERROR",
     "FORMAT_VERSION",
@@ -176,6 +178,7 @@ __all__ = [
     "MOST_PARTITIONS",
     "NO_CIPHER",
     "NO_KEYS",
+    "SHARED",
     "Address",
     "Backoff",
     "BadAddress",
@@ -229,6 +232,8 @@ __all__ = [
     "SecretPaths",
     "Sent",
     "ServerFull",
+    "SharedConfig",
+    "SharedName",
     "SingleNodeReader",
     "State",
     "StillRunning",
@@ -282,6 +287,7 @@ __all__ = [
     "list_supervisors",
     "list_tasks",
     "list_workers",
+    "load_config",
     "load_history",
     "load_route",
     "load_script",
@@ -319,6 +325,7 @@ __all__ = [
     "retry_while_unavailable",
     "secret_values",
     "send_message",
+    "set_config",
     "set_partitions",
     "shown_arguments",
     "spread",

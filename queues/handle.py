@@ -23,6 +23,7 @@ from .partitions import registered_retention
 from .pubsub import TaskNotifications
 from .records import Record, State, read_record
 from .security import RESULT
+from .shared_config import stored_result_ttl
 from .transport import Gateway, queue_script, retry_while_unavailable
 
 __all__ = ["DEFAULT_RESULT_TTL", "TaskHandle"]
@@ -180,7 +181,8 @@ class TaskHandle(Generic[R]):
             partition.inbox(self.id),
             partition.control(self.id),
         ]
-        retention = (int(self._retention * 1000), registered_retention(self._retention))
+        ttl = await stored_result_ttl(self._gateway, Namespace(partition.namespace)) or self._retention
+        retention = (round(ttl * 1000), registered_retention(ttl))
         answer: bytes = await self._gateway.run(_CANCEL, keys, [GROUP, RESERVED, self.id, *retention])
         if answer == b"missing":
             raise TaskNotFound(self.id, f"queue {partition.queue!r}")

@@ -27,6 +27,7 @@ on one server.
     {ns}:registry:supervisors     zset    supervisors         TTL of a few registrations (score: ms of the last one)
     {ns}:registry:supervisor:ID   hash    supervisors         TTL of a few registrations
     {ns}:registry:crashes:NAME    zset    supervisors         TTL of the window; one member per crash (score: ms)
+    {ns}:control:config           hash    operators           for ever: settings that all workers share
     {ns}:control:paused           zset    supervisors         TTL of 30 days (score: ms at which a pause is dropped)
     {ns}:control:pause:NAME       hash    supervisors         until it is lifted; TTL of 30 days
 
@@ -157,6 +158,10 @@ class Namespace:
     @property
     def queues(self) -> str:
         return f"{{{self.name}}}:queues"
+
+    @property
+    def config(self) -> str:
+        return f"{{{self.name}}}:control:config"
 
     @property
     def deployment(self) -> str:

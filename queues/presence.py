@@ -10,11 +10,12 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from .keys import Namespace
+from .shared_config import SharedConfig
 from .transport import Argument, Gateway, pairs, queue_script
 
 __all__ = ["WorkerInfo", "announce", "deployment_id", "list_workers", "present_workers", "total_rates", "withdraw"]
@@ -67,17 +68,22 @@ class WorkerInfo:
         return asdict(self) | {"presumed_dead": self.presumed_dead}
 
 
-async def announce(gateway: Gateway, namespace: Namespace, info: WorkerInfo, ttl: float) -> int:
-    """Register a worker for `ttl` seconds.
+class Announced(NamedTuple):
+    """Reply to a registration. started: start time of the worker in milliseconds of Redis' clock."""
 
-    Returns:
-        The start time in milliseconds of Redis' clock: that of `info`, or now.
-    """
+    started: int
+    config: SharedConfig
+
+
+async def announce(gateway: Gateway, namespace: Namespace, info: WorkerInfo, ttl: float) -> Announced:
+    """Register a worker for `ttl` seconds. Its start time is that of `info`, or now."""
     since = -1 if info.progress is None else max(0, round(info.progress * 1000))
     args: list[Argument] = [info.id, round(ttl * 1000), info.started, since]
     for name, (write, _) in _FIELDS.items():
         args += (name, write(getattr(info, name)))
-    return int(await gateway.run(_REGISTER, [namespace.worker(info.id), namespace.workers], args))
+    keys = [namespace.worker(info.id), namespace.workers, namespace.config]
+    started, now, stored = await gateway.run(_REGISTER, keys, args)
+    return Announced(int(started), SharedConfig.decode(pairs(stored), int(now)))
 
 
 async def withdraw(gateway: Gateway, namespace: Namespace, worker_id: str) -> None:

@@ -67,7 +67,8 @@ class Producer:
             namespace: Default: PERDURE_NAMESPACE, else `perdure`.
             address: In place of a URL.
             payload_limit: Largest size of envelope and arguments of one task, in bytes.
-            result_ttl: Seconds for which the record of a task is kept that is cancelled before it runs.
+            result_ttl: Seconds for which the record of a task is kept that is cancelled before it runs, unless
+                `perdure config set result_ttl` has stored another value.
             gateway: An open gateway to share. The producer does not close it.
             replication: Meaning of `durability="replicated"`. Default: PERDURE_REPLICAS and
                 PERDURE_REPLICATION_TIMEOUT, else one replica within 5 s.

@@ -92,7 +92,7 @@ class App:
     def configure(self, **settings: object) -> None:
         """Override settings, before the app is used; options of the command line do."""
         given = {name: value for name, value in settings.items() if value is not None}
-        self._settings = load_settings(**(self.settings.model_dump() | given))
+        self._settings = load_settings(**(self.settings.model_dump(exclude_unset=True) | given))
         self._encryptor = None
 
     @property

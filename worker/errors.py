@@ -37,6 +37,7 @@ PerdureError
 │   ├── RetryLater              counts as an attempt
 │   └── Snooze                  costs no attempt
 ├── LifespanError               the app's lifespan cannot be opened or closed
+├── SettingsDiffer              a strict worker has other settings than its namespace
 └── ConfigurationError          a setting or an APP is not valid
 """
 
@@ -65,6 +66,7 @@ __all__ = [
     "LifespanError",
     "Reschedule",
     "RetryLater",
+    "SettingsDiffer",
     "Snooze",
     "StateDrift",
     "StateError",
@@ -380,18 +382,16 @@ class Reschedule(PerdureError):
 
 
 class RetryLater(Reschedule):
-    """Fail this attempt and run the task again after `after` seconds. Counts as an attempt.
-
-    raise RetryLater(after=30)
-    """
+    """Fail this attempt and run the task again after `after` seconds: `raise RetryLater(after=30)`. An attempt."""
 
 
 class Snooze(Reschedule):
-    """Run the task again after `after` seconds. Costs no attempt.
-
-    raise Snooze(after=3600)
-    """
+    """Run the task again after `after` seconds: `raise Snooze(after=3600)`. Costs no attempt."""
 
 
 class LifespanError(PerdureError):
     """The lifespan of an app could not be opened or closed."""
+
+
+class SettingsDiffer(PerdureError):
+    """A strict worker is given another value than the one that is stored for its namespace."""

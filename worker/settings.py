@@ -21,6 +21,8 @@ class Settings(ConnectionSettings):
 
     Args:
         lease: Time after which a delivery of a silent worker may be claimed; the same for all workers of a namespace.
+        strict: Refuse to start if the lease, the result TTL or the dead-letter TTL that this worker is given differs
+            from the one that is stored for the namespace (`perdure config set`).
         grace: Time that running tasks have to reach a step boundary when the worker stops.
         note_interval: Interval in which long steps are touched.
         time_limit: Longest run, if neither the task nor the producer sets a limit.
@@ -52,6 +54,7 @@ class Settings(ConnectionSettings):
     """
 
     lease: Annotated[float, Field(ge=0.3, le=3600)] = 15.0
+    strict: bool = False
     grace: Annotated[float, Field(ge=0)] = 30.0
     note_interval: Seconds = 60.0
     time_limit: Seconds = 7 * 86_400.0

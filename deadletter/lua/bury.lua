@@ -6,8 +6,8 @@
 --       some thousand values to one command)
 -- returns  0 refused, the lease has passed; 1 buried
 -- Atomic: the message leaves the ready stream in the script that adds payload and evidence to the dead-letter stream.
--- The checkpoint is kept for a replay until the retention has passed. Dead letters past it are trimmed. The inbox gets
--- its TTL here even if it was empty: a message to a dead letter is stored without a TTL of its own.
+-- The checkpoint is kept for a replay until the retention has passed. The inbox gets its TTL here even
+-- if it was empty: a message to a dead letter is stored without a TTL of its own.
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
 end
@@ -42,6 +42,5 @@ redis.call('PEXPIRE', KEYS[4], ARGV[11])
 redis.call('HSETNX', KEYS[6], 'sent', 0)
 redis.call('PEXPIRE', KEYS[6], ARGV[11])
 redis.call('DEL', KEYS[7])
-redis.call('XTRIM', KEYS[5], 'MINID', '=', string.format('%.0f', math.max(0, now - tonumber(ARGV[11]))))
 redis.call('PUBLISH', KEYS[2], 'dead')
 return 1

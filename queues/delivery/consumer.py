@@ -82,6 +82,10 @@ class Consumer:
         self._had_messages = True
         self.partitions: Sequence[Partition] = list(partitions)
 
+    def set_lease(self, lease: float) -> None:
+        """Claim deliveries that were not renewed for this time, in seconds, from now on."""
+        self._lease_ms = round(lease * 1000)
+
     async def assign(self, read_from: Sequence[Partition], served: Sequence[Partition]) -> None:
         """Read new messages from some partitions from now on, and claim in all that are served. Creates groups.
 

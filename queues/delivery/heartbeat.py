@@ -54,6 +54,7 @@ class LeaseHeartbeat:
         self._on_error = on_error
         self._should_renew = should_renew
         self._stop = threading.Event()
+        self._woken = threading.Event()
         self._thread = threading.Thread(target=self._run, name="perdure heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -62,13 +63,30 @@ class LeaseHeartbeat:
     def stop(self) -> None:
         """Stop the thread; return when it has ended, or its last call has timed out."""
         self._stop.set()
+        self._woken.set()
         self._thread.join(timeout=self._interval + 1.0)
 
+    def set_lease(self, lease: float) -> None:
+        """Renew each third of another lease, from now on. Returns at once."""
+        self._interval = lease / 3
+        self._woken.set()
+
+    def _wait(self, interval: float) -> bool:
+        """Wait for the next renewal, which follows at once after a change of the lease. Return whether to go on."""
+        self._woken.wait(interval)
+        self._woken.clear()
+        return not self._stop.is_set()
+
     def _run(self) -> None:
-        connection = _open_connection(self._address, self._socket, self._interval)
+        interval = self._interval
+        connection = _open_connection(self._address, self._socket, interval)
         failed = paused = False
         try:
-            while not self._stop.wait(self._interval / 4 if failed or paused else self._interval):
+            while self._wait(interval / 4 if failed or paused else interval):
+                if interval != self._interval:
+                    connection.close()
+                    interval = self._interval
+                    connection = _open_connection(self._address, self._socket, interval)
                 paused = not self._should_renew()
                 if paused:
                     continue

@@ -1,8 +1,8 @@
 -- Register a worker.
--- KEYS  its hash, index of workers
+-- KEYS  its hash, index of workers, stored settings
 -- ARGV  worker, milliseconds of silence after which it is removed, its start time or 0 for now, milliseconds since its
 --       last progress or -1, then field and value of all else
--- returns  its start time
+-- returns  {its start time, milliseconds of Redis' clock, fields and values of the stored settings}
 -- Atomic: no hash is without a TTL, and none has fields of two registrations. Idempotent. The first write frees
 -- memory, so that a full server accepts the rest (see fence.lua).
 local time = redis.call('TIME')
@@ -19,4 +19,4 @@ if tonumber(ARGV[4]) >= 0 then
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 redis.call('ZADD', KEYS[2], now, ARGV[1])
-return started
+return {started, now, redis.call('HGETALL', KEYS[3])}

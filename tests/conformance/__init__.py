@@ -18,6 +18,7 @@ one file; tests/conformance/test_scripts.py checks this table, and what holds fo
 | `test_results` | cancel, finish |
 | `test_scripts` | enqueue_fork, reset_task |
 | `test_settlement` | release, reschedule |
+| `test_shared_config` | set_config |
 | `test_successor` | enqueue_successor |
 | `test_supervisors` | count_crash, register_supervisor, unpause_supervisor |
 

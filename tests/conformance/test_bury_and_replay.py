@@ -613,15 +613,20 @@ async def test_letters_past_their_retention_are_trimmed(
     assert await count_letters(gateway, [partition]) == 0
 
 
-async def test_burying_trims_letters_past_their_retention(
-    gateway: Gateway, partition: Partition, delivery: Delivery
+async def test_a_trimmed_letter_leaves_no_record(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    await gateway.command(
-        *("XADD", partition.dead, "1000-0", "id", "old", "task", "t", "reason", "timeout"),
-        *("evidence", "{}", "attempts", 1, "crashes", 0, "worker", "a"),
-    )
-    await bury_as(gateway, delivery, "x", retention=DAY)
-    assert [letter.id for letter in await letters(gateway, partition)] == ["x"]
+    """The worker that buried it kept the record for longer: it would stay dead without a letter to replay."""
+    a = await worker(gateway, partition)
+    for number in range(250):
+        await producer.enqueue("t", task_id=f"x{number}")
+        await bury_as(gateway, await read_one(a), f"x{number}", retention=DAY)
+    await producer.enqueue("t", task_id="new")
+    await gateway.command("HDEL", partition.record("x7"), "dead")  # its id belongs to another task meanwhile
+    assert await trim_letters(gateway, partition, -10.0) == 250
+    assert await count_letters(gateway, [partition]) == 0
+    kept = {key for key in await keys(gateway, namespace) if b":record:" in key}
+    assert kept == {partition.record("new").encode(), partition.record("x7").encode()}
 
 
 async def test_a_retention_longer_than_the_clock_trims_nothing(

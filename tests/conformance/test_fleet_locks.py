@@ -194,7 +194,7 @@ async def test_one_of_many_janitors_cleans_up(gateway: Gateway, namespace: Names
             return 0
 
         consumer.remove_idle_consumers = forget
-        return Janitor(gateway, namespace, assignment, consumer, dead_letter_ttl=60.0, worker=name)
+        return Janitor(gateway, namespace, assignment, consumer, dead_letter_ttl=lambda: 60.0, worker=name)
 
     assignment = PartitionAssignment(gateway, namespace, [partition.queue], "w0", share=False)
     await assignment.refresh()

@@ -29,7 +29,7 @@ async def clean(gateway: Gateway, namespace: Namespace, partition: Partition, co
     assignment = PartitionAssignment(gateway, namespace, [partition.queue], "me", share=False)
     await assignment.refresh()
     await gateway.command("DEL", partition.clean_lock)
-    await Janitor(gateway, namespace, assignment, consumer, dead_letter_ttl=60.0, worker="me").clean()
+    await Janitor(gateway, namespace, assignment, consumer, dead_letter_ttl=lambda: 60.0, worker="me").clean()
 
 
 async def test_only_names_of_presumed_dead_workers_are_removed(

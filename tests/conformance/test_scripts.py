@@ -45,6 +45,7 @@ from perdure.queues import (
     report_crash,
     resume_supervisor,
     retire_generation,
+    set_config,
     set_partitions,
     store_fork,
     supervise,
@@ -226,6 +227,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
     assert await partition_status(gateway, partition) is PartitionStatus.DRAINED
     await RetentionRegister(gateway).ensure(partition, ttl=60)
     assert not await retire_generation(gateway, namespace, "default", route, route.previous[0])
+    assert await set_config(gateway, namespace, "lease", 30)
     assert await join_group(gateway, namespace, "default", "a", ttl=60) == {"a"}
     info = WorkerInfo("a", "x", "h", 7, "0.1", ("default",), concurrency=8, in_flight=3, started=0)
     await announce(gateway, namespace, info, ttl=60)

@@ -422,7 +422,6 @@ class Ledger:
         self.held.put_new(inbox, "sent", b"0")
         self.held.expire(retention, record, steps, log, inbox)
         self.held.delete(control)
-        self.trim(self.held.now - retention)
         self.tell(task, "dead")
         return True
 
@@ -625,10 +624,11 @@ class Ledger:
         return True
 
     def trim(self, oldest: int) -> int:
-        """Delete letters from before a time."""
+        """Delete letters from before a time, and the records that belong to them."""
         letters = self.held.stream(self.at.dead)
-        old = [one for one, _ in letters.entries if one.known is not None and one.order < (oldest, 0)]
-        letters.entries = letters.entries[len(old) :]
+        old = [(one, fields) for one, fields in letters.entries if one.known is not None and one.order < (oldest, 0)]
+        for one, fields in old:
+            self.discard(text_of(one), _plain(fields)[b"id"].decode())
         return len(old)
 
     # -- workers that leave

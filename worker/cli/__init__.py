@@ -13,6 +13,7 @@
     memory.py               memory add, search, list, forget
     memory_admin.py         memory export, prune, reembed
     encryption_keys.py      keys generate, list
+    config.py               config set, unset, show
     server.py               server start, stop, status
     lazy.py                 import of a command when it is called
     bench/, demo/           perdure bench, perdure demo
@@ -49,6 +50,7 @@ COMMANDS = (
     LazyCommand("artifacts", ".artifacts:app", "List artifacts, and delete unlinked ones."),
     LazyCommand("memory", ".memory:app", "Manage the long-term memories of agents."),
     LazyCommand("keys", ".encryption_keys:app", "Generate encryption keys, and list those in use."),
+    LazyCommand("config", ".config:app", "Store the settings that all workers must share."),
     LazyCommand("server", ".server:app", "Start, stop and inspect the embedded server."),
     LazyCommand("bench", ".bench.command:bench", "Measure Perdure on your server."),
 )

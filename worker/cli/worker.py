@@ -66,10 +66,18 @@ def run(
     lease: Annotated[
         float | None,
         in_seconds(
-            "Time after which the tasks of a silent worker are claimed by others; use the same for all workers. "
-            "Default: PERDURE_LEASE, then 15."
+            "Time after which the tasks of a silent worker are claimed by others; the same for all workers: store it "
+            "with 'perdure config set lease'. Default: PERDURE_LEASE, then 15."
         ),
     ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Refuse to start if the lease, result TTL or dead-letter TTL given to this worker differs from the "
+            "one that 'perdure config' has stored. Default: log the difference, and use the stored value.",
+        ),
+    ] = False,
     grace: Annotated[
         float | None,
         in_seconds("Time for running steps to finish at shutdown. Default: PERDURE_GRACE, then 30."),
@@ -168,7 +176,7 @@ def run(
         queues=queue_names,
         name=checked_name,
         burst=burst,
-        settings={"lease": lease, "grace": grace, "partitions": partitions},
+        settings={"lease": lease, "strict": strict or None, "grace": grace, "partitions": partitions},
     )
 
 

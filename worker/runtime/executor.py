@@ -32,6 +32,7 @@ from .outcome import Outcome, Park, Quarantined, Rerun, Success
 from .quarantine_gate import QuarantineGate
 from .settlement import RunSettlement, settlement_of
 from .settler import Settler
+from .shared_settings import SharedSettings
 from .slots import Slots
 from .stages import (
     Continue,
@@ -59,6 +60,7 @@ class Executor:
         gateway: Gateway,
         registry: Registry,
         settings: Settings,
+        shared: SharedSettings,
         leases: Leases[Run],
         slots: Slots,
         gate: QuarantineGate,
@@ -74,6 +76,7 @@ class Executor:
             gateway: connection to Redis.
             registry: tasks of the app.
             settings: of the worker.
+            shared: settings that all workers of the namespace share.
             leases: leases of the runs.
             slots: those in which `execute` is called.
             gate: gate for tasks in quarantine.
@@ -92,7 +95,7 @@ class Executor:
         self._resources = resources
         self.threads = Threads(threads)
         self.memory = LazyMemoryStore(settings)
-        self._settler = Settler(gateway, registry, settings)
+        self._settler = Settler(gateway, registry, shared)
         own: list[Middleware] = [] if self._webhooks is None else [WebhookMiddleware(self._webhooks)]
         own.append(HandoffMiddleware(gateway))
         self._settle_success = build_chain(middleware, "settle", self._store, shown=2, must_call=True)

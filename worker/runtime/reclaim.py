@@ -30,8 +30,7 @@ class ReclaimSchedule:
             jitter of a quarter, so that the sweeps of
                 several workers spread out.
         """
-        self._interval = min(lease / 2, _LONGEST)
-        self._renewal = lease / 6  # twice the retry interval of a failed heartbeat
+        self.set_lease(lease)
         self._cursors = dict.fromkeys(partitions, START)
         self._unfinished: list[Partition] = list(partitions)
         self._again: set[Partition] = set()
@@ -46,6 +45,11 @@ class ReclaimSchedule:
         It is shorter than the interval of one worker, so that a lock holder that dies delays the others only briefly.
         """
         return self._interval / 2
+
+    def set_lease(self, lease: float) -> None:
+        """Use another lease, in seconds, from the next sweep on."""
+        self._interval = min(lease / 2, _LONGEST)
+        self._renewal = lease / 6  # twice the retry interval of a failed heartbeat
 
     def set_partitions(self, partitions: Sequence[Partition]) -> None:
         """Replace the partitions; new ones are swept at the next opportunity."""

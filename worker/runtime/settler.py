@@ -27,8 +27,8 @@ from ...queues import (
 from ..durable import STOP_RULES, Run
 from ..log import log_wait, logger
 from ..registry import Registry
-from ..settings import Settings
 from .outcome import Burial, Cancelled, Outcome, Park, Quarantined, Release, Rerun, Success
+from .shared_settings import SharedSettings
 
 __all__ = ["Settler"]
 
@@ -38,10 +38,10 @@ _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 class Settler:
     """Settles deliveries. Raises `LeaseLost` if another worker holds the lease."""
 
-    def __init__(self, gateway: Gateway, registry: Registry, settings: Settings) -> None:
+    def __init__(self, gateway: Gateway, registry: Registry, shared: SharedSettings) -> None:
         self._gateway = gateway
         self._registry = registry
-        self._settings = settings
+        self._shared = shared
         self._retentions = RetentionRegister(gateway)
 
     def settle(self, run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> Awaitable[None]:
@@ -111,7 +111,7 @@ class Settler:
     def _result_ttl(self, run: Run) -> float:
         task = self._registry.get(run.envelope.task)
         own = None if task is None else task.result_ttl
-        return run.envelope.options.result_ttl or own or self._settings.result_ttl
+        return run.envelope.options.result_ttl or own or self._shared.result_ttl
 
     async def bury_unreadable(self, delivery: Delivery, error: UnreadableEnvelope) -> str:
         """Bury a message that cannot be decoded, as raw bytes. Returns the id of the dead letter.
@@ -145,7 +145,7 @@ class Settler:
         redact: Redaction | None = None,
     ) -> None:
         evidence = Evidence.of(error, redact)
-        retention = self._settings.dead_letter_ttl
+        retention = self._shared.dead_letter_ttl
         await self._retentions.ensure(delivery.partition, retention)
         await bury(
             self._gateway,

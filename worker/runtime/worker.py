@@ -24,6 +24,8 @@ from ...queues import (
     Partition,
     PartitionAssignment,
     QueueError,
+    SharedConfig,
+    load_config,
     read_partitions,
     release,
 )
@@ -38,6 +40,7 @@ from .intake import Intake
 from .maintenance import AssignmentWatcher, Janitor, Promoter, Registration, StepHeartbeat, describe
 from .quarantine_gate import QuarantineGate
 from .reclaim import ReclaimSchedule
+from .shared_settings import SharedSettings
 from .slots import Slots
 from .supervisor_link import SupervisorLink
 from .webhooks import WebhookQueue, WebhookTarget
@@ -91,6 +94,7 @@ class Worker:
         namespace = Namespace(self.settings.namespace)
         self._namespace = namespace
         self._gateway = Gateway(self.settings.address, replication=self.settings.replication, encryptor=app.encryptor)
+        self._shared = SharedSettings(self.settings)
         self._slots = Slots(concurrency)
         self._gate = QuarantineGate(link, self.settings.quarantine_window)
         self._leases: Leases[Run] = Leases()
@@ -99,6 +103,7 @@ class Worker:
             self._gateway,
             app.tasks,
             self.settings,
+            self._shared,
             self._leases,
             self._slots,
             self._gate,
@@ -154,12 +159,15 @@ class Worker:
         return self
 
     async def _join(self) -> None:
+        config = await load_config(self._gateway, self._namespace)
+        self._shared.check(config)
+        self._shared.apply(config)
         reading = read_partitions(self._gateway, self.id)
         self._stack.push_async_callback(reading.close)
-        self._consumer = Consumer(self._gateway, reading, [], self.id, self.settings.lease, self._leases)
+        self._consumer = Consumer(self._gateway, reading, [], self.id, self._shared.claim_lease, self._leases)
         shares = self._partitions == "share" and not self._gate.dedicated
         self._assignment = PartitionAssignment(self._gateway, self._namespace, self.queues, self.id, share=shares)
-        self._reclaim = ReclaimSchedule([], self.settings.lease)
+        self._reclaim = ReclaimSchedule([], self._shared.claim_lease)
         self._promoter = Promoter(self._gateway, [], self.id)
         self._assignment_watcher = AssignmentWatcher(self._assignment, self._consumer, self._set_partitions)
         self._deadlines = RunDeadlines(
@@ -175,20 +183,27 @@ class Worker:
         self._health.deadlines = self._deadlines
         info = describe(self.id, self.app.name, self.queues, self.concurrency, self.settings.heartbeat)
         self._registration = Registration(
-            self._gateway, self._namespace, info, self._slots, self._executor.settled, self._health
+            self._gateway, self._namespace, info, self._slots, self._executor.settled, self._health, self._apply_config
         )
-        await self._registration.announce()
-        heartbeat = LeaseHeartbeat(
+        self._heartbeat = LeaseHeartbeat(
             self.settings.address,
             self._gateway.socket,
             self.id,
             self._leases,
-            self.settings.lease,
+            self._shared.renewal_lease,
             self._on_renewal,
             self._watchdog.should_renew,
         )
-        heartbeat.start()
-        self._stack.push_async_callback(asyncio.to_thread, heartbeat.stop)
+        await self._registration.announce()
+        self._heartbeat.start()
+        self._stack.push_async_callback(asyncio.to_thread, self._heartbeat.stop)
+
+    def _apply_config(self, config: SharedConfig) -> None:
+        """Use the stored settings from now on."""
+        if self._shared.apply(config):
+            self._heartbeat.set_lease(self._shared.renewal_lease)
+            self._consumer.set_lease(self._shared.claim_lease)
+            self._reclaim.set_lease(self._shared.claim_lease)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -241,7 +256,7 @@ class Worker:
                 self._namespace,
                 self._assignment,
                 self._consumer,
-                dead_letter_ttl=self.settings.dead_letter_ttl,
+                dead_letter_ttl=lambda: self._shared.dead_letter_ttl,
                 worker=self.id,
             )
             notes = StepHeartbeat(lambda: self._executor.runs, self.settings.note_interval)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import anyio
 
 from ....deadletter import trim_letters
@@ -45,10 +47,10 @@ class Janitor:
         assignment: PartitionAssignment,
         consumer: Consumer,
         *,
-        dead_letter_ttl: float,
+        dead_letter_ttl: Callable[[], float],
         worker: str,
     ) -> None:
-        """dead_letter_ttl: seconds. worker: id of this worker."""
+        """dead_letter_ttl: returns seconds. worker: id of this worker."""
         self._gateway = gateway
         self._namespace = namespace
         self._assignment = assignment
@@ -73,7 +75,7 @@ class Janitor:
             return
         present = await present_workers(self._gateway, self._namespace)
         for partition in mine:
-            await trim_letters(self._gateway, partition, self._dead_letter_ttl)
+            await trim_letters(self._gateway, partition, self._dead_letter_ttl())
             await self._consumer.remove_idle_consumers(partition, _GONE_FOR, present)
         for queue, route in self._assignment.routes.items():
             await self._retire(queue, route)

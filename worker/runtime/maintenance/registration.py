@@ -13,7 +13,17 @@ from typing import Final
 
 import anyio
 
-from ....queues import Gateway, LeaseLost, Namespace, QueueError, WorkerInfo, announce, touch_step, withdraw
+from ....queues import (
+    Gateway,
+    LeaseLost,
+    Namespace,
+    QueueError,
+    SharedConfig,
+    WorkerInfo,
+    announce,
+    touch_step,
+    withdraw,
+)
 from ...durable import Run, StopReason
 from ...log import logger
 from ..health import Health
@@ -81,18 +91,21 @@ class Registration:
         slots: Slots,
         settled: Mapping[str, int],
         health: Health,
+        on_config: Callable[[SharedConfig], None],
     ) -> None:
-        """settled: number of settled deliveries by queue."""
+        """settled: number of settled deliveries by queue. on_config: called with the stored settings each time."""
         self._gateway = gateway
         self._namespace = namespace
         self._info = info
         self._slots = slots
         self._health = health
+        self._on_config = on_config
         self._rates = SettleRate(settled)
 
     async def announce(self) -> None:
-        started = await announce(self._gateway, self._namespace, self._current(), _KEPT + self._info.interval)
-        self._info = replace(self._info, started=started)
+        announced = await announce(self._gateway, self._namespace, self._current(), _KEPT + self._info.interval)
+        self._info = replace(self._info, started=announced.started)
+        self._on_config(announced.config)
         self._health.read_succeeded()
 
     async def run(self) -> None:

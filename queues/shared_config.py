@@ -1,0 +1,84 @@
+"""Settings that all workers of a namespace must share: stored by an operator, read at each registration.
+
+Nothing is stored until an operator does so; the first worker to start sets nothing.
+
+A lease is used twice: a worker renews its deliveries each third of it, and claims those of others that were not renewed
+for as long. Workers notice a change one after the other. So for `CHANGE` seconds after it they renew by the shorter and
+claim by the longer of the leases that any of them may use. After that, each worker that still registers uses the new
+one. One that did not register meanwhile is presumed dead, or its event loop is blocked for longer than a stall limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, get_args
+
+from .keys import Namespace
+from .transport import Gateway, pairs, queue_script
+
+__all__ = ["CHANGE", "SHARED", "SharedConfig", "SharedName", "load_config", "set_config", "stored_result_ttl"]
+
+_SET = queue_script("set_config")
+
+SharedName = Literal["lease", "dead_letter_ttl", "result_ttl"]
+
+SHARED: Final[tuple[SharedName, ...]] = get_args(SharedName)
+"""Names of the settings that can be stored."""
+
+CHANGE: Final = 120.0
+"""Seconds for which a change of the lease is in progress: twice the default stall limit, and many registrations."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedConfig:
+    """The stored settings of a namespace.
+
+    Attributes:
+        stored: Seconds by name, only of the settings that are stored.
+        former_leases: Leases that workers may still use.
+        changing: Seconds for which a change of the lease is in progress.
+    """
+
+    stored: Mapping[SharedName, float] = field(default_factory=dict)
+    former_leases: Sequence[float] = ()
+    changing: float = 0.0
+
+    def leases(self, own: float) -> tuple[float, float]:
+        """Return the lease to renew by and the lease to claim by. own: the lease of this worker's settings."""
+        lease = self.stored.get("lease", own)
+        used = (lease, own, *self.former_leases) if self.changing > 0 else (lease,)
+        return min(used), max(used)
+
+    @classmethod
+    def decode(cls, fields: Mapping[bytes, bytes], now_ms: int) -> SharedConfig:
+        """Decode the stored hash. Fields of later versions are ignored."""
+        numbers = {name.decode(): float(value) for name, value in fields.items() if _is_number(value)}
+        changing = max(0.0, (numbers.get("lease_changed_at", 0.0) - now_ms) / 1000)
+        former = [numbers[name] for name in ("lease_low", "lease_high") if name in numbers]
+        return cls({name: numbers[name] for name in SHARED if name in numbers}, former if changing else (), changing)
+
+
+async def load_config(gateway: Gateway, namespace: Namespace) -> SharedConfig:
+    """Return the stored settings."""
+    found, now = await gateway.pipeline([("HGETALL", namespace.config), ("TIME",)], node_of=namespace.config)
+    return SharedConfig.decode(pairs(found), int(now[0]) * 1000 + int(now[1]) // 1000)
+
+
+async def set_config(gateway: Gateway, namespace: Namespace, name: SharedName, value: float | None) -> bool:
+    """Store a setting, or remove it with None. Return whether that changed anything."""
+    text = "" if value is None else f"{value:.15g}"
+    return bool(await gateway.run(_SET, [namespace.config], [name, text, round(CHANGE * 1000)]))
+
+
+async def stored_result_ttl(gateway: Gateway, namespace: Namespace) -> float | None:
+    """Return the stored result TTL in seconds, None if none is stored."""
+    found: bytes | None = await gateway.command("HGET", namespace.config, "result_ttl")
+    return float(found) if found is not None and _is_number(found) else None
+
+
+def _is_number(value: bytes) -> bool:
+    try:
+        return float(value) > 0
+    except ValueError:
+        return False
