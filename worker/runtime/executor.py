@@ -23,7 +23,7 @@ from ...queues import (
     raise_count,
     retry_while_unavailable,
 )
-from ..durable import Context, Middleware, Run, StopReason, Threads, build_chain
+from ..durable import STOP_RULES, Context, Middleware, Run, RunObserver, StopReason, Threads, build_chain
 from ..log import logger
 from ..memory import LazyMemoryStore
 from ..registry import Registry
@@ -67,6 +67,7 @@ class Executor:
         *,
         threads: int,
         webhooks: WebhookQueue | None = None,
+        on_progress: Callable[[], None] | None = None,
         middleware: Sequence[Middleware] = (),
         resources: Callable[[], Any] = lambda: None,
     ) -> None:
@@ -82,6 +83,7 @@ class Executor:
             gate: gate for tasks in quarantine.
             threads: how many synchronous steps may run at once.
             webhooks: queue of webhooks, None without webhooks.
+            on_progress: called once, when the first attempt ended or the first result was recorded.
             middleware: the user's, the outermost first.
             resources: returns what the app's lifespan yielded.
         """
@@ -118,6 +120,7 @@ class Executor:
             call,
         )
         self._stopping = False
+        self._on_progress = on_progress
         self.owed: dict[str, Partition] | None = None
         """Tasks that failed here and run again later; filled for a burst, which waits for them."""
         self.settled: Counter[str] = Counter()
@@ -127,6 +130,12 @@ class Executor:
     def runs(self) -> list[Run]:
         """The runs in progress."""
         return self._leases.holders()
+
+    def progressed(self) -> None:
+        """Report, the first time, that this worker has made progress."""
+        on_progress, self._on_progress = self._on_progress, None
+        if on_progress is not None:
+            on_progress()
 
     def stop(self) -> None:
         """Stop every run at its next step boundary, including runs that have not started."""
@@ -163,6 +172,8 @@ class Executor:
             settings=self._settings,
         )
         self._hold(run)
+        if self._on_progress is not None:
+            run.observe(_FirstResult(self))
         outcome: Outcome | None = None
         try:
             execution = Execution(run, self._resources)
@@ -240,6 +251,8 @@ class Executor:
         if isinstance(outcome, Quarantined):
             self._gate.request()
             return
+        if self._on_progress is not None and STOP_RULES[outcome.stop].attempt:
+            self.progressed()
         self.settled[run.delivery.partition.queue] += 1
         if self.owed is not None and isinstance(outcome, Rerun):
             self.owed[run.id] = run.delivery.partition
@@ -254,3 +267,13 @@ class Executor:
             logger.warning("{}; another worker continues", lost)
         except Exception:  # noqa: BLE001 - the worker continues; the lease brings the message back
             logger.exception("could not bury an unreadable message; it is left for recovery")
+
+
+class _FirstResult(RunObserver):
+    """Reports the first recorded result of the worker."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def on_recorded(self) -> None:
+        self._executor.progressed()

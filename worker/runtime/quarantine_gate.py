@@ -18,7 +18,7 @@ from ..durable import Run, RunObserver
 from ..log import logger
 from .outcome import Outcome, Quarantined
 from .stages.execution import Execution
-from .supervisor_link import SupervisorLink
+from .supervisor_link import Link
 
 __all__ = ["QuarantineGate"]
 
@@ -26,7 +26,7 @@ __all__ = ["QuarantineGate"]
 class QuarantineGate:
     """The gate of one worker."""
 
-    def __init__(self, link: SupervisorLink | None, window: float) -> None:
+    def __init__(self, link: Link | None, window: float) -> None:
         """link: to the process that starts quarantine workers, None without one. window: probation time in seconds."""
         self._link = link
         self._window = window
@@ -156,7 +156,7 @@ class QuarantineGate:
 class _StepReports(RunObserver):
     """Reports the steps of a suspect to the supervisor, which names the step if the process dies."""
 
-    def __init__(self, link: SupervisorLink, run: Run) -> None:
+    def __init__(self, link: Link, run: Run) -> None:
         self._link = link
         self._id = run.id
 

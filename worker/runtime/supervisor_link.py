@@ -8,13 +8,15 @@ right after. When the supervisor ends, the worker reads the end of the file and 
     loaded                   the app is imported; carries what the supervisor needs; the worker waits for `work`
     ready                    the worker is connected and starts; carries its id and queues
     alive                    sent every second by the watchdog's thread: lag of the event loop, health
+    progress                 the first task was settled or the first step recorded; sent once
     suspects                 there are quarantined tasks that this worker leaves to others
     begins, step, ends       quarantine: which task runs, and which of its steps
+    survived                 quarantine: the task has survived the probation time and continues as an ordinary one
     idle                     quarantine: no quarantined task is left
     replace                  the worker is degraded (threads or handlers that do not end) and should be replaced
 
     message of the supervisor
-    work                     connect and start
+    work                     connect and start, in this role
     isolate                  look for quarantined tasks now
     stop                     stop gracefully; sent twice: stop at once
 
@@ -26,16 +28,29 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, MutableMapping
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Protocol, Self, cast
 
 import orjson
 
-__all__ = ["SUPERVISED", "Role", "SupervisorLink"]
+__all__ = ["SUPERVISED", "Link", "Role", "SupervisorLink"]
 
 SUPERVISED: Final = "PERDURE_SUPERVISED"
 """Environment variable that a supervisor sets for its workers."""
 
-Role = Literal["worker", "isolated"]
+Role = Literal["worker", "isolated", "spare"]
+"""Role of a worker process: `worker` runs ordinary tasks, `isolated` one quarantined task at a time. A `spare` has
+imported the app, and waits until it gets one of the other two.
+"""
+
+
+class Link(Protocol):
+    """Way from a worker to the process that starts quarantine workers. Any thread may send."""
+
+    @property
+    def role(self) -> Role: ...
+
+    def say(self, what: str, **more: Any) -> None:
+        """Send a message."""
 
 
 class SupervisorLink:
@@ -62,7 +77,7 @@ class SupervisorLink:
         role, read, write = told.split(":")
         for descriptor in (int(read), int(write)):
             os.set_inheritable(descriptor, False)
-        return cls("isolated" if role == "isolated" else "worker", int(read), int(write))
+        return cls(cast("Role", role), int(read), int(write))
 
     def say(self, what: str, **more: Any) -> None:
         """Send a message. It is dropped if the supervisor has ended, which `listen` reports, or if the pipe is full."""
@@ -90,5 +105,8 @@ class SupervisorLink:
     def _receive(self, on_told: Callable[[str], None], on_gone: Callable[[], None]) -> None:
         with os.fdopen(self._read, "rb") as lines:
             for line in lines:
-                on_told(orjson.loads(line)["say"])
+                message = orjson.loads(line)
+                if "role" in message:
+                    self.role = message["role"]
+                on_told(message["say"])
         on_gone()

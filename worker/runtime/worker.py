@@ -42,7 +42,7 @@ from .quarantine_gate import QuarantineGate
 from .reclaim import ReclaimSchedule
 from .shared_settings import SharedSettings
 from .slots import Slots
-from .supervisor_link import SupervisorLink
+from .supervisor_link import Link
 from .webhooks import WebhookQueue, WebhookTarget
 
 __all__ = ["Worker"]
@@ -66,7 +66,7 @@ class Worker:
         queues: Sequence[str] | None = None,
         partitions: Literal["all", "share"] | None = None,
         name: str | None = None,
-        link: SupervisorLink | None = None,
+        link: Link | None = None,
     ) -> None:
         """Create a worker; `async with` connects it.
 
@@ -75,8 +75,8 @@ class Worker:
             queues: Queues to read; by default those of the app's tasks.
             partitions: Read all partitions ("all"), or share them with other workers ("share"); by default the setting.
             name: Start of the worker's id; by default the name of the app.
-            link: Link to the supervisor, if there is one. With the role "isolated", the worker runs quarantined tasks
-                only, one at a time.
+            link: Link to the process that starts quarantine workers, if there is one. With the role "isolated", the
+                worker runs quarantined tasks only, one at a time.
 
         Raises:
             ConfigurationError: The app has no tasks and `queues` is empty, or `concurrency` is below 1.
@@ -109,6 +109,7 @@ class Worker:
             self._gate,
             threads=max(40, concurrency),
             webhooks=self._webhooks,
+            on_progress=None if link is None else lambda: link.say("progress"),
             middleware=app.middleware,
             resources=lambda: app.resources,
         )

@@ -6,7 +6,7 @@ workers claim its deliveries at once instead of after the lease, and starts a re
 
     config.py           settings of a supervisor, its time limits, and the app's settings that the first child reports
     child.py            one child process, its two pipes, and how it ended
-    children.py         all child processes: start, terminate, handle their exit
+    children.py         all child processes: start, terminate, handle their exit; the spare
     pool.py             WorkerPool and WorkerSlot: which children to run; restart, replace, reload
     quarantine_pool.py  children that run quarantined tasks, one task per process
     crash_counter.py    registration, crash count and pause in Redis
@@ -20,7 +20,8 @@ Before you change it:
   messages; do not rename or reuse them.
 - A child stops at the end of file on its pipe, which means that the supervisor is gone. A child therefore inherits only
   its own two descriptors: a copy of another child's pipe would keep that pipe open.
-- Crashes of ordinary children count towards the pause. Crashes of quarantine children do not: their task is the cause.
+- Crashes of ordinary children without progress count towards the pause. Those of quarantine children do not: their task
+  is the cause.
 """
 
 from .config import SupervisorConfig

@@ -49,10 +49,10 @@ class ChildPipe:
         self._on_message = on_message
         asyncio.get_running_loop().add_reader(self._read, self.read_available)
 
-    def send(self, kind: str) -> None:
+    def send(self, kind: str, **more: Any) -> None:
         """Send a message. It is dropped if the child has exited, or if the pipe is full because the child is stuck."""
         with suppress(OSError):
-            os.write(self._write, orjson.dumps({"say": kind}) + b"\n")
+            os.write(self._write, orjson.dumps({"say": kind, **more}) + b"\n")
 
     def read_available(self) -> None:
         """Read and dispatch all messages that the pipe holds."""
@@ -138,6 +138,10 @@ class Child:
         self.searching = True
         """Whether it looks for a quarantined task at the moment."""
         self.stop_requests = 0
+        self.progressed = False
+        """Whether it has settled a task or recorded a step."""
+        self.survived = False
+        """Whether its quarantined task has survived the probation time: then it takes up no place."""
         self.outdated = False
         """Whether a reload replaces it when its task has ended."""
         self.stalled = ""
@@ -234,9 +238,11 @@ class Child:
     def counts_as_crash(self) -> bool:
         """Whether its exit counts towards the pause: an ordinary child that was ready, or was killed by a signal.
 
-        A child that exits with an error before it is ready has failed to start, and the start is retried.
+        Progress excuses a crash. A child that exits with an error before it is ready has failed to start, and the start
+        is retried.
         """
-        return self.crashed and self.role == "worker" and (self.ready.is_set() or self.code < 0)
+        failed = self.crashed and self.role == "worker" and (self.ready.is_set() or self.code < 0)
+        return failed and not self.progressed
 
     @property
     def busy(self) -> bool:
@@ -252,8 +258,10 @@ class Child:
     def info(self) -> ChildInfo:
         if self.stop_requests:
             state = "stopping"
-        elif not self.ready.is_set():
+        elif not (self.loaded if self.role == "spare" else self.ready).is_set():
             state = "starting"
+        elif self.role == "spare":
+            state = "idle"
         elif self.role == "isolated":
             state = "busy" if self.busy else "idle"
         else:
@@ -263,7 +271,16 @@ class Child:
     # messages to the child
 
     def start_work(self) -> None:
-        self._pipe.send("work")
+        """Let it work in its role. A spare waits on."""
+        if self.role != "spare":
+            self._pipe.send("work", role=self.role)
+
+    def assign(self, role: Role) -> None:
+        """Give a spare its role. If it is still loading, it starts to work when it has loaded."""
+        self.role = role
+        self.started_at = time.monotonic()
+        if self.loaded.is_set():
+            self.start_work()
 
     def check_quarantine(self) -> None:
         self.searching = True
@@ -295,13 +312,18 @@ class Child:
                 self.last_heartbeat = time.monotonic()
                 self.loop_lag = float(message.get("lag") or 0.0)
                 self.health = dict(message.get("health") or {})
+            case "progress":
+                self.progressed = True
             case "begins":
                 self.steps[str(message.get("id"))] = ""
                 self.searching = False
+            case "survived":
+                self.survived = bool(self.steps)
             case "step":
                 self.steps[str(message.get("id"))] = str(message.get("step"))
             case "ends":
                 self.steps.pop(str(message.get("id")), None)
+                self.survived = False
                 self.searching = True  # it looks for the next one without a request
             case "idle":
                 self.searching = False

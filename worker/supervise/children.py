@@ -8,13 +8,16 @@ from collections.abc import Awaitable, Callable, Iterator
 import anyio
 from anyio.abc import TaskGroup
 
-from ...queues import ChildInfo, QueueError
+from ...queues import Backoff, ChildInfo, QueueError
 from ..log import logger
 from ..runtime.supervisor_link import Role
-from .child import Child, OnMessage
+from .child import Child, OnMessage, wait_any
 from .config import SupervisorConfig
 
 __all__ = ["Children"]
+
+_RETRY = Backoff(first=1.0, longest=60.0)
+"""Delays before a spare that failed to start is started again."""
 
 
 class Children:
@@ -34,7 +37,7 @@ class Children:
         on_message: OnMessage,
         on_exit: Callable[[Child], Awaitable[None]],
     ) -> None:
-        self._commands = config.commands
+        self._command = config.command
         self._timings = config.timings
         self._background = background
         self._on_message = on_message
@@ -44,6 +47,8 @@ class Children:
         self.stop_limit = self._timings.stop_margin
         """Seconds that a child has to exit after a stop request."""
         self._starting = anyio.Semaphore(max(1, os.cpu_count() or 1))
+        self._spare: Child | None = None
+        self._spare_gone = anyio.Event()
 
     def __iter__(self) -> Iterator[Child]:
         """Iterate over the children whose exit is not handled yet."""
@@ -66,7 +71,7 @@ class Children:
         Raises:
             OSError: The operating system could not create the process.
         """
-        child = await Child.start(role, self._commands[role], self._on_message)
+        child = await Child.start(role, self._command, self._on_message)
         self._running.append(child)
         self._background.start_soon(self._handle_exit, child)
         return child
@@ -74,16 +79,20 @@ class Children:
     async def spawn(self, role: Role) -> Child | None:
         """Start a child and wait until it is ready; return None if it failed to start.
 
-        At most one start per processor runs at a time.
+        The spare is taken if there is one. At most one start per processor runs at a time.
         """
         async with self._starting:
             if self._closed:
                 return None
-            try:
-                child = await self.start(role)
-            except OSError as error:
-                logger.error("could not start a process: {}", error)
-                return None
+            child = self._take_spare()
+            if child is not None:
+                child.assign(role)
+            else:
+                try:
+                    child = await self.start(role)
+                except OSError as error:
+                    logger.error("could not start a process: {}", error)
+                    return None
             ready = False
             limit = self._timings.start_limit
             with anyio.move_on_after(limit) as scope:
@@ -92,6 +101,43 @@ class Children:
                 logger.error("process {} was not ready after {:g} s: killed", child.pid, limit)
                 child.kill()
             return child if ready else None
+
+    async def keep_spare(self) -> None:
+        """Keep one process that has imported the app and waits for a role, so that a replacement is ready at once."""
+        delays = _RETRY.delays()
+        while not self._closed:
+            if await self._load_spare():
+                delays = _RETRY.delays()
+                await self._spare_gone.wait()
+            else:
+                await anyio.sleep(next(delays))
+
+    async def _load_spare(self) -> bool:
+        async with self._starting:
+            if self._closed:
+                return False
+            try:
+                spare = self._spare = await self.start("spare")
+            except OSError as error:
+                logger.error("could not start a process: {}", error)
+                return False
+            self._spare_gone = anyio.Event()
+            with anyio.move_on_after(self._timings.start_limit) as scope:
+                await wait_any(spare.loaded, spare.exited)
+            if scope.cancelled_caught:
+                spare.kill()
+            return spare.loaded.is_set()
+
+    def discard_spare(self) -> None:
+        """Replace the spare: it may have loaded old code."""
+        spare = self._take_spare()
+        if spare is not None:
+            self.terminate(spare)
+
+    def _take_spare(self) -> Child | None:
+        spare, self._spare = self._spare, None
+        self._spare_gone.set()
+        return spare
 
     def terminate(self, child: Child) -> None:
         """Request a child to stop, and kill it if it exceeds the stop limit."""
@@ -107,6 +153,8 @@ class Children:
 
     async def _handle_exit(self, child: Child) -> None:
         await child.wait()
+        if child is self._spare:
+            self._take_spare()
         try:
             await self._on_exit(child)
         except QueueError as error:

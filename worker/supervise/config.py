@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from ...queues import Address, Namespace
-from ..runtime.supervisor_link import Role
 from ..runtime.webhooks import WebhookTarget
 
 __all__ = ["AppInfo", "SupervisorConfig", "SupervisorTimings"]
@@ -27,7 +26,7 @@ class SupervisorTimings:
         final_reports: during a drain, to report crashes to Redis. Later, tasks wait for their lease.
         shortest_run: of a child. One that exits sooner is replaced after this delay, even after exit code 0.
         burst_poll: between two checks whether the quarantined tasks of a burst are done.
-        idle_limit: after which a quarantine child without a task is terminated, except the newest.
+        idle_limit: after which a quarantine child without a task is terminated.
         idle_poll: between two checks for idle quarantine children.
         heartbeat_interval: between two heartbeats of a healthy child, and between two checks of the stall monitor.
         heartbeat_limit: without a heartbeat, after which a child is reported as not alive.
@@ -56,16 +55,16 @@ class SupervisorConfig:
     """Settings of one supervisor.
 
     Args:
-        commands: command line of a child of each role.
+        command: command line of a child. It gets its role from the supervisor.
         processes: number of ordinary children.
-        isolated: greatest number of quarantine children at one time.
+        isolated: greatest number of quarantine children at one time; those whose task has survived do not count.
         name: first part of the supervisor's name; default: the app's name.
         burst: whether ordinary children exit when the queues are empty, and are not replaced then.
         alert: shell command to run when the supervisor pauses.
         timings: intervals and time limits.
     """
 
-    commands: Mapping[Role, Sequence[str]]
+    command: Sequence[str]
     processes: int
     isolated: int
     name: str | None = None

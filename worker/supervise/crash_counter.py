@@ -153,7 +153,8 @@ class SupervisorRegistry:
                 "app": self._app.app,
                 "host": self._info.host,
                 "window": self._app.crash_window,
-                "remedy": f"perdure worker resume {self.name}",
+                "remedy": "find the cause in the log and in 'perdure dlq list', then run: "
+                f"perdure worker resume {self.name}",
             }
             self._on_paused(event | state._asdict())
         elif before.paused and not state.paused:
@@ -163,8 +164,8 @@ class SupervisorRegistry:
 
     def _log_pause(self) -> None:
         logger.error(
-            "supervisor {} paused after {} crashes within {:g} s; the last one: {}. Crashed workers are not replaced, "
-            "the others keep running. Find the cause in the log and in 'perdure dlq list', then run: "
+            "supervisor {} paused after {} crashes without progress within {:g} s; the last one: {}. Crashed workers "
+            "are not replaced, the others keep running. Find the cause in the log and in 'perdure dlq list', then run: "
             "perdure worker resume {}",
             self.name,
             self.state.crashes,

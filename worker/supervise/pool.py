@@ -106,12 +106,16 @@ class WorkerSlot:
         return delay
 
     def _delay_after(self, child: Child) -> float:
+        shortest = 0.0 if time.monotonic() - child.started_at > self._shortest_run else self._shortest_run
         if not child.crashed:
-            return 0.0 if time.monotonic() - child.started_at > self._shortest_run else self._shortest_run
+            return shortest
+        if not child.counts_as_crash:
+            logger.warning("the worker had made progress before it crashed: starting another one")
+            return shortest
         delay = self._app.restart_delay(child.crashes)
         if not self._registry.state.paused:
             logger.warning(
-                "crash {} within {:g} s: starting another worker in {:g} s",
+                "crash {} without progress within {:g} s: starting another worker in {:g} s",
                 child.crashes,
                 self._app.crash_window,
                 delay,
@@ -127,9 +131,14 @@ class WorkerPool:
     ) -> None:
         self._registry = registry
         self._children = children
+        self._burst = config.burst
         self._burst_poll = config.timings.burst_poll
         self._quarantine = QuarantinePool(
-            lambda: children.spawn("isolated"), children.terminate, app, config.isolated, config.timings
+            lambda: children.spawn("isolated"),
+            children.terminate,
+            app.restart_delay,
+            config.isolated,
+            config.timings,
         )
         self._slots = [
             WorkerSlot(
@@ -154,6 +163,8 @@ class WorkerPool:
         async with anyio.create_task_group() as background:
             background.start_soon(self._quarantine.run)
             background.start_soon(self._reload_on_request)
+            if not self._burst:
+                background.start_soon(self._children.keep_spare)
             async with anyio.create_task_group() as slots:
                 for slot in self._slots:
                     slots.start_soon(slot.run)
@@ -163,18 +174,14 @@ class WorkerPool:
         return 1 if self._registry.state.paused else 0
 
     def on_message(self, child: Child, kind: str) -> None:
-        if kind in ("begins", "ends", "idle"):
+        if kind in ("begins", "survived", "ends", "idle"):
             self._quarantine.on_message(child, kind)
         elif kind == "suspects":
-            self.scale_up(1)
+            self._quarantine.scale_up(1)
 
     def on_exit(self, child: Child) -> None:
         if child.role == "isolated":
             self._quarantine.on_exit(child)
-
-    def scale_up(self, tasks: int) -> None:
-        """Provide quarantine children for at least this number of tasks."""
-        self._quarantine.scale_up(tasks)
 
     async def replace(self, child: Child) -> None:
         """Replace a child that reports that it is no longer fit for work."""
@@ -202,7 +209,9 @@ class WorkerPool:
                 logger.error("reload stopped: a new worker failed to start (see above); keeping the remaining workers")
 
     async def _replace_all(self) -> bool:
+        self._children.discard_spare()
         for slot in self._slots:
             if not await slot.replace():
                 return False
-        return await self._quarantine.replace_all()
+        self._quarantine.retire_all()
+        return True

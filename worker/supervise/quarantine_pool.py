@@ -1,6 +1,6 @@
-"""Children that run quarantined tasks, one task per process.
+"""Children that run quarantined tasks, one task per process: started while there are such tasks, terminated when idle.
 
-One child is always ready. More are started while there are more quarantined tasks, and terminated when idle.
+A child whose task has survived the probation time takes up no place: it runs an ordinary task to its end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from anyio.abc import TaskGroup
 
 from ..log import logger
 from .child import Child
-from .config import AppInfo, SupervisorTimings
+from .config import SupervisorTimings
 
 __all__ = ["QuarantinePool"]
 
@@ -28,20 +28,21 @@ class QuarantinePool:
     Args:
         spawn: Starts a quarantine child; returns None if it failed to start.
         terminate: Stops a child.
-        max_children: Greatest number of children at one time.
+        restart_delay: Returns the seconds before the next start after a number of failures.
+        max_children: Greatest number of children at one time, without those whose task has survived.
     """
 
     def __init__(
         self,
         spawn: Callable[[], Awaitable[Child | None]],
         terminate: Callable[[Child], None],
-        app: AppInfo,
+        restart_delay: Callable[[int], float],
         max_children: int,
         timings: SupervisorTimings,
     ) -> None:
         self._spawn = spawn
         self._terminate = terminate
-        self._app = app
+        self._restart_delay = restart_delay
         self._max_children = max_children
         self._timings = timings
         self._children: list[Child] = []
@@ -56,7 +57,7 @@ class QuarantinePool:
         return not self._starting and not self._wanted and all(child.idle for child in self._children)
 
     async def run(self) -> None:
-        """Keep one child ready, and start and terminate others as needed."""
+        """Start and terminate children as needed."""
         async with anyio.create_task_group() as starts:
             while True:
                 changed = self._changed = anyio.Event()
@@ -76,27 +77,21 @@ class QuarantinePool:
         self._wanted = min(self._wanted, self._room)
         self._changed.set()
 
-    async def replace_all(self) -> bool:
-        """Replace all children: idle ones now, busy ones when their task ends. Return False if the new one fails."""
-        old = [child for child in self._children if not child.stop_requests]
-        for child in old:
+    def retire_all(self) -> None:
+        """Terminate all children: idle ones now, busy ones when their task ends."""
+        for child in self._children:
             child.outdated = True
-        new = await self._add()
-        if new is None:
-            for child in old:
-                child.outdated = False
-            return False
-        for child in old:
-            if not child.busy and not child.stop_requests:
-                self._terminate(child)
-        return True
+            if not child.busy:
+                self._terminate_once(child)
 
     def on_message(self, child: Child, kind: str) -> None:
-        """Note that a child started or ended a task, or found none."""
+        """Note that a child started or ended a task, that its task has survived, or that it found none."""
         if kind == "begins":
             self._failures = 0
-        if kind == "ends" and child.outdated and not child.busy and not child.stop_requests:
-            self._terminate(child)
+        elif kind == "survived":
+            self.scale_up(1)  # others may have waited for its place
+        elif kind == "ends" and not child.busy and (child.outdated or self._places_taken > self._max_children):
+            self._terminate_once(child)
         child.idle_since = time.monotonic()
         self._changed.set()
 
@@ -106,15 +101,18 @@ class QuarantinePool:
             self._children.remove(child)
         if child.ready.is_set() and child.crashed and not child.busy and not child.stop_requests:
             self._failures += 1  # it ran no task that could have caused the crash
+            self.scale_up(1)  # it was to look for a task
         self._changed.set()
 
     @property
+    def _places_taken(self) -> int:
+        return len([child for child in self._children if not child.survived])
+
+    @property
     def _room(self) -> int:
-        return max(0, self._max_children - len(self._children) - self._starting)
+        return max(0, self._max_children - self._places_taken - self._starting)
 
     def _start_wanted(self, starts: TaskGroup) -> None:
-        if not self._starting and all(child.stop_requests for child in self._children):
-            self._wanted = max(self._wanted, 1)
         while self._wanted > 0:
             self._wanted -= 1
             self._starting += 1
@@ -122,25 +120,25 @@ class QuarantinePool:
 
     async def _start_after_delay(self) -> None:
         try:
-            await anyio.sleep(self._app.restart_delay(self._failures))
-            if await self._add() is None:
+            await anyio.sleep(self._restart_delay(self._failures))
+            child = await self._spawn()
+            if child is not None:
+                child.idle_since = time.monotonic()
+                self._children.append(child)
+            else:
                 self._failures += 1
-                delay = self._app.restart_delay(self._failures)
+                delay = self._restart_delay(self._failures)
                 logger.error("a quarantine worker failed to start; next try in {:g} s", delay)
         finally:
             self._starting -= 1
             self._changed.set()
 
-    async def _add(self) -> Child | None:
-        child = await self._spawn()
-        if child is not None:
-            child.idle_since = time.monotonic()
-            self._children.append(child)
-        return child
-
     def _terminate_idle(self) -> None:
-        """Terminate children that were idle for too long, except the newest."""
-        running = [child for child in self._children if not child.stop_requests]
-        for child in running[:-1]:
+        """Terminate children that were idle for too long."""
+        for child in self._children:
             if not child.busy and time.monotonic() - child.idle_since > self._timings.idle_limit:
-                self._terminate(child)
+                self._terminate_once(child)
+
+    def _terminate_once(self, child: Child) -> None:
+        if not child.stop_requests:
+            self._terminate(child)

@@ -18,11 +18,11 @@ from typing import Any
 
 JOURNAL = os.open(os.environ["JOURNAL"], os.O_APPEND | os.O_WRONLY)
 ORDERS = Path(os.environ["ORDERS"])
-ROLE, READ, WRITE = os.environ.pop("PERDURE_SUPERVISED").split(":")
+os.environ["ROLE"], READ, WRITE = os.environ.pop("PERDURE_SUPERVISED").split(":")
 
 
-def note(what: str, key: str = ROLE) -> None:
-    os.write(JOURNAL, f"{os.getpid()} {what} {key}\n".encode())
+def note(what: str, key: str = "") -> None:
+    os.write(JOURNAL, f"{os.getpid()} {what} {key or os.environ['ROLE']}\n".encode())
 
 
 def say(what: str, **more: Any) -> None:
@@ -40,11 +40,13 @@ def beat() -> None:
 
 def listen() -> None:
     for line in os.fdopen(int(READ), "rb"):
-        what = json.loads(line)["say"]
+        message = json.loads(line)
+        what = message["say"]
         note("heard", what)
         if what == "work":
+            os.environ["ROLE"] = message["role"]
             note("ready")
-            say("ready", worker=f"{ROLE}-{os.getpid()}", queues=["default"])
+            say("ready", worker=f"{os.environ['ROLE']}-{os.getpid()}", queues=["default"])
             say("idle")
             if not (ORDERS / "silent").exists():
                 threading.Thread(target=beat, daemon=True).start()
@@ -79,13 +81,14 @@ def main() -> None:
     note("began")
     pipes = [one for one in Path("/proc/self/fd").iterdir() if int(one.name) > 2 and _is_pipe(one)]
     note("pipes", str(len(pipes)))
-    for start in (ORDERS / "start", ORDERS / f"start-{ROLE}"):
+    for start in (ORDERS / "start", ORDERS / f"start-{os.environ['ROLE']}"):
         if start.exists():
             order = start.read_text()
             note("obeys", order.replace(" ", "-"))
             obey(order)
     threading.Thread(target=listen, daemon=True).start()
     say("loaded", **json.loads(os.environ["FACTS"]))
+    note("loaded")
     own = ORDERS / str(os.getpid())
     done = 0
     while True:

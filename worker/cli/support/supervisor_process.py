@@ -20,9 +20,6 @@ __all__ = ["run_supervisor"]
 _SUPERVISOR_OPTIONS: Final = ("processes", "isolated", "alert", "health_port", "health_host")
 """Options of the supervisor that are not passed to children."""
 
-_ORDINARY_OPTIONS: Final = ("burst", "concurrency")
-"""Options that are not passed to quarantine children: they run one task at a time, until they are stopped."""
-
 _MOST_ISOLATED: Final = 16
 """Default limit of quarantine children: each is a process."""
 
@@ -43,14 +40,10 @@ def run_supervisor(
     """
     settings = load_settings(**place.overrides())
     configure_logging(settings.log_level, json=settings.log_json)
-    quarantine_arguments = _arguments(context, (*_SUPERVISOR_OPTIONS, *_ORDINARY_OPTIONS))
     config = SupervisorConfig(
-        {
-            "worker": [*_PYTHON, *_arguments(context, _SUPERVISOR_OPTIONS)],
-            "isolated": [*_PYTHON, "--concurrency", "1", *quarantine_arguments],
-        },
+        child_command(context),
         processes,
-        isolated or max(2, min(_MOST_ISOLATED, processes * context.params["concurrency"])),
+        isolated or most_isolated(processes * context.params["concurrency"]),
         **options,
     )
     supervisor = Supervisor(config)
@@ -62,6 +55,16 @@ def run_supervisor(
 
 _PYTHON: Final = (sys.executable, "-P", "-X", "faulthandler", "-m", "perdure.worker.cli", "worker", "run")
 """-P: the working directory is not on the import path, as for the installed program."""
+
+
+def child_command(context: typer.Context) -> list[str]:
+    """Return the command line of a child."""
+    return [*_PYTHON, *_arguments(context, _SUPERVISOR_OPTIONS)]
+
+
+def most_isolated(slots: int) -> int:
+    """Return the default limit of quarantine children for a number of slots."""
+    return max(2, min(_MOST_ISOLATED, slots))
 
 
 def _arguments(context: typer.Context, without: Collection[str]) -> list[str]:

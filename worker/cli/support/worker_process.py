@@ -219,15 +219,16 @@ def run_worker(
     _freeze_garbage_collector()
     if supervised is not None:
         supervised.wait_for_work(app)
+    isolated = link is not None and link.role == "isolated"
     anyio.run(
         _work,
         app,
         probe,
         supervised,
-        concurrency,
+        1 if isolated else concurrency,
         queues,
         name,
-        burst,
+        burst and not isolated,
         backend_options={"use_uvloop": find_spec("uvloop") is not None},
     )
 
