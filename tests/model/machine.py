@@ -524,6 +524,11 @@ class Queues(RuleBasedStateMachine):
             self.ledger.held.drop(record, "wakes")
         self.send(task, which)
 
+    @rule(which=which, delay=st.sampled_from([MINUTE, HOUR]))
+    def sleep(self, which: int, delay: int) -> None:
+        """Park a task that sleeps, which no message wakes: neither one before the call nor one after it."""
+        self.park(which, MINE, delay, (1, 0, 0), Wake.TIME, came=True, earlier=False)
+
     @rule(task=tasks, which=which)
     def send(self, task: str, which: int) -> None:
         digest, message = f"d{which % 7}", b"%d" % which
