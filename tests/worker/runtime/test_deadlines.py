@@ -15,6 +15,7 @@ import pytest
 from perdure import App, Context, LeaseLost, Retry, Settings, State, TaskCancelled, Unavailable, Worker, current_step
 from perdure.deadletter import Reason
 from perdure.queues import write_entries
+from perdure.worker.durable import StopReason
 from perdure.worker.durable import checkpoint_writer as recorder_module
 from perdure.worker.errors import TaskDefinitionError, TaskIdle, TaskTimeout
 from perdure.worker.log import logger
@@ -312,6 +313,30 @@ async def test_a_run_that_ignores_cancellation_loses_its_task(limited: Limited, 
     told = "".join(log)
     assert "(timed_out): task abandoned, slot leaked" in told
     assert "in __call__" in told  # the stack trace names the function
+
+
+@pytest.mark.parametrize(("attempts", "state"), [(2, State.SCHEDULED), (1, State.DEAD)])
+async def test_giving_up_a_run_returns_whether_its_task_runs_again(
+    limited: Limited, attempts: int, state: State
+) -> None:
+    """If so, there is a new due time, and the worker looks at it at once."""
+    async with limited() as app:
+        stubborn = Stubborn()
+
+        @app.task(retry=Retry(max_attempts=attempts, base=600.0, cap=600.0))
+        async def job(ctx: Context) -> None:
+            await stubborn()
+
+        async with running_worker(app) as worker:
+            handle = await job.enqueue()
+            await bounded(stubborn.begun.wait())
+            [run] = worker._executor.runs
+            run.cancel(StopReason.TIMED_OUT)
+            assert await worker._executor.give_up(run) is (state is State.SCHEDULED)
+            assert await handle.status() is state
+            stubborn.let_go.set()
+        if state is State.SCHEDULED:
+            await handle.cancel()
 
 
 async def test_other_tasks_run_after_a_suspect_was_abandoned(limited: Limited) -> None:
