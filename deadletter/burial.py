@@ -9,7 +9,7 @@ from typing import Final
 
 import orjson
 
-from ..queues import ERROR, Counters, Delivery, Gateway, LeaseLost, Redaction, load_script
+from ..queues import ERROR, Counters, Delivery, Gateway, Redaction, check_accepted, load_script
 from .policy import Reason
 
 __all__ = ["DEFAULT_RETENTION", "Evidence", "bury", "unreadable_id"]
@@ -84,8 +84,18 @@ async def bury(
     evidence: Evidence,
     counters: Counters,
     retention: float = DEFAULT_RETENTION,
+    entries: int = 0,
 ) -> None:
-    """Turn the task into a dead letter and acknowledge its message. retention: seconds. Raises `LeaseLost`."""
+    """Turn the task into a dead letter and acknowledge its message.
+
+    Args:
+        retention: Seconds.
+        entries: Number of the run's last entry, without which the outcome is not stored; 0 if it needs none.
+
+    Raises:
+        LeaseLost: The lease has passed to another worker.
+        EntriesLost: Redis lacks entries of the run.
+    """
     partition = delivery.partition
     keys = [
         partition.ready,
@@ -105,5 +115,5 @@ async def bury(
         counters.crashes,
     )
     raw = int(reason is Reason.UNREADABLE)
-    if not await gateway.run(_BURY, keys, [*delivery.fence, *letter, round(retention * 1000), raw]):
-        raise LeaseLost(task_id, "burial")
+    answer = await gateway.run(_BURY, keys, [*delivery.fence, entries, *letter, round(retention * 1000), raw])
+    check_accepted(answer, task_id, "burial")

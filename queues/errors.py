@@ -16,6 +16,7 @@ PerdureError                    every error that Perdure raises on purpose
 │   │   ├── TamperedData        it was changed, or belongs to another task, step or kind
 │   │   └── NotEncrypted        it is plain, and only encrypted data is accepted
 │   ├── LeaseLost               a write was refused because another worker has the delivery
+│   ├── EntriesLost             a write was refused because Redis has lost entries of the checkpoint
 │   ├── HandOffRefused          a task cannot be continued as the task asked for
 │   ├── StillRunning            a task that has not ended cannot be restarted
 │   ├── TaskExists              the requested id is another task's
@@ -41,6 +42,7 @@ __all__ = [
     "ConfigurationError",
     "DecryptionError",
     "EmbeddedServerError",
+    "EntriesLost",
     "HandOffRefused",
     "InboxError",
     "InboxFull",
@@ -201,6 +203,22 @@ class LeaseLost(QueueError):
         super().__init__(f"task {task_id}: {act} refused, the lease has passed to another worker")
         self.task_id = task_id
         self.act = act
+
+
+class EntriesLost(QueueError):
+    """Redis has lost entries of a checkpoint that it had confirmed; the write was refused and changed nothing.
+
+    last: Number of the last entry that Redis has.
+    """
+
+    def __init__(self, task_id: str, act: str, last: int) -> None:
+        super().__init__(
+            f"task {task_id}: {act} refused, Redis has lost what it had stored after entry {last} of the checkpoint; "
+            "see docs/explanation/guarantees.md"
+        )
+        self.task_id = task_id
+        self.act = act
+        self.last = last
 
 
 class StillRunning(QueueError):

@@ -1,24 +1,28 @@
 -- include: fence
 -- Settle a delivery by turning the task into a dead letter.
 -- KEYS  ready stream, record, steps, log, dead-letter stream, inbox, control
--- ARGV  fence (4), task id, task name, reason, evidence (JSON), attempts, crashes, retention in milliseconds,
---       '1' if the message is not an envelope and its raw fields are kept (the first 500: Lua cannot pass more than
---       some thousand values to one command)
--- returns  0 refused, the lease has passed; 1 buried
+-- ARGV  fence (4), last entry (see gap), task id, task name, reason, evidence (JSON), attempts, crashes, retention in
+--       milliseconds, '1' if the message is not an envelope and its raw fields are kept (the first 500: Lua cannot pass
+--       more than some thousand values to one command)
+-- returns  0 refused, the lease has passed; 1 buried; -1 - N refused, see gap
 -- Atomic: the message leaves the ready stream in the script that adds payload and evidence to the dead-letter stream.
 -- The checkpoint is kept for a replay until the retention has passed. The inbox gets its TTL here even
 -- if it was empty: a message to a dead letter is stored without a TTL of its own.
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
 end
+local lost = gap(KEYS[2], ARGV[5])
+if lost then
+  return lost
+end
 local now = now_ms()
-local letter = {'id', ARGV[5], 'task', ARGV[6], 'reason', ARGV[7], 'evidence', ARGV[8],
-  'attempts', ARGV[9], 'crashes', ARGV[10], 'worker', ARGV[2]}
+local letter = {'id', ARGV[6], 'task', ARGV[7], 'reason', ARGV[8], 'evidence', ARGV[9],
+  'attempts', ARGV[10], 'crashes', ARGV[11], 'worker', ARGV[2]}
 local found = redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3])[1]
 if found then
   for i = 1, math.min(#found[2], 1000), 2 do
     local name = found[2][i]
-    if ARGV[12] == '1' then
+    if ARGV[13] == '1' then
       letter[#letter + 1] = 'raw:' .. name
       letter[#letter + 1] = found[2][i + 1]
     elseif name == 'env' or name == 'args' then
@@ -32,15 +36,15 @@ redis.call('HSETNX', KEYS[2], 'at', string.match(ARGV[3], '^%d+'))
 letter[#letter + 1] = 'at'
 letter[#letter + 1] = redis.call('HGET', KEYS[2], 'at')
 local entry = redis.call('XADD', KEYS[5], '*', unpack(letter))
-redis.call('HSET', KEYS[2], 'state', 'dead', 'dead', entry, 'reason', ARGV[7], 'error', ARGV[8],
-  'attempts', ARGV[9], 'crashes', ARGV[10], 'finished', now, 'worker', ARGV[2])
+redis.call('HSET', KEYS[2], 'state', 'dead', 'dead', entry, 'reason', ARGV[8], 'error', ARGV[9],
+  'attempts', ARGV[10], 'crashes', ARGV[11], 'finished', now, 'worker', ARGV[2])
 close(KEYS[1], KEYS[2])
-redis.call('XADD', KEYS[4], '*', 'type', 'buried', 'data', ARGV[8])
-redis.call('PEXPIRE', KEYS[2], ARGV[11])
-redis.call('PEXPIRE', KEYS[3], ARGV[11])
-redis.call('PEXPIRE', KEYS[4], ARGV[11])
+redis.call('XADD', KEYS[4], '*', 'type', 'buried', 'data', ARGV[9])
+redis.call('PEXPIRE', KEYS[2], ARGV[12])
+redis.call('PEXPIRE', KEYS[3], ARGV[12])
+redis.call('PEXPIRE', KEYS[4], ARGV[12])
 redis.call('HSETNX', KEYS[6], 'sent', 0)
-redis.call('PEXPIRE', KEYS[6], ARGV[11])
+redis.call('PEXPIRE', KEYS[6], ARGV[12])
 redis.call('DEL', KEYS[7])
 redis.call('PUBLISH', KEYS[2], 'dead')
 return 1

@@ -24,7 +24,7 @@ from .consumer import Consumer
 from .due_set import promote_due
 from .fleet_locks import acquire_fleet_locks
 from .heartbeat import LeaseHeartbeat
-from .leases import Delivery, Leases
+from .leases import Delivery, Leases, check_accepted
 from .quarantine_store import (
     CrashReport,
     clear_quarantined,
@@ -50,6 +50,7 @@ __all__ = [
     "Wake",
     "acquire_fleet_locks",
     "cancelled",
+    "check_accepted",
     "clear_quarantined",
     "excuse_crashes",
     "last_step",

@@ -14,7 +14,7 @@ from ..event_log import TaskEvent, opened_events, read_last_events
 from ..keys import Partition
 from ..security import TaskCipher, event_field
 from ..transport import Argument, Gateway, pairs, queue_script
-from .leases import Delivery
+from .leases import Delivery, check_accepted
 from .quarantine_store import CRASH_WINDOW_MS
 from .settlement import Counters
 
@@ -69,6 +69,7 @@ class History:
 
     Attributes:
         done: Step records, by key. intents: risky steps that were about to act. saved: progress within steps.
+        entries: Number of the last entry that a run wrote.
         events: Number of the last event that a run logged.
         lost: Deliveries of the present message that ended without an outcome and were not returned.
         mail: Number of the last message that was sent to the task's inbox.
@@ -85,6 +86,7 @@ class History:
     done: dict[str, bytes] = field(default_factory=dict)
     intents: dict[str, bytes] = field(default_factory=dict)
     saved: dict[str, bytes] = field(default_factory=dict)
+    entries: int = 0
     events: int = 0
     lost: int = 0
     mail: int = 0
@@ -116,15 +118,23 @@ class History:
 
 
 async def write_entries(
-    gateway: Gateway, delivery: Delivery, task_id: str, entries: Sequence[Entry], *, replicated: bool = False
+    gateway: Gateway,
+    delivery: Delivery,
+    task_id: str,
+    entries: Sequence[Entry],
+    *,
+    first: int,
+    replicated: bool = False,
 ) -> bool:
     """Write entries in one script. Return whether the task's cancellation was requested.
 
     Args:
+        first: Number of the first of these entries. Entries that are stored already are skipped.
         replicated: Return only when replicas have the entries.
 
     Raises:
         LeaseLost: The lease has passed to another worker.
+        EntriesLost: Redis lacks entries before the first one.
         NotReplicated: Too few replicas have the entries in time.
     """
     partition = delivery.partition
@@ -136,15 +146,15 @@ async def write_entries(
         partition.inbox(task_id),
         partition.control(task_id),
     ]
-    args: list[Argument] = [*delivery.fence]
+    args: list[Argument] = [*delivery.fence, first]
     for entry in entries:
         args += (entry.kind, entry.step, entry.value, entry.log)
     if replicated:
         answer = await gateway.run_replicated(_WRITE, keys, args, partition.mark)
     else:
         answer = await gateway.run(_WRITE, keys, args)
-    if not answer:
-        raise LeaseLost(task_id, f"record of {', '.join(entry.step for entry in entries)}")
+    if answer <= 0:
+        check_accepted(answer, task_id, f"record of {', '.join(entry.step for entry in entries)}")
     return bool(answer == 2)
 
 
@@ -169,7 +179,7 @@ async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str
     return None
 
 
-_NUMBERS: Final = ("attempts", "crashes", "returns", "excused", "recent", "recent_at", "events", "returned")
+_NUMBERS: Final = ("attempts", "crashes", "returns", "excused", "recent", "recent_at", "events", "returned", "entries")
 _FIELDS: Final = (*_NUMBERS, "suspect", "crash", "at")
 
 _LATEST: Final = 8
@@ -192,13 +202,14 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         node_of=partition.ready,
     )
     numbers = (int(value or 0) for value in counts[: len(_NUMBERS)])
-    attempts, crashes, returns, excused, recent, recent_at, events, returned = numbers
+    attempts, crashes, returns, excused, recent, recent_at, events, returned, entries = numbers
     suspect, crash, enqueued = counts[len(_NUMBERS) :]
     now = int(time[0]) * 1000 + int(time[1]) // 1000
     # Each earlier delivery of this message ended without an outcome: an outcome would have deleted the message.
     lost = max(0, delivery.count - 1 - returned)
     history = History(
         Counters(attempts, crashes + lost, returns),
+        entries=entries,
         events=events,
         lost=lost,
         mail=int(last or 0),

@@ -14,10 +14,10 @@ from typing import Final, Generic, Protocol
 from typing_extensions import TypeVar
 
 from ..envelope import Envelope
-from ..errors import UnreadableEnvelope
+from ..errors import EntriesLost, LeaseLost, UnreadableEnvelope
 from ..keys import GROUP, Partition
 
-__all__ = ["RELEASED_IDLE_MS", "Delivery", "Holder", "Leases"]
+__all__ = ["RELEASED_IDLE_MS", "Delivery", "Holder", "Leases", "check_accepted"]
 
 RELEASED_IDLE_MS: Final = 30 * 24 * 3600 * 1000
 """Idle time that a released message shows, so that every claim takes it, whatever the lease."""
@@ -60,6 +60,14 @@ class Delivery:
     def key(self) -> tuple[str, bytes]:
         """Stream and entry id of the message, unique in Redis."""
         return (self.partition.ready, self.entry)
+
+
+def check_accepted(answer: int, task_id: str, act: str) -> None:
+    """Check the answer of a fenced script. Raises `LeaseLost`, and `EntriesLost` if Redis lacks entries of the run."""
+    if answer < 0:
+        raise EntriesLost(task_id, act, -1 - answer)
+    if not answer:
+        raise LeaseLost(task_id, act)
 
 
 class Holder(Protocol):

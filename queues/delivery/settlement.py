@@ -18,7 +18,7 @@ from ..keys import RELEASED, Partition
 from ..records import State
 from ..security import ERROR, RESULT
 from ..transport import Argument, Gateway, queue_script
-from .leases import RELEASED_IDLE_MS, Delivery
+from .leases import RELEASED_IDLE_MS, Delivery, check_accepted
 
 __all__ = ["Counters", "Wake", "cancelled", "park", "raise_count", "release", "reschedule", "succeed"]
 
@@ -61,10 +61,12 @@ async def succeed(
     envelope: Envelope | None = None,
     written: bool = True,
     handed_to: str | None = None,
+    entries: int = 0,
 ) -> None:
     """Store the result and acknowledge the message.
 
     Args:
+        entries: Number of the run's last entry, without which the outcome is not stored; 0 if it needs none.
         ran: Seconds that the run took.
         ttl: Seconds for which the record is kept.
         envelope: The envelope of the message if the caller has decoded it; saves a read in the script.
@@ -73,10 +75,15 @@ async def succeed(
 
     Raises:
         LeaseLost: The lease has passed to another worker.
+        EntriesLost: Redis lacks entries of the run.
     """
     if gateway.encryptor.active:
         result = gateway.encryptor.of(delivery.partition, task_id).encrypt(RESULT, result)
-    await _finish(gateway, delivery, task_id, State.SUCCEEDED, result, counters, ran, ttl, envelope, written, handed_to)
+    await _finish(
+        *(gateway, delivery, task_id, State.SUCCEEDED, result, counters, ran, ttl, envelope, written),
+        handed_to=handed_to,
+        entries=entries,
+    )
 
 
 async def cancelled(
@@ -90,7 +97,7 @@ async def cancelled(
     envelope: Envelope | None = None,
     written: bool = True,
 ) -> None:
-    """Store that the task was cancelled, and acknowledge the message. See `succeed`."""
+    """Store that the task was cancelled, and acknowledge the message, also if Redis lacks entries. See `succeed`."""
     await _finish(gateway, delivery, task_id, State.CANCELLED, b"null", counters, ran, ttl, envelope, written)
 
 
@@ -106,6 +113,7 @@ async def _finish(
     envelope: Envelope | None,
     written: bool,
     handed_to: str | None = None,
+    entries: int = 0,
 ) -> None:
     partition = delivery.partition
     kept = () if envelope is None else _kept(delivery, envelope)
@@ -116,6 +124,7 @@ async def _finish(
         keys += (partition.steps(task_id), partition.log(task_id))
     args: list[Argument] = [
         *delivery.fence,
+        entries,
         state.value,
         result,
         counters.attempts,
@@ -124,8 +133,7 @@ async def _finish(
         max(1, round(ttl * 1000)),
         *kept,
     ]
-    if not await gateway.run(_FINISH, keys, args):
-        raise LeaseLost(task_id, "outcome")
+    check_accepted(await gateway.run(_FINISH, keys, args), task_id, "outcome")
 
 
 _SMALL: Final = 1024
@@ -164,6 +172,7 @@ async def reschedule(
     delay: float,
     event: str,
     data: dict[str, object],
+    entries: int = 0,
 ) -> None:
     """Put the task into the due set to run again, and acknowledge its message.
 
@@ -171,16 +180,17 @@ async def reschedule(
         delay: Seconds.
         event: Type of the event that is logged.
         data: Evidence of the error.
+        entries: See `succeed`.
 
     Raises:
         LeaseLost: The lease has passed to another worker.
+        EntriesLost: Redis lacks entries of the run.
     """
     partition = delivery.partition
     evidence = gateway.encryptor.of(partition, task_id).encrypt(ERROR, orjson.dumps(data))
     keys = [*_deferral_keys(partition, task_id), partition.log(task_id), partition.control(task_id)]
-    args: list[Argument] = [*delivery.fence, task_id, *counters, _milliseconds(delay), event, evidence]
-    if not await gateway.run(_RESCHEDULE, keys, args):
-        raise LeaseLost(task_id, "retry")
+    args: list[Argument] = [*delivery.fence, entries, task_id, *counters, _milliseconds(delay), event, evidence]
+    check_accepted(await gateway.run(_RESCHEDULE, keys, args), task_id, "retry")
 
 
 class Wake(StrEnum):
@@ -202,6 +212,7 @@ async def park(
     waits: str,
     seen: int,
     wakes: Wake = Wake.MESSAGE,
+    entries: int = 0,
 ) -> None:
     """Put the task into the due set until it is woken, and acknowledge its message.
 
@@ -210,15 +221,16 @@ async def park(
         waits: What it waits for, such as "message"; shown to people.
         seen: Number of the last message that the run knows of. If a later one wakes it, it is due at once.
         wakes: What wakes it.
+        entries: See `succeed`.
 
     Raises:
         LeaseLost: The lease has passed to another worker.
+        EntriesLost: Redis lacks entries of the run.
     """
     partition = delivery.partition
     keys = [*_deferral_keys(partition, task_id), partition.inbox(task_id), partition.control(task_id)]
-    args: list[Argument] = [*delivery.fence, task_id, *counters, _milliseconds(delay), waits, wakes, seen]
-    if not await gateway.run(_PARK, keys, args):
-        raise LeaseLost(task_id, "park")
+    args: list[Argument] = [*delivery.fence, entries, task_id, *counters, _milliseconds(delay), waits, wakes, seen]
+    check_accepted(await gateway.run(_PARK, keys, args), task_id, "park")
 
 
 def _deferral_keys(partition: Partition, task_id: str) -> tuple[str, ...]:
@@ -229,23 +241,33 @@ def _milliseconds(delay: float) -> int:
     return max(0, round(delay * 1000))
 
 
-async def release(gateway: Gateway, delivery: Delivery, task_id: str | None, *, data: dict[str, object] | None) -> None:
+async def release(
+    gateway: Gateway,
+    delivery: Delivery,
+    task_id: str | None,
+    *,
+    data: dict[str, object] | None,
+    event: str = "handed_off",
+    entries: int = 0,
+) -> None:
     """Release the message at no cost, so that another worker takes it at once.
 
     Args:
         task_id: None for a delivery that was never started: its message has the id.
         data: Data of the logged event; None for a delivery that was never started: nothing is logged.
+        event: Type of the event.
+        entries: See `succeed`.
 
     Raises:
         LeaseLost: The lease has passed to another worker.
+        EntriesLost: Redis lacks entries of the run.
     """
     partition = delivery.partition
     known = task_id or delivery.task_id or f"entry-{delivery.entry.decode()}"
     keys = [partition.ready, partition.record(known), partition.log(known), partition.nudge]
-    event = ("", _NO_DATA) if data is None else ("handed_off", orjson.dumps(data))
-    args: list[Argument] = [*delivery.fence, RELEASED, RELEASED_IDLE_MS, *event]
-    if not await gateway.run(_RELEASE, keys, args):
-        raise LeaseLost(known, "release")
+    logged = ("", _NO_DATA) if data is None else (event, orjson.dumps(data))
+    args: list[Argument] = [*delivery.fence, entries, RELEASED, RELEASED_IDLE_MS, *logged]
+    check_accepted(await gateway.run(_RELEASE, keys, args), known, "release")
 
 
 async def raise_count(gateway: Gateway, delivery: Delivery) -> Delivery:

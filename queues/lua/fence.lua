@@ -6,6 +6,9 @@
 -- owned(stream): whether the entry is still pending on this worker, with this delivery count. XPENDING runs through
 --   pcall: an emptied server has no group, and then no delivery is owned.
 -- settled(record): whether this delivery has settled already: its reply was lost, and the caller asks again.
+-- gap(record, number): whether Redis has lost the entry with this number, the last that the run stored (0: it stored
+--   none): then the answer for the run, -1 - N; N is the number of the last entry that the record has. An outcome is
+--   stored only with all entries that it follows from: the run sends the missing ones again, or gives up.
 -- begin_outcome(record): the first write of every outcome. It frees memory, and Redis lets a script through on a full
 --   server once it has written: only the first write that may need memory is refused.
 -- count_returned(record): count this delivery among those of the message that ended without an outcome and without a
@@ -25,6 +28,11 @@ end
 local function settled(record)
   local last = redis.call('HMGET', record, 'settled', 'worker')
   return last[1] == fence_text() and last[2] == ARGV[2]
+end
+
+local function gap(record, number)
+  local last = number == '0' and 0 or tonumber(redis.call('HGET', record, 'entries') or 0)
+  return last < tonumber(number) and -1 - last
 end
 
 local function begin_outcome(record)

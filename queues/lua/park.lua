@@ -1,10 +1,10 @@
 -- include: fence
 -- Settle a delivery by putting the task into the due set until what it waits for has come, or its time.
 -- KEYS  ready stream, record, due set, nudge stream, inbox, control
--- ARGV  fence (4), task id, attempts, crashes, returns, milliseconds after which it runs in any case, what it waits
---       for, what wakes it (message: any message to its inbox; time: nothing before its time), number of the last
---       message that the run knows of
--- returns  0 refused, the lease has passed; 1 settled
+-- ARGV  fence (4), last entry (see gap), task id, attempts, crashes, returns, milliseconds after which it runs in any
+--       case, what it waits for, what wakes it (message: any message to its inbox; time: nothing before its time),
+--       number of the last message that the run knows of
+-- returns  0 refused, the lease has passed; 1 settled; -1 - N refused, see gap
 -- Atomic: the payload moves from the message to the record, and the task is due or pending, never both, never neither.
 -- If a message wakes the task, and one came after the run has looked, the task is due at once: no message can come
 -- between the run's look and this act unseen. So is a task whose cancellation was requested. Field `wakes` tells the
@@ -13,22 +13,26 @@
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
 end
-local came = ARGV[11] == 'message'
-  and tonumber(redis.call('HGET', KEYS[5], 'last') or 0) > tonumber(ARGV[12])
+local lost = gap(KEYS[2], ARGV[5])
+if lost then
+  return lost
+end
+local came = ARGV[12] == 'message'
+  and tonumber(redis.call('HGET', KEYS[5], 'last') or 0) > tonumber(ARGV[13])
 local due = now_ms()
 if not came and redis.call('HEXISTS', KEYS[6], 'cancel') == 0 then
-  due = due + tonumber(ARGV[9])
+  due = due + tonumber(ARGV[10])
 end
 local first = redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')
 begin_outcome(KEYS[2])
 keep_payload(KEYS[1], KEYS[2])
 redis.call('HSET', KEYS[2], 'state', 'scheduled', 'worker', ARGV[2],
-  'attempts', ARGV[6], 'crashes', ARGV[7], 'returns', ARGV[8])
-redis.call('ZADD', KEYS[3], due, ARGV[5])
+  'attempts', ARGV[7], 'crashes', ARGV[8], 'returns', ARGV[9])
+redis.call('ZADD', KEYS[3], due, ARGV[6])
 close(KEYS[1], KEYS[2])
 if not first[2] or due < tonumber(first[2]) then
   redis.call('XADD', KEYS[4], 'MAXLEN', 16, '*', 'why', 'due')
 end
-redis.call('HSET', KEYS[2], 'waits', ARGV[10], 'wakes', ARGV[11])
+redis.call('HSET', KEYS[2], 'waits', ARGV[11], 'wakes', ARGV[12])
 redis.call('PUBLISH', KEYS[2], 'waiting')
 return 1

@@ -1,29 +1,34 @@
 -- include: fence
 -- Settle a delivery by putting the task into the due set, to run again after a delay.
 -- KEYS  ready stream, record, due set, nudge stream, log, control
--- ARGV  fence (4), task id, attempts, crashes, returns, delay in milliseconds, event type, event data (JSON)
--- returns  0 refused, the lease has passed; 1 settled
+-- ARGV  fence (4), last entry (see gap), task id, attempts, crashes, returns, delay in milliseconds, event type, event
+--       data (JSON)
+-- returns  0 refused, the lease has passed; 1 settled; -1 - N refused, see gap
 -- Atomic: the payload moves from the message to the record, and the task is due or pending, never both, never neither.
 -- If its cancellation was requested, the task is due at once: the next worker cancels it, whatever the delay was.
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
 end
+local lost = gap(KEYS[2], ARGV[5])
+if lost then
+  return lost
+end
 local due = now_ms()
 if redis.call('HEXISTS', KEYS[6], 'cancel') == 0 then
-  due = due + tonumber(ARGV[9])
+  due = due + tonumber(ARGV[10])
 end
 local first = redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')
 begin_outcome(KEYS[2])
 keep_payload(KEYS[1], KEYS[2])
 redis.call('HSET', KEYS[2], 'state', 'scheduled', 'worker', ARGV[2],
-  'attempts', ARGV[6], 'crashes', ARGV[7], 'returns', ARGV[8])
-redis.call('ZADD', KEYS[3], due, ARGV[5])
+  'attempts', ARGV[7], 'crashes', ARGV[8], 'returns', ARGV[9])
+redis.call('ZADD', KEYS[3], due, ARGV[6])
 close(KEYS[1], KEYS[2])
 if not first[2] or due < tonumber(first[2]) then
   redis.call('XADD', KEYS[4], 'MAXLEN', 16, '*', 'why', 'due')
 end
-redis.call('HSET', KEYS[2], 'error', ARGV[11])
+redis.call('HSET', KEYS[2], 'error', ARGV[12])
 redis.call('HDEL', KEYS[2], 'waits', 'wakes')
-redis.call('XADD', KEYS[5], '*', 'type', ARGV[10], 'data', ARGV[11])
-redis.call('PUBLISH', KEYS[2], ARGV[10])
+redis.call('XADD', KEYS[5], '*', 'type', ARGV[11], 'data', ARGV[12])
+redis.call('PUBLISH', KEYS[2], ARGV[11])
 return 1

@@ -1,45 +1,42 @@
 -- include: fence
 -- Write entries into the checkpoint and the event log of a running task.
 -- KEYS  ready stream, record, steps, log, inbox, control
--- ARGV  fence (4), then quadruples: kind, step key, value, log data
+-- ARGV  fence (4), number of the first entry, then quadruples: kind, step key, value, log data
 --       done: the step's result, logged as step_completed; mark: the same for a step that has an event of its own;
 --       intent: the step is about to act; saved: its own progress; drop: delete its result, intent and progress;
 --       event: the event type in place of the step key, its number in place of the value; taken: the run used the
 --       inbox message of that number; moved: the value is the id of the successor, which gets the messages that come
 --       from now on
--- returns  0 refused, the lease has passed; 1 stored; 2 stored, and cancellation was requested
--- Atomic: all entries or none. Idempotent: a result is compared; events are numbered by the run, their only writer,
--- and a number that is there already is not logged again. Nor is a result that precedes such an event: it was stored
--- before, and may have been dropped in the same script.
+-- returns  0 refused, the lease has passed; 1 stored; 2 stored, and cancellation was requested; -1 - N refused: entries
+--          before the first one are missing, N is the number of the last entry that is stored
+-- Atomic: all entries or none. Idempotent: entries are numbered over all runs of the task (field entries: the number of
+-- the last one), and those that are stored already are skipped, however late they arrive. A stored checkpoint never has
+-- a gap: where Redis has lost its last second, the run sends the missing entries again.
 if not owned(KEYS[1]) then
   return 0
 end
-
-local function precedes_known_event(at)
-  for i = at + 4, #ARGV, 4 do
-    if ARGV[i] == 'event' then
-      return tonumber(ARGV[i + 2]) <= tonumber(redis.call('HGET', KEYS[2], 'events') or 0)
-    end
-  end
-  return false
+local known = redis.call('HMGET', KEYS[2], 'entries', 'events')
+local last, events = tonumber(known[1] or 0), known[2]
+local number = tonumber(ARGV[5])
+if last < number - 1 then
+  return -1 - last
 end
 
 local taken = false
-for i = 5, #ARGV, 4 do
+for i = 6, #ARGV, 4 do
   local kind, step, value = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  if number <= last then
+    kind = 'stored'
+  end
   if kind == 'done' then
-    if redis.call('HGET', KEYS[3], 'd:' .. step) ~= value and not precedes_known_event(i) then
-      redis.call('HSET', KEYS[3], 'd:' .. step, value)
-      redis.call('HDEL', KEYS[3], 'i:' .. step, 's:' .. step)
-      redis.call('XADD', KEYS[4], '*', 'type', 'step_completed', 'step', step, 'data', ARGV[i + 3])
-      redis.call('PUBLISH', KEYS[2], 'step_completed')
-    end
+    redis.call('HSET', KEYS[3], 'd:' .. step, value)
+    redis.call('HDEL', KEYS[3], 'i:' .. step, 's:' .. step)
+    redis.call('XADD', KEYS[4], '*', 'type', 'step_completed', 'e', number, 'step', step, 'data', ARGV[i + 3])
+    redis.call('PUBLISH', KEYS[2], 'step_completed')
   elseif kind == 'event' then
-    if tonumber(value) > tonumber(redis.call('HGET', KEYS[2], 'events') or 0) then
-      redis.call('HSET', KEYS[2], 'events', value)
-      redis.call('XADD', KEYS[4], '*', 'type', step, 'n', value, 'data', ARGV[i + 3])
-      redis.call('PUBLISH', KEYS[2], step)
-    end
+    events = value
+    redis.call('XADD', KEYS[4], '*', 'type', step, 'e', number, 'n', value, 'data', ARGV[i + 3])
+    redis.call('PUBLISH', KEYS[2], step)
   elseif kind == 'mark' then
     redis.call('HSET', KEYS[3], 'd:' .. step, value)
     redis.call('HDEL', KEYS[3], 'i:' .. step, 's:' .. step)
@@ -52,23 +49,24 @@ for i = 5, #ARGV, 4 do
     redis.call('HSET', KEYS[2], 'handed_to', value)
   elseif kind == 'intent' then
     redis.call('HSET', KEYS[3], 'i:' .. step, value)
-  else
+  elseif kind == 'saved' then
     redis.call('HSET', KEYS[3], 's:' .. step, value)
   end
+  number = number + 1
+end
+if number - 1 > last then
+  redis.call('HSET', KEYS[2], 'entries', number - 1, unpack(events and {'events', events} or {}))
 end
 if taken then
-  local known = redis.call('HMGET', KEYS[5], 'used', 'sent')
-  local used, sent = tonumber(known[1] or 0), tonumber(known[2] or 0)
+  local counts = redis.call('HMGET', KEYS[5], 'used', 'sent')
+  local used, sent = tonumber(counts[1] or 0), tonumber(counts[2] or 0)
   while used < sent do
-    local number = string.match(redis.call('HGET', KEYS[5], 'n:' .. used + 1) or '', '^%d+')
-    if number and redis.call('HEXISTS', KEYS[5], 'm:' .. number) == 1 then
+    local message = string.match(redis.call('HGET', KEYS[5], 'n:' .. used + 1) or '', '^%d+')
+    if message and redis.call('HEXISTS', KEYS[5], 'm:' .. message) == 1 then
       break
     end
     used = used + 1
   end
   redis.call('HSET', KEYS[5], 'used', used)
 end
-if redis.call('HEXISTS', KEYS[6], 'cancel') == 1 then
-  return 2
-end
-return 1
+return redis.call('HEXISTS', KEYS[6], 'cancel') == 1 and 2 or 1

@@ -40,11 +40,10 @@ from perdure.queues import (
     load_history,
     read_events,
     read_record,
-    write_entries,
 )
 
 from tests.support.consumers import age, claim_one, ids, needs_one_server, pending, read, read_one, take_over, worker
-from tests.support.delivery_calls import EVIDENCE, SETTLING
+from tests.support.delivery_calls import EVIDENCE, SETTLING, add_entries
 from tests.support.lossy_proxy import lossy_gateway
 from tests.support.task_places import DEAD, PENDING, READY, dump, keys, lifetimes, places
 
@@ -109,7 +108,7 @@ async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -
     """Task x, read by worker a, with one recorded step."""
     await producer.enqueue("t", {"n": 1}, task_id="x", headers={"trace": "7"})
     taken = await read_one(await worker(gateway, partition))
-    await write_entries(gateway, taken, "x", [Entry(Kind.DONE, "list", b"[1]")])
+    await add_entries(gateway, taken, "x", [Entry(Kind.DONE, "list", b"[1]")])
     return taken
 
 
@@ -405,7 +404,7 @@ async def test_a_fresh_replay_drops_the_handoff(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:
     """The worker died repeatedly between the handoff and its outcome; then an operator replays the task here."""
-    await write_entries(gateway, delivery, "x", [Entry(Kind.TRANSFERRED, "x.h1", b"x.h1")])
+    await add_entries(gateway, delivery, "x", [Entry(Kind.TRANSFERRED, "x.h1", b"x.h1")])
     await bury_as(gateway, delivery, "x")
     assert await replay(gateway, await letter_of(gateway, partition, "x"), Replay(fresh=True))
     sent = await producer.send_message("x", "hello")

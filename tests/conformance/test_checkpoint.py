@@ -8,6 +8,7 @@ import pytest
 from perdure.queues import (
     Counters,
     Delivery,
+    EntriesLost,
     Entry,
     Gateway,
     Kind,
@@ -25,7 +26,7 @@ from perdure.queues import (
 from perdure.queues.transport.scripts import queue_script
 
 from tests.support.consumers import claim_one, needs_one_server, promote, read_one, take_over, worker
-from tests.support.delivery_calls import SETTLING
+from tests.support.delivery_calls import SETTLING, add_entries
 from tests.support.lossy_proxy import lossy_gateway
 from tests.support.task_places import dump, lifetimes
 
@@ -49,7 +50,7 @@ async def test_a_first_run_has_no_history(gateway: Gateway, delivery: Delivery) 
 
 async def test_the_next_run_finds_recorded_steps(gateway: Gateway, delivery: Delivery) -> None:
     entries = [done("list", b"[1,2]"), Entry(Kind.INTENT, "mail", b'{"to":1}'), Entry(Kind.SAVED, "sum", b"7")]
-    assert await write_entries(gateway, delivery, "x", entries) is False
+    assert await add_entries(gateway, delivery, "x", entries) is False
     history = await load_history(gateway, await take_over(gateway, delivery), "x")
     assert history.done == {"list": b"[1,2]"}
     assert history.intents == {"mail": b'{"to":1}'}
@@ -58,17 +59,17 @@ async def test_the_next_run_finds_recorded_steps(gateway: Gateway, delivery: Del
 
 async def test_a_completed_step_removes_its_intent_and_progress(gateway: Gateway, delivery: Delivery) -> None:
     for kind in (Kind.INTENT, Kind.SAVED):
-        await write_entries(gateway, delivery, "x", [Entry(kind, "mail", b"1"), Entry(kind, "other", b"2")])
-    await write_entries(gateway, delivery, "x", [done("mail", b"3")])
+        await add_entries(gateway, delivery, "x", [Entry(kind, "mail", b"1"), Entry(kind, "other", b"2")])
+    await add_entries(gateway, delivery, "x", [done("mail", b"3")])
     history = await load_history(gateway, delivery, "x")
     assert (history.done, history.intents, history.saved) == ({"mail": b"3"}, {"other": b"2"}, {"other": b"2"})
 
 
 async def test_a_dropped_step_is_removed_and_others_stay(gateway: Gateway, delivery: Delivery) -> None:
     parts = [done("read/a"), Entry(Kind.INTENT, "read/b", b"1"), Entry(Kind.SAVED, "read/c", b"2"), done("read")]
-    await write_entries(gateway, delivery, "x", parts)
+    await add_entries(gateway, delivery, "x", parts)
     dropped = [Entry(Kind.DROP, key, b"") for key in ("read/a", "read/b", "read/c")]
-    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE_WITH_EVENT, "next", b"3"), *dropped])
+    await add_entries(gateway, delivery, "x", [Entry(Kind.DONE_WITH_EVENT, "next", b"3"), *dropped])
     history = await load_history(gateway, await take_over(gateway, delivery), "x")
     assert (history.done, history.intents, history.saved) == ({"read": b"1", "next": b"3"}, {}, {})
 
@@ -76,7 +77,7 @@ async def test_a_dropped_step_is_removed_and_others_stay(gateway: Gateway, deliv
 async def test_an_event_is_logged_once_per_number(gateway: Gateway, delivery: Delivery, partition: Partition) -> None:
     first, second = (Entry(Kind.EVENT, "decided", number, b'{"choice":"go"}') for number in (b"1", b"2"))
     for entries in ([first], [first, second], [first, second]):  # as after lost replies
-        await write_entries(gateway, delivery, "x", entries)
+        await write_entries(gateway, delivery, "x", entries, first=1)
     assert [event.number for event in await read_events(gateway, partition, "x")] == [1, 2]
     assert (await load_history(gateway, await take_over(gateway, delivery), "x")).events == 2
 
@@ -84,32 +85,32 @@ async def test_an_event_is_logged_once_per_number(gateway: Gateway, delivery: De
 async def test_the_last_step_is_of_a_function_or_a_plan(
     gateway: Gateway, delivery: Delivery, partition: Partition
 ) -> None:
-    await write_entries(gateway, delivery, "x", [done("list")])
+    await add_entries(gateway, delivery, "x", [done("list")])
     assert await last_step(gateway, partition, "x") == "list"
     planned = Entry(Kind.EVENT, "step_completed", b"1", b'{"step":"read"}')
-    await write_entries(gateway, delivery, "x", [planned, Entry(Kind.EVENT, "decided", b"2", b'{"choice":"go"}')])
+    await add_entries(gateway, delivery, "x", [planned, Entry(Kind.EVENT, "decided", b"2", b'{"choice":"go"}')])
     assert await last_step(gateway, partition, "x") == "read"
 
 
 async def test_steps_of_the_same_name_and_different_kinds_are_separate(gateway: Gateway, delivery: Delivery) -> None:
     """A key may contain colons, and the separator of the kinds."""
     names = ["d:x", "i:d:x", "s:", "a:b:c", "größe", "two words", "*"]
-    await write_entries(gateway, delivery, "x", [done(name, name.encode()) for name in names])
+    await add_entries(gateway, delivery, "x", [done(name, name.encode()) for name in names])
     assert (await load_history(gateway, delivery, "x")).done == {name: name.encode() for name in names}
 
 
 async def test_values_are_stored_byte_by_byte(gateway: Gateway, delivery: Delivery) -> None:
     values = {"empty": b"", "zero": b"a\x00b", "raw": bytes(range(256)), "crlf": b"\r\n$-1\r\n"}
-    await write_entries(gateway, delivery, "x", [done(name, value) for name, value in values.items()])
+    await add_entries(gateway, delivery, "x", [done(name, value) for name, value in values.items()])
     assert (await load_history(gateway, delivery, "x")).done == values
 
 
 async def test_a_step_that_is_written_repeatedly_is_logged_once(
     gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery
 ) -> None:
-    await write_entries(gateway, delivery, "x", [done("list", b"[1]", b'{"ms":3}')])
+    await write_entries(gateway, delivery, "x", [done("list", b"[1]", b'{"ms":3}')], first=1)
     before = await dump(gateway, namespace)
-    await write_entries(gateway, delivery, "x", [done("list", b"[1]", b'{"ms":4}')])
+    await write_entries(gateway, delivery, "x", [done("list", b"[1]", b'{"ms":4}')], first=1)
     assert await dump(gateway, namespace) == before
     (event,) = await read_events(gateway, partition, "x")
     assert (event.type, event.step, event.data) == ("step_completed", "list", {"ms": 3})
@@ -118,7 +119,7 @@ async def test_a_step_that_is_written_repeatedly_is_logged_once(
 async def test_a_batch_is_written_and_logged_in_order(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
-    await write_entries(gateway, delivery, "x", [Entry(Kind.SAVED, "b", b"1"), done("a"), done("b"), done("c")])
+    await add_entries(gateway, delivery, "x", [Entry(Kind.SAVED, "b", b"1"), done("a"), done("b"), done("c")])
     assert [event.step for event in await read_events(gateway, partition, "x")] == ["a", "b", "c"]
     assert (await load_history(gateway, delivery, "x")).saved == {}
 
@@ -128,8 +129,8 @@ async def test_a_step_dropped_with_its_parent_is_logged_once(
 ) -> None:
     """The steps within a step of an agent's plan may be sent together with it, when no caller waits for them."""
     act = [done("read/list"), Entry(Kind.EVENT, "step_completed", b"1"), Entry(Kind.DROP, "read/list", b"")]
-    await write_entries(gateway, delivery, "x", act)
-    await write_entries(gateway, delivery, "x", [*act, done("next"), Entry(Kind.EVENT, "decided", b"2")])
+    await write_entries(gateway, delivery, "x", act, first=1)
+    await write_entries(gateway, delivery, "x", [*act, done("next"), Entry(Kind.EVENT, "decided", b"2")], first=1)
     logged = [(event.type, event.step, event.number) for event in await read_events(gateway, partition, "x")]
     assert logged == [
         ("step_completed", "read/list", None),
@@ -139,11 +140,69 @@ async def test_a_step_dropped_with_its_parent_is_logged_once(
     ]
 
 
+async def test_entries_are_numbered_over_all_runs(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery
+) -> None:
+    await write_entries(gateway, delivery, "x", [done("a"), done("b")], first=1)
+    second = await take_over(gateway, delivery)
+    assert (await load_history(gateway, second, "x")).entries == 2
+    await write_entries(gateway, second, "x", [done("c"), Entry(Kind.SAVED, "d", b"1")], first=3)
+    await SETTLING["reschedule"](gateway, second, "x")
+    await promote(gateway, partition, "x")
+    third = await read_one(await worker(gateway, partition))
+    assert (await load_history(gateway, third, "x")).entries == 4
+    logged = await gateway.command("XRANGE", partition.log("x"), "-", "+")
+    numbers = [fields[fields.index(b"e") + 1] for _, fields in logged if b"e" in fields]
+    assert numbers == [b"1", b"2", b"3"]
+
+
+async def test_entries_that_are_stored_are_skipped_and_the_others_are_stored(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    """A run that does not know what arrived sends its entries again, merged with later ones."""
+    saved = [Entry(Kind.SAVED, "sum", b"%d" % n) for n in range(4)]
+    await write_entries(gateway, delivery, "x", saved[:2], first=1)
+    await write_entries(gateway, delivery, "x", [*saved[1:3], done("list"), saved[3]], first=2)
+    history = await load_history(gateway, delivery, "x")
+    assert (history.saved, history.entries) == ({"sum": b"3"}, 5)
+    assert [event.step for event in await read_events(gateway, partition, "x")] == ["list"]
+
+
+async def test_an_entry_that_arrives_late_changes_nothing(
+    gateway: Gateway, namespace: Namespace, delivery: Delivery
+) -> None:
+    """It was sent again on another connection, and others followed: progress never goes back."""
+    for number in range(1, 4):
+        await write_entries(gateway, delivery, "x", [Entry(Kind.SAVED, "sum", b"%d" % number)], first=number)
+    await write_entries(gateway, delivery, "x", [Entry(Kind.DROP, "sum", b"")], first=4)
+    before = await dump(gateway, namespace)
+    for number in range(1, 5):
+        await write_entries(gateway, delivery, "x", [Entry(Kind.SAVED, "sum", b"%d" % number)], first=number)
+    assert await dump(gateway, namespace) == before
+
+
+@pytest.mark.parametrize("stored", [0, 2])
+async def test_entries_that_would_leave_a_gap_are_refused(
+    gateway: Gateway, namespace: Namespace, delivery: Delivery, stored: int
+) -> None:
+    """Redis has lost what it had confirmed; the run sends it again together with the rest."""
+    entries = [done(name) for name in "abcd"]
+    if stored:
+        await write_entries(gateway, delivery, "x", entries[:stored], first=1)
+    before = await dump(gateway, namespace)
+    with pytest.raises(EntriesLost) as refused:
+        await write_entries(gateway, delivery, "x", entries[3:], first=4)
+    assert (refused.value.last, refused.value.task_id) == (stored, "x")
+    assert await dump(gateway, namespace) == before
+    await write_entries(gateway, delivery, "x", entries[stored:], first=stored + 1)
+    assert set((await load_history(gateway, delivery, "x")).done) == set("abcd")
+
+
 async def test_a_lost_reply_records_once(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     needs_one_server(gateway, "the line that loses replies stands before one server")
     async with lossy_gateway(gateway) as (lossy, line):
         line.lose(queue_script("write_checkpoint").sha.encode())
-        await write_entries(lossy, delivery, "x", [done("list"), done("sum")])
+        await add_entries(lossy, delivery, "x", [done("list"), done("sum")])
         assert line.lost == 1
     assert [event.step for event in await read_events(gateway, partition, "x")] == ["list", "sum"]
 
@@ -152,7 +211,7 @@ async def test_a_refused_batch_stores_nothing(gateway: Gateway, namespace: Names
     await take_over(gateway, delivery)
     before = await dump(gateway, namespace)
     with pytest.raises(LeaseLost, match="record of list, sum"):
-        await write_entries(gateway, delivery, "x", [done("list"), Entry(Kind.INTENT, "sum", b"1")])
+        await add_entries(gateway, delivery, "x", [done("list"), Entry(Kind.INTENT, "sum", b"1")])
     assert await dump(gateway, namespace) == before
 
 
@@ -161,8 +220,8 @@ async def test_only_the_owner_of_two_concurrent_runs_writes(
 ) -> None:
     second = await take_over(gateway, delivery)
     await asyncio.gather(
-        *(write_entries(gateway, delivery, "x", [done(f"old{n}")]) for n in range(10)),
-        *(write_entries(gateway, second, "x", [done(f"new{n}")]) for n in range(10)),
+        *(write_entries(gateway, delivery, "x", [done(f"old{n}")], first=n + 1) for n in range(10)),
+        *(write_entries(gateway, second, "x", [done(f"new{n}")], first=n + 1) for n in range(10)),
         return_exceptions=True,
     )
     assert set((await load_history(gateway, second, "x")).done) == {f"new{n}" for n in range(10)}
@@ -172,9 +231,9 @@ async def test_only_the_owner_of_two_concurrent_runs_writes(
 async def test_a_write_returns_a_request_to_cancel(gateway: Gateway, producer: Producer, delivery: Delivery) -> None:
     handle = await producer.find("x")
     assert handle is not None
-    assert await write_entries(gateway, delivery, "x", [done("a")]) is False
+    assert await add_entries(gateway, delivery, "x", [done("a")]) is False
     await handle.cancel()
-    assert await write_entries(gateway, delivery, "x", [done("b")]) is True
+    assert await add_entries(gateway, delivery, "x", [done("b")]) is True
     assert set((await load_history(gateway, delivery, "x")).done) == {"a", "b"}
 
 
@@ -219,9 +278,7 @@ async def test_counters_are_kept_over_crashes_retries_and_releases(
 
 
 async def test_a_retry_keeps_the_whole_checkpoint(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
-    await write_entries(
-        gateway, delivery, "x", [done("a"), Entry(Kind.INTENT, "b", b"2"), Entry(Kind.SAVED, "c", b"3")]
-    )
+    await add_entries(gateway, delivery, "x", [done("a"), Entry(Kind.INTENT, "b", b"2"), Entry(Kind.SAVED, "c", b"3")])
     before = await load_history(gateway, delivery, "x")
     await SETTLING["reschedule"](gateway, delivery, "x")
     await promote(gateway, partition, "x")
@@ -232,12 +289,12 @@ async def test_a_retry_keeps_the_whole_checkpoint(gateway: Gateway, partition: P
 async def test_the_checkpoint_of_a_live_task_does_not_expire(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
-    await write_entries(gateway, delivery, "x", [done("a")])
+    await add_entries(gateway, delivery, "x", [done("a")])
     assert await lifetimes(gateway, partition, "x") == {"record": -1, "steps": -1, "log": -1}
 
 
 async def test_events_can_be_read_from_any_id(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
-    await write_entries(gateway, delivery, "x", [done(name) for name in "abcd"])
+    await add_entries(gateway, delivery, "x", [done(name) for name in "abcd"])
     events = await read_events(gateway, partition, "x")
     assert [one.step for one in await read_events(gateway, partition, "x", after=events[1].id)] == ["c", "d"]
     assert [one.step for one in await read_events(gateway, partition, "x", limit=3)] == ["a", "b", "c"]

@@ -31,12 +31,11 @@ from perdure.queues import (
     reschedule,
     send_message,
     succeed,
-    write_entries,
 )
 from perdure.queues.security.encryption import is_encrypted
 
 from tests.support.consumers import promote, read_one, take_over, worker
-from tests.support.delivery_calls import SETTLING
+from tests.support.delivery_calls import SETTLING, add_entries
 from tests.support.workers import wait_until
 
 pytestmark = pytest.mark.integration
@@ -47,7 +46,7 @@ async def unread(gateway: Gateway, partition: Partition, task: str = "t") -> lis
 
 
 async def use(gateway: Gateway, delivery: Delivery, *numbers: int) -> None:
-    await write_entries(gateway, delivery, "t", [Entry(Kind.CONSUMED, str(number), b"") for number in numbers])
+    await add_entries(gateway, delivery, "t", [Entry(Kind.CONSUMED, str(number), b"") for number in numbers])
 
 
 async def test_messages_are_kept_in_their_order_until_they_are_used(producer: Producer, partition: Partition) -> None:
@@ -205,7 +204,7 @@ async def test_what_was_not_read_goes_along_with_a_task_that_is_handed_on(
         ("m3", "ada", 3),
     ]
     delivery = await read_one(await worker(gateway, partition))
-    await write_entries(gateway, delivery, "t", [Entry(Kind.TRANSFERRED, "#handed", b"next")])
+    await add_entries(gateway, delivery, "t", [Entry(Kind.TRANSFERRED, "#handed", b"next")])
     with pytest.raises(InboxFull, match="next"):
         await handle.send("later")
     broken = {f"m:{second.number}": b"1 " + orjson.dumps(_MESSAGE), f"m:{third.number}": b"1 ?"}

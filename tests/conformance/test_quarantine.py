@@ -27,7 +27,6 @@ from perdure.queues import (
     set_partitions,
     succeed,
     take_quarantined,
-    write_entries,
 )
 from perdure.queues.delivery import quarantine_store
 from perdure.queues.delivery.quarantine_store import CRASH_WINDOW_MS
@@ -45,7 +44,7 @@ from tests.support.consumers import (
     take_over,
     worker,
 )
-from tests.support.delivery_calls import EVIDENCE
+from tests.support.delivery_calls import EVIDENCE, add_entries
 
 
 async def take(gateway: Gateway, partition: Partition, name: str = "b") -> Delivery:
@@ -288,7 +287,7 @@ async def test_progress_excuses_crashes(gateway: Gateway, partition: Partition, 
     third = await take_over(gateway, await take_over(gateway, await read_one(await worker(gateway, partition))), "c")
     history = await load_history(gateway, third, "x")
     assert (history.crashes_in_a_row, history.counters.crashes) == (2, 2)
-    await write_entries(gateway, third, "x", [Entry(Kind.DONE, "s", b"1")])
+    await add_entries(gateway, third, "x", [Entry(Kind.DONE, "s", b"1")])
     for _ in range(2):
         await excuse_crashes(gateway, third, "x", history.counters.crashes)
     excused = await load_history(gateway, third, "x")

@@ -31,7 +31,6 @@ from perdure.queues import (
     Unavailable,
     read_events,
     succeed,
-    write_entries,
 )
 from perdure.queues.pubsub import TaskNotifications
 from perdure.queues.transport.scripts import queue_script
@@ -46,7 +45,7 @@ from tests.support.consumers import (
     take_over,
     worker,
 )
-from tests.support.delivery_calls import SETTLING
+from tests.support.delivery_calls import SETTLING, add_entries
 from tests.support.every_node import on_every_node
 from tests.support.lossy_proxy import lossy_gateway
 from tests.support.task_places import DEAD, DUE, PENDING, READY, dump, lifetimes, places
@@ -177,7 +176,7 @@ async def test_a_waiter_gets_the_outcome_after_a_retry(
 ) -> None:
     waiting = asyncio.create_task(handle.result())
     await listeners(gateway, partition, "x")
-    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "a", b"1")])
+    await add_entries(gateway, delivery, "x", [Entry(Kind.DONE, "a", b"1")])
     await SETTLING["reschedule"](gateway, delivery, "x")
     await promote(gateway, partition, "x")
     second = await read_one(await worker(gateway, partition))
@@ -549,7 +548,7 @@ async def test_a_request_to_cancel_reaches_the_worker_that_claims_the_task(
 ) -> None:
     await handle.cancel()
     second = await take_over(gateway, delivery)
-    assert await write_entries(gateway, second, "x", [Entry(Kind.DONE, "a", b"1")])
+    assert await add_entries(gateway, second, "x", [Entry(Kind.DONE, "a", b"1")])
 
 
 @pytest.mark.parametrize(("act", "state"), [("succeed", State.SUCCEEDED), ("bury", State.DEAD)])
@@ -585,7 +584,7 @@ async def test_cancelling_concurrently_with_a_read_has_one_outcome(
             assert await places(gateway, partition, handle.id) == ["cancelled"]
         else:
             (delivery,) = taken
-            assert await write_entries(gateway, delivery, handle.id, [Entry(Kind.DONE, "a", b"1")])
+            assert await add_entries(gateway, delivery, handle.id, [Entry(Kind.DONE, "a", b"1")])
             await SETTLING["cancelled"](gateway, delivery, handle.id)
     assert states == {State.CANCELLED, State.RUNNING}
 
@@ -638,10 +637,10 @@ async def test_events_are_delivered_in_order_to_the_end(
 ) -> None:
     following = asyncio.create_task(collect(handle.events()))
     await listeners(gateway, partition, "x")
-    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "a", b"1")])
+    await add_entries(gateway, delivery, "x", [Entry(Kind.DONE, "a", b"1")])
     await SETTLING["release"](gateway, delivery, "x")
     second = await claim_one(await worker(gateway, partition, name="b"))
-    await write_entries(gateway, second, "x", [Entry(Kind.DONE, "b", b"1")])
+    await add_entries(gateway, second, "x", [Entry(Kind.DONE, "b", b"1")])
     assert not following.done()
     await SETTLING["bury"](gateway, second, "x")
     expected = ["step_completed a", "handed_off", "step_completed b", "buried"]
@@ -656,7 +655,7 @@ async def test_events_are_delivered_one_by_one(
     for step in ("a", "b", "c"):
         coming = asyncio.ensure_future(anext(events))
         await listeners(gateway, partition, "x")
-        await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, step, b"1")])
+        await add_entries(gateway, delivery, "x", [Entry(Kind.DONE, step, b"1")])
         assert (await asyncio.wait_for(coming, SOON)).step == step
     await SETTLING["succeed"](gateway, delivery, "x")
     with pytest.raises(StopAsyncIteration):
@@ -665,7 +664,7 @@ async def test_events_are_delivered_one_by_one(
 
 async def test_events_without_follow_do_not_wait(gateway: Gateway, handle: TaskHandle[Any], delivery: Delivery) -> None:
     assert await collect(handle.events(follow=False)) == []
-    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "a", b"1")])
+    await add_entries(gateway, delivery, "x", [Entry(Kind.DONE, "a", b"1")])
     assert await collect(handle.events(follow=False)) == ["step_completed a"]
 
 

@@ -10,6 +10,7 @@ from perdure.deadletter import Replay, find_letter, replay
 from perdure.queues import (
     Counters,
     Delivery,
+    EntriesLost,
     Entry,
     Gateway,
     Kind,
@@ -41,7 +42,7 @@ from tests.support.consumers import (
     take_over,
     worker,
 )
-from tests.support.delivery_calls import FENCED, SETTLING
+from tests.support.delivery_calls import FENCED, SETTLING, SETTLING_WITH, add_entries
 from tests.support.lossy_proxy import lossy_gateway
 from tests.support.task_places import DEAD, DUE, PENDING, all_places, dump, lifetimes, places
 
@@ -144,6 +145,24 @@ async def test_a_refusal_names_the_task(gateway: Gateway, delivery: Delivery, ac
     with pytest.raises(LeaseLost, match="refused, the lease has passed") as refused:
         await FENCED[act](gateway, delivery, "x")
     assert refused.value.task_id == "x"
+
+
+# entries that Redis has lost
+
+
+@pytest.mark.parametrize("act", ["succeed", "reschedule", "park", "release", "bury"])
+async def test_an_outcome_is_refused_if_redis_has_lost_entries_that_it_follows_from(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, act: str
+) -> None:
+    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[1]")], first=1)
+    before = await dump(gateway, namespace)
+    with pytest.raises(EntriesLost) as refused:
+        await SETTLING_WITH[act](gateway, delivery, "x", 2)
+    assert refused.value.last == 1
+    assert await dump(gateway, namespace) == before
+    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "sum", b"1")], first=2)
+    await SETTLING_WITH[act](gateway, delivery, "x", 2)
+    assert await places(gateway, partition, "x") == [WHERE[act]]
 
 
 # repeated calls
@@ -258,7 +277,7 @@ async def test_a_replay_removes_the_mark_of_the_former_settlement(
 async def test_success_keeps_result_payload_and_counters(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:
-    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[]")])
+    await add_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[]")])
     await succeed(gateway, delivery, "x", b'{"sum":3}', Counters(2, 1), ran=1.25, ttl=60)
     handle = await producer.find("x")
     assert handle is not None
@@ -281,7 +300,7 @@ async def test_the_outcome_deletes_the_message(gateway: Gateway, partition: Part
 async def test_every_key_of_an_ended_task_expires(
     gateway: Gateway, partition: Partition, delivery: Delivery, act: str
 ) -> None:
-    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[]"), Entry(Kind.SAVED, "sum", b"1")])
+    await add_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[]"), Entry(Kind.SAVED, "sum", b"1")])
     assert await lifetimes(gateway, partition, "x") == {"record": -1, "steps": -1, "log": -1}
     await SETTLING[act](gateway, delivery, "x")
     found = await lifetimes(gateway, partition, "x")
@@ -303,7 +322,7 @@ async def test_a_retention_near_zero_raises_nothing(gateway: Gateway, partition:
 async def test_the_keys_of_a_live_task_do_not_expire(
     gateway: Gateway, partition: Partition, delivery: Delivery, act: str
 ) -> None:
-    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[]")])
+    await add_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[]")])
     await SETTLING[act](gateway, delivery, "x")
     assert await lifetimes(gateway, partition, "x") == {"record": -1, "steps": -1, "log": -1}
 
@@ -311,7 +330,7 @@ async def test_the_keys_of_a_live_task_do_not_expire(
 async def test_a_scheduled_retry_keeps_payload_and_checkpoint(
     gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:
-    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[1]")])
+    await add_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[1]")])
     data: dict[str, object] = {"error": "OSError"}
     await reschedule(gateway, delivery, "x", Counters(2, 1, 0), delay=90, event="attempt_failed", data=data)
     handle = await producer.find("x")
@@ -539,7 +558,7 @@ async def test_a_worker_that_dies_before_the_outcome_leaves_the_task_pending(
     gateway: Gateway, partition: Partition, delivery: Delivery
 ) -> None:
     """Every call before the one script only reads, or writes the checkpoint."""
-    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[1]")])
+    await add_entries(gateway, delivery, "x", [Entry(Kind.DONE, "list", b"[1]")])
     assert await places(gateway, partition, "x") == [PENDING]
     second = await take_over(gateway, delivery)
     history = await load_history(gateway, second, "x")
@@ -549,7 +568,7 @@ async def test_a_worker_that_dies_before_the_outcome_leaves_the_task_pending(
 async def test_scripts_check_group_stream_and_entry(gateway: Gateway, partition: Partition, delivery: Delivery) -> None:
     """A delivery of another group, stream or entry is never owned, whatever the other arguments are."""
     keys = [partition.ready, partition.record("x"), partition.steps("x"), partition.log("x")]
-    outcome: tuple[str | int, ...] = ("succeeded", "1", 1, 0, 1, 1000)
+    outcome: tuple[str | int, ...] = (0, "succeeded", "1", 1, 0, 1, 1000)
     others: list[tuple[str | bytes | int, ...]] = [
         ("workers", "b", delivery.entry, 1),
         ("workers", "a", delivery.entry, 2),

@@ -16,10 +16,10 @@ from perdure.queues import (
     enqueue_successor,
     read_log_tail,
     set_partitions,
-    write_entries,
 )
 
 from tests.support.consumers import read_one, worker
+from tests.support.delivery_calls import add_entries
 
 
 def successor(task_id: str, source: str = "first token") -> Successor:
@@ -74,7 +74,7 @@ async def test_a_log_tail_has_the_last_events_and_the_names_of_steps(
         Entry(Kind.SAVED, "list#2", b"7"),
         *(Entry(Kind.EVENT, "decided", b"%d" % number, b'{"choice":"a"}') for number in range(1, 6)),
     ]
-    await write_entries(gateway, delivery, "x", entries)
+    await add_entries(gateway, delivery, "x", entries)
     trail = await read_log_tail(gateway, partition, "x", limit=3)
     assert [event.number for event in trail.events] == [3, 4, 5]
     assert (trail.number, set(trail.done), set(trail.intents)) == (5, {"list"}, {"pay"})

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import redis.asyncio
-from perdure.queues import Address, Gateway, LeaseLost, Namespace
+from perdure.queues import Address, EntriesLost, Gateway, LeaseLost, Namespace
 from redis.asyncio.client import PubSub
 
 __all__ = ["Ground"]
@@ -39,10 +39,10 @@ class Ground:
         return self._runner.run(act)
 
     def accepted(self, act: Coroutine[Any, Any, object]) -> bool:
-        """Return whether an act on a delivery was carried out; False if it was refused because the lease was lost."""
+        """Return whether an act on a delivery was carried out; False if the lease or entries of the run were lost."""
         try:
             self.run(act)
-        except LeaseLost:
+        except (LeaseLost, EntriesLost):
             return False
         return True
 

@@ -77,10 +77,17 @@ class Ledger:
         self.held.add(self.at.nudge, ((b"why", why.encode()),), most=16)
 
     def note_event(
-        self, task: str, kind: str, data: bytes, step: str | None = None, number: bytes | None = None
+        self,
+        task: str,
+        kind: str,
+        data: bytes,
+        step: str | None = None,
+        number: bytes | None = None,
+        entry: int | None = None,
     ) -> None:
-        middle: tuple[tuple[bytes, bytes], ...] = () if step is None else ((b"step", step.encode()),)
-        middle = middle if number is None else ((b"n", number),)
+        middle: tuple[tuple[bytes, bytes], ...] = () if entry is None else ((b"e", b"%d" % entry),)
+        middle += () if step is None else ((b"step", step.encode()),)
+        middle += () if number is None else ((b"n", number),)
         self.held.add(self.at.log(task), ((b"type", kind.encode()), *middle, (b"data", data)))
 
     def _earliest(self) -> float | None:
@@ -231,24 +238,27 @@ class Ledger:
 
     # -- during the run
 
-    def record(self, delivery: Delivery, task: str, entries: Sequence[tuple[str, str, bytes, bytes]]) -> int:
+    def record(
+        self, delivery: Delivery, task: str, first: int, entries: Sequence[tuple[str, str, bytes, bytes]]
+    ) -> int:
+        """Write entries with numbers from `first` on; those that are stored are skipped, and a gap is refused."""
         if not self.owned(delivery):
             return 0
         record, steps, _, inbox, control = self.parts(task)
-        for at, (kind, step, value, data) in enumerate(entries):
+        last = int(self.held.get(record, "entries") or 0)
+        if last < first - 1:
+            return -1 - last
+        new = [(number, *entry) for number, entry in enumerate(entries, first) if number > last]
+        for number, kind, step, value, data in new:
             if kind == "done":
-                events = int(self.held.get(record, "events") or 0)
-                following = next((int(value) for kind, _, value, _ in entries[at:] if kind == "event"), events + 1)
-                if self.held.get(steps, f"d:{step}") != value and following > events:
-                    self.held.put(steps, {f"d:{step}": value})
-                    self.held.drop(steps, f"i:{step}", f"s:{step}")
-                    self.note_event(task, "step_completed", data, step)
-                    self.tell(task, "step_completed")
+                self.held.put(steps, {f"d:{step}": value})
+                self.held.drop(steps, f"i:{step}", f"s:{step}")
+                self.note_event(task, "step_completed", data, step, entry=number)
+                self.tell(task, "step_completed")
             elif kind == "event":
-                if int(value) > int(self.held.get(record, "events") or 0):
-                    self.held.put(record, {"events": value})
-                    self.note_event(task, step, data, number=value)
-                    self.tell(task, step)
+                self.held.put(record, {"events": value})
+                self.note_event(task, step, data, number=value, entry=number)
+                self.tell(task, step)
             elif kind == "mark":
                 self.held.put(steps, {f"d:{step}": value})
                 self.held.drop(steps, f"i:{step}", f"s:{step}")
@@ -260,7 +270,8 @@ class Ledger:
                 self.held.put(record, {"handed_to": value})
             else:
                 self.held.put(steps, {f"{kind[0]}:{step}": value})
-        if any(kind == "taken" for kind, *_ in entries):
+            self.held.put(record, {"entries": number})
+        if any(kind == "taken" for _, kind, *_ in new):
             self.held.put(inbox, {"used": self._used(inbox)})
         return 2 if self.held.exists(control) else 1
 
@@ -272,6 +283,11 @@ class Ledger:
     def _is_unused(self, inbox: str, position: int) -> bool:
         listed = self.held.get(inbox, f"n:{position}")
         return listed is not None and self.held.get(inbox, f"m:{listed.partition(b' ')[0].decode()}") is not None
+
+    def _gap(self, task: str, last: int) -> int | None:
+        """Return the answer to an outcome that follows from entries which the record lacks."""
+        stored = int(self.held.get(self.at.record(task), "entries") or 0)
+        return -1 - stored if stored < last else None
 
     def note(self, delivery: Delivery, task: str, step: str) -> int:
         if not self.owned(delivery):
@@ -293,9 +309,12 @@ class Ledger:
         ttl: int,
         kept: Mapping[str, bytes] | None,
         checkpoint: bool,
+        last: int = 0,
     ) -> bool:
         if not self.owned(delivery):
             return self.settled(delivery, task)
+        if self._gap(task, last) is not None:
+            return False
         record, steps, log, inbox, control = self.parts(task)
         if kept is None:
             self._keep_payload(delivery, task)
@@ -322,9 +341,12 @@ class Ledger:
         counts: tuple[int, int, int],
         event: str,
         data: bytes,
+        last: int = 0,
     ) -> bool:
         if not self.owned(delivery):
             return self.settled(delivery, task)
+        if self._gap(task, last) is not None:
+            return False
         record = self.at.record(task)
         self._defer(delivery, task, 0 if self.held.exists(self.at.control(task)) else delay, counts)
         self.held.put(record, {"error": data})
@@ -342,10 +364,13 @@ class Ledger:
         waits: str,
         wakes: str,
         seen: int,
+        last: int = 0,
     ) -> bool:
         """Park the task. seen: the last message that the run knows of."""
         if not self.owned(delivery):
             return self.settled(delivery, task)
+        if self._gap(task, last) is not None:
+            return False
         record = self.at.record(task)
         came = wakes == "message" and int(self.held.get(self.at.inbox(task), "last") or 0) > seen
         self._defer(delivery, task, 0 if came or self.held.exists(self.at.control(task)) else delay, counts)
@@ -364,13 +389,15 @@ class Ledger:
         if first is None or self.held.now + delay < first:
             self.nudge("due")
 
-    def release(self, delivery: Delivery, task: str | None, data: bytes | None) -> bool:
+    def release(self, delivery: Delivery, task: str | None, data: bytes | None, last: int = 0) -> bool:
         record = self.at.record(task or _task_of(tuple(delivery.fields.items())) or "")
         fence = delivery.worker.encode() + b" " + _fence(delivery)
         if not self.owned(delivery):
             pending = self.pending.get(delivery.entry)
             waits = pending is not None and (pending.owner, pending.count) == (RELEASED, delivery.count)
             return waits or self.held.get(record, "released") == fence
+        if task is not None and self._gap(task, last) is not None:
+            return False
         self._give_back(delivery.entry)
         if self._count_returned(delivery.entry):
             self.held.put(record, {"released": fence})
@@ -396,9 +423,12 @@ class Ledger:
         counts: tuple[int, int],
         retention: int,
         raw: bool,
+        last: int = 0,
     ) -> bool:
         if not self.owned(delivery):
             return self.settled(delivery, task)
+        if self._gap(task, last) is not None:
+            return False
         record, steps, log, inbox, control = self.parts(task)
         message = self.ready.find(delivery.entry) or ()
         if raw:

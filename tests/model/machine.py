@@ -19,6 +19,7 @@ from perdure.queues import (
     Consumer,
     Counters,
     Delivery,
+    EntriesLost,
     Entry,
     Envelope,
     Kind,
@@ -115,6 +116,9 @@ workers = st.sampled_from(WORKERS)
 MINE, LOST, AGAIN, HANDED, OUTDONE, ANY = "mine", "lost", "taken again", "handed on", "outdone", "any"
 standings = st.sampled_from([MINE, MINE, MINE, LOST, AGAIN, HANDED, OUTDONE, ANY])
 numbers = st.integers(0, 3)
+aheads = st.sampled_from([0, 0, 0, 1])
+"""By how many entries a run is ahead of the record: Redis has lost them."""
+
 which = st.integers(0, 60)
 delays = st.sampled_from([0, MINUTE, HOUR])
 lifetimes = st.sampled_from([MINUTE, 2 * HOUR])
@@ -394,8 +398,8 @@ class Queues(RuleBasedStateMachine):
 
     # -- during the run
 
-    @rule(which=which, standing=standings, some=entries)
-    def record(self, which: int, standing: str, some: list[tuple[str, str, int]]) -> None:
+    @rule(which=which, standing=standings, some=entries, off=st.sampled_from([0, 0, 0, 1, 2, -1, -2]))
+    def record(self, which: int, standing: str, some: list[tuple[str, str, int]], off: int) -> None:
         delivery, task = self.pick(which, standing)
         if task not in TASKS:
             return
@@ -408,20 +412,27 @@ class Queues(RuleBasedStateMachine):
             (kind, number.decode() if kind == "taken" else step, n)
             for (kind, step, n), number in zip(some, listed, strict=True)
         ]
-        self.write(delivery, task, [(kind, step, b"%d" % n, b'{"ms":%d}' % n) for kind, step, n in named])
+        self.write(delivery, task, [(kind, step, b"%d" % n, b'{"ms":%d}' % n) for kind, step, n in named], off)
 
-    def write(self, delivery: Delivery, task: str, written: list[tuple[str, str, bytes, bytes]]) -> None:
+    def last_entry(self, task: str) -> int:
+        return int(self.ledger.held.get(self.partition.record(task), "entries") or 0)
+
+    def write(self, delivery: Delivery, task: str, written: list[tuple[str, str, bytes, bytes]], off: int = 0) -> None:
+        """Write entries. off: how many of them are stored already, or, if negative, how many before them are lost."""
         if task not in TASKS:
             return
+        first = max(1, self.last_entry(task) + 1 - off)
         for _ in range(2):
-            expected = self.ledger.record(delivery, task, written)
+            expected = self.ledger.record(delivery, task, first, written)
             given = [Entry(Kind(kind), step, value, data) for kind, step, value, data in written]
-            act = write_entries(self.ground.gateway, delivery, task, given)
+            act = write_entries(self.ground.gateway, delivery, task, given, first=first)
             try:
                 answer = 1 + self.ground.run(act)
                 self.written.add(delivery.fence)
             except LeaseLost:
                 answer = 0
+            except EntriesLost as lost:
+                answer = -1 - lost.last
             self.same(answer, expected)
 
     @rule(which=which, standing=standings)
@@ -443,8 +454,18 @@ class Queues(RuleBasedStateMachine):
         counters=st.tuples(numbers, numbers),
         ttl=lifetimes,
         sent=st.booleans(),
+        ahead=aheads,
     )
-    def finish(self, which: int, standing: str, success: bool, counters: tuple[int, int], ttl: int, sent: bool) -> None:
+    def finish(
+        self,
+        which: int,
+        standing: str,
+        success: bool,
+        counters: tuple[int, int],
+        ttl: int,
+        sent: bool,
+        ahead: int,
+    ) -> None:
         delivery, task = self.pick(which, standing)
         if task not in TASKS:
             return
@@ -452,14 +473,15 @@ class Queues(RuleBasedStateMachine):
         written = delivery.fence in self.written
         state, result, act = ("succeeded", b"[1]", None) if success else ("cancelled", b"null", cancelled)
         kept = self.kept(delivery, envelope) if sent else None
+        last = self.last_entry(task) + ahead if success else 0
         for _ in range(2):
             expected = self.ledger.finish(
-                delivery, task, state, result, counters, 1500, ttl, kept, written or delivery.has_history
+                delivery, task, state, result, counters, 1500, ttl, kept, written or delivery.has_history, last
             )
             counts, given = Counters(*counters), envelope if sent else None
             rest: dict[str, Any] = {"ran": 1.5, "ttl": ttl / 1000, "envelope": given, "written": written}
             if act is None:
-                ended = succeed(self.ground.gateway, delivery, task, result, counts, **rest)
+                ended = succeed(self.ground.gateway, delivery, task, result, counts, **rest, entries=last)
             else:
                 ended = act(self.ground.gateway, delivery, task, counts, **rest)
             self.same(self.ground.accepted(ended), expected)
@@ -477,11 +499,12 @@ class Queues(RuleBasedStateMachine):
         standing=standings,
         delay=delays,
         counters=st.tuples(numbers, numbers, numbers),
+        ahead=aheads,
     )
-    def retry(self, which: int, standing: str, delay: int, counters: tuple[int, int, int]) -> None:
+    def retry(self, which: int, standing: str, delay: int, counters: tuple[int, int, int], ahead: int) -> None:
         delivery, task = self.pick(which, standing)
         if task in TASKS:
-            self.put_off(delivery, task, delay, counters)
+            self.put_off(delivery, task, delay, counters, ahead)
 
     @rule(
         which=which,
@@ -491,6 +514,7 @@ class Queues(RuleBasedStateMachine):
         wakes=st.sampled_from(Wake),
         came=st.booleans(),
         earlier=st.booleans(),
+        ahead=aheads,
     )
     def park(
         self,
@@ -501,6 +525,7 @@ class Queues(RuleBasedStateMachine):
         wakes: Wake,
         came: bool,
         earlier: bool,
+        ahead: int,
     ) -> None:
         """Park a task that waits for a message, or sleeps; one message may arrive before the call, another after it.
 
@@ -511,11 +536,12 @@ class Queues(RuleBasedStateMachine):
             return
         record = self.partition.record(task)
         seen = int(self.ledger.held.get(self.partition.inbox(task), "last") or 0)
+        last = self.last_entry(task) + ahead
         if came:
             self.send(task, which + 1)
         for _ in range(2):
-            expected = self.ledger.park(delivery, task, delay, counters, "message", wakes, seen)
-            given: Any = {"delay": delay / 1000, "waits": "message", "seen": seen, "wakes": wakes}
+            expected = self.ledger.park(delivery, task, delay, counters, "message", wakes, seen, last)
+            given: Any = {"delay": delay / 1000, "waits": "message", "seen": seen, "wakes": wakes, "entries": last}
             act = park(self.ground.gateway, delivery, task, Counters(*counters), **given)
             self.same(self.ground.accepted(act), expected)
         self.end(delivery)
@@ -541,10 +567,13 @@ class Queues(RuleBasedStateMachine):
             expected = self.ledger.send(task, digest, message, 3, answer)
             self.same(answer, expected)
 
-    def put_off(self, delivery: Delivery, task: str, delay: int, counters: tuple[int, int, int]) -> None:
+    def put_off(
+        self, delivery: Delivery, task: str, delay: int, counters: tuple[int, int, int], ahead: int = 0
+    ) -> None:
         data: dict[str, object] = {"error": "ValueError"}
+        last = self.last_entry(task) + ahead
         for _ in range(2):
-            expected = self.ledger.retry(delivery, task, delay, counters, "attempt_failed", orjson.dumps(data))
+            expected = self.ledger.retry(delivery, task, delay, counters, "attempt_failed", orjson.dumps(data), last)
             act = reschedule(
                 self.ground.gateway,
                 delivery,
@@ -553,30 +582,41 @@ class Queues(RuleBasedStateMachine):
                 delay=delay / 1000,
                 event="attempt_failed",
                 data=data,
+                entries=last,
             )
             self.same(self.ground.accepted(act), expected)
         self.end(delivery)
 
-    @rule(which=which, standing=standings, began=st.booleans())
-    def release(self, which: int, standing: str, began: bool) -> None:
+    @rule(which=which, standing=standings, began=st.booleans(), ahead=aheads)
+    def release(self, which: int, standing: str, began: bool, ahead: int) -> None:
         delivery, task = self.pick(which, standing)
-        self.give_back(delivery, task if began and task in TASKS else None)
+        self.give_back(delivery, task if began and task in TASKS else None, ahead)
 
-    def give_back(self, delivery: Delivery, known: str | None) -> None:
+    def give_back(self, delivery: Delivery, known: str | None, ahead: int = 0) -> None:
         data: dict[str, object] | None = {"why": "shutdown"} if known else None
+        last = self.last_entry(known) + ahead if known else 0
         for _ in range(2):
-            expected = self.ledger.release(delivery, known, None if data is None else orjson.dumps(data))
-            self.same(self.ground.accepted(release(self.ground.gateway, delivery, known, data=data)), expected)
+            expected = self.ledger.release(delivery, known, None if data is None else orjson.dumps(data), last)
+            act = release(self.ground.gateway, delivery, known, data=data, entries=last)
+            self.same(self.ground.accepted(act), expected)
         self.end(delivery)
 
-    @rule(which=which, standing=standings, raw=st.booleans(), counters=st.tuples(numbers, numbers), kept=lifetimes)
-    def bury(self, which: int, standing: str, raw: bool, counters: tuple[int, int], kept: int) -> None:
+    @rule(
+        which=which,
+        standing=standings,
+        raw=st.booleans(),
+        counters=st.tuples(numbers, numbers),
+        kept=lifetimes,
+        ahead=aheads,
+    )
+    def bury(self, which: int, standing: str, raw: bool, counters: tuple[int, int], kept: int, ahead: int = 0) -> None:
         delivery, task = self.pick(which, standing)
         raw = raw or task not in TASKS
         reason = Reason.UNREADABLE if raw else Reason.TIMEOUT
+        last = 0 if raw else self.last_entry(task) + ahead
         for _ in range(2):
             expected = self.ledger.bury(
-                delivery, task, "t", reason, orjson.dumps(EVIDENCE.fields()), counters, kept, raw
+                delivery, task, "t", reason, orjson.dumps(EVIDENCE.fields()), counters, kept, raw, last
             )
             act = bury(
                 self.ground.gateway,
@@ -587,6 +627,7 @@ class Queues(RuleBasedStateMachine):
                 evidence=EVIDENCE,
                 counters=Counters(*counters),
                 retention=kept / 1000,
+                entries=last,
             )
             self.same(self.ground.accepted(act), expected)
         self.end(delivery)
@@ -878,6 +919,7 @@ class Queues(RuleBasedStateMachine):
                 history = self.ground.run(load_history(gateway, delivery, task))
                 crashes = int(held.get(self.partition.record(task), "crashes") or 0)
                 lost = delivery.count - 1 - int(held.get(self.partition.record(task), "returned") or 0)
+                agree(history.entries, self.last_entry(task))
                 agree((history.lost, history.counters.crashes), (lost, crashes + lost))
                 excused = int(held.get(self.partition.record(task), "excused") or 0)
                 marked = held.get(self.partition.record(task), "suspect") is not None

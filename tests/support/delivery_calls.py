@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from perdure.deadletter import Evidence, Reason, bury
 from perdure.queues import (
@@ -20,37 +20,46 @@ from perdure.queues import (
     write_entries,
 )
 
+
+async def add_entries(gateway: Gateway, delivery: Delivery, task_id: str, entries: Sequence[Entry]) -> bool:
+    """Write entries after those that are stored, as the next run of the task would."""
+    stored = await gateway.command("HGET", delivery.partition.record(task_id), "entries")
+    return await write_entries(gateway, delivery, task_id, entries, first=int(stored or 0) + 1)
+
+
 Act = Callable[[Gateway, Delivery, str], Awaitable[object]]
 
 EVIDENCE = Evidence("ValueError", "no such file", "Traceback ...")
 
 
-async def _succeed(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
-    await succeed(gateway, delivery, task_id, b'{"ok":true}', Counters(1), ran=0.5, ttl=60)
+async def _succeed(gateway: Gateway, delivery: Delivery, task_id: str, entries: int = 0) -> None:
+    await succeed(gateway, delivery, task_id, b'{"ok":true}', Counters(1), ran=0.5, ttl=60, entries=entries)
 
 
 async def _cancelled(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
     await cancelled(gateway, delivery, task_id, Counters(), ran=0.5, ttl=60)
 
 
-async def _reschedule(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
+async def _reschedule(gateway: Gateway, delivery: Delivery, task_id: str, entries: int = 0) -> None:
     data: dict[str, object] = {"error": "ValueError", "message": "no such file"}
-    await reschedule(gateway, delivery, task_id, Counters(1), delay=60, event="attempt_failed", data=data)
+    await reschedule(
+        gateway, delivery, task_id, Counters(1), delay=60, event="attempt_failed", data=data, entries=entries
+    )
 
 
-async def _park(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
-    await park(gateway, delivery, task_id, Counters(), delay=60, waits="message", seen=0)
+async def _park(gateway: Gateway, delivery: Delivery, task_id: str, entries: int = 0) -> None:
+    await park(gateway, delivery, task_id, Counters(), delay=60, waits="message", seen=0, entries=entries)
 
 
-async def _release(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
-    await release(gateway, delivery, task_id, data={"why": "shutdown"})
+async def _release(gateway: Gateway, delivery: Delivery, task_id: str, entries: int = 0) -> None:
+    await release(gateway, delivery, task_id, data={"why": "shutdown"}, entries=entries)
 
 
 async def _give_back(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
     await release(gateway, delivery, None, data=None)
 
 
-async def _bury(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
+async def _bury(gateway: Gateway, delivery: Delivery, task_id: str, entries: int = 0) -> None:
     await bury(
         gateway,
         delivery,
@@ -60,6 +69,7 @@ async def _bury(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
         evidence=EVIDENCE,
         counters=Counters(3),
         retention=60,
+        entries=entries,
     )
 
 
@@ -68,7 +78,7 @@ async def _bury_unreadable(gateway: Gateway, delivery: Delivery, task_id: str) -
 
 
 async def _record(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
-    await write_entries(gateway, delivery, task_id, [Entry(Kind.DONE, "list", b"[1]"), Entry(Kind.SAVED, "sum", b"2")])
+    await add_entries(gateway, delivery, task_id, [Entry(Kind.DONE, "list", b"[1]"), Entry(Kind.SAVED, "sum", b"2")])
 
 
 async def _note(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
@@ -86,6 +96,15 @@ SETTLING: dict[str, Act] = {
     "bury_unreadable": _bury_unreadable,
 }
 """Calls that settle a delivery."""
+
+SETTLING_WITH: dict[str, Callable[[Gateway, Delivery, str, int], Awaitable[object]]] = {
+    "succeed": _succeed,
+    "reschedule": _reschedule,
+    "park": _park,
+    "release": _release,
+    "bury": _bury,
+}
+"""Calls that settle a delivery, given the number of the last entry that they follow from."""
 
 WRITING: dict[str, Act] = {"record": _record, "note": _note}
 """Calls that write for a running delivery."""

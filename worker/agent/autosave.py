@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from ...queues import Entry, Kind, LeaseLost, PayloadTooLarge, check_size
+from ...queues import EntriesLost, Entry, Kind, LeaseLost, PayloadTooLarge, check_size
 from ..durable import RunObserver
 from ..journal import PlanStep
 from ..log import logger
@@ -57,8 +57,8 @@ class Autosave(RunObserver):
             await asyncio.sleep(self._every)
             try:
                 await self.on_checkpoint()
-            except LeaseLost:
-                return  # the lease heartbeat has cancelled the run
+            except (LeaseLost, EntriesLost):
+                return  # the run is cancelled
             except (PayloadTooLarge, TypeError) as error:
                 logger.bind(id=self._run.id).warning(
                     "could not save the progress of step {}: {}", self._step.key, error

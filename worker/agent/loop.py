@@ -10,7 +10,7 @@ from typing import Any, Final, Generic
 
 import orjson
 
-from ...queues import Entry, Kind, LeaseLost, check_size
+from ...queues import EntriesLost, Entry, Kind, LeaseLost, check_size
 from ..durable import AlreadyDone, Context, StepCall, codec_of, forget_steps, store_findings
 from ..errors import Reschedule, RetryLater, StateError, StepInDoubt
 from ..journal import Event, PlanStep, StepRecord, StepStatus
@@ -125,7 +125,7 @@ class Loop(Generic[S]):
         step = self._named(step.key)
         try:
             result = await self._hooked(step, attempt, lambda: self._reach(step, in_doubt=in_doubt))
-        except (LeaseLost, StateError, StepInDoubt):
+        except (LeaseLost, EntriesLost, StateError, StepInDoubt):
             raise
         except Exception as error:
             if not isinstance(error, Reschedule) or isinstance(error, RetryLater):

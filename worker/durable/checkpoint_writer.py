@@ -1,14 +1,43 @@
-"""Writer of a run's checkpoint, which batches the entries of concurrent steps."""
+"""Writer of a run's checkpoint, which batches the entries of concurrent steps.
+
+Redis may lose what it has confirmed: its last second after a power cut (`appendfsync everysec`), or what a replica did
+not have yet when it was promoted. Each entry has a number, and Redis refuses entries that would leave a gap. So the
+writer keeps what it wrote in the last seconds, and sends again what is missing, in one act with what is new.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
 
-from ...queues import Delivery, Entry, Gateway, LeaseLost, retry_while_unavailable, write_entries
-from ..log import log_wait
+from ...queues import Delivery, EntriesLost, Entry, Gateway, LeaseLost, retry_while_unavailable, write_entries
+from ..log import log_wait, logger
 
 __all__ = ["CheckpointWriter"]
+
+_KEPT_SECONDS: Final = 15.0
+"""Seconds for which written entries are kept at least, unless there are too many: more than Redis loses."""
+
+_KEPT_ENTRIES: Final = 2000
+"""Most written entries that are kept."""
+
+_KEPT_BYTES: Final = 4 * 1024 * 1024
+"""Most bytes of written entries that are kept."""
+
+
+class _Written(NamedTuple):
+    """An entry that Redis has confirmed. at: when (monotonic clock)."""
+
+    entry: Entry
+    at: float
+
+    @property
+    def size(self) -> int:
+        return len(self.entry.value) + len(self.entry.log)
 
 
 class CheckpointWriter:
@@ -20,14 +49,18 @@ class CheckpointWriter:
         delivery: Delivery,
         task_id: str,
         *,
+        last: int,
         on_lost: Callable[[], None],
+        on_gap: Callable[[EntriesLost], None],
         on_cancel: Callable[[], None],
         on_wait: Callable[[], None],
     ) -> None:
         """Create the writer.
 
         Args:
+            last: Number of the last entry that earlier runs wrote.
             on_lost: Called when a write is refused because the lease was lost.
+            on_gap: Called when Redis has lost entries that are not kept any more.
             on_cancel: Called when a write reports that the task was cancelled.
             on_wait: Called while Redis is unavailable.
         """
@@ -35,6 +68,7 @@ class CheckpointWriter:
         self._delivery = delivery
         self._task_id = task_id
         self._on_lost = on_lost
+        self._on_gap = on_gap
         self._on_cancel = on_cancel
         encryptor = gateway.encryptor
         self._cipher = encryptor.of(delivery.partition, task_id) if encryptor.active else None
@@ -42,9 +76,17 @@ class CheckpointWriter:
         self._pending: list[Entry] = []
         self._added = 0
         self._written = 0
+        self._last = last
+        self._kept: deque[_Written] = deque()
+        self._kept_bytes = 0
         self._writing = asyncio.Lock()
         self._background: asyncio.Task[None] | None = None
         self._replicated = False
+
+    @property
+    def last(self) -> int:
+        """Number of the last entry that Redis has confirmed."""
+        return self._last
 
     async def put(self, *entries: Entry, wait: bool, replicated: bool = False) -> None:
         """Add entries, which are stored in one act.
@@ -53,7 +95,9 @@ class CheckpointWriter:
             wait: Return after they are stored; otherwise they are stored soon, and always before the outcome.
             replicated: Count them as stored only if replicas have them too.
 
-        Raises `LeaseLost`.
+        Raises:
+            LeaseLost: Another worker has the task.
+            EntriesLost: Redis has lost entries that are not kept any more.
         """
         if self._cipher is not None:
             entries = tuple([entry.encrypted(self._cipher) for entry in entries])
@@ -67,8 +111,33 @@ class CheckpointWriter:
             self._background = asyncio.create_task(self._write_quietly(), name=f"perdure record {self._task_id}")
 
     async def flush(self) -> None:
-        """Store all added entries. Raises `LeaseLost`."""
+        """Store all added entries. Raises `LeaseLost`, `EntriesLost`."""
         await self._write_until(self._added)
+
+    async def put_or_drop(self, *entries: Entry) -> bool:
+        """Store entries in one try; if it fails, they are dropped, and the next entry has the number of the first.
+
+        If the reply was lost, they may be stored all the same: then only the same entries, or an outcome, may follow.
+
+        Returns:
+            Whether the task was cancelled.
+
+        Raises:
+            QueueError: The entries are not stored, or it is not known.
+        """
+        if self._cipher is not None:
+            entries = tuple([entry.encrypted(self._cipher) for entry in entries])
+        await self.flush()
+        async with self._writing:
+            cancel = await self._send(entries, replicated=False)
+            self._keep(entries)
+        return cancel
+
+    async def send_again(self, lost: EntriesLost) -> None:
+        """Store the entries that Redis has lost. Raises `LeaseLost`, `EntriesLost` if they are not kept any more."""
+        async with self._writing:
+            missing = self._after(lost)
+            await self._send(missing, replicated=False, first=lost.last + 1)
 
     async def close(self) -> None:
         """Cancel the background write. Unwritten entries are dropped, since the run has lost its lease."""
@@ -82,6 +151,8 @@ class CheckpointWriter:
                 await self._write_until(self._added)
         except LeaseLost:
             self._on_lost()
+        except EntriesLost as lost:
+            self._on_gap(lost)
 
     async def _write_until(self, position: int) -> None:
         while self._written < position:
@@ -94,16 +165,54 @@ class CheckpointWriter:
         replicated, self._replicated = self._replicated, False
         try:
             cancel = await retry_while_unavailable(
-                lambda: write_entries(self._gateway, self._delivery, self._task_id, batch, replicated=replicated),
-                on_wait=self._on_wait,
+                lambda: self._send(batch, replicated=replicated), on_wait=self._on_wait
             )
         except LeaseLost:
             self._on_lost()
+            raise
+        except EntriesLost as lost:
+            self._on_gap(lost)
             raise
         except BaseException:
             self._replicated = self._replicated or replicated
             self._pending[:0] = batch  # maybe stored: writing them again changes nothing
             raise
+        self._keep(batch)
         self._written += len(batch)
         if cancel:
             self._on_cancel()
+
+    async def _send(self, batch: Sequence[Entry], *, replicated: bool, first: int | None = None) -> bool:
+        """Send entries, and those before them that Redis has lost. Return whether the task was cancelled."""
+        first = self._last + 1 if first is None else first
+        while True:
+            try:
+                return await write_entries(
+                    self._gateway, self._delivery, self._task_id, batch, first=first, replicated=replicated
+                )
+            except EntriesLost as lost:
+                batch = [*self._after(lost, first), *batch]
+                first = lost.last + 1
+
+    def _after(self, lost: EntriesLost, before: int | None = None) -> list[Entry]:
+        """Return the written entries that Redis has lost, up to a number. Raises `EntriesLost` if one is not kept."""
+        oldest = self._last - len(self._kept) + 1
+        if lost.last + 1 < oldest:
+            raise lost
+        end = self._last + 1 if before is None else before
+        bound = logger.bind(id=self._task_id)
+        bound.warning("Redis had lost entries {} to {} of the checkpoint: sent again", lost.last + 1, end - 1)
+        return [one.entry for one in islice(self._kept, lost.last + 1 - oldest, end - oldest)]
+
+    def _keep(self, batch: Sequence[Entry]) -> None:
+        """Number entries as stored, and keep them for a while."""
+        now = time.monotonic()
+        self._last += len(batch)
+        for entry in batch:
+            written = _Written(entry, now)
+            self._kept.append(written)
+            self._kept_bytes += written.size
+        while self._kept and (
+            len(self._kept) > _KEPT_ENTRIES or self._kept_bytes > _KEPT_BYTES or self._kept[0].at < now - _KEPT_SECONDS
+        ):
+            self._kept_bytes -= self._kept.popleft().size

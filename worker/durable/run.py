@@ -24,7 +24,6 @@ __all__ = ["Run"]
 
 Observer = TypeVar("Observer")
 
-
 _CANCEL_AGAIN: Final = 0.5
 """Seconds after which a handler that ignored its cancellation is cancelled again."""
 
@@ -109,8 +108,7 @@ class Run:
         self.redact: Redaction | None = None
         self.stop_reason: StopReason | None = None
         self.stop_detail: StopDetail = None
-        self.stopping = False
-        self.closed = False
+        self.stopping = self.closed = False
         self.started = self.active = time.monotonic()
         self.ended_at = 0.0
         self.ended_in: tuple[str, ...] = ()
@@ -191,7 +189,9 @@ class Run:
                 self.gateway,
                 self.delivery,
                 self.envelope.id,
+                last=self.history.entries,
                 on_lost=lambda: self.cancel(StopReason.LOST),
+                on_gap=lambda lost: self.cancel(StopReason.DATA_LOST, lost),
                 on_cancel=lambda: self.cancel(StopReason.CANCELLED),
                 on_wait=self.touch,
             )
@@ -201,6 +201,11 @@ class Run:
     def has_written(self) -> bool:
         """Whether this run put anything into the checkpoint."""
         return self._recorder is not None
+
+    @property
+    def last_entry(self) -> int:
+        """Number of the last entry that this run, or an earlier one, stored: an outcome is stored with it only."""
+        return self.history.entries if self._recorder is None else self._recorder.last
 
     def next_entry(self, event: Event) -> Entry:
         """Return an event's log entry. It must be put at once, for it has the next number.
@@ -224,11 +229,11 @@ class Run:
         self.events = int(entry.value) - 1
 
     async def log_event(self, event: Event, *, wait: bool = False) -> None:
-        """Put an event into the log: with the next write of the checkpoint, or at once. Raises `LeaseLost`."""
+        """Put an event into the log: with the next write of the checkpoint, or at once. Raises as `flush`."""
         await self.recorder.put(self.next_entry(event), wait=wait)
 
     async def flush(self) -> None:
-        """Store what was put into the checkpoint. Raises `LeaseLost`."""
+        """Store what was put into the checkpoint. Raises `LeaseLost`, `EntriesLost`."""
         if self._recorder is not None:
             await self._recorder.flush()
 
@@ -273,14 +278,14 @@ class Run:
             raise asyncio.CancelledError
 
     def cancel(self, why: StopReason, detail: StopDetail = None) -> None:
-        """Cancel the handler. The first reason counts, but a lost lease replaces every other."""
+        """Cancel the handler. The first reason counts, unless the lease or entries are lost: no outcome is stored."""
         first = self.stop_reason is None
         if first:
             self.ended_at = time.monotonic()
             self.ended_in = tuple(self.steps_in_flight)
-            self.stop_detail = detail
-        if first or why is StopReason.LOST:
-            self.stop_reason = why
+        gap = why is StopReason.DATA_LOST and self.stop_reason not in (StopReason.LOST, StopReason.CANCELLED)
+        if first or gap or why is StopReason.LOST:
+            self.stop_reason, self.stop_detail = why, detail
         if first:
             for observer in self._observers:
                 observer.on_stop(why)

@@ -25,6 +25,8 @@ class StopReason(Enum):
 
     LOST = "lost"
     """Another worker holds the lease."""
+    DATA_LOST = "data_lost"
+    """Redis has lost entries of this run that are not kept any more."""
     CANCELLED = "cancelled"
     """A caller cancelled the task."""
     RELEASED = "released"
@@ -98,6 +100,7 @@ class StopRule:
 
 STOP_RULES: Final[Mapping[StopReason, StopRule]] = {
     StopReason.LOST: StopRule(None, "crashed", "crash", "crash", overrides=True),
+    StopReason.DATA_LOST: StopRule("release", "data_lost", "crash", "crash", overrides=True),
     StopReason.CANCELLED: StopRule("cancel", "cancelled", overrides=True),
     StopReason.RELEASED: StopRule("release", "handed_off", "shutdown", "hand_off", handoff=True, overrides=True),
     StopReason.FAILED: StopRule("fail", "attempt_failed", "failure", "failure", attempt=True, new_message=True),

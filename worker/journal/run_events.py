@@ -18,6 +18,7 @@ __all__ = [
     "Cleared",
     "CrashBackoff",
     "Crashed",
+    "DataLost",
     "Forked",
     "HandedOff",
     "MessageSent",
@@ -216,6 +217,14 @@ class Buried(_Failure):
     """Burial of the task: it is a dead letter now."""
 
     type: Literal["buried"] = "buried"
+
+
+@built_in
+class DataLost(Event):
+    """Loss of entries that the run could not send again: the task resumes after `last_entry`, the last stored one."""
+
+    type: Literal["data_lost"] = "data_lost"
+    last_entry: int = 0
 
 
 @built_in

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...queues import (
     Delivery,
+    EntriesLost,
     Envelope,
     Gateway,
     History,
@@ -181,6 +182,9 @@ class Executor:
             await self._settle(execution, outcome, self._slots.stay)
         except LeaseLost as error:
             logger.bind(task=envelope.task, id=run.id).warning("{}; another worker continues", error)
+        except EntriesLost as lost:
+            outcome = None
+            await self._release_incomplete(run, lost, self._slots.stay)
         except Exception:  # noqa: BLE001 - the worker continues after any failure here; the lease brings the task back
             logger.bind(task=envelope.task, id=run.id).exception("the worker failed; the task is left for recovery")
         finally:
@@ -208,6 +212,9 @@ class Executor:
                 await self._settle(execution, outcome, run.touch)
         except LeaseLost as error:
             logger.bind(task=run.envelope.task, id=run.id).warning("{}; another worker continues", error)
+        except EntriesLost as lost:
+            outcome = None
+            await self._release_incomplete(run, lost, run.touch)
         except Exception:  # noqa: BLE001 - a settle hook may raise anything; the lease brings the task back
             logger.bind(task=run.envelope.task, id=run.id).exception("the worker failed; the task is left for recovery")
         finally:
@@ -234,7 +241,7 @@ class Executor:
         raise AssertionError("the last stage returned no outcome")
 
     def _settle(self, execution: Execution, outcome: Outcome, on_wait: Callable[[], None]) -> Awaitable[None]:
-        """Store the outcome, within the settle hooks. Raises `LeaseLost`, and what a hook raises."""
+        """Store the outcome, within the settle hooks. Raises `LeaseLost`, `EntriesLost`, and what a hook raises."""
         run = execution.run
         chain = self._settle_success if isinstance(outcome, Success) else self._settle_stop
         if chain is None:
@@ -247,7 +254,12 @@ class Executor:
 
     async def _store_outcome(self, run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> None:
         self._slots.leave()
-        await self._settler.settle(run, outcome, on_wait)
+        while True:
+            try:
+                await self._settler.settle(run, outcome, on_wait)
+                break
+            except EntriesLost as lost:
+                await self._settler.send_again(run, lost, on_wait)
         if isinstance(outcome, Quarantined):
             self._gate.request()
             return
@@ -256,6 +268,18 @@ class Executor:
         self.settled[run.delivery.partition.queue] += 1
         if self.owed is not None and isinstance(outcome, Rerun):
             self.owed[run.id] = run.delivery.partition
+
+    async def _release_incomplete(self, run: Run, lost: EntriesLost, on_wait: Callable[[], None]) -> None:
+        """Release a task of whose checkpoint Redis has lost the end: it resumes from what Redis has."""
+        bound = logger.bind(task=run.envelope.task, id=run.id)
+        bound.warning("{}; the task resumes from there", lost)
+        self._slots.leave()
+        try:
+            await self._settler.release_incomplete(run, lost, on_wait)
+        except LeaseLost as error:
+            bound.warning("{}; another worker continues", error)
+        except Exception:  # noqa: BLE001 - the worker continues; the lease brings the task back
+            bound.exception("the worker failed; the task is left for recovery")
 
     async def _settle_unreadable(self, delivery: Delivery, error: UnreadableEnvelope) -> None:
         try:

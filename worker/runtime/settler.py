@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import orjson
 
@@ -12,6 +13,7 @@ from ...deadletter import Evidence, Reason, bury, unreadable_id
 from ...queues import (
     Counters,
     Delivery,
+    EntriesLost,
     Gateway,
     Redaction,
     RetentionRegister,
@@ -24,7 +26,7 @@ from ...queues import (
     retry_while_unavailable,
     succeed,
 )
-from ..durable import STOP_RULES, Run
+from ..durable import STOP_RULES, Run, StopReason
 from ..log import log_wait, logger
 from ..registry import Registry
 from .outcome import Burial, Cancelled, Outcome, Park, Quarantined, Release, Rerun, Success
@@ -36,7 +38,11 @@ _TASK_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Settler:
-    """Settles deliveries. Raises `LeaseLost` if another worker holds the lease."""
+    """Settles deliveries. Raises `LeaseLost` if another worker holds the lease.
+
+    An outcome is stored only with all entries of the checkpoint that it follows from: `EntriesLost` if Redis has lost
+    some of them.
+    """
 
     def __init__(self, gateway: Gateway, registry: Registry, shared: SharedSettings) -> None:
         self._gateway = gateway
@@ -50,9 +56,24 @@ class Settler:
             self._act(run, outcome), on_wait=log_wait(f"the outcome of task {run.id}", on_wait)
         )
 
+    def send_again(self, run: Run, lost: EntriesLost, on_wait: Callable[[], None]) -> Awaitable[None]:
+        """Store the entries that Redis has lost. Raises `EntriesLost` if the run does not keep them any more."""
+        return retry_while_unavailable(
+            partial(run.recorder.send_again, lost), on_wait=log_wait(f"the checkpoint of task {run.id}", on_wait)
+        )
+
+    async def release_incomplete(self, run: Run, lost: EntriesLost, on_wait: Callable[[], None]) -> None:
+        """Release a task of whose checkpoint Redis has lost the end. on_wait: called when Redis is unavailable."""
+        event = StopReason.DATA_LOST.value
+        data: dict[str, object] = {"last_entry": lost.last}
+        await retry_while_unavailable(
+            lambda: release(self._gateway, run.delivery, run.id, data=data, event=event),
+            on_wait=log_wait(f"the release of task {run.id}", on_wait),
+        )
+
     def _act(self, run: Run, outcome: Outcome) -> Callable[[], Awaitable[None]]:
         gateway, delivery, task_id = self._gateway, run.delivery, run.id
-        ran = time.monotonic() - run.started
+        ran, last = time.monotonic() - run.started, run.last_entry
         match outcome:
             case Success(result, counters, handed_to):
                 ttl = self._result_ttl(run)
@@ -71,6 +92,7 @@ class Settler:
                         envelope=run.envelope,
                         written=written,
                         handed_to=handed_to,
+                        entries=last,
                     )
 
                 return finish
@@ -87,26 +109,31 @@ class Settler:
                     "why": STOP_RULES[outcome.stop].why,
                     "steps": len(run.history.done) + run.steps_recorded,
                 }
-                return lambda: release(gateway, delivery, task_id, data=data)
+                return lambda: release(gateway, delivery, task_id, data=data, entries=last)
             case Quarantined():
                 return lambda: quarantine(gateway, delivery, task_id)
             case Rerun() | Park():
                 return self._reschedule(run, outcome)
             case Burial(reason, counters, error):
-                return lambda: self._bury(delivery, task_id, run.envelope.task, reason, counters, error, run.redact)
+                return lambda: self._bury(
+                    delivery, task_id, run.envelope.task, reason, counters, error, run.redact, last
+                )
 
     def _reschedule(self, run: Run, outcome: Rerun | Park) -> Callable[[], Awaitable[None]]:
         gateway, delivery, task_id, counters = self._gateway, run.delivery, run.id, outcome.counters
+        last = run.last_entry
         bound = logger.bind(task=run.envelope.task, id=task_id)
         if isinstance(outcome, Park):
             delay, waits, seen = outcome.parked.delay, outcome.parked.waits, outcome.parked.seen
             bound.debug("parked until a {} arrives", waits)
-            return lambda: park(gateway, delivery, task_id, counters, delay=delay, waits=waits, seen=seen)
+            return lambda: park(gateway, delivery, task_id, counters, delay=delay, waits=waits, seen=seen, entries=last)
         delay, event = outcome.delay, outcome.event
         evidence = Evidence.of(outcome.error, run.redact)
         bound.warning("{}, scheduled again in {:.1f} s: {}: {}", event, delay, evidence.error, evidence.message)
         found = evidence.fields() | {"attempts": counters.attempts, "delay": delay}
-        return lambda: reschedule(gateway, delivery, task_id, counters, delay=delay, event=event, data=found)
+        return lambda: reschedule(
+            gateway, delivery, task_id, counters, delay=delay, event=event, data=found, entries=last
+        )
 
     def _result_ttl(self, run: Run) -> float:
         task = self._registry.get(run.envelope.task)
@@ -143,6 +170,7 @@ class Settler:
         counters: Counters,
         error: BaseException,
         redact: Redaction | None = None,
+        last_entry: int = 0,
     ) -> None:
         evidence = Evidence.of(error, redact)
         retention = self._shared.dead_letter_ttl
@@ -156,6 +184,7 @@ class Settler:
             evidence=evidence,
             counters=counters,
             retention=retention,
+            entries=last_entry,
         )
         logger.bind(task=task, id=task_id).error("dead letter ({}): {}: {}", reason, evidence.error, evidence.message)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...deadletter import Evidence, Reason
-from ...queues import Entry, Gateway, Kind, LeaseLost, QueueError, read_log_tail, write_entries
+from ...queues import EntriesLost, Entry, Gateway, Kind, LeaseLost, QueueError, read_log_tail
 from ..durable import STOP_RULES, CallNext, Context, Middleware, Run, Settlement
 from ..journal import HANDOFF, Handoff, handoff_of
 from ..journal.handoff import AwaitedAnswer, Why
@@ -42,7 +42,10 @@ class _Stop(NamedTuple):
 
 
 async def store_handoff(gateway: Gateway, run: Run, outcome: Outcome) -> Handoff | None:
-    """Store the handoff document of a run that stops with this outcome, if it leaves one. Raises `LeaseLost`."""
+    """Store the handoff document of a run that stops with this outcome, if it leaves one.
+
+    Raises `LeaseLost`, `EntriesLost`.
+    """
     stop = _stop(run, outcome)
     if stop is None or not _has_history(run):
         return None
@@ -58,9 +61,8 @@ async def store_handoff(gateway: Gateway, run: Run, outcome: Outcome) -> Handoff
             in_flight=run.ended_in,
             waiting=stop.waiting,
         )
-        entry = Entry(Kind.SAVED, HANDOFF, handoff.to_json())
-        await write_entries(gateway, run.delivery, run.id, [entry.encrypted(gateway.encryptor.of(partition, run.id))])
-    except LeaseLost:
+        await run.recorder.put_or_drop(Entry(Kind.SAVED, HANDOFF, handoff.to_json()))
+    except (LeaseLost, EntriesLost):
         raise
     except QueueError as error:
         bound = logger.bind(task=run.envelope.task, id=run.id)

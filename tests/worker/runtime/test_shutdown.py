@@ -215,7 +215,7 @@ async def endless(begun: asyncio.Event, cancelled: list[str]) -> None:
 
 
 async def assert_handed_over(app: App, handle: TaskHandle[Any]) -> None:
-    assert [(owner, count) for _, owner, _, count in await pending(app)] == [("~released", 0)]
+    assert [(owner, count) for _, owner, _, count in await pending(app)] == [("~released", 1)]
     record = await handle.record()
     assert (record.state, record.attempts, record.crashes) == (State.QUEUED, 0, 0)
 
@@ -338,7 +338,7 @@ async def test_a_stopping_worker_reads_no_task(app: App) -> None:
         await bounded(running)
     assert stage.calls.count("handler") == 1
     assert await late.status() is State.QUEUED
-    assert [(owner, count) for _, owner, _, count in await pending(app)] == [("~released", 0)]  # late was never read
+    assert [(owner, count) for _, owner, _, count in await pending(app)] == [("~released", 1)]  # late was never read
 
 
 async def test_a_stopped_worker_leaves_no_consumer_name(app: App) -> None:

@@ -16,6 +16,7 @@ import anyio
 
 from ....queues import (
     LONGEST,
+    EntriesLost,
     Entry,
     Kind,
     LeaseLost,
@@ -133,8 +134,8 @@ class CoherenceMonitor(RunObserver):
             self._check_due.clear()
             try:
                 await self.check()
-            except LeaseLost:
-                return  # the lease heartbeat has cancelled the run
+            except (LeaseLost, EntriesLost):
+                return  # the run is cancelled
             except Exception:  # noqa: BLE001 - the agent continues with checks at boundaries only
                 logger.bind(task=self._run.envelope.task, id=self._run.id).exception("coherence check failed")
                 return

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ....queues import Gateway, LeaseLost, PayloadTooLarge, check_size
+from ....queues import EntriesLost, Gateway, LeaseLost, PayloadTooLarge, check_size
 from ...durable import (
     CURRENT_RUN,
     STOP_RULES,
@@ -73,11 +73,13 @@ class HandlerCall:
         return await self._classify(execution, result, error)
 
     async def _classify(self, execution: Execution, result: bytes | None, error: BaseException | None) -> Outcome:
-        """Decide the outcome. Raises `LeaseLost`."""
+        """Decide the outcome. Raises `LeaseLost`, `EntriesLost`."""
         run, task = execution.run, execution.task
         stop = run.stop_reason
         if stop is StopReason.LOST:
             raise LeaseLost(run.id, "outcome")
+        if stop is StopReason.DATA_LOST and isinstance(run.stop_detail, EntriesLost):
+            raise run.stop_detail
         if result is not None or stop is not StopReason.CANCELLED:
             await run.flush()  # steps of a cancelled task are not needed, and storing them may wait for Redis
             if (stop := run.stop_reason) is StopReason.LOST:

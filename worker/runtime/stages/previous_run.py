@@ -20,7 +20,6 @@ from ....queues import (
     load_history,
     read_log_tail,
     retry_while_unavailable,
-    write_entries,
 )
 from ...durable import STOP_RULES, Run, StopReason, stop_of_event
 from ...errors import BadHandoff
@@ -86,19 +85,18 @@ async def resume(gateway: Gateway, run: Run) -> None:
     level = "INFO" if resumption.interrupted else "DEBUG"
     logger.bind(task=run.envelope.task, id=run.id).log(level, "resumed: {}", summary)
     event = Resumed(after=rule.after, gap=resumption.gap, restored=resumption.restored, summary=summary)
-    await _log_resumed(gateway, run, event)
+    await _log_resumed(run, event)
 
 
-async def _log_resumed(gateway: Gateway, run: Run, event: Resumed) -> None:
+async def _log_resumed(run: Run, event: Resumed) -> None:
     """Put the event into the log at once, without delaying the run.
 
     A full server certainly refuses it: the event is dropped, or a task that needs no memory to finish would wait for
     some. If Redis is unavailable, the write may or may not have arrived: it is repeated under the same number.
     """
     entry = run.next_entry(event)
-    encrypted = entry.encrypted(gateway.encryptor.of(run.delivery.partition, run.id))
     try:
-        if await write_entries(gateway, run.delivery, run.id, [encrypted]):
+        if await run.recorder.put_or_drop(entry):
             run.cancel(StopReason.CANCELLED)
     except ServerFull:
         run.withdraw(entry)

@@ -26,8 +26,9 @@ from perdure import (
 from perdure.deadletter import Replay, find_letter, replay
 from perdure.queues import HandOffRefused, ServerFull, TaskHandle, Unavailable, enqueue_successor, promote_due
 from perdure.worker.durable import continuation
+from perdure.worker.durable.checkpoint_writer import CheckpointWriter
 from perdure.worker.journal import Handoff, Resumption
-from perdure.worker.runtime import settler, stopped_run
+from perdure.worker.runtime import settler
 from perdure.worker.runtime.stages import successor as handing_on
 from pydantic import SecretStr
 
@@ -278,7 +279,7 @@ async def test_a_failed_write_of_a_handoff_does_not_delay_the_outcome(
         await ctx.step("one", len, "x")
         raise ValueError
 
-    monkeypatch.setattr(stopped_run, "write_entries", refuse)
+    monkeypatch.setattr(CheckpointWriter, "put_or_drop", refuse)
     handle = await job.enqueue()
     await work_off(app)
     with pytest.raises(TaskFailed):

@@ -1,0 +1,111 @@
+"""Servers that lose their last seconds: an append-only file that is cut, and a replica that lags behind."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tests.support.servers import RedisServer, answers
+
+EVERYSEC = ("--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--auto-aof-rewrite-percentage", "0")
+
+
+class CutServer:
+    """A server with an append-only file, whose power is cut: what it wrote last is lost."""
+
+    def __init__(self, program: Path) -> None:
+        self.server = RedisServer(program, EVERYSEC).start()
+        self._sizes: deque[tuple[float, dict[Path, int]]] = deque(maxlen=2000)
+        self._done = threading.Event()
+        self._sampling = threading.Thread(target=self._sample, daemon=True)
+        self._sampling.start()
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def lose(self, seconds: float) -> None:
+        """Kill the server, and start it again with its files as they were some seconds before."""
+        cut = time.monotonic() - seconds
+        self.server.kill()
+        sizes = next(sizes for at, sizes in reversed(self._sizes) if at <= cut)
+        for path, size in sizes.items():
+            with path.open("r+b") as file:
+                file.truncate(size)
+        self.server.start()
+
+    def _sample(self) -> None:
+        while not self._done.wait(0.02):
+            files = [path for path in self.server.folder.rglob("*.aof") if path.is_file()]
+            self._sizes.append((time.monotonic(), {path: path.stat().st_size for path in files}))
+
+    def close(self) -> None:
+        self._done.set()
+        self._sampling.join()
+        self.server.stop()
+
+
+class LaggingPair:
+    """A primary and a replica that has everything some seconds late; clients know the address of the primary only."""
+
+    def __init__(self, program: Path, lag: float, ports: Sequence[int]) -> None:
+        """ports: of the primary, and of the line between the two."""
+        self._lag = lag
+        self._primary_port, line_port = ports
+        self._primary = RedisServer(program, ("--save", "", "--port", str(self._primary_port)))
+        self._primary.start()
+        self._line = socket.create_server(("127.0.0.1", line_port))
+        self._broken = threading.Event()
+        threading.Thread(target=self._serve, daemon=True).start()
+        self._replica = RedisServer(program, ("--save", "", "--replicaof", "127.0.0.1", str(line_port)))
+        self._replica.start()
+
+    @property
+    def url(self) -> str:
+        return self._primary.url
+
+    def lose(self, seconds: float) -> None:
+        """Kill the primary, and put the replica in its place."""
+        assert seconds == self._lag
+        self._broken.set()
+        self._primary.kill()
+        self._line.close()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(self._replica.socket))
+            client.sendall(b"REPLICAOF NO ONE\r\n")
+            assert client.recv(16).startswith(b"+OK")
+        self._replica.socket.rename(self._primary.socket)
+        assert answers(self._primary.socket)
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                replica, _ = self._line.accept()
+                primary = socket.create_connection(("127.0.0.1", self._primary_port))
+                threading.Thread(target=self._carry, args=(replica, primary, 0.0), daemon=True).start()
+                threading.Thread(target=self._carry, args=(primary, replica, self._lag), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket, delay: float) -> None:
+        """Carry bytes one way, each after the delay; what is under way when the line breaks is lost."""
+        held: deque[tuple[float, bytes]] = deque()
+        with suppress(OSError), source, target:
+            source.settimeout(0.01)
+            while not self._broken.is_set():
+                with suppress(TimeoutError):
+                    data = source.recv(65536)
+                    if not data:
+                        return
+                    held.append((time.monotonic() + delay, data))
+                while held and held[0][0] <= time.monotonic():
+                    target.sendall(held.popleft()[1])
+
+    def close(self) -> None:
+        self._broken.set()
+        self._line.close()
+        self._replica.stop()
+        self._primary.stop()
