@@ -525,7 +525,7 @@ class Queues(RuleBasedStateMachine):
         wakes: Wake,
         came: bool,
         earlier: bool,
-        ahead: int,
+        ahead: int = 0,
     ) -> None:
         """Park a task that waits for a message, or sleeps; one message may arrive before the call, another after it.
 
