@@ -61,10 +61,10 @@ class LeaseHeartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread; return when it has ended, or its last call has timed out."""
+        """Stop the thread; return when it has ended, or does not within a second: its last call gets no answer."""
         self._stop.set()
         self._woken.set()
-        self._thread.join(timeout=self._interval + 1.0)
+        self._thread.join(timeout=1.0)
 
     def set_lease(self, lease: float) -> None:
         """Renew each third of another lease, from now on. Returns at once."""

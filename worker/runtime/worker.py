@@ -25,6 +25,7 @@ from ...queues import (
     PartitionAssignment,
     QueueError,
     SharedConfig,
+    Unavailable,
     load_config,
     read_partitions,
     release,
@@ -49,6 +50,12 @@ __all__ = ["Worker"]
 
 _FORCED = 5.0
 """Seconds that cancelled runs have to release their tasks."""
+
+_PROBE = 1.0
+"""Seconds that Redis has to answer while the worker stops."""
+
+_POLL = 0.02
+"""Seconds between checks whether a cancelled handler has ended."""
 
 
 class Worker:
@@ -212,6 +219,8 @@ class Worker:
         """Leave the consumer groups, deregister and disconnect."""
         with anyio.CancelScope(shield=True):
             try:
+                if not await self._redis_answers():
+                    raise Unavailable(f"{self.settings.address.shown} does not answer")
                 await self._assignment.leave()
                 await self._consumer.leave()
                 await self._registration.withdraw()
@@ -323,27 +332,42 @@ class Worker:
 
     async def _drain(self, intake: Intake) -> None:
         """Stop reading and let running steps end; after the grace, cancel the runs, which release their tasks."""
+        started = anyio.current_time()
         intake.stop()
         self._executor.stop()
-        try:
-            await self._consumer.interrupt()
-            await self._assignment.leave()
-        except QueueError as error:
-            logger.debug("could not interrupt the read: {}", error)
+        with anyio.move_on_after(_PROBE):
+            try:
+                await self._consumer.interrupt()
+                await self._assignment.leave()
+            except QueueError as error:
+                logger.debug("could not interrupt the read: {}", error)
         if self._slots.taken:
             logger.info(
                 "stopping: {} tasks running, waiting up to {:g} s for their step boundaries",
                 self.in_flight,
                 self.settings.grace,
             )
-            with anyio.move_on_after(self.settings.grace):
+            with anyio.move_on_after(self.settings.grace - (anyio.current_time() - started)):
                 await self._wait_empty_or_stop_now()
             for run in list(self._executor.runs):
                 run.cancel(StopReason.RELEASED)
             with anyio.move_on_after(_FORCED):
-                await self._slots.wait_empty()
+                while any(run.task is not None for run in self._executor.runs):  # noqa: ASYNC110 - no event for it
+                    await anyio.sleep(_POLL)
+                if await self._redis_answers():
+                    await self._slots.wait_empty()
             with anyio.move_on_after(_FORCED):
                 await self._deadlines.abandon_all()
+
+    async def _redis_answers(self) -> bool:
+        """Return whether Redis answers now. If it does not, the worker does not wait to release its tasks."""
+        with anyio.move_on_after(_PROBE):
+            try:
+                await self._gateway.command("EXISTS", self._namespace.queues)
+            except QueueError:
+                return False
+            return True
+        return False
 
     async def _wait_empty_or_stop_now(self) -> None:
         async with anyio.create_task_group() as waiting:

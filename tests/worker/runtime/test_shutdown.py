@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -12,6 +14,7 @@ from perdure import App, Context, Settings, State, TaskHandle, Worker
 from perdure.worker.runtime import reclaim
 from perdure.worker.runtime.slots import Slots
 
+from tests.support.lossy_proxy import LossyProxy
 from tests.support.workers import (
     BOUND,
     bounded,
@@ -347,3 +350,28 @@ async def test_a_stopped_worker_leaves_no_consumer_name(app: App) -> None:
         await stop_in_the_middle(stage, worker, asyncio.create_task(worker.run()))
         assert worker.id in await consumers(app)
     assert await consumers(app) == {"~released"}
+
+
+@pytest.mark.processes
+async def test_a_worker_stops_in_time_while_redis_is_away(settings: Settings, tmp_path: Path) -> None:
+    """Frozen connections answer nothing, and no lease is near its end: only the grace takes time."""
+    begun, cancelled = asyncio.Event(), list[str]()
+    async with LossyProxy(Path(settings.redis_url.removeprefix("unix://")), tmp_path / "line").open() as line:
+        app = app_with(settings, redis_url=f"unix://{tmp_path / 'line'}", grace=0.1)
+
+        @app.task
+        async def job(ctx: Context) -> None:
+            await ctx.step("endless", endless, begun, cancelled)
+
+        async with app, Worker(app) as worker:
+            running = asyncio.create_task(worker.run())
+            await job.enqueue()
+            await bounded(begun.wait())
+            line.hang()
+            started = time.monotonic()
+            worker.stop()
+            await bounded(running)
+            assert time.monotonic() - started < 5, "without Redis it took 10 s, and as long again to deregister"
+            stopped = time.monotonic()
+        assert time.monotonic() - stopped < 5
+    assert cancelled == ["cancelled"]
