@@ -85,8 +85,10 @@ async def bury(
     counters: Counters,
     retention: float = DEFAULT_RETENTION,
     entries: int = 0,
-) -> None:
+) -> bool:
     """Turn the task into a dead letter and acknowledge its message.
+
+    Return False if nothing was done because the cancellation of the task was requested.
 
     Args:
         retention: Seconds.
@@ -117,3 +119,4 @@ async def bury(
     raw = int(reason is Reason.UNREADABLE)
     answer = await gateway.run(_BURY, keys, [*delivery.fence, entries, *letter, round(retention * 1000), raw])
     check_accepted(answer, task_id, "burial")
+    return bool(answer == 1)

@@ -4,12 +4,16 @@
 -- ARGV  fence (4), last entry (see gap), task id, task name, reason, evidence (JSON), attempts, crashes, retention in
 --       milliseconds, '1' if the message is not an envelope and its raw fields are kept (the first 500: Lua cannot pass
 --       more than some thousand values to one command)
--- returns  0 refused, the lease has passed; 1 buried; -1 - N refused, see gap
+-- returns  0 refused, the lease has passed; 1 buried; 2 nothing was done, for the cancellation of the task was requested:
+--          the caller stores that it was cancelled; -1 - N refused, see gap
 -- Atomic: the message leaves the ready stream in the script that adds payload and evidence to the dead-letter stream.
 -- The checkpoint is kept for a replay until the retention has passed. The inbox gets its TTL here even
 -- if it was empty: a message to a dead letter is stored without a TTL of its own.
 if not owned(KEYS[1]) then
   return settled(KEYS[2]) and 1 or 0
+end
+if redis.call('HEXISTS', KEYS[7], 'cancel') == 1 then
+  return 2
 end
 local lost = gap(KEYS[2], ARGV[5])
 if lost then

@@ -645,17 +645,18 @@ async def test_letters_of_an_unused_partition_are_an_empty_list(gateway: Gateway
     assert await trim_letters(gateway, partition, DAY) == 0
 
 
-async def test_a_cancelled_task_that_died_runs_after_a_replay(
-    gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
+async def test_a_task_whose_cancellation_was_requested_is_not_buried(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer, delivery: Delivery
 ) -> None:
-    """The request to cancel applied to the former run: the replay is a later request of an operator."""
+    """The request was accepted: the worker stores that the task was cancelled instead."""
     handle = await producer.find("x")
     assert handle is not None
     assert await handle.cancel() is State.RUNNING
-    await bury_as(gateway, delivery, "x")
-    await replay(gateway, await letter_of(gateway, partition, "x"), Replay())
-    again = await read_one(await worker(gateway, partition))
-    assert not (await load_history(gateway, again, "x")).cancel
+    before = await dump(gateway, namespace)
+    assert not await bury(
+        *(gateway, delivery, "x"), task="t", reason=Reason.TIMEOUT, evidence=EVIDENCE, counters=Counters(1, 0, 0)
+    )
+    assert await dump(gateway, namespace) == before
 
 
 async def test_a_dead_task_is_not_cancelled(

@@ -427,6 +427,8 @@ class Ledger:
     ) -> bool:
         if not self.owned(delivery):
             return self.settled(delivery, task)
+        if self.held.get(self.at.control(task), "cancel") is not None:
+            return True  # nothing is done: the caller stores that it was cancelled
         if self._gap(task, last) is not None:
             return False
         record, steps, log, inbox, control = self.parts(task)

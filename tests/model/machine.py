@@ -630,7 +630,8 @@ class Queues(RuleBasedStateMachine):
                 entries=last,
             )
             self.same(self.ground.accepted(act), expected)
-        self.end(delivery)
+        if not self.ledger.owned(delivery):  # else its cancellation was requested
+            self.end(delivery)
         self.look_for_letters()
 
     # -- suspects

@@ -240,7 +240,7 @@ class Executor:
                 return outcome
         raise AssertionError("the last stage returned no outcome")
 
-    def _settle(self, execution: Execution, outcome: Outcome, on_wait: Callable[[], None]) -> Awaitable[None]:
+    def _settle(self, execution: Execution, outcome: Outcome, on_wait: Callable[[], None]) -> Awaitable[object]:
         """Store the outcome, within the settle hooks. Raises `LeaseLost`, `EntriesLost`, and what a hook raises."""
         run = execution.run
         chain = self._settle_success if isinstance(outcome, Success) else self._settle_stop
@@ -250,24 +250,28 @@ class Executor:
 
     async def _store(self, _ctx: Context, settlement: RunSettlement) -> None:
         """The innermost of the settle hooks."""
-        await self._store_outcome(settlement.run, settlement.outcome, settlement.on_wait)
+        stored = await self._store_outcome(settlement.run, settlement.outcome, settlement.on_wait)
+        if stored is not settlement.outcome:
+            settlement.replace_outcome(stored)
 
-    async def _store_outcome(self, run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> None:
+    async def _store_outcome(self, run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> Outcome:
+        """Return what was stored: `Cancelled` in place of a dead letter if a caller has cancelled the task."""
         self._slots.leave()
         while True:
             try:
-                await self._settler.settle(run, outcome, on_wait)
+                outcome = await self._settler.settle(run, outcome, on_wait) or outcome
                 break
             except EntriesLost as lost:
                 await self._settler.send_again(run, lost, on_wait)
         if isinstance(outcome, Quarantined):
             self._gate.request()
-            return
+            return outcome
         if self._on_progress is not None and STOP_RULES[outcome.stop].attempt:
             self.progressed()
         self.settled[run.delivery.partition.queue] += 1
         if self.owed is not None and isinstance(outcome, Rerun):
             self.owed[run.id] = run.delivery.partition
+        return outcome
 
     async def _release_incomplete(self, run: Run, lost: EntriesLost, on_wait: Callable[[], None]) -> None:
         """Release a task of whose checkpoint Redis has lost the end: it resumes from what Redis has."""

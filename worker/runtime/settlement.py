@@ -29,6 +29,11 @@ class RunSettlement(Settlement):
     outcome: Outcome
     on_wait: Callable[[], None]
 
+    def replace_outcome(self, outcome: Outcome) -> None:
+        """Show hooks another outcome, which was stored in place of the first one."""
+        self.outcome, self.stop = outcome, outcome.stop.value
+        self.state, self.error, self.reason = _STATES[STOP_RULES[outcome.stop].act or ""], None, None
+
 
 def settlement_of(run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> RunSettlement:
     """Return the settlement of a run, as middleware sees it."""

@@ -50,8 +50,11 @@ class Settler:
         self._shared = shared
         self._retentions = RetentionRegister(gateway)
 
-    def settle(self, run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> Awaitable[None]:
-        """Store the outcome and acknowledge the message. on_wait: called when Redis is unavailable."""
+    def settle(self, run: Run, outcome: Outcome, on_wait: Callable[[], None]) -> Awaitable[Cancelled | None]:
+        """Store the outcome and acknowledge the message. on_wait: called when Redis is unavailable.
+
+        Return `Cancelled` if that was stored in place of a dead letter: a caller had cancelled the task meanwhile.
+        """
         return retry_while_unavailable(
             self._act(run, outcome), on_wait=log_wait(f"the outcome of task {run.id}", on_wait)
         )
@@ -71,7 +74,7 @@ class Settler:
             on_wait=log_wait(f"the release of task {run.id}", on_wait),
         )
 
-    def _act(self, run: Run, outcome: Outcome) -> Callable[[], Awaitable[None]]:
+    def _act(self, run: Run, outcome: Outcome) -> Callable[[], Awaitable[Cancelled | None]]:
         gateway, delivery, task_id = self._gateway, run.delivery, run.id
         ran, last = time.monotonic() - run.started, run.last_entry
         match outcome:
@@ -115,8 +118,9 @@ class Settler:
             case Rerun() | Park():
                 return self._reschedule(run, outcome)
             case Burial(reason, counters, error):
+                ttl = self._result_ttl(run)
                 return lambda: self._bury(
-                    delivery, task_id, run.envelope.task, reason, counters, error, run.redact, last
+                    delivery, task_id, run.envelope.task, reason, counters, error, run.redact, last, ran=ran, ttl=ttl
                 )
 
     def _reschedule(self, run: Run, outcome: Rerun | Park) -> Callable[[], Awaitable[None]]:
@@ -171,11 +175,15 @@ class Settler:
         error: BaseException,
         redact: Redaction | None = None,
         last_entry: int = 0,
-    ) -> None:
+        *,
+        ran: float = 0.0,
+        ttl: float | None = None,
+    ) -> Cancelled | None:
+        """Bury a task, or store that it was cancelled. ran, ttl: in seconds, for a cancelled task."""
         evidence = Evidence.of(error, redact)
         retention = self._shared.dead_letter_ttl
         await self._retentions.ensure(delivery.partition, retention)
-        await bury(
+        if not await bury(
             self._gateway,
             delivery,
             task_id,
@@ -185,8 +193,13 @@ class Settler:
             counters=counters,
             retention=retention,
             entries=last_entry,
-        )
+        ):
+            kept = self._shared.result_ttl if ttl is None else ttl
+            await self._retentions.ensure(delivery.partition, kept)
+            await cancelled(self._gateway, delivery, task_id, counters, ran=ran, ttl=kept)
+            return Cancelled(counters)
         logger.bind(task=task, id=task_id).error("dead letter ({}): {}: {}", reason, evidence.error, evidence.message)
+        return None
 
 
 def _named_id(data: bytes) -> str | None:

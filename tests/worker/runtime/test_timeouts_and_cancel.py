@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import anyio
 import pytest
-from perdure import App, Context, LeaseLost, Retry, Settings, State, TaskCancelled, TaskHandle, Worker
-from perdure.deadletter import Reason
+from perdure import (
+    App,
+    Context,
+    LeaseLost,
+    Middleware,
+    Retry,
+    Settings,
+    Settlement,
+    State,
+    TaskCancelled,
+    TaskHandle,
+    Worker,
+)
+from perdure.deadletter import Reason, count_letters
 from perdure.queues import TaskNotFound
 
 from tests.support.workers import (
@@ -242,6 +255,36 @@ async def test_a_task_that_ends_before_its_cancellation_keeps_its_result(patient
         goes_on.set()
         assert await bounded(handle.result()) == "too late"
         assert await handle.cancel() is State.SUCCEEDED
+
+
+async def test_a_task_that_fails_before_its_cancellation_is_cancelled(patient: App) -> None:
+    """The request was accepted, so the task must not end as a dead letter."""
+    begun, fails = asyncio.Event(), asyncio.Event()
+    settled: list[tuple[State, str, str | None]] = []
+
+    class Watching(Middleware):
+        async def settle(self, ctx: Context, settlement: Settlement, call_next: Callable[[], Awaitable[Any]]) -> None:
+            await call_next()
+            settled.append((settlement.state, settlement.stop, settlement.reason))
+
+    async with App("ends", settings=patient.settings, middleware=[Watching()]) as app:
+
+        @app.task(retry=Retry(max_attempts=1))
+        async def job(ctx: Context) -> None:
+            begun.set()
+            await fails.wait()
+            raise ValueError("it fails before the cancellation reaches it")
+
+        async with running_worker(app):
+            handle = await job.enqueue()
+            await bounded(begun.wait())
+            assert await handle.cancel() is State.RUNNING
+            fails.set()
+            with pytest.raises(TaskCancelled):
+                await bounded(handle.result())
+            assert await handle.cancel() is State.CANCELLED
+        assert await count_letters(app.producer.gateway, [handle.partition]) == 0
+    assert settled == [(State.CANCELLED, "cancelled", None)]
 
 
 async def test_a_cancelled_task_whose_worker_died_is_not_run_again(patient: App) -> None:
