@@ -60,7 +60,7 @@ demo: install
 # Tests of one file stay in one process; each process has servers of its own. Half of the time a test waits for another
 # process, so there are two processes per core. The order of the files is that of tests/conftest.py.
 PARALLEL ?= 4
-PYTEST := $(BIN)/python -m pytest -n $(PARALLEL) --dist loadfile --no-loadscope-reorder --max-worker-restart=2
+PYTEST = $(BIN)/python -m pytest -n $(PARALLEL) --dist loadfile --no-loadscope-reorder --max-worker-restart=2
 UNLIMITED := -o timeout=0 -o faulthandler_timeout=0
 
 test: install
