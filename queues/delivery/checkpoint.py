@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from ..errors import LeaseLost
 from ..event_log import TaskEvent, opened_events, read_last_events
 from ..keys import Partition
 from ..security import TaskCipher, event_field
@@ -158,11 +157,11 @@ async def write_entries(
     return bool(answer == 2)
 
 
-async def touch_step(gateway: Gateway, delivery: Delivery, task_id: str, step: str) -> None:
-    """Store that a step is still running. Raises `LeaseLost`."""
+async def touch_step(gateway: Gateway, delivery: Delivery, task_id: str, step: str, *, entries: int) -> None:
+    """Store that a step is still running. entries: number of the run's last entry. Raises `LeaseLost`."""
     partition = delivery.partition
-    if not await gateway.run(_TOUCH, [partition.ready, partition.record(task_id)], [*delivery.fence, step]):
-        raise LeaseLost(task_id, f"note of {step}")
+    keys = [partition.ready, partition.record(task_id)]
+    check_accepted(await gateway.run(_TOUCH, keys, [*delivery.fence, step, entries]), task_id, f"note of {step}")
 
 
 async def recorded_steps(gateway: Gateway, partition: Partition, task_id: str) -> list[str]:

@@ -24,5 +24,5 @@ one file; tests/conformance/test_scripts.py checks this table, and what holds fo
 
 The other files test what several scripts promise together: `test_one_place` that a task is always in one place,
 `test_fleet_locks` and `test_janitor` the chores of one worker, `test_inspection` and `test_saved_fields` the read-only
-views, `test_enqueue_many` batches.
+views, `test_enqueue_many` batches, `test_late_commands` that bytes which arrive late change nothing.
 """

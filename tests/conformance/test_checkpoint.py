@@ -240,7 +240,7 @@ async def test_a_write_returns_a_request_to_cancel(gateway: Gateway, producer: P
 async def test_a_note_names_the_running_step(gateway: Gateway, producer: Producer, delivery: Delivery) -> None:
     handle = await producer.find("x")
     assert handle is not None
-    await touch_step(gateway, delivery, "x", "download")
+    await touch_step(gateway, delivery, "x", "download", entries=0)
     record = await handle.record()
     now = int((await gateway.command("TIME"))[0]) * 1000
     assert record.step == "download"
@@ -252,7 +252,7 @@ async def test_a_note_names_the_running_step(gateway: Gateway, producer: Produce
 async def test_a_run_that_ended_has_no_running_step(
     gateway: Gateway, producer: Producer, delivery: Delivery, act: str
 ) -> None:
-    await touch_step(gateway, delivery, "x", "download")
+    await touch_step(gateway, delivery, "x", "download", entries=0)
     await SETTLING[act](gateway, delivery, "x")
     handle = await producer.find("x")
     assert handle is not None

@@ -289,11 +289,12 @@ class Ledger:
         stored = int(self.held.get(self.at.record(task), "entries") or 0)
         return -1 - stored if stored < last else None
 
-    def note(self, delivery: Delivery, task: str, step: str) -> int:
+    def note(self, delivery: Delivery, task: str, step: str, last: int) -> int:
         if not self.owned(delivery):
             return 0
-        self.held.put(self.at.record(task), {"step": step, "alive": Moment()})
-        self.tell(task, "alive")
+        if int(self.held.get(self.at.record(task), "entries") or 0) <= last:
+            self.held.put(self.at.record(task), {"step": step, "alive": Moment()})
+            self.tell(task, "alive")
         return 1
 
     # -- settling a delivery

@@ -435,15 +435,14 @@ class Queues(RuleBasedStateMachine):
                 answer = -1 - lost.last
             self.same(answer, expected)
 
-    @rule(which=which, standing=standings)
-    def note(self, which: int, standing: str) -> None:
+    @rule(which=which, standing=standings, late=st.sampled_from([0, 0, 1]))
+    def note(self, which: int, standing: str, late: int) -> None:
         delivery, task = self.pick(which, standing)
         if task in TASKS:
-            expected = self.ledger.note(delivery, task, "s")
-            self.same(
-                self.ground.accepted(touch_step(self.ground.gateway, delivery, task, "s")),
-                bool(expected),
-            )
+            last = max(0, self.last_entry(task) - late)
+            expected = self.ledger.note(delivery, task, "s", last)
+            act = touch_step(self.ground.gateway, delivery, task, "s", entries=last)
+            self.same(self.ground.accepted(act), bool(expected))
 
     # -- settling a delivery
 

@@ -23,8 +23,13 @@ from perdure.queues import (
 
 async def add_entries(gateway: Gateway, delivery: Delivery, task_id: str, entries: Sequence[Entry]) -> bool:
     """Write entries after those that are stored, as the next run of the task would."""
-    stored = await gateway.command("HGET", delivery.partition.record(task_id), "entries")
-    return await write_entries(gateway, delivery, task_id, entries, first=int(stored or 0) + 1)
+    first = await last_entry(gateway, delivery, task_id) + 1
+    return await write_entries(gateway, delivery, task_id, entries, first=first)
+
+
+async def last_entry(gateway: Gateway, delivery: Delivery, task_id: str) -> int:
+    """Return the number of the last stored entry."""
+    return int(await gateway.command("HGET", delivery.partition.record(task_id), "entries") or 0)
 
 
 Act = Callable[[Gateway, Delivery, str], Awaitable[object]]
@@ -82,7 +87,7 @@ async def _record(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
 
 
 async def _note(gateway: Gateway, delivery: Delivery, task_id: str) -> None:
-    await touch_step(gateway, delivery, task_id, "list")
+    await touch_step(gateway, delivery, task_id, "list", entries=await last_entry(gateway, delivery, task_id))
 
 
 SETTLING: dict[str, Act] = {

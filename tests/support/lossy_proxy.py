@@ -17,6 +17,7 @@ PATIENCE = 10.0
 class LossyProxy:
     """Proxy between unix sockets. `lose(text)` breaks the connection instead of returning the reply to such a command.
 
+    `hold(text)` breaks it instead of sending such a command, and keeps its bytes until `deliver`.
     While `flowing` is cleared, connections stay open and no data passes. `hang` stops the present connections for good,
     without closing them. `delay`: seconds by which each reply is delayed.
     """
@@ -26,6 +27,8 @@ class LossyProxy:
         self.path = path
         self._wanted: bytes | None = None
         self.lost = 0
+        self._held: bytes | None = None
+        self.late = b""
         self.accepted = asyncio.Event()
         self._pumps: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
@@ -47,6 +50,16 @@ class LossyProxy:
 
     def lose(self, text: bytes) -> None:
         self._wanted = text
+
+    def hold(self, text: bytes) -> None:
+        self._held = text
+
+    async def deliver(self) -> None:
+        """Send the bytes that were held back, and wait until the server has carried them out."""
+        answers, upstream = await asyncio.open_unix_connection(self._server)
+        upstream.write(self.late + b"PING\r\n")
+        await answers.readuntil(b"+PONG\r\n")
+        await _close(upstream)
 
     @asynccontextmanager
     async def down(self) -> AsyncIterator[None]:
@@ -114,6 +127,9 @@ class LossyProxy:
             if self._wanted is not None and self._wanted in data:
                 self._wanted = None
                 doomed.set()
+            if self._held is not None and self._held in data:
+                self._held, self.late = None, data
+                return
             await self.flowing.wait()
             if back not in self._hung_there:
                 upstream.write(data)

@@ -148,7 +148,7 @@ class StepHeartbeat:
         for key, began in list(run.steps_in_flight.items()):
             if now - began >= self._interval / 2:
                 try:
-                    await touch_step(run.gateway, run.delivery, run.id, key)
+                    await touch_step(run.gateway, run.delivery, run.id, key, entries=run.last_entry)
                 except LeaseLost:
                     run.cancel(StopReason.LOST)
                 except QueueError as error:

@@ -1,0 +1,224 @@
+"""Late duplicates: a command was sent again on another connection, and the bytes of the first one arrive afterwards.
+
+Between the two, the same worker continues as far as it can, so that as much as possible of the fence is the
+same. The late bytes change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+from perdure.deadletter import Filter, Replay, list_letters, replay
+from perdure.queues import (
+    Delivery,
+    Entry,
+    EnvelopeTemplate,
+    Gateway,
+    Kind,
+    LeaseLost,
+    Namespace,
+    Partition,
+    Producer,
+    clear_quarantined,
+    excuse_crashes,
+    load_history,
+    quarantine,
+    raise_count,
+    take_quarantined,
+    touch_step,
+    write_entries,
+)
+from perdure.queues.inbox import send_message
+from perdure.queues.transport.scripts import queue_script
+
+from tests.support.consumers import claim_all, claim_one, make_due, needs_one_server, promote, read_one, worker
+from tests.support.delivery_calls import SETTLING, add_entries
+from tests.support.lossy_proxy import LossyProxy, lossy_gateway
+from tests.support.task_places import dump
+
+SCRIPTS = {
+    "succeed": "finish",
+    "cancelled": "finish",
+    "reschedule": "reschedule",
+    "park": "park",
+    "release": "release",
+    "give_back": "release",
+}
+"""Scripts of the calls that settle a delivery; burying has another folder."""
+
+
+@pytest.fixture
+async def line(gateway: Gateway) -> AsyncIterator[tuple[Gateway, LossyProxy]]:
+    """A second gateway, and the proxy in front of it."""
+    needs_one_server(gateway, "the line that holds bytes back stands before one server")
+    async with lossy_gateway(gateway) as (late, proxy):
+        yield late, proxy
+
+
+@pytest.fixture
+async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -> Delivery:
+    """Task x, read by worker a."""
+    await producer.enqueue("t", task_id="x")
+    return await read_one(await worker(gateway, partition))
+
+
+async def next_delivery(gateway: Gateway, partition: Partition, producer: Producer, act: str) -> Delivery:
+    """Return the next delivery of task x to the same worker, after such an act."""
+    a = await worker(gateway, partition)
+    if act in ("release", "give_back"):
+        return await claim_one(a)
+    if act in ("reschedule", "park"):
+        await promote(gateway, partition, "x")
+    elif act.startswith("bury"):
+        (letter,) = [one async for one in list_letters(gateway, [partition], Filter())]
+        assert await replay(gateway, letter, Replay())
+    else:
+        await producer.enqueue_fresh(EnvelopeTemplate("t").message(b"{}", task_id="x"), queue="default")
+    return await read_one(a)
+
+
+async def unchanged(gateway: Gateway, namespace: Namespace, proxy: LossyProxy) -> None:
+    """Deliver the late bytes, and check that nothing has changed."""
+    before = await dump(gateway, namespace)
+    assert proxy.late
+    await proxy.deliver()
+    assert await dump(gateway, namespace) == before
+
+
+@pytest.mark.parametrize("act", SETTLING)
+async def test_a_settlement_that_arrives_late_changes_nothing(
+    gateway: Gateway,
+    namespace: Namespace,
+    partition: Partition,
+    producer: Producer,
+    delivery: Delivery,
+    line: tuple[Gateway, LossyProxy],
+    act: str,
+) -> None:
+    late, proxy = line
+    name = "entry" if act == "bury_unreadable" else "x"
+    proxy.hold(queue_script(SCRIPTS[act]).sha.encode() if act in SCRIPTS else b"EVALSHA")
+    await SETTLING[act](late, delivery, name)
+    await unchanged(gateway, namespace, proxy)
+    if act == "bury_unreadable":
+        return
+    second = await next_delivery(gateway, partition, producer, act)
+    await add_entries(gateway, second, "x", [Entry(Kind.DONE, "step", b"1")])
+    await unchanged(gateway, namespace, proxy)
+    await SETTLING["succeed"](gateway, second, "x")
+    await unchanged(gateway, namespace, proxy)
+
+
+@pytest.mark.parametrize("kind", [Kind.SAVED, Kind.INTENT, Kind.DONE, Kind.DROP, Kind.EVENT, Kind.CONSUMED])
+async def test_an_entry_that_arrives_late_changes_nothing(
+    gateway: Gateway, namespace: Namespace, delivery: Delivery, line: tuple[Gateway, LossyProxy], kind: Kind
+) -> None:
+    late, proxy = line
+    proxy.hold(queue_script("write_checkpoint").sha.encode())
+    await write_entries(late, delivery, "x", [Entry(kind, "1", b"57")], first=1)
+    await unchanged(gateway, namespace, proxy)
+    for number, entry in enumerate([Entry(Kind.SAVED, "1", b"58"), Entry(Kind.SAVED, "1", b"136")], 2):
+        await write_entries(gateway, delivery, "x", [entry], first=number)
+        await unchanged(gateway, namespace, proxy)
+    assert (await load_history(gateway, delivery, "x")).saved == {"1": b"136"}
+
+
+async def test_a_touch_that_arrives_late_changes_nothing(
+    gateway: Gateway, namespace: Namespace, delivery: Delivery, line: tuple[Gateway, LossyProxy]
+) -> None:
+    """The step that it names has ended, and another one is running."""
+    late, proxy = line
+    proxy.hold(queue_script("touch_step").sha.encode())
+    await touch_step(late, delivery, "x", "first", entries=0)
+    await write_entries(gateway, delivery, "x", [Entry(Kind.DONE, "first", b"1")], first=1)
+    await touch_step(gateway, delivery, "x", "second", entries=1)
+    await unchanged(gateway, namespace, proxy)
+
+
+Call = Callable[[Gateway, Delivery], Awaitable[object]]
+
+OTHER_CALLS: dict[str, Call] = {
+    "raise_count": raise_count,
+    "quarantine": lambda gateway, delivery: quarantine(gateway, delivery, "x"),
+    "clear_quarantined": lambda gateway, delivery: clear_quarantined(gateway, delivery, "x"),
+    "excuse_crashes": lambda gateway, delivery: excuse_crashes(gateway, delivery, "x", 1),
+}
+
+
+@pytest.mark.parametrize("act", OTHER_CALLS)
+async def test_another_call_of_a_run_that_arrives_late_changes_nothing(
+    gateway: Gateway,
+    namespace: Namespace,
+    partition: Partition,
+    delivery: Delivery,
+    line: tuple[Gateway, LossyProxy],
+    act: str,
+) -> None:
+    late, proxy = line
+    proxy.hold(queue_script(act).sha.encode())
+    await OTHER_CALLS[act](late, delivery)
+    await unchanged(gateway, namespace, proxy)
+    if act == "quarantine":
+        taken = await take_quarantined(gateway, partition, delivery.worker)
+        assert taken.delivery is not None
+        assert taken.delivery.fence != delivery.fence
+        await unchanged(gateway, namespace, proxy)
+    else:
+        with suppress(LeaseLost):
+            await SETTLING["release"](gateway, delivery, "x")
+        await claim_all(await worker(gateway, partition))
+        await unchanged(gateway, namespace, proxy)
+
+
+@pytest.mark.parametrize("delay", [0.0, 60.0])
+async def test_an_enqueue_that_arrives_late_stores_nothing_more(
+    gateway: Gateway,
+    namespace: Namespace,
+    partition: Partition,
+    producer: Producer,
+    line: tuple[Gateway, LossyProxy],
+    delay: float,
+) -> None:
+    late, proxy = line
+    async with Producer(namespace=namespace.name, gateway=late) as another:
+        await another.enqueue("t", queue="warm")
+        proxy.hold(queue_script("schedule" if delay else "enqueue").sha.encode())
+        await another.enqueue("t", task_id="y", delay=delay)
+    await unchanged(gateway, namespace, proxy)
+    if delay:
+        await make_due(gateway, partition, "y")
+        assert await promote(gateway, partition, "y") == 1
+    await unchanged(gateway, namespace, proxy)
+    await SETTLING["succeed"](gateway, await read_one(await worker(gateway, partition)), "y")
+    await unchanged(gateway, namespace, proxy)
+
+
+async def test_a_message_that_arrives_late_is_not_sent_again(
+    gateway: Gateway,
+    namespace: Namespace,
+    partition: Partition,
+    delivery: Delivery,
+    line: tuple[Gateway, LossyProxy],
+) -> None:
+    """The run has used it."""
+    late, proxy = line
+    proxy.hold(queue_script("send_message").sha.encode())
+    sent = await send_message(late, partition, "x", "hello", sender="s", message_id="m")
+    await unchanged(gateway, namespace, proxy)
+    await write_entries(gateway, delivery, "x", [Entry(Kind.CONSUMED, str(sent.number), b"")], first=1)
+    await unchanged(gateway, namespace, proxy)
+
+
+async def test_a_heartbeat_that_arrives_late_takes_nothing_back(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery, line: tuple[Gateway, LossyProxy]
+) -> None:
+    late, proxy = line
+    proxy.hold(queue_script("renew_leases").sha.encode())
+    keys = [partition.ready, partition.control("x")]
+    await late.run(queue_script("renew_leases"), keys, [*delivery.fence[:2], *delivery.fence[2:]])
+    await SETTLING["release"](gateway, delivery, "x")
+    await unchanged(gateway, namespace, proxy)
+    await claim_one(await worker(gateway, partition))
+    await unchanged(gateway, namespace, proxy)
