@@ -7,9 +7,11 @@ resumes the task. The agent is interrupted within a step of its plan, the functi
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
+import tracemalloc
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any, Final
@@ -39,13 +41,17 @@ BEGIN, END = "<!-- resume: begin -->", "<!-- resume: end -->"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The figures of one history. events: in the log. resume: seconds from the start of a worker to the first new call.
-    written: bytes that Redis received per call, at the end of the history. checkpoint: bytes of memory in Redis.
+    """The figures of one history. events: in the log. start: seconds from the start of a worker to that of the handler.
+    resume: seconds from the start of a worker to the first new call. memory: largest number of bytes that Python
+    allocated meanwhile, in a run of its own. written: bytes that Redis received per call, at the end of the history.
+    checkpoint: bytes of memory in Redis.
     """
 
     what: str
     events: int
+    start: float
     resume: float
+    memory: int
     written: float
     checkpoint: int
 
@@ -59,6 +65,7 @@ class Scene:
     made: int = 0
     reached: asyncio.Event = field(default_factory=asyncio.Event)
     resumed: bool = False
+    handler_at: float = 0.0
     resumed_at: float = 0.0
     received: list[int] = field(default_factory=list)
 
@@ -75,6 +82,10 @@ class Scene:
         if self.made in (self.calls - self.window, self.calls):
             self.received.append(self._received())
         return {"page": number}
+
+    def handler_started(self) -> None:
+        if self.resumed:
+            self.handler_at = self.handler_at or perf_counter()
 
     async def interruption(self) -> None:
         """Block the first run, so that it is interrupted here."""
@@ -96,6 +107,7 @@ def _agent(app: App, scene: Scene) -> Any:
             return [PlanStep(key=f"chapter-{number}", title=f"read chapter {number}") for number in range(STEPS)]
 
         async def act(self, ctx: Context, state: AgentState, step: PlanStep) -> int:
+            scene.handler_started()
             last = step.key == f"chapter-{STEPS - 1}"
             pages = min(INTO_A_STEP, scene.calls // 2) if last else each + (rest if step.key == "chapter-0" else 0)
             for number in range(pages):
@@ -114,6 +126,7 @@ def _agent(app: App, scene: Scene) -> Any:
 def _function(app: App, scene: Scene) -> Any:
     @app.task(name="walk")
     async def walk(ctx: Context, goal: str) -> int:
+        scene.handler_started()
         for number in range(scene.calls):
             await ctx.step("read", scene.call, number)
         await scene.interruption()
@@ -124,7 +137,18 @@ def _function(app: App, scene: Scene) -> Any:
 
 
 async def measure(deployment: Deployment, what: str, calls: int) -> Outcome:
-    """Create a history of `calls` calls, interrupt it and resume it."""
+    """Create a history of `calls` calls, interrupt it and resume it; twice, because tracing of memory takes time."""
+    outcome, _ = await _measure(deployment.within("timed"), what, calls)
+    tracemalloc.start()
+    try:
+        _, memory = await _measure(deployment.within("traced"), what, calls)
+    finally:
+        tracemalloc.stop()
+    return replace(outcome, memory=memory)
+
+
+async def _measure(deployment: Deployment, what: str, calls: int) -> tuple[Outcome, int]:
+    """Return the figures of one history and, if it is traced, the memory of its second run."""
     scene = Scene(deployment, calls)
     app = deployment.app()
     task = _agent(app, scene) if what == "agent" else _function(app, scene)
@@ -134,12 +158,23 @@ async def measure(deployment: Deployment, what: str, calls: int) -> Outcome:
         events = await app.producer.gateway.command("XLEN", handle.partition.log(handle.id))
         checkpoint = await _memory(app, handle.partition, handle.id)
         scene.resumed = True
+        before = _allocated()
         began = perf_counter()
         async with Worker(app) as worker:
             await worker.run(burst=True)
+        memory = tracemalloc.get_traced_memory()[1] - before
         await handle.result(timeout=1)
     first, last = scene.received
-    return Outcome(what, events, scene.resumed_at - began, (last - first) / scene.window, checkpoint)
+    start, resume = scene.handler_at - began, scene.resumed_at - began
+    return Outcome(what, events, start, resume, 0, (last - first) / scene.window, checkpoint), memory
+
+
+def _allocated() -> int:
+    """Return the bytes that are allocated now, from which the peak is counted."""
+    gc.collect()
+    if tracemalloc.is_tracing():
+        tracemalloc.reset_peak()
+    return tracemalloc.get_traced_memory()[0]
 
 
 async def _run_until_interrupted(app: App, scene: Scene) -> None:
@@ -170,11 +205,12 @@ async def _all(deployment: Deployment, sizes: Sequence[int]) -> list[Outcome]:
 def table(outcomes: Sequence[Outcome]) -> str:
     """Return the figures as a Markdown table."""
     lines = [
-        "| | events in the log | start of a worker to the first new call | bytes to Redis per call | checkpoint |",
-        "|---|---:|---:|---:|---:|",
+        "| | events | handler starts | first new call | memory | bytes to Redis per call | checkpoint |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     lines += [
-        f"| {one.what} | {one.events:,} | {one.resume * 1000:,.0f} ms | {one.written:,.0f} | "
+        f"| {one.what} | {one.events:,} | {one.start * 1000:,.0f} ms | {one.resume * 1000:,.0f} ms | "
+        f"{one.memory / 1024:,.0f} KB | {one.written:,.0f} | "
         f"{one.checkpoint / 1024:,.0f} KB |"
         for one in outcomes
     ]

@@ -7,6 +7,7 @@
 | `leases` | the delivery with its fencing token; the table of deliveries that this worker holds |
 | `heartbeat` | renews the leases from a thread |
 | `checkpoint` | entries of the checkpoint: written by a run, read by the next one |
+| `step_pages` | step records of a large checkpoint, read when the run asks for them |
 | `settlement` | what ends a delivery: succeed, cancel, reschedule, park, release (bury is in `deadletter`) |
 | `quarantine_store` | tasks that are suspected of killing workers |
 | `due_set` | promotion of scheduled tasks |

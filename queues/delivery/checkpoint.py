@@ -16,6 +16,7 @@ from ..transport import Argument, Gateway, pairs, queue_script
 from .leases import Delivery, check_accepted
 from .quarantine_store import CRASH_WINDOW_MS
 from .settlement import Counters
+from .step_pages import PAGE, StepPages
 
 __all__ = ["Entry", "History", "Kind", "last_step", "load_history", "recorded_steps", "touch_step", "write_entries"]
 
@@ -67,7 +68,9 @@ class History:
     """State that earlier runs of a task left.
 
     Attributes:
-        done: Step records, by key. intents: risky steps that were about to act. saved: progress within steps.
+        done: Step records, by key; only some of them if there are `pages`. intents: risky steps that were about to act.
+        saved: progress within steps.
+        pages: Reads the other records, if the checkpoint is large.
         entries: Number of the last entry that a run wrote.
         events: Number of the last event that a run logged.
         lost: Deliveries of the present message that ended without an outcome and were not returned.
@@ -85,6 +88,7 @@ class History:
     done: dict[str, bytes] = field(default_factory=dict)
     intents: dict[str, bytes] = field(default_factory=dict)
     saved: dict[str, bytes] = field(default_factory=dict)
+    pages: StepPages | None = None
     entries: int = 0
     events: int = 0
     lost: int = 0
@@ -109,8 +113,34 @@ class History:
         """Crashes within the window, those since the last progress included."""
         return self.recent_crashes + self.crashes_in_a_row
 
+    @property
+    def records(self) -> int:
+        """Number of step records."""
+        return len(self.done) if self.pages is None else self.pages.total
+
+    async def read_record(self, step: str) -> bytes | None:
+        """Return a step's record, None if the step is not recorded. Raises `DecryptionError`."""
+        found = self.done.get(step)
+        return found if found is not None or self.pages is None else await self.pages.read(step)
+
+    def take_known(self, step: str) -> bytes | None:
+        """Return a step's record if it is known; it may be read from Redis again if it is asked for again."""
+        return self.done.get(step) if self.pages is None else self.pages.take(step)
+
+    async def take_record(self, step: str) -> bytes | None:
+        """Return a step's record as `read_record` does; it may be read again if it is asked for again."""
+        found = await self.read_record(step)
+        return found if found is None else self.take_known(step)
+
+    async def read_all_records(self) -> None:
+        """Read all step records into `done`. Raises `DecryptionError`."""
+        if self.pages is not None:
+            await self.pages.read_all()
+
     def decrypt(self, cipher: TaskCipher) -> None:
-        """Decrypt the checkpoint in place. Raises `DecryptionError`."""
+        """Decrypt the checkpoint in place, and the pages that are read later. Raises `DecryptionError`."""
+        if self.pages is not None:
+            self.pages.cipher = cipher
         for prefix, records in (("d", self.done), ("i", self.intents), ("s", self.saved)):
             for step, value in records.items():
                 records[step] = cipher.decrypt(f"{prefix}:{step}", value)
@@ -181,20 +211,27 @@ async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str
 _NUMBERS: Final = ("attempts", "crashes", "returns", "excused", "recent", "recent_at", "events", "returned", "entries")
 _FIELDS: Final = (*_NUMBERS, "suspect", "crash", "at")
 
+_SCANNED: Final = 4096
+"""Fields that Redis looks at in one command for the few that are not step records."""
+
 _LATEST: Final = 8
 """Events of the log that are read: enough to see how the previous run ended."""
 
 
 async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> History:
-    """Read the state that earlier runs left, in one round trip. The checkpoint is not decrypted yet."""
+    """Read the state that earlier runs left. The checkpoint is not decrypted yet.
+
+    One round trip reads a checkpoint of one page. Of a larger one, the intents and the saved progress are read in
+    further pages, and step records when they are asked for.
+    """
     partition = delivery.partition
-    counts, alive, last, cancel, steps, latest, time = await gateway.pipeline(
+    counts, alive, last, cancel, (cursor, steps), latest, time = await gateway.pipeline(
         [
             ("HMGET", partition.record(task_id), *_FIELDS),
             ("HGET", partition.record(task_id), "alive"),
             ("HGET", partition.inbox(task_id), "last"),
             ("HEXISTS", partition.control(task_id), "cancel"),
-            ("HGETALL", partition.steps(task_id)),
+            ("HSCAN", partition.steps(task_id), 0, "COUNT", PAGE),
             ("XREVRANGE", partition.log(task_id), "+", "-", "COUNT", _LATEST),
             ("TIME",),
         ],
@@ -222,8 +259,24 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         alive_at=None if alive is None else int(alive),
         read_at=now,
     )
+    _add(history, steps)
+    if int(cursor) != 0:
+        await _read_further(gateway, partition, task_id, history, cursor)
+    return history
+
+
+async def _read_further(gateway: Gateway, partition: Partition, task_id: str, history: History, cursor: bytes) -> None:
+    """Read the intents and saved progress of a large checkpoint, and prepare the reading of its step records."""
+    key = partition.steps(task_id)
+    while int(cursor) != 0:
+        cursor, found = await gateway.command("HSCAN", key, cursor, "MATCH", "[is]:*", "COUNT", _SCANNED)
+        _add(history, found)
+    total = int(await gateway.command("HLEN", key)) - len(history.intents) - len(history.saved)
+    history.pages = StepPages(gateway, partition, task_id, history.done, total)
+
+
+def _add(history: History, fields: Sequence[Any]) -> None:
     records = {b"d": history.done, b"i": history.intents, b"s": history.saved}
-    for name, value in pairs(steps).items():
+    for name, value in pairs(fields).items():
         kind, _, step = name.partition(b":")
         records[kind][step.decode()] = value
-    return history

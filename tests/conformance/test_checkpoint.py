@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from perdure.queues import (
     Counters,
     Delivery,
+    Encryptor,
     EntriesLost,
     Entry,
     Gateway,
+    History,
     Kind,
     LeaseLost,
     Namespace,
     Partition,
     Producer,
+    TamperedData,
     last_step,
     load_history,
     read_events,
@@ -23,11 +30,15 @@ from perdure.queues import (
     touch_step,
     write_entries,
 )
+from perdure.queues.delivery.step_pages import PAGE
+from perdure.queues.security.keyring import read_keys
+from perdure.queues.transport import Command
 from perdure.queues.transport.scripts import queue_script
 
 from tests.support.consumers import claim_one, needs_one_server, promote, read_one, take_over, worker
 from tests.support.delivery_calls import SETTLING, add_entries
 from tests.support.lossy_proxy import lossy_gateway
+from tests.support.stored_data import FIRST
 from tests.support.task_places import dump, lifetimes
 
 
@@ -305,3 +316,121 @@ async def test_events_can_be_read_from_any_id(gateway: Gateway, partition: Parti
         "step": "a",
         "data": {},
     }
+
+
+# large checkpoints
+
+NAMES = {
+    "counted": ["read", *(f"read#{number}" for number in range(2, 1400))],
+    "numbered": [f"page-{number}" for number in range(1400)],
+    "padded": [f"page-{number:03d}/fetch" for number in range(1400)],
+    "several": [f"{name}#{number}" for number in range(1, 500) for name in ("fetch", "parse", "store")],
+    "without order": [hashlib.sha256(str(number).encode()).hexdigest() for number in range(1400)],
+    "mixed": [f"page-{number}" if number % 2 else f"{number}{'x' * (number % 7)}" for number in range(1400)],
+}
+ABSENT = ["read#1400", "read#1401", "page-1400", "page-1401", "page-1402/fetch", "other", "fetch#500", "x#2", "1"]
+
+
+async def large(gateway: Gateway, delivery: Delivery, names: Sequence[str]) -> History:
+    """Return the history of a task with these steps, an intent and saved progress."""
+    entries = [done(name, name.encode()) for name in names]
+    entries += [Entry(Kind.INTENT, "mail", b"1"), *(Entry(Kind.SAVED, f"part-{number}", b"2") for number in range(5))]
+    for start in range(0, len(entries), 200):
+        await add_entries(gateway, delivery, "x", entries[start : start + 200])
+    return await load_history(gateway, delivery, "x")
+
+
+@pytest.mark.parametrize("order", ["forward", "backward", "shuffled", "at once"])
+@pytest.mark.parametrize("kind", NAMES)
+async def test_each_step_of_a_large_checkpoint_is_found(
+    gateway: Gateway, delivery: Delivery, kind: str, order: str
+) -> None:
+    names = NAMES[kind]
+    history = await large(gateway, delivery, names)
+    assert history.pages is not None
+    assert len(history.done) < len(names)
+    assert history.records == len(names)
+    assert history.intents == {"mail": b"1"}
+    assert history.saved == {f"part-{number}": b"2" for number in range(5)}
+    asked = [*names, *(name for name in ABSENT if name not in names)]
+    if order == "backward":
+        asked.reverse()
+    elif order == "shuffled":
+        random.Random(3).shuffle(asked)
+    if order == "at once":
+        found = await asyncio.gather(*(history.take_record(name) for name in asked))
+    else:
+        found = [await history.take_record(name) for name in asked]
+    assert found == [name.encode() if name in set(names) else None for name in asked]
+
+
+@pytest.mark.parametrize(("kind", "most"), [("counted", 8), ("numbered", 8), ("several", 10), ("without order", 10)])
+async def test_a_large_checkpoint_is_read_in_few_pages(
+    gateway: Gateway, delivery: Delivery, kind: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = await large(gateway, delivery, NAMES[kind])
+    sizes: list[int] = []
+    pipeline = gateway.pipeline
+
+    async def counting(commands: Sequence[Command], **options: Any) -> list[Any]:
+        replies = await pipeline(commands, **options)
+        sizes.append(sum(len(reply) for reply in replies))
+        return replies
+
+    monkeypatch.setattr(gateway, "pipeline", counting)
+    known = [len(history.done)]
+    for name in NAMES[kind]:
+        assert await history.take_record(name) is not None
+        known.append(len(history.done))
+    assert len(sizes) <= most
+    assert max(sizes) <= 2 * PAGE
+    if kind != "without order":
+        assert max(known) <= 3 * PAGE  # records that were used are released
+    assert [await history.take_record(name) for name in ABSENT] == [None] * len(ABSENT)
+
+
+async def test_all_records_of_a_large_checkpoint_include_those_that_were_used(
+    gateway: Gateway, delivery: Delivery
+) -> None:
+    history = await large(gateway, delivery, NAMES["numbered"])
+    for name in NAMES["numbered"][:700]:
+        assert await history.take_record(name) is not None
+    await history.read_all_records()
+    assert history.done == {name: name.encode() for name in NAMES["numbered"]}
+    assert await history.read_record("other") is None
+
+
+async def test_pages_of_large_records_have_fewer_of_them(
+    gateway: Gateway, delivery: Delivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first in range(1, 601, 100):
+        entries = [done(f"page-{number}", b"x" * 20_000) for number in range(first, first + 100)]
+        await add_entries(gateway, delivery, "x", entries)
+    history = await load_history(gateway, delivery, "x")
+    sizes: list[int] = []
+    pipeline = gateway.pipeline
+
+    async def measuring(commands: Sequence[Command], **options: Any) -> list[Any]:
+        replies = await pipeline(commands, **options)
+        sizes.append(sum(map(len, filter(None, replies[0]))))
+        return replies
+
+    monkeypatch.setattr(gateway, "pipeline", measuring)
+    for number in range(1, 601):
+        assert await history.take_record(f"page-{number}") == b"x" * 20_000
+    assert max(sizes[1:]) < 1.1 * 2**20
+    assert len(sizes) < 20
+
+
+async def test_a_changed_record_is_refused_when_its_page_is_read(gateway: Gateway, delivery: Delivery) -> None:
+    cipher = Encryptor(read_keys(FIRST, "the test")).of(delivery.partition, "x")
+    entries = [done(f"page-{number}").encrypted(cipher) for number in range(1, 1200)]
+    for start in range(0, len(entries), 200):
+        await add_entries(gateway, delivery, "x", entries[start : start + 200])
+    history = await load_history(gateway, delivery, "x")
+    history.decrypt(cipher)
+    one, other = [entry.step for entry in entries if entry.step not in history.done][:2]
+    steps = delivery.partition.steps("x")
+    await gateway.command("HSET", steps, f"d:{other}", await gateway.command("HGET", steps, f"d:{one}"))
+    with pytest.raises(TamperedData):
+        await history.read_record(other)

@@ -136,7 +136,10 @@ def fingerprint(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, byt
 
     A value without a JSON form (a client, a connection) counts by its type alone, which is the same in every process.
     """
-    data = to_json(_ordered([*args, kwargs] if kwargs else args), fallback=_by_type)
+    values = (*args, kwargs) if kwargs else args
+    if not _PLAIN.issuperset(map(type, values)):
+        values = _ordered(values)
+    data = to_json(values, fallback=_by_type)
     return hashlib.blake2b(data, digest_size=12).hexdigest(), data
 
 

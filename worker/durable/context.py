@@ -73,7 +73,7 @@ class Context:
     @property
     def resumed(self) -> bool:
         """Whether earlier runs left recorded steps."""
-        return bool(self._run.history.done)
+        return self._run.history.records > 0
 
     @property
     def resumption(self) -> Resumption | None:

@@ -85,7 +85,7 @@ async def continue_as(
     check_size("the arguments of the successor", len(data), run.payload_limit)
     task_id = await _free_id(run)
     await run.flush()
-    event = HandedOff(why=why, to=task_id, steps=len(run.history.done) + run.steps_recorded)
+    event = HandedOff(why=why, to=task_id, steps=run.history.records + run.steps_recorded)
     tail = await read_log_tail(run.gateway, run.delivery.partition, run.id)
     event_entry = run.next_entry(event)
     handoff = handoff_of(

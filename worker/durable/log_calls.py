@@ -34,7 +34,7 @@ async def log_once(run: Run, event: Event) -> int:
     key = run.keys.next(f"#{event.type}")
     if event.step is None and (outer := run.keys.within) is not None:
         event = event.model_copy(update={"step": outer})
-    recorded = run.history.done.get(key)
+    recorded = await run.history.read_record(key)
     if recorded is not None:
         return int(StepRecord.decode(recorded).result)
     entry = run.next_entry(event)

@@ -82,7 +82,7 @@ async def _receive(
     check_place(run, _INBOX, own=True)
     _check_wait(run, wait)
     key = run.keys.next(_INBOX)
-    recorded = run.history.done.get(key)
+    recorded = await run.history.read_record(key)
     if recorded is not None:
         run.touch()
         return [InboxMessage(**one) for one in orjson.loads(StepRecord.decode(recorded).result)]
@@ -187,7 +187,7 @@ async def send(
     task_id = to if isinstance(to, str) else to.id
     digest, called_with = fingerprint((task_id, content), {})
     shown = arguments_text(called_with, run.redact)
-    recorded = run.history.done.get(key)
+    recorded = await run.history.read_record(key)
     if recorded is not None:
         former = StepRecord.decode(recorded)
         if former.digest != digest:

@@ -45,7 +45,7 @@ class ResumeInfo:
             yield "handoff", handoff
         if messages := await self.messages():
             yield "messages", messages
-        if state := self.state:
+        if state := await self.state():
             yield "state", state
 
     @property
@@ -59,12 +59,12 @@ class ResumeInfo:
         run = self._run
         return [message async for message in read_inbox(run.gateway, run.delivery.partition, run.id)]
 
-    @property
-    def state(self) -> AgentState | list[str] | None:
+    async def state(self) -> AgentState | list[str] | None:
         """Result of the work so far: an agent's state, or the keys of a function's recorded steps."""
         run = self._run
         if (agent := run.observer(_HasState)) is not None:  # type: ignore[type-abstract]  # a protocol is asked for
             return agent.state
+        await run.history.read_all_records()
         return sorted(key for key in run.history.done if not key.startswith("#"))
 
     async def history(self) -> AsyncIterator[Event]:

@@ -190,13 +190,15 @@ async def run_step(
     else:
         key = run.keys.next(name)
         if run.around_step is not None:
-            call = StepCall(name, key, tool, recorded=key in run.history.done)
+            call = StepCall(name, key, tool, recorded=await run.history.read_record(key) is not None)
             return await run.around_step(
                 call, partial(run_step, run, name, fn, args, kwargs, options, durability, make_event, tool, call)
             )
     codec = codec_of(fn)
     digest, called_with = fingerprint(args, kwargs)
-    record = run.history.done.get(key)
+    record = run.history.take_known(key)
+    if record is None and run.history.pages is not None and (call is None or call.recorded):
+        record = await run.history.take_record(key)
     result = None if record is None else StepRecord.result_of(record, digest)
     if result is not None:
         run.touch()
@@ -224,11 +226,11 @@ async def run_step(
         entry = _done(key, StepRecord(data, digest, shown), step.attempt)
         check_size(f"the record of step {key!r}", len(entry.value), run.payload_limit)
         stored = durability != "async"
-        if make_event is None:
-            await run.recorder.put(entry, wait=stored, replicated=replicated)
-        else:
+        entries = [entry]
+        if make_event is not None:
             event = run.next_entry(make_event(key, orjson.loads(data), step.attempt))
-            await run.recorder.put(entry._replace(kind=Kind.DONE_WITH_EVENT), event, wait=stored, replicated=replicated)
+            entries = [entry._replace(kind=Kind.DONE_WITH_EVENT), event]
+        await run.recorder.put(*entries, wait=stored, replicated=replicated)
         run.step_recorded(stored=stored)
     finally:
         run.step_ended(key)

@@ -67,7 +67,7 @@ class Artifacts:
         key = None
         if step is None:
             key = run.keys.next(f"#artifact_saved:{name}")
-            if (recorded := run.history.done.get(key)) is not None:
+            if (recorded := await run.history.read_record(key)) is not None:
                 return _artifact(ArtifactLink.decode(run.id, name, StepRecord.decode(recorded).result))
             if run.stopping:
                 await run.boundary()

@@ -110,7 +110,7 @@ class Settler:
             case Release(counters):
                 data: dict[str, object] = {
                     "why": STOP_RULES[outcome.stop].why,
-                    "steps": len(run.history.done) + run.steps_recorded,
+                    "steps": run.history.records + run.steps_recorded,
                 }
                 return lambda: release(gateway, delivery, task_id, data=data, entries=last)
             case Quarantined():

@@ -93,4 +93,4 @@ def _stop(run: Run, outcome: Outcome) -> _Stop | None:
 def _has_history(run: Run) -> bool:
     """Whether any run of the task has recorded anything."""
     history = run.history
-    return run.has_written or bool(history.done or history.saved or history.intents or history.events)
+    return run.has_written or bool(history.records or history.saved or history.intents or history.events)

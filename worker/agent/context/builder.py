@@ -116,7 +116,7 @@ class ContextBuilder:
 
         For the other arguments and errors see `build` and `Context.step`.
         """
-        apply_recorded_summary(_run_of(ctx), state, self.keep)
+        await apply_recorded_summary(_run_of(ctx), state, self.keep)
 
         @functools.wraps(model)
         async def called() -> Any:

@@ -88,7 +88,7 @@ async def compact(
         on_failure: if no summary is usable, raise `CompactionFailed`, or use a digest: the start of each message, as
             many of the latest as fit the budget.
     """
-    if apply_recorded_summary(run, state, keep):
+    if await apply_recorded_summary(run, state, keep):
         return True
     messages = tuple(state.messages)
     old = messages[: cut_at(messages, keep)]
@@ -114,13 +114,13 @@ async def compact(
     return True
 
 
-def apply_recorded_summary(run: Run, state: AgentState, keep: int) -> bool:
+async def apply_recorded_summary(run: Run, state: AgentState, keep: int) -> bool:
     """Replace the oldest messages with the summary that an earlier run recorded for exactly these, if there is one."""
-    if not any(_COMPACTED in key for key in run.history.done):
+    if run.history.pages is None and not any(_COMPACTED in key for key in run.history.done):
         return False
     messages = tuple(state.messages)
     cut = cut_at(messages, keep)
-    record = run.history.done.get(_key(run, messages[:cut]))
+    record = await run.history.read_record(_key(run, messages[:cut]))
     if record is None:
         return False
     found = orjson.loads(StepRecord.decode(record).result)

@@ -249,7 +249,7 @@ async def repair(run: Run, state: AgentState) -> tuple[str, ...]:
     calls = tuple(call.id for _, call in missing)
     place = f"{len(state.messages)}:{calls}"
     key = f"{run.keys.scope}#repaired:{hashlib.blake2b(place.encode(), digest_size=8).hexdigest()}"
-    if key not in run.history.done:
+    if await run.history.read_record(key) is None:
         record = StepRecord(b"null").encode()
         event = Repaired(calls=calls, changes=repair_of(state.messages), step=run.keys.within)
         await run.recorder.put(Entry(Kind.DONE_WITH_EVENT, key, record), run.next_entry(event), wait=True)

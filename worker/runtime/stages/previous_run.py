@@ -43,6 +43,8 @@ class LoadHistory:
         run = execution.run
         load = partial(load_history, self._gateway, run.delivery, run.id)
         run.load(await retry_while_unavailable(load, on_wait=log_wait(f"task {run.id}")))
+        if (pages := run.history.pages) is not None:
+            pages.on_wait = log_wait(f"task {run.id}", run.touch)
         return Cancelled(run.history.counters) if run.history.cancel else None
 
 
@@ -152,7 +154,7 @@ def _stored(run: Run, key: str) -> Handoff | None:
 async def _draft_handoff(gateway: Gateway, run: Run, why: Why) -> Handoff | None:
     """Return a handoff drafted from the log, for a previous run that left none."""
     history = run.history
-    if not (history.done or history.saved or history.intents or _events(history)):
+    if not (history.records or history.saved or history.intents or _events(history)):
         return None
     tail = await retry_while_unavailable(
         partial(read_log_tail, gateway, run.delivery.partition, run.id), on_wait=log_wait(f"task {run.id}")
@@ -177,17 +179,24 @@ def _events(history: History) -> int:
 
 
 def _restored(history: History, handoff: Handoff | None) -> dict[str, int]:
-    """Count what is restored, by kind; an agent's decisions and discoveries are in its state."""
-    names = [key[key.rfind("/") + 1 :] for key in history.done]
-    kinds = Counter(name[1:].partition("#")[0] for name in names if name.startswith("#"))
-    counts = {
-        "steps": len(names) - kinds.total(),
-        "events": _events(history),
-        "decisions": max(kinds["decided"], _known(handoff, "decisions")),
-        "discoveries": max(kinds["discovered"], _known(handoff, "discoveries")),
-        "messages": kinds["message_added"],
-        "progress": sum(not key.startswith("#") for key in history.saved),
-    }
+    """Count what is restored, by kind; an agent's decisions and discoveries are in its state.
+
+    The records of a large checkpoint are counted as one kind: most of them are read later.
+    """
+    events, progress = _events(history), sum(not key.startswith("#") for key in history.saved)
+    if history.pages is not None:
+        counts = {"records": history.records, "events": events, "progress": progress}
+    else:
+        names = [key[key.rfind("/") + 1 :] for key in history.done]
+        kinds = Counter(name[1:].partition("#")[0] for name in names if name.startswith("#"))
+        counts = {
+            "steps": len(names) - kinds.total(),
+            "events": events,
+            "decisions": max(kinds["decided"], _known(handoff, "decisions")),
+            "discoveries": max(kinds["discovered"], _known(handoff, "discoveries")),
+            "messages": kinds["message_added"],
+            "progress": progress,
+        }
     return {name: count for name, count in counts.items() if count}
 
 

@@ -1,0 +1,144 @@
+"""Pages of a large checkpoint: step records that a run reads when it asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final
+
+from ..errors import Unavailable
+from ..keys import Partition
+from ..security import TaskCipher
+from ..transport import Command, Gateway, pairs, retry_while_unavailable
+
+__all__ = ["PAGE", "StepPages"]
+
+PAGE: Final = 512
+"""Fields of a page. Redis serves no other client meanwhile, for about 0.2 ms."""
+
+_PAGE_BYTES: Final = 1 << 20
+"""Size of a page that is aimed at, by the size of the records so far."""
+
+_NUMBER: Final = re.compile(r"[0-9]{1,9}")
+
+
+class StepPages:
+    """Records of a checkpoint with more than one page. `read` returns one of them, and reads others ahead.
+
+    A loop names its steps by numbers (`read#17`, `page-17`), so the records of the next numbers are read with one that
+    is asked for. If a step is followed by no such records, the names have no order that is known here, and each further
+    read also brings a page of any records, until all of them are known.
+
+    Only a reply for the very name says that a step is not recorded: a record that has not been read yet must not be
+    taken for a missing one.
+    """
+
+    __slots__ = (
+        "_absent",
+        "_cursor",
+        "_gateway",
+        "_key",
+        "_lock",
+        "_numbered",
+        "_per_page",
+        "_records",
+        "_scans",
+        "cipher",
+        "on_wait",
+        "total",
+    )
+
+    def __init__(
+        self, gateway: Gateway, partition: Partition, task_id: str, records: dict[str, bytes], total: int
+    ) -> None:
+        """records: the records that are known already, by step; later ones are added. total: number of all."""
+        self.total = total
+        self._gateway = gateway
+        self._key = partition.steps(task_id)
+        self._records = records
+        self._absent: set[str] = set()
+        """Steps that were read ahead and are not recorded."""
+        self._cursor: bytes | int = 0
+        self._scans = False
+        self._numbered: set[str] = set()
+        """Common parts of the names whose next numbers were found."""
+        self._per_page = PAGE // 2
+        self._lock = asyncio.Lock()
+        self.cipher: TaskCipher | None = None
+        """Decrypts records that are read from now on."""
+        self.on_wait: Callable[[Unavailable], None] | None = None
+        """Called while Redis is unavailable."""
+
+    async def read(self, step: str) -> bytes | None:
+        """Return a step's record, None if the step is not recorded. Raises `DecryptionError`."""
+        async with self._lock:
+            if step not in self._records and step not in self._absent and not self._is_complete:
+                await retry_while_unavailable(partial(self._read_page, step), on_wait=self.on_wait)
+            self._absent.discard(step)
+            return self._records.get(step)
+
+    def take(self, step: str) -> bytes | None:
+        """Return a known record, and forget it unless a scan has started, whose end says that all records are known."""
+        return self._records.get(step) if self._scans else self._records.pop(step, None)
+
+    async def read_all(self) -> None:
+        """Read the remaining records, and those that were released."""
+        async with self._lock:
+            self._scans, self._cursor = True, 0
+            while not self._is_complete:
+                await retry_while_unavailable(self._scan, on_wait=self.on_wait)
+
+    async def _scan(self) -> None:
+        cursor, found = await self._gateway.command("HSCAN", self._key, self._cursor, "COUNT", PAGE)
+        self._add_page(found)
+        self._cursor = cursor
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether all records are known: a scan has ended since the last one was released."""
+        return self._scans and self._cursor == b"0"
+
+    async def _read_page(self, step: str) -> None:
+        stem, ahead = _successors(step, self._per_page)
+        names = [step, *ahead]
+        commands: list[Command] = [("HMGET", self._key, *["d:" + name for name in names])]
+        if self._scans and stem not in self._numbered:
+            commands.append(("HSCAN", self._key, self._cursor, "COUNT", PAGE))
+        values, *pages = await self._gateway.pipeline(commands)
+        found = self._add(zip(names, values, strict=True))
+        if found > (values[0] is not None):
+            self._numbered.add(stem)
+        elif stem not in self._numbered:
+            self._scans = True
+        for cursor, flat in pages:
+            self._add_page(flat)
+            self._cursor = cursor
+        size = sum(map(len, filter(None, values)))
+        self._per_page = max(8, min(PAGE // 2, _PAGE_BYTES * found // max(size, 1)))
+
+    def _add_page(self, flat: list[Any]) -> None:
+        self._add((name[2:].decode(), value) for name, value in pairs(flat).items() if name.startswith(b"d:"))
+
+    def _add(self, fields: Iterable[tuple[str, bytes | None]]) -> int:
+        """Add records, and return their number. None: the step is not recorded."""
+        records, cipher, found = self._records, self.cipher, 0
+        for step, value in fields:
+            if value is None:
+                self._absent.add(step)
+                continue
+            found += 1
+            if step not in records:
+                records[step] = value if cipher is None else cipher.decrypt(f"d:{step}", value)
+        return found
+
+
+def _successors(step: str, count: int) -> tuple[str, list[str]]:
+    """Return what a step has in common with those that follow it if its last number counts, and their names."""
+    numbers = list(_NUMBER.finditer(step))
+    if not numbers:
+        return f"{step}#", [f"{step}#{number}" for number in range(2, count + 2)]
+    head, tail = step[: numbers[-1].start()], step[numbers[-1].end() :]
+    first, width = int(numbers[-1][0]) + 1, len(numbers[-1][0])
+    return head + tail, [f"{head}{str(number).zfill(width)}{tail}" for number in range(first, first + count)]
