@@ -22,7 +22,7 @@ from perdure.queues import (
     release,
 )
 from perdure.queues.keys import GROUP, RELEASED
-from perdure.queues.transport.gateway import Argument, Command
+from perdure.queues.transport.gateway import Argument, Command, GatewayTimings
 from perdure.queues.transport.scripts import queue_script
 
 from tests.support.consumers import (
@@ -44,7 +44,13 @@ from tests.support.consumers import (
 from tests.support.lossy_proxy import lossy_gateway
 from tests.support.task_places import PENDING, dump, places
 
-BOUND = 10.0
+BOUND = 30.0
+
+
+@pytest.fixture(autouse=True)
+def long_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no blocking read end by itself within `BOUND`."""
+    monkeypatch.setattr(Gateway, "timings", GatewayTimings(block=600.0))
 
 
 def blocking(gateway: Gateway, *partitions: Partition) -> Consumer:

@@ -38,7 +38,7 @@ from tests.support.delivery_calls import SETTLING
 from tests.support.servers import BUNDLED, RedisServer, find_program
 from tests.support.task_places import dump
 
-BOUND = 10.0
+BOUND = 30.0
 LEASE = 0.3
 
 

@@ -33,6 +33,7 @@ from perdure.queues import (
     succeed,
 )
 from perdure.queues.pubsub import TaskNotifications
+from perdure.queues.transport import GatewayTimings
 from perdure.queues.transport.scripts import queue_script
 
 from tests.support.consumers import (
@@ -50,10 +51,16 @@ from tests.support.every_node import on_every_node
 from tests.support.lossy_proxy import lossy_gateway
 from tests.support.task_places import DEAD, DUE, PENDING, READY, dump, lifetimes, places
 
-SOON = 5.0
+SOON = 15.0
 """Seconds within which a notification must arrive: far less than the 30 between two polls of a waiter."""
 
 SWALLOWS = "its asyncio.wait_for swallows a cancellation that comes together with a reply (up to Python 3.11)"
+
+
+@pytest.fixture(autouse=True)
+def no_ping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no PING find a lost connection within `SOON`: a notification must do."""
+    monkeypatch.setattr(Gateway, "timings", GatewayTimings(silence=600.0))
 
 
 @pytest.fixture
@@ -572,6 +579,7 @@ async def test_cancelling_concurrently_with_a_read_has_one_outcome(
         taken: list[Delivery] = []
 
         async def take(one: Consumer, taken: list[Delivery] = taken) -> None:
+            await gateway.command("EXISTS", partition.ready)  # a call of cancel reads a setting before its script
             taken += await read(one)
 
         async def cancel(handle: TaskHandle[Any] = handle) -> None:

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from perdure.worker.cli import main
 
-BOUND = 30.0
+BOUND = 60.0
 """Seconds that a test waits for anything."""
 
 COMMAND = (sys.executable, "-m", "perdure.worker.cli")

@@ -16,7 +16,7 @@ from perdure.queues.keys import GROUP
 
 R = TypeVar("R")
 
-BOUND = 30.0
+BOUND = 60.0
 """Seconds that a test waits for anything. The bound only ends a failing test; no result depends on it."""
 
 FRESH = 3_600_000

@@ -10,7 +10,7 @@ from perdure.queues import BlockingConnection, Gateway, Namespace, Partition, Un
 from perdure.queues.delivery.stream_reader import PerNodeReader, Stream
 from perdure.queues.transport.gateway import Argument
 
-BOUND = 10.0
+BOUND = 30.0
 
 
 class Node:

@@ -27,7 +27,7 @@ from redis.retry import Retry
 
 pytestmark = pytest.mark.integration
 
-BOUND = 30.0  # seconds for anything a test waits for
+BOUND = 60.0  # seconds for anything a test waits for
 LINUX = sys.platform == "linux"
 
 MEMBER = """

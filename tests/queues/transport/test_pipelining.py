@@ -20,7 +20,7 @@ from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as ReplyTimeout
 
-BOUND = 10.0
+BOUND = 30.0
 LIMITS = PipelineLimits()
 
 

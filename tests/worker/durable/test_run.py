@@ -13,7 +13,7 @@ from perdure.worker.durable import STOP_RULES, Run, RunObserver, StopReason, Thr
 from perdure.worker.durable import run as runs
 from perdure.worker.settings import Settings
 
-BOUND = 10.0
+BOUND = 30.0
 
 
 def make_run() -> Run:
