@@ -114,7 +114,6 @@ async def _idle(bench: _Bench) -> None:
     bench.found |= {
         "idle_load": spent.load * 100,
         "idle_commands": sum(spent.calls.values()) / spent.seconds / bench.crew.workers,
-        "idle_claims": spent.per_second("xautoclaim"),
         "idle_micros": spent.load * 1e6 / bench.crew.workers,
         "connections": spent.clients / bench.crew.workers,
     }
@@ -175,7 +174,6 @@ async def _load(bench: _Bench) -> None:
         "task_reads": spent.calls["xreadgroup"] / count,
         "task_received": spent.received / count,
         "task_sent": spent.sent / count,
-        "load_claims": total.per_second("xautoclaim"),
     }
 
 

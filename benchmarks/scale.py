@@ -43,8 +43,6 @@ LINES: Final[Mapping[str, tuple[str, str]]] = {
     "idle_load": ("CPU of Redis while all workers are idle", "% of a core"),
     "idle_commands": ("commands of an idle worker", "per worker and s"),
     "idle_micros": ("Redis CPU of an idle worker", "µs per worker and s"),
-    "idle_claims": ("claims (XAUTOCLAIM) of all workers, idle", "per s"),
-    "load_claims": ("claims of all workers, under load", "per s"),
     "beats": ("lease renewals (scripts) of all workers with one task each", "per s"),
     "renewed": ("leases renewed by them", "per s"),
     "wake_ups": ("reads that one arriving task ends", "per task"),

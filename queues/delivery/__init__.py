@@ -6,6 +6,7 @@
 | `stream_reader` | blocking XREADGROUP over the partitions of one server or of a cluster |
 | `leases` | the delivery with its fencing token; the table of deliveries that this worker holds |
 | `heartbeat` | renews the leases from a thread |
+| `touch` | proof that workers reach a partition, without which its leases do not expire |
 | `checkpoint` | entries of the checkpoint: written by a run, read by the next one |
 | `step_pages` | step records of a large checkpoint, read when the run asks for them |
 | `settlement` | what ends a delivery: succeed, cancel, reschedule, park, release (bury is in `deadletter`) |
@@ -24,7 +25,7 @@ from .checkpoint import Entry, History, Kind, last_step, load_history, recorded_
 from .consumer import Consumer
 from .due_set import promote_due
 from .fleet_locks import acquire_fleet_locks
-from .heartbeat import LeaseHeartbeat
+from .heartbeat import LeaseHeartbeat, renew_lease
 from .leases import Delivery, Leases, check_accepted
 from .quarantine_store import (
     CrashReport,
@@ -36,6 +37,7 @@ from .quarantine_store import (
 )
 from .settlement import Counters, Wake, cancelled, park, raise_count, release, reschedule, succeed
 from .stream_reader import SingleNodeReader, read_partitions
+from .touch import Touch
 
 __all__ = [
     "Consumer",
@@ -48,6 +50,7 @@ __all__ = [
     "LeaseHeartbeat",
     "Leases",
     "SingleNodeReader",
+    "Touch",
     "Wake",
     "acquire_fleet_locks",
     "cancelled",
@@ -63,6 +66,7 @@ __all__ = [
     "read_partitions",
     "recorded_steps",
     "release",
+    "renew_lease",
     "report_crash",
     "reschedule",
     "succeed",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,9 +19,11 @@ from .leases import RELEASED_IDLE_MS, Delivery, Leases
 from .quarantine_store import QuarantinedDelivery, take_quarantined
 from .settlement import raise_count, release
 from .stream_reader import Stream, StreamReader
+from .touch import OnTouch, Touch, ignore_touch, touch_partition
 
 __all__ = ["Consumer", "ReadResult"]
 
+_CLAIM = queue_script("claim")
 _LEAVE = queue_script("leave_group")
 _REMOVE = queue_script("remove_consumer")
 
@@ -69,13 +72,21 @@ class Consumer:
         worker: str,
         lease: float,
         leases: Leases[Any],
+        on_touch: OnTouch = ignore_touch,
     ) -> None:
-        """partitions: those that it reads and serves until `assign` changes them. lease: seconds."""
+        """Create the consumer; `create_groups` or `assign` adds it to the groups.
+
+        Args:
+            partitions: Those that it reads and serves until `assign` changes them.
+            lease: Seconds.
+            on_touch: Called with each touch of a partition (see touch.py).
+        """
         self._gateway = gateway
         self._reader = reader
         self._worker = worker
         self._lease_ms = round(lease * 1000)
         self._leases = leases
+        self._on_touch = on_touch
         self._joined: dict[Partition, None] = {}
         self._read_from = list(partitions)
         self._interrupted = asyncio.Event()
@@ -204,7 +215,10 @@ class Consumer:
                 full.append(partition)
             for entry, fields in entries:
                 if partition is not None:
-                    result.deliveries.append(Delivery(partition, entry, self._worker, 1, pairs(fields or [])))
+                    requested = self._reader.requested
+                    result.deliveries.append(
+                        Delivery(partition, entry, self._worker, 1, pairs(fields or []), requested=requested)
+                    )
                 else:
                     result.add_nudge(pairs(fields or []).get(b"why", b""))
         return full
@@ -227,36 +241,43 @@ class Consumer:
         return not waits[partition]
 
     async def claim(self, partition: Partition, cursor: str, most: int) -> tuple[str, list[Delivery]]:
-        """Claim up to `most` messages whose lease has passed, or that were released, from `cursor` on.
+        """Claim up to `most` messages whose lease has expired, or that were released, from `cursor` on.
 
-        Entries that were deleted from the stream by hand are acknowledged.
+        Own messages are claimed only if they are not in this worker's table: the run failed, or the reply with them was
+        lost. Entries that were deleted from the stream by hand are acknowledged.
 
         Returns:
             The next cursor ('0-0' at the end of the pending list), and the deliveries.
         """
-        # XPENDING first: XAUTOCLAIM scans ten entries for each that it may claim. With few free slots, it would take a
-        # thousand round trips through the entries of thousands of healthy workers. This is one, and a tenth as
-        # expensive.
-        expired = await self._gateway.command(
-            "XPENDING", partition.ready, GROUP, "IDLE", self._lease_ms, cursor, "+", 1
+        reached, claimed, own = await self._claim(partition, cursor, most)
+        unknown = [entry for entry in own if not self._leases.holds(partition, entry)]
+        if unknown and len(claimed) < most:
+            reached, more, _ = await self._claim(partition, cursor, most - len(claimed), unknown)
+            claimed += more
+        elif unknown:  # the next claim starts again, without those that were claimed now
+            reached = "-" if cursor == "0-0" else cursor
+        return reached, claimed
+
+    async def _claim(
+        self, partition: Partition, cursor: str, most: int, unknown: Sequence[bytes] = ()
+    ) -> tuple[str, list[Delivery], list[bytes]]:
+        """Return the next cursor, the claimed deliveries, and own entries whose lease has expired."""
+        start = "-" if cursor == "0-0" else cursor
+        args: list[Argument] = [GROUP, self._worker, self._lease_ms, RELEASED, start, most, *unknown]
+        sent = time.monotonic()
+        touched, reached, found, own = await self._gateway.run(
+            _CLAIM, [partition.ready, partition.seen], args, repeatable=False
         )
-        if not expired:
-            return "0-0", []
-        reply = await self._gateway.command(
-            "XAUTOCLAIM",
-            partition.ready,
-            GROUP,
-            self._worker,
-            self._lease_ms,
-            expired[0][0],
-            "COUNT",
-            most,
-            repeatable=False,
-        )
-        found = [item for item in reply[1] if item is not None]
-        if len(found) < len(reply[1]):
-            await self._drop_deleted(partition)
-        return reply[0].decode(), await self._with_counts(partition, found)
+        self._on_touch(partition, Touch.of(touched, sent))
+        claimed = [
+            Delivery(partition, entry, self._worker, count, pairs(fields), claimed=True, requested=sent)
+            for entry, count, fields in found
+        ]
+        return reached.decode() or "0-0", claimed, own
+
+    async def touch(self, partition: Partition) -> None:
+        """Touch a partition, so that its leases do not count as unattended."""
+        self._on_touch(partition, await touch_partition(self._gateway, partition, self._lease_ms))
 
     async def take_quarantined(self, partition: Partition) -> QuarantinedDelivery:
         """Take the message that has been in quarantine longest. Not to be called during `read` or `claim`."""
@@ -267,37 +288,22 @@ class Consumer:
 
         Or the worker ran them and failed, so each gets a new fence.
         """
-        deliveries = await self._with_counts(
-            partition, [found[0] for _, found in await self._pending_but_untracked(partition) if found]
-        )
-        recovered = []
-        for delivery in deliveries:
-            with suppress(LeaseLost):
-                recovered.append(await raise_count(self._gateway, delivery))
-        return recovered
-
-    async def _drop_deleted(self, partition: Partition) -> None:
-        """Acknowledge deleted entries. Redis 6.2 claims them, too, without their ids; Redis 7.0 drops them itself."""
-        deleted = [entry for entry, found in await self._pending_but_untracked(partition) if not found]
-        await self._gateway.pipeline([("XACK", partition.ready, GROUP, entry) for entry in deleted])
-
-    async def _pending_but_untracked(self, partition: Partition) -> list[tuple[bytes, list[Any]]]:
-        """Return entries that are pending on this worker but not in its table, each with its message or []."""
         pending = await self._gateway.command("XPENDING", partition.ready, GROUP, "-", "+", 1000, self._worker)
-        missing = [entry for entry, _, _, _ in pending if not self._leases.holds(partition, entry)]
-        ranges = await self._gateway.pipeline([("XRANGE", partition.ready, entry, entry) for entry in missing])
-        return list(zip(missing, ranges, strict=True))
-
-    async def _with_counts(self, partition: Partition, found: Sequence[tuple[bytes, list[bytes]]]) -> list[Delivery]:
-        """Read the delivery counts, which are part of the fence; XAUTOCLAIM does not return them."""
-        counts = await self._gateway.pipeline(
-            [("XPENDING", partition.ready, GROUP, entry, entry, 1) for entry, _ in found]
-        )
-        return [
-            Delivery(partition, entry, self._worker, pending[0][3], pairs(fields), claimed=True)
-            for (entry, fields), pending in zip(found, counts, strict=True)
-            if pending and pending[0][1].decode() == self._worker
-        ]
+        missing = [entry for entry, *_ in pending if not self._leases.holds(partition, entry)]
+        commands: list[Command] = []
+        for entry in missing:  # owner and count are read again: another worker may have claimed the message since
+            commands += (
+                ("XRANGE", partition.ready, entry, entry),
+                ("XPENDING", partition.ready, GROUP, entry, entry, 1),
+            )
+        replies = await self._gateway.pipeline(commands)
+        recovered = []
+        for entry, message, owner in zip(missing, replies[::2], replies[1::2], strict=True):
+            if message and owner and owner[0][1].decode() == self._worker:
+                delivery = Delivery(partition, entry, self._worker, owner[0][3], pairs(message[0][1]), claimed=True)
+                with suppress(LeaseLost):
+                    recovered.append(await raise_count(self._gateway, delivery))
+        return recovered
 
     async def nudge(self, partition: Partition) -> None:
         """Nudge another worker: there is more to claim than this one has slots for. Not on a full server."""

@@ -1,7 +1,8 @@
 """Fleet locks: one worker does a chore for all of them.
 
 A lock saves work and protects nothing, since every chore may be done twice. So a lock has a TTL and needs no release:
-if its holder dies, the next worker acquires it after the TTL.
+if its holder dies, the next worker acquires it after the TTL. If the clock of Redis was set back, a lock lasts longer
+than its TTL, and the next worker takes it over.
 """
 
 from __future__ import annotations
@@ -31,24 +32,38 @@ async def acquire_fleet_locks(
         renew: Extend locks that this worker holds already. A worker that only finds another holder writes nothing.
         take_over: Acquire locks that another worker holds, too.
     """
+    px = max(1, round(ttl * 1000))
     waits: dict[T, float] = {}
     owned: set[T] = set()
     if renew and not take_over:
         replies = await gateway.pipeline([(name, key) for key in locks.values() for name in ("GET", "PTTL")])
         for lock, holder, left_ms in zip(locks, replies[::2], replies[1::2], strict=True):
-            if holder == worker.encode():
+            if holder == worker.encode() or _outlasts(left_ms, px):
                 owned.add(lock)
             elif holder is not None:
                 waits[lock] = max(1, left_ms) / 1000
     wanted = [lock for lock in locks if lock not in waits]
     if not wanted:
         return waits
-    px = max(1, round(ttl * 1000))
-    commands: list[Command] = [
-        ("SET", locks[lock], worker, "PX", px, *(() if take_over or lock in owned else ("NX",))) for lock in wanted
-    ]
+    commands: list[Command] = []
+    for lock in wanted:
+        commands.append(("SET", locks[lock], worker, "PX", px, *(() if take_over or lock in owned else ("NX",))))
+        commands.append(("PTTL", locks[lock]))
     try:
-        acquired = await gateway.pipeline(commands)
+        replies = await gateway.pipeline(commands)
+        held = [
+            (lock, left_ms)
+            for lock, reply, left_ms in zip(wanted, replies[::2], replies[1::2], strict=True)
+            if reply is None
+        ]
+        outlasting = [lock for lock, left_ms in held if _outlasts(left_ms, px)]
+        await gateway.pipeline([("SET", locks[lock], worker, "PX", px) for lock in outlasting])
     except ServerFull:
         return waits | dict.fromkeys(wanted, 0.0)
-    return waits | {lock: ttl if reply is None else 0.0 for lock, reply in zip(wanted, acquired, strict=True)}
+    refused = {lock for lock, _ in held} - set(outlasting)
+    return waits | {lock: ttl if lock in refused else 0.0 for lock in wanted}
+
+
+def _outlasts(left_ms: int, px: int) -> bool:
+    """Whether a lock has far more than its TTL left: the clock of Redis was set back. Workers may differ in the TTL."""
+    return left_ms > 4 * px

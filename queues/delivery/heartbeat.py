@@ -3,25 +3,47 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import redis
 from redis.exceptions import NoScriptError, RedisError
 
-from ..errors import QueueError
-from ..keys import GROUP, Partition
-from ..transport import Address, Argument, is_read_only, queue_script, sync_client, translated
+from ..errors import LeaseLost, QueueError
+from ..keys import GROUP, RELEASED, Partition
+from ..transport import Address, Argument, Gateway, is_read_only, queue_script, sync_client, translated
 from ..transport.cluster import SyncClusterConnection
-from .leases import Leases
+from .leases import Delivery, Leases
+from .touch import OnTouch, Touch, ignore_touch
 
-__all__ = ["LeaseHeartbeat"]
+__all__ = ["LeaseHeartbeat", "renew_lease"]
 
 _RENEW = queue_script("renew_leases")
 
 _BATCH = 500
 """Deliveries that one call of the script renews at most."""
+
+
+def _renewal(
+    partition: Partition, lease: float, worker: str, held: Sequence[tuple[Delivery, str]]
+) -> tuple[list[str], list[Argument]]:
+    """Return keys and arguments of the script for deliveries and the control hashes of their tasks."""
+    keys = [partition.ready, partition.seen, *(control for _, control in held)]
+    args: list[Argument] = [GROUP, worker, round(lease * 1000), RELEASED]
+    for delivery, _ in held:
+        args += (delivery.entry, delivery.count)
+    return keys, args
+
+
+async def renew_lease(gateway: Gateway, delivery: Delivery, task_id: str, lease: float) -> None:
+    """Renew the lease of one delivery now. lease: seconds. Raises `LeaseLost`."""
+    partition = delivery.partition
+    held = [(delivery, partition.control(task_id))]
+    _, lost, _ = await gateway.run(_RENEW, *_renewal(partition, lease, delivery.worker, held))
+    if lost:
+        raise LeaseLost(task_id, "start")
 
 
 class LeaseHeartbeat:
@@ -34,6 +56,7 @@ class LeaseHeartbeat:
         on_error: Called with the error of a renewal that failed, and with None after the next one that succeeded.
         should_renew: Called before each renewal. While it returns False, nothing is renewed, and other workers claim
             the deliveries after the lease.
+        on_touch: Called with the touch of each renewal (see touch.py).
     """
 
     def __init__(
@@ -45,14 +68,17 @@ class LeaseHeartbeat:
         lease: float,
         on_error: Callable[[QueueError | None], None],
         should_renew: Callable[[], bool] = lambda: True,
+        on_touch: OnTouch = ignore_touch,
     ) -> None:
         self._address = address
         self._socket = socket
         self._worker = worker
         self._leases = leases
+        self._lease = lease
         self._interval = lease / 3
         self._on_error = on_error
         self._should_renew = should_renew
+        self._on_touch = on_touch
         self._stop = threading.Event()
         self._woken = threading.Event()
         self._thread = threading.Thread(target=self._run, name="perdure heartbeat", daemon=True)
@@ -68,6 +94,7 @@ class LeaseHeartbeat:
 
     def set_lease(self, lease: float) -> None:
         """Renew each third of another lease, from now on. Returns at once."""
+        self._lease = lease
         self._interval = lease / 3
         self._woken.set()
 
@@ -113,12 +140,11 @@ class LeaseHeartbeat:
                 if failure is not None and connection.is_suspect(partition.ready):
                     break
                 batch = held[start : start + _BATCH]
-                keys = [partition.ready, *(one.control for one in batch)]
-                args: list[Any] = [GROUP, self._worker]
-                for one in batch:
-                    args += (one.delivery.entry, one.delivery.count)
+                held_here = [(one.delivery, one.control) for one in batch]
                 try:
-                    lost, cancelled = self._call(connection, partition, keys, args)
+                    lost, cancelled = self._call(
+                        connection, partition, *_renewal(partition, self._lease, self._worker, held_here)
+                    )
                 except QueueError as error:
                     failure = error
                     continue
@@ -133,14 +159,17 @@ class LeaseHeartbeat:
             raise failure
 
     def _call(
-        self, connection: _RenewalConnection, partition: Partition, keys: list[str], args: list[Any]
+        self, connection: _RenewalConnection, partition: Partition, keys: list[str], args: list[Argument]
     ) -> tuple[list[int], list[int]]:
+        sent = time.monotonic()
         with translated(f"{self._address.shown} ({partition.queue})"):
             try:
                 reply: Any = connection.execute(partition.ready, "EVALSHA", _RENEW.sha, len(keys), *keys, *args)
             except NoScriptError:
                 reply = connection.execute(partition.ready, "EVAL", _RENEW.source, len(keys), *keys, *args)
-        return reply[0], reply[1]
+        touched, lost, cancelled = reply
+        self._on_touch(partition, Touch.of(touched, sent))
+        return lost, cancelled
 
 
 class _RenewalConnection(Protocol):

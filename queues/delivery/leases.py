@@ -7,6 +7,7 @@ The fence of every write is checked against that entry, too (owner and delivery 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol
@@ -30,6 +31,7 @@ class Delivery:
     Attributes:
         count: Redis' delivery count of the entry, 1 for the first. It is never lowered.
         claimed: Whether it was claimed from another worker, or released by one.
+        requested: Monotonic time at which this worker sent the command. Redis handed the message out later than that.
     """
 
     partition: Partition
@@ -38,6 +40,7 @@ class Delivery:
     count: int
     fields: Mapping[bytes, bytes] = field(repr=False)
     claimed: bool = False
+    requested: float = field(default_factory=time.monotonic, compare=False, repr=False)
 
     @property
     def fence(self) -> tuple[str, str, bytes, int]:

@@ -54,6 +54,11 @@ class _Absence:
 class StreamReader(Protocol):
     """Reader of the ready and nudge streams of partitions, as one worker."""
 
+    @property
+    def requested(self) -> float:
+        """Monotonic time at which the oldest command was sent whose reply the last read returned."""
+        ...
+
     async def read(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Stream]:
         """Read up to `count` entries of each stream; block up to `block` seconds for the first, None: do not block."""
         ...
@@ -109,8 +114,10 @@ class SingleNodeReader:
         self._gateway = gateway
         self._reader = reader
         self._worker = worker
+        self.requested = time.monotonic()
 
     async def read(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Stream]:
+        self.requested = time.monotonic()
         command = _command(self._worker, partitions, count, block)
         if block is None:
             return await self._gateway.command_now(*command) or []
@@ -150,9 +157,11 @@ class PerNodeReader:
         self._waiting: dict[asyncio.Task[Any], BlockingConnection] = {}
         self._absences: dict[Partition, _Absence] = {}
         self._returned: list[Partition] = []
-        self._late: dict[Partition, asyncio.Future[Any]] = {}
+        self._late: dict[Partition, tuple[asyncio.Future[Any], float]] = {}
+        self.requested = time.monotonic()
 
     async def read(self, partitions: Sequence[Partition], count: int, block: float | None) -> list[Stream]:
+        self.requested = time.monotonic()
         await self._close_others()
         available = self._available(partitions)
         found = await self._poll(available, count) if available else []
@@ -197,10 +206,11 @@ class PerNodeReader:
 
     async def _poll(self, partitions: Sequence[Partition], count: int) -> list[Stream]:
         """Read all at once. A partition that does not answer soon counts as unavailable; its reply is used later."""
-        reads = {
+        asked = {
             partition: self._late.pop(partition) if partition in self._late else self._ask(partition, count)
             for partition in partitions
         }
+        reads = {partition: read for partition, (read, _) in asked.items()}
         try:
             await asyncio.wait(reads.values(), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait(reads.values(), timeout=_GRACE)
@@ -208,17 +218,18 @@ class PerNodeReader:
             await _cancel(reads.values())
             raise
         done = {partition: read for partition, read in reads.items() if read.done()}
+        self.requested = min(asked[partition][1] for partition in done)
         for partition in reads.keys() - done.keys():
-            self._late[partition] = reads[partition]
+            self._late[partition] = asked[partition]
             self._note(partition, Unavailable(f"queue {partition.queue}, partition {partition.index} does not answer"))
         replies = await asyncio.gather(*done.values(), return_exceptions=True)
         for partition, reply in zip(done, replies, strict=True):
             self._note(partition, reply if isinstance(reply, Unavailable) else None)
         return self._streams(replies)
 
-    def _ask(self, partition: Partition, count: int) -> asyncio.Future[Any]:
+    def _ask(self, partition: Partition, count: int) -> tuple[asyncio.Future[Any], float]:
         command = _command(self._worker, [partition], count, None)
-        return asyncio.ensure_future(self._gateway.command_now(*command))
+        return asyncio.ensure_future(self._gateway.command_now(*command)), time.monotonic()
 
     async def _wait(self, partitions: Sequence[Partition], count: int, block: float) -> list[Stream]:
         """Block on all at once. However this ends, no read is left behind that could take a message unseen."""
@@ -272,7 +283,7 @@ class PerNodeReader:
         await asyncio.gather(*(reader.interrupt() for reader in readers))
 
     async def close(self) -> None:
-        await _cancel(self._late.values())
+        await _cancel([read for read, _ in self._late.values()])
         for reader in self._readers.values():
             await reader.close()
         self._readers.clear()

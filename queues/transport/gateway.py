@@ -203,12 +203,14 @@ class Gateway:
         except _ERRORS as error:
             return await self._retry(error, lambda: self._submit(command), False)
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
-        """Execute one script; all of Perdure's are repeatable."""
+    async def run(
+        self, script: Script, keys: Sequence[str], args: Sequence[Argument], *, repeatable: bool = True
+    ) -> Any:
+        """Execute one script. repeatable: whether it may be sent again after a lost reply."""
         try:
             return await self._submit(("EVALSHA", script.sha, len(keys), *keys, *args))
         except _ERRORS as error:
-            return await self._retry(error, lambda: self._evaluate(script, keys, args), True)
+            return await self._retry(error, lambda: self._evaluate(script, keys, args), repeatable)
 
     async def _evaluate(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         try:

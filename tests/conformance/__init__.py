@@ -7,7 +7,7 @@ one file; tests/conformance/test_scripts.py checks this table, and what holds fo
 |---|---|
 | `test_bury_and_replay` | bury, discard, replay |
 | `test_checkpoint` | touch_step, write_checkpoint |
-| `test_consumer` | leave_group, remove_consumer |
+| `test_consumer` | claim, leave_group, remove_consumer |
 | `test_due_set` | due, promote, schedule |
 | `test_enqueue` | enqueue |
 | `test_inbox` | park, send_message |
@@ -21,6 +21,7 @@ one file; tests/conformance/test_scripts.py checks this table, and what holds fo
 | `test_shared_config` | set_config |
 | `test_successor` | enqueue_successor |
 | `test_supervisors` | count_crash, register_supervisor, unpause_supervisor |
+| `test_touch` | touch |
 
 The other files test what several scripts promise together: `test_one_place` that a task is always in one place,
 `test_fleet_locks` and `test_janitor` the chores of one worker, `test_inspection` and `test_saved_fields` the read-only

@@ -93,7 +93,7 @@ async def test_a_watcher_that_leaves_wakes_another_worker(gateway: Gateway, part
 
 
 async def promoting(gateway: Gateway, partition: Partition, name: str) -> tuple[Promoter, asyncio.Task[None]]:
-    promoter = Promoter(gateway, [partition], name)
+    promoter = Promoter(gateway, [partition], name, (await worker(gateway, partition, name=name)).touch)
     return promoter, asyncio.create_task(promoter.run())
 
 

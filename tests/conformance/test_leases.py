@@ -18,7 +18,7 @@ from perdure.queues import (
     Producer,
     QueueError,
 )
-from perdure.queues.keys import GROUP
+from perdure.queues.keys import GROUP, RELEASED
 from perdure.queues.transport.scripts import queue_script
 
 from tests.support.consumers import (
@@ -116,9 +116,10 @@ def test_a_delivery_that_was_claimed_or_ran_before_has_history(partition: Partit
 
 async def renew(gateway: Gateway, name: str, *held: tuple[Delivery, str]) -> list[list[int]]:
     partition = held[0][0].partition
-    keys = [partition.ready, *(partition.control(task_id) for _, task_id in held)]
+    keys = [partition.ready, partition.seen, *(partition.control(task_id) for _, task_id in held)]
     fences = [part for delivery, _ in held for part in (delivery.entry, delivery.count)]
-    answer: list[list[int]] = await gateway.run(queue_script("renew_leases"), keys, [GROUP, name, *fences])
+    args = [GROUP, name, 60_000, RELEASED, *fences]
+    answer: list[list[int]] = (await gateway.run(queue_script("renew_leases"), keys, args))[1:]
     return answer
 
 

@@ -338,7 +338,9 @@ class Dies(Gateway):
         self._count()
         return await self._gateway.command(*command, repeatable=repeatable)
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+    async def run(
+        self, script: Script, keys: Sequence[str], args: Sequence[Argument], *, repeatable: bool = True
+    ) -> Any:
         self._count()
         return await self._gateway.run(script, keys, args)
 

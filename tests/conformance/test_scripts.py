@@ -67,7 +67,7 @@ from tests.support.servers import RedisServer, find_program
 
 FOLDER = Path(perdure.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*/lua/*.lua"))
-PRELUDES = {"fence", "retention"}
+PRELUDES = {"fence", "retention", "seen"}
 
 
 def header(path: Path) -> str:
@@ -155,10 +155,12 @@ class Forgetful(Gateway):
         super().__init__(gateway.address)
         self.called: set[str] = set()
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+    async def run(
+        self, script: Script, keys: Sequence[str], args: Sequence[Argument], *, repeatable: bool = True
+    ) -> Any:
         await on_every_node(self, "SCRIPT", "FLUSH")
         self.called.add(script.name)
-        return await super().run(script, keys, args)
+        return await super().run(script, keys, args, repeatable=repeatable)
 
 
 async def known(producer: Producer, task_id: str) -> TaskHandle[Any]:
@@ -217,6 +219,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert suspect.delivery is not None
         await excuse_crashes(gateway, suspect.delivery, "suspect", crashes=1)
         await clear_quarantined(gateway, suspect.delivery, "suspect")
+        assert suspect.delivery.entry in [one.entry for one in await a.recover_own(partition)]
         found = await report_crash(gateway, namespace, ["default"], "a", exit_status="SIGKILL", steps={})
         assert found.deliveries == 1
         await supervise(gateway, namespace, SupervisorInfo(id="s", name="s", window=60.0), ttl=15)

@@ -42,6 +42,8 @@ class Ledger:
         self.at = partition
         self.held = Shelf()
         self.news: list[tuple[str, str]] = []
+        self.unattended = 0
+        """Milliseconds that passed since the last touch; time itself does not pass here."""
 
     # -- parts of the acts
 
@@ -162,7 +164,18 @@ class Ledger:
         """Create the groups."""
         for key in (self.at.ready, self.at.nudge):
             self.held.streams.setdefault(key, Stream()).grouped = True
+        self.touch(60_000)
         del worker
+
+    def touch(self, lease_ms: int) -> None:
+        """Restart every lease after more than half a lease without a touch; released messages have none."""
+        if not self.held.exists(self.at.seen) or abs(self.unattended) > lease_ms / 2:
+            for pending in self.pending.values():
+                if pending.owner != RELEASED:
+                    pending.since = Moment(loose=True)
+        self.unattended = 0
+        self.held.strings[self.at.seen] = Moment()
+        self.held.expire(HOUR, self.at.seen)
 
     def read(self, worker: str, most: int) -> tuple[list[Handed], set[bytes]]:
         """Return the new messages, and the subjects of the nudges."""
@@ -181,11 +194,15 @@ class Ledger:
 
     def claimable(self, lease_ms: int) -> list[bytes]:
         """Return the entries whose lease has passed, or that were released, in order."""
-        passed = [one for one, held in self.pending.items() if held.since.ms <= self.held.now - lease_ms]
+        old = {one: held.since for one, held in self.pending.items() if held.since.known is not None}
+        passed = [one for one, since in old.items() if since.ms <= self.held.now - lease_ms]
         return sorted(passed, key=lambda one: Id(one).order)
 
-    def claim(self, worker: str, lease_ms: int, most: int) -> list[Handed]:
-        taken = self.claimable(lease_ms)[:most]
+    def claim(self, worker: str, lease_ms: int, most: int, holding: set[bytes]) -> list[Handed]:
+        """Claim messages of others first, then own ones that the worker does not hold."""
+        self.touch(lease_ms)
+        passed = [one for one in self.claimable(lease_ms) if one not in holding or self.pending[one].owner != worker]
+        taken = sorted(passed, key=lambda one: (self.pending[one].owner == worker, Id(one).order))[:most]
         for entry in taken:
             self.pending[entry] = Pending(worker, self.pending[entry].count + 1, Moment(loose=True))
         self.ready.names[worker] = True if taken else self.ready.names.get(worker)
@@ -225,6 +242,7 @@ class Ledger:
         return entry, self.pending[entry].count, _plain(fields)
 
     def beat(self, worker: str, some: Sequence[tuple[Delivery, str]]) -> tuple[list[int], list[int]]:
+        self.touch(60_000)
         lost, cancelled = [], []
         for position, (delivery, task) in enumerate(some):
             pending = self.pending.get(delivery.entry)

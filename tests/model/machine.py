@@ -207,6 +207,8 @@ class Queues(RuleBasedStateMachine):
             self.is_as_expected()
         else:
             self.give_back(delivery, None)
+        if standing == AGAIN:  # its run failed outside the handler
+            self.end(delivery)
         others = [name for name in WORKERS if (self.names[name] == delivery.worker) == (standing == AGAIN)]
         self.claim((others or WORKERS)[0], 4, heard=True)
         self.is_as_expected()
@@ -348,7 +350,7 @@ class Queues(RuleBasedStateMachine):
     @rule(name=workers, most=st.integers(1, 4), heard=st.sampled_from([True, True, True, False]))
     def claim(self, name: str, most: int, heard: bool) -> None:
         _, claimed = self.ground.run(self.join(name).claim(self.partition, "0-0", most))
-        self.begin(name, claimed, self.ledger.claim(self.names[name], LEASE, most), heard=heard)
+        self.begin(name, claimed, self.ledger.claim(self.names[name], LEASE, most, self.holding(name)), heard=heard)
 
     @rule(name=workers)
     def claim_all(self, name: str) -> None:
@@ -359,13 +361,16 @@ class Queues(RuleBasedStateMachine):
             claimed += some
             if cursor == "0-0":
                 break
-        self.begin(name, claimed, self.ledger.claim(self.names[name], LEASE, 100))
+        self.begin(name, claimed, self.ledger.claim(self.names[name], LEASE, 100, self.holding(name)))
 
     @rule(name=workers)
     def adopt(self, name: str) -> None:
         adopted = self.ground.run(self.join(name).recover_own(self.partition))
-        holding = {held.delivery.entry for held in self.tables[self.names[name]].holders()}
-        self.begin(name, adopted, self.ledger.adopt(self.names[name], holding))
+        self.begin(name, adopted, self.ledger.adopt(self.names[name], self.holding(name)))
+
+    def holding(self, name: str) -> set[bytes]:
+        """Return the entries in the worker's table."""
+        return {held.delivery.entry for held in self.tables[self.names[name]].holders()}
 
     @rule(which=which, standing=standings)
     def raise_count(self, which: int, standing: str) -> None:
@@ -388,13 +393,13 @@ class Queues(RuleBasedStateMachine):
         self.is_as_expected()
         beating = picked[0][0].worker
         picked = [one for one in picked if one[0].worker == beating]
-        keys = [self.partition.ready, *(self.partition.control(task) for _, task in picked)]
-        args: list[Any] = [GROUP, beating]
+        keys = [self.partition.ready, self.partition.seen, *(self.partition.control(task) for _, task in picked)]
+        args: list[Any] = [GROUP, beating, LEASE, RELEASED]
         for delivery, _ in picked:
             args += (delivery.entry, delivery.count)
         for _ in range(2):
             answer = self.ground.run(self.ground.gateway.run(queue_script("renew_leases"), keys, args))
-            self.same(tuple(answer), self.ledger.beat(beating, picked))
+            self.same(tuple(answer[1:]), self.ledger.beat(beating, picked))
 
     # -- during the run
 
@@ -771,6 +776,21 @@ class Queues(RuleBasedStateMachine):
             idle = ("IDLE", passed, "RETRYCOUNT", pending.count, "JUSTID")
             self.ground.command("XCLAIM", self.partition.ready, GROUP, pending.owner, 0, entry, *idle)
             pending.since = Moment(plus=-passed, loose=True)
+
+    @precondition(lambda self: self.ledger.held.exists(self.partition.seen))
+    @rule(passed=st.sampled_from([LEASE // 4, LEASE, -LEASE]))
+    def pass_unattended(self, passed: int) -> None:
+        """Let time pass in which no worker reaches Redis; a negative one is a clock that is set back."""
+        seen = int(self.ground.command("GET", self.partition.seen))
+        self.ground.command("SET", self.partition.seen, seen - passed, "KEEPTTL")
+        self.ledger.held.strings[self.partition.seen] = b"%d" % (seen - passed)
+        self.ledger.unattended += passed
+
+    @rule(name=workers)
+    def touch(self, name: str) -> None:
+        consumer = self.join(name)
+        self.ground.run(consumer.touch(self.partition))
+        self.ledger.touch(LEASE)
 
     @rule(task=tasks)
     def come_due(self, task: str) -> None:

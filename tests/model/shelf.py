@@ -57,7 +57,7 @@ class Shelf:
         self.hashes: dict[str, dict[str, Value]] = {}
         self.streams: dict[str, Stream] = {}
         self.sets: dict[str, dict[str, Value]] = {}
-        self.strings: dict[str, bytes] = {}
+        self.strings: dict[str, Value] = {}
         self.deadlines: dict[str, Moment] = {}
         self.now = 0
         """Milliseconds of Redis' clock at the last comparison: what happens next happens at this time or later."""
@@ -146,7 +146,7 @@ class Shelf:
 
     def _content(self, key: str, seen: Seen, low: int, high: int) -> Iterator[str]:
         if key in self.strings:
-            if seen.content != self.strings[key]:
+            if not fits(self.strings[key], seen.content, low, high):
                 yield f"{seen.content}, not {self.strings[key]!r}"
         elif key in self.streams:
             yield from _stream_differences(self.streams[key], seen, low, high)

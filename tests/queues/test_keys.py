@@ -20,8 +20,9 @@ from tests.conftest import watched
 SCRIPTS = sorted(Path(perdure.__file__).parent.glob("*/lua/*.lua"))
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 
+PRELUDES = {"fence", "retention", "seen"}
 KEYLESS = {"TIME"}
-FIRST = {"XPENDING", "XCLAIM", "XACK", "XDEL", "XADD", "XRANGE", "XTRIM", "EXISTS", "DEL", "PEXPIRE", "PERSIST"}
+FIRST = {"XPENDING", "XCLAIM", "XACK", "XDEL", "XADD", "XRANGE", "XTRIM", "SET", "EXISTS", "DEL", "PEXPIRE", "PERSIST"}
 FIRST |= {"GET", "HGET", "HGETALL", "HMGET", "HSET", "HSETNX", "HDEL", "HEXISTS", "HINCRBY", "PUBLISH"}
 FIRST |= {"ZADD", "ZREM", "ZSCORE", "ZRANGE", "ZRANGEBYSCORE"}
 FIRST |= {"XLEN", "ZCARD", "ZREMRANGEBYSCORE"}
@@ -32,7 +33,7 @@ EVERY = {"DEL", "EXISTS"}
 
 def all_keys(partition: Partition) -> list[str]:
     return [
-        *(partition.ready, partition.nudge, partition.due, partition.dead, partition.closed),
+        *(partition.ready, partition.nudge, partition.due, partition.seen, partition.dead, partition.closed),
         *(partition.promote_lock, partition.clean_lock, partition.sweep_lock),
         *(
             partition.record("x"),
@@ -53,6 +54,7 @@ def test_key_names_match_the_documented_table() -> None:
         "{perdure:mail:2}:ready",
         "{perdure:mail:2}:nudge",
         "{perdure:mail:2}:due",
+        "{perdure:mail:2}:seen",
         "{perdure:mail:2}:dead",
         "{perdure:mail:2}:closed",
         "{perdure:mail:2}:lock:promote",
@@ -192,12 +194,10 @@ def test_scripts_build_no_key_names(path: Path) -> None:
     for found in re.finditer(r"KEYS\[[^\]]*\]", source):
         around = source[max(0, found.start() - 4) : found.end() + 4]
         assert ".." not in around, f"{path.name}: {around}"
-    assert not re.search(r"[{}]:|:(ready|nudge|due|dead|closed|lock|record|steps|log|inbox|control)\b", source)
+    assert not re.search(r"[{}]:|:(ready|nudge|due|seen|dead|closed|lock|record|steps|log|inbox|control)\b", source)
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in SCRIPTS if path.stem not in ("fence", "retention")], ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", [path for path in SCRIPTS if path.stem not in PRELUDES], ids=lambda path: path.stem)
 def test_the_header_of_a_script_declares_the_keys_of_its_body(path: Path) -> None:
     used = {int(number) for number in re.findall(r"KEYS\[(\d+)\]", code(path))}
     loop = re.search(r"for i = (\d+), #KEYS do", code(path))

@@ -19,6 +19,7 @@ from perdure.queues import (
     promote_due,
 )
 from perdure.queues.delivery.stream_reader import PerNodeReader
+from perdure.queues.delivery.touch import OnTouch, ignore_touch
 from perdure.queues.keys import GROUP
 from perdure.queues.partitions.resharding import sync_route
 from perdure.queues.transport.gateway import Argument
@@ -60,14 +61,20 @@ def needs_one_server(gateway: Gateway, reason: str) -> None:
 
 
 async def worker(
-    gateway: Gateway, *partitions: Partition, name: str = "a", lease: float = 60.0, leases: Leases | None = None
+    gateway: Gateway,
+    *partitions: Partition,
+    name: str = "a",
+    lease: float = 60.0,
+    leases: Leases | None = None,
+    on_touch: OnTouch = ignore_touch,
 ) -> Consumer:
     """Return a consumer that does not block. With `lease=0` it claims every pending message."""
     apart = gateway.clustered and len(partitions) > 1
     reading = SharedReaders(gateway, name) if apart else SingleNodeReader(gateway, SharedReader(gateway), name)
-    consumer = Consumer(gateway, reading, partitions, name, lease, Leases() if leases is None else leases)
+    consumer = Consumer(gateway, reading, partitions, name, lease, Leases() if leases is None else leases, on_touch)
     await consumer.create_groups()
     for partition in partitions:
+        await consumer.touch(partition)
         await sync_route(gateway, Namespace(partition.namespace), partition.queue)
     return consumer
 

@@ -34,13 +34,17 @@ def find_program(kind: str) -> Path | None:
 
 @dataclass
 class RedisServer:
-    """One redis-server process. `options` are command-line options of redis-server; `config` a file of more."""
+    """One redis-server process. `options` are command-line options of redis-server; `config` a file of more.
+
+    `environment` has variables for it.
+    """
 
     program: Path
     options: tuple[str, ...] = ("--save", "", "--appendonly", "no")
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="perdure-test-")))
     process: subprocess.Popen[bytes] | None = None
     config: Path | None = None
+    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def socket(self) -> Path:
@@ -81,7 +85,9 @@ class RedisServer:
             *more,
         ]
         with (self.folder / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | self.environment
+            )
 
     def kill(self) -> None:
         """Send SIGKILL, and wait until the process has exited."""

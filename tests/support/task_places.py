@@ -96,7 +96,8 @@ async def dump(gateway: Gateway, namespace: Namespace) -> dict[bytes, Any]:
     """All that the namespace holds, groups and pending lists included: what an act that is refused must not change.
 
     Left out is what passes by itself: how long an entry has been idle, how long a key still lives (not that it has a
-    time to live). Consumers without anything pending are left out too: asking for messages makes one.
+    time to live), when the partition was touched. Consumers without anything pending are left out too: asking for
+    messages makes one.
     """
     return {key: await _content(gateway, key) for key in await keys(gateway, namespace)}
 
@@ -112,6 +113,8 @@ async def _content(gateway: Gateway, key: bytes) -> Any:
             return lives, await gateway.command("ZRANGE", key, 0, -1, "WITHSCORES")
         case "stream":
             return lives, await gateway.command("XRANGE", key, "-", "+"), await _groups(gateway, key)
+        case _ if key.endswith(b":seen"):
+            return lives
         case _:
             return lives, await gateway.command("GET", key)
 

@@ -12,6 +12,7 @@ import pytest
 from perdure import App, TaskFailed, TaskHandle, Worker
 from perdure.deadletter import DeadLetter, find_letter
 from perdure.queues import Gateway, Partition, Script, TaskEvent, pairs
+from perdure.queues.delivery.touch import touch_partition
 from perdure.queues.keys import GROUP
 
 R = TypeVar("R")
@@ -102,10 +103,16 @@ async def take_and_die(app: App, *, name: str = "dead-worker", queue: str = "def
     """Read the next message as a worker that dies at once, and expire its lease; return the entry."""
     stream = partition_of(app, queue).ready
     await _create_group(app, stream)
+    await touch(app, queue)
     reply = await redis_command(app, "XREADGROUP", "GROUP", GROUP, name, "COUNT", 1, "STREAMS", stream, ">")
     entry: bytes = reply[0][1][0][0]
     await redis_command(app, "XCLAIM", stream, GROUP, name, 0, entry, "IDLE", FRESH, "JUSTID")
     return entry
+
+
+async def touch(app: App, queue: str = "default") -> None:
+    """Touch the partition, as the worker that dies has done; otherwise a new worker restarts the leases."""
+    await touch_partition(app.producer.gateway, partition_of(app, queue), FRESH)
 
 
 async def steal(app: App, handle: TaskHandle[Any], *, name: str = "thief") -> bytes:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import anyio
 
 from ...queues import Gateway
 from .executor import Executor
 from .intake import Intake
-from .maintenance import AssignmentWatcher
+from .maintenance import AssignmentWatcher, ClockMonitor
 from .slots import Slots
 
 __all__ = ["Burst"]
@@ -17,7 +19,11 @@ _LOOK_AGAIN = 0.05
 
 
 class Burst:
-    """A run of the worker that ends when the queues are empty and no task that failed here waits for a retry."""
+    """A run of the worker that ends when the queues are empty and no task that failed here waits for a retry.
+
+    If leases were restarted, the run also waits until it is known which of them are renewed. Otherwise workers that
+    run in bursts, with long pauses between them, would never claim the tasks of one that was killed.
+    """
 
     def __init__(
         self,
@@ -26,6 +32,7 @@ class Burst:
         assignment: AssignmentWatcher,
         slots: Slots,
         executor: Executor,
+        clock: ClockMonitor,
         stop: anyio.Event,
     ) -> None:
         self._gateway = gateway
@@ -33,6 +40,8 @@ class Burst:
         self._assignment = assignment
         self._slots = slots
         self._owed = executor.owed = {}
+        self._clock = clock
+        self._awaited = 0.0
         self._stop = stop
 
     async def run(self) -> None:
@@ -40,7 +49,7 @@ class Burst:
             await self._slots.wait_free()
             if not await self._finds_nothing():
                 continue
-            if self._slots.taken or await self._is_owed():
+            if self._slots.taken or await self._is_owed() or self._awaits_leases():
                 with anyio.move_on_after(_LOOK_AGAIN):
                     await self._slots.wait_change()
             elif await self._finds_nothing():  # a retry may have become due after the first check
@@ -56,6 +65,16 @@ class Burst:
             return False
         await self._assignment.refresh()
         return moves == self._assignment.moves
+
+    def _awaits_leases(self) -> bool:
+        """Return whether restarted leases may still expire; once they may have, claim again."""
+        ends = self._clock.restarts_end
+        if ends == self._awaited:
+            return False
+        if ends <= time.monotonic():
+            self._awaited = ends
+            self._intake.sweep()
+        return True
 
     async def _is_owed(self) -> bool:
         """Return whether a task that failed here still waits for its retry; another worker may have run it."""

@@ -6,6 +6,7 @@ returns it; then the settle hooks store it.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from ...queues import (
     Partition,
     UnreadableEnvelope,
     raise_count,
+    renew_lease,
     retry_while_unavailable,
 )
 from ..durable import STOP_RULES, Context, Middleware, Run, RunObserver, StopReason, Threads, build_chain
@@ -91,6 +93,7 @@ class Executor:
         self._gateway = gateway
         self._registry = registry
         self._settings = settings
+        self._shared = shared
         self._leases = leases
         self._slots = slots
         self._gate = gate
@@ -155,9 +158,9 @@ class Executor:
             self._gate.resolved(delivery)
             await self._settle_unreadable(delivery, error)
             return False
-        if self._leases.holds_fence(delivery):  # Redis has lost that it handed the message to this worker
+        if self._leases.holds_fence(delivery) or time.monotonic() - delivery.requested > self._shared.claim_lease / 2:
             try:
-                delivery = await retry_while_unavailable(partial(raise_count, self._gateway, delivery))
+                delivery = await retry_while_unavailable(partial(self._confirm, delivery, envelope.id))
             except LeaseLost as error:
                 logger.bind(task=envelope.task, id=envelope.id).warning("{}; another worker continues", error)
                 self._gate.resolved(delivery)
@@ -222,6 +225,14 @@ class Executor:
             if run.delivery.has_history:
                 self._gate.release(run)
         return isinstance(outcome, (Rerun, Park))
+
+    async def _confirm(self, delivery: Delivery, task_id: str) -> Delivery:
+        """Return a delivery that this worker still has, before its first step. Raises `LeaseLost`."""
+        if self._leases.holds_fence(delivery):  # Redis has lost that it handed the message to this worker
+            return await raise_count(self._gateway, delivery)
+        # The message arrived late: another worker may have claimed it.
+        await renew_lease(self._gateway, delivery, task_id, self._shared.claim_lease)
+        return delivery
 
     def _hold(self, run: Run) -> None:
         if self._stopping:

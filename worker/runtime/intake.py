@@ -83,7 +83,6 @@ class Intake:
                 self.reading = False
                 self.error = str(error)
                 logger.warning("could not read messages: {}; retrying", error)
-                self._reclaim.postpone()
                 await anyio.sleep(next(delays))
                 await self._recover_own(list(self._consumer.partitions))
 
@@ -98,6 +97,10 @@ class Intake:
         if self._may_take:
             await self._read(None)
         return self._dispatched > before
+
+    def sweep(self) -> None:
+        """Claim from all partitions at the next opportunity."""
+        self._reclaim.request()
 
     def stop(self) -> None:
         """Take no more messages. `Consumer.interrupt` ends a blocking read."""
@@ -225,4 +228,3 @@ class Intake:
                         await self._give_back(delivery)
         except QueueError:
             self._reclaim.request()  # still unavailable: the messages are claimed after their lease
-            self._reclaim.postpone()

@@ -26,9 +26,10 @@ class ReclaimSchedule:
         """Schedule the first sweep for now.
 
         Args:
-            partitions: The partitions to sweep. lease: Seconds. The interval is half of it and at most 3 s, with a
-            jitter of a quarter, so that the sweeps of
-                several workers spread out.
+            partitions: The partitions to sweep.
+            lease: Seconds. The interval is a quarter of it and at most 3 s, with a jitter of a quarter, so that the
+                sweeps of several workers spread out. If a worker dies, the next sweep of another one comes within half
+                a lease: a longer gap restarts all leases (see queues/lua/seen.lua).
         """
         self.set_lease(lease)
         self._cursors = dict.fromkeys(partitions, START)
@@ -48,8 +49,7 @@ class ReclaimSchedule:
 
     def set_lease(self, lease: float) -> None:
         """Use another lease, in seconds, from the next sweep on."""
-        self._interval = min(lease / 2, _LONGEST)
-        self._renewal = lease / 6  # twice the retry interval of a failed heartbeat
+        self._interval = min(lease / 4, _LONGEST)
 
     def set_partitions(self, partitions: Sequence[Partition]) -> None:
         """Replace the partitions; new ones are swept at the next opportunity."""
@@ -63,11 +63,6 @@ class ReclaimSchedule:
         """Schedule a sweep of all partitions now: messages were released or may have been left."""
         self._start_round()
         self._requested = set(self._cursors)
-
-    def postpone(self) -> None:
-        """Delay the next sweep: after an outage of Redis, live workers must renew their leases first."""
-        self._unfinished = []
-        self._next = max(self._next, time.monotonic() + self._renewal)
 
     def until_next(self) -> float:
         """Return the seconds until the next claim, 0 if one is due."""

@@ -38,7 +38,7 @@ from .burst import Burst
 from .executor import Executor
 from .health import Health, LoopWatchdog, Report, RunDeadlines
 from .intake import Intake
-from .maintenance import AssignmentWatcher, Janitor, Promoter, Registration, StepHeartbeat, describe
+from .maintenance import AssignmentWatcher, ClockMonitor, Janitor, Promoter, Registration, StepHeartbeat, describe
 from .quarantine_gate import QuarantineGate
 from .reclaim import ReclaimSchedule
 from .shared_settings import SharedSettings
@@ -172,11 +172,14 @@ class Worker:
         self._shared.apply(config)
         reading = read_partitions(self._gateway, self.id)
         self._stack.push_async_callback(reading.close)
-        self._consumer = Consumer(self._gateway, reading, [], self.id, self._shared.claim_lease, self._leases)
+        clock = self._clock = ClockMonitor(lambda: self._shared.claim_lease)
+        self._consumer = Consumer(
+            self._gateway, reading, [], self.id, self._shared.claim_lease, self._leases, clock.observe
+        )
         shares = self._partitions == "share" and not self._gate.dedicated
         self._assignment = PartitionAssignment(self._gateway, self._namespace, self.queues, self.id, share=shares)
         self._reclaim = ReclaimSchedule([], self._shared.claim_lease)
-        self._promoter = Promoter(self._gateway, [], self.id)
+        self._promoter = Promoter(self._gateway, [], self.id, self._consumer.touch)
         self._assignment_watcher = AssignmentWatcher(self._assignment, self._consumer, self._set_partitions)
         self._deadlines = RunDeadlines(
             self._executor,
@@ -201,6 +204,7 @@ class Worker:
             self._shared.renewal_lease,
             self._on_renewal,
             self._watchdog.should_renew,
+            clock.observe,
         )
         await self._registration.announce()
         self._heartbeat.start()
@@ -284,7 +288,13 @@ class Worker:
             try:
                 if burst:
                     await Burst(
-                        self._gateway, intake, self._assignment_watcher, self._slots, self._executor, self._stop
+                        self._gateway,
+                        intake,
+                        self._assignment_watcher,
+                        self._slots,
+                        self._executor,
+                        self._clock,
+                        self._stop,
                     ).run()
                 else:
                     reading.start_soon(intake.run)

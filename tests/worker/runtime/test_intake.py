@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 from perdure.queues import Delivery, Gateway, Leases, Partition, Producer
@@ -42,23 +41,6 @@ async def test_a_nudge_that_reaches_a_stopping_worker_reaches_another(
     await intake._read(None)
     assert (await second.read(1, block=None)).claimable is stopping
     assert (sweep.next_claim() is None) is stopping
-
-
-def test_when_redis_is_back_leases_are_renewed_before_anything_is_claimed(
-    partition: Partition, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    sweep = ReclaimSchedule([partition], 15.0)
-    sweep.reached(partition, "0-0")
-    now[0] += sweep.until_next()  # the next sweep is due, and was asked for besides
-    sweep.request()
-    sweep.postpone()
-    assert sweep.next_claim() is None
-    assert sweep.until_next() == pytest.approx(15.0 / 6)
-    now[0] += sweep.until_next()
-    assert sweep.next_claim() == (partition, "0-0")
-    assert not sweep.is_shared(partition)
 
 
 async def test_what_was_read_just_now_is_not_taken_for_a_suspect_whose_answer_was_lost(

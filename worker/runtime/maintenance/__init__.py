@@ -3,6 +3,7 @@
     promoter.py       Promoter: moves due tasks to the ready stream
     janitor.py        Janitor: expires dead letters, idle consumers and old partitions
     partitions.py     AssignmentWatcher: follows changes of the worker's partitions
+    clock_monitor.py  ClockMonitor: logs restarted leases and steps of the clock of Redis
     registration.py   Registration: publishes the worker; SettleRate; StepHeartbeat for long steps
 
 Duties that one worker can do for the fleet are guarded by locks with a TTL (`acquire_fleet_locks`). The locks save work
@@ -11,9 +12,10 @@ and protect nothing: two workers doing the same duty at once is harmless, and th
 
 from __future__ import annotations
 
+from .clock_monitor import ClockMonitor
 from .janitor import Janitor
 from .partitions import AssignmentWatcher
 from .promoter import Promoter
 from .registration import Registration, StepHeartbeat, describe
 
-__all__ = ["AssignmentWatcher", "Janitor", "Promoter", "Registration", "StepHeartbeat", "describe"]
+__all__ = ["AssignmentWatcher", "ClockMonitor", "Janitor", "Promoter", "Registration", "StepHeartbeat", "describe"]

@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import anyio
@@ -22,18 +22,30 @@ _LONGEST_SLEEP: Final = 1.0
 _LOCK_TTL: Final = 2.5
 """TTL of the lock on a due set, in seconds: how late a due task can be if the lock holder dies."""
 
+_TOUCH_INTERVAL: Final = 0.5
+"""Shortest interval between two touches of a partition, in seconds; a check follows each retry of a task."""
+
 
 class Promoter:
     """Sleeps until the next due time, or until it is woken because an earlier one was added.
 
     One worker watches each due set: the first one, or the one that a nudge reached. The others only check that the lock
-    is held.
+    is held. The lock holder also touches the partition, since no other worker may: sweeps need a free slot, and
+    heartbeats a running task.
     """
 
-    def __init__(self, gateway: Gateway, partitions: Sequence[Partition], worker: str) -> None:
-        """worker: id of this worker."""
+    def __init__(
+        self,
+        gateway: Gateway,
+        partitions: Sequence[Partition],
+        worker: str,
+        touch: Callable[[Partition], Awaitable[None]],
+    ) -> None:
+        """worker: id of this worker. touch: touches a partition (see `Consumer.touch`)."""
         self._gateway = gateway
         self._worker = worker
+        self._touch = touch
+        self._touched: dict[Partition, float] = {}
         self._next = dict.fromkeys(partitions, 0.0)
         self._refused = False
         self._taking_over: set[Partition] = set()
@@ -93,5 +105,13 @@ class Promoter:
         if another := waits[partition]:
             # If the lock holder dies, all others come; with jitter, most of them find a new holder.
             return another * random.uniform(1.0, 1.2)  # noqa: S311 - jitter, not a secret
-        _, until_next = await promote_due(self._gateway, partition)
+        _, (_, until_next) = await asyncio.gather(
+            self._touch_again(partition), promote_due(self._gateway, partition)
+        )  # in one round trip
         return _LONGEST_SLEEP if until_next is None else min(until_next, _LONGEST_SLEEP)
+
+    async def _touch_again(self, partition: Partition) -> None:
+        now = time.monotonic()
+        if now - self._touched.get(partition, 0.0) >= _TOUCH_INTERVAL:
+            self._touched[partition] = now
+            await self._touch(partition)
