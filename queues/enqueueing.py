@@ -11,7 +11,8 @@ import asyncio
 import secrets
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import ClassVar, Final
 
 from .envelope import TaskMessage
 from .errors import NotReplicated, StillRunning
@@ -19,21 +20,30 @@ from .keys import Partition
 from .partitions import PartitionRouter
 from .transport import Argument, Gateway, Script, queue_script
 
-__all__ = ["BatchEnqueuer"]
+__all__ = ["BatchEnqueuer", "BatchLimits"]
 
 _RESET = queue_script("reset_task")
 _ENQUEUE = queue_script("enqueue")
 _SCHEDULE = queue_script("schedule")
 
-_SCRIPT_TASKS: Final = 500
 _SCRIPT_BYTES: Final = 4 * 1024 * 1024
-"""Limits of one script, so that other clients do not wait long for it."""
+"""Largest size of one script's messages, so that other clients do not wait long for it."""
 
 _SCRIPTS: Final = 4
 """Full scripts that make a batch, if the queue has so many partitions."""
 
-_SLICE: Final = 50
-"""Tasks without a key that go to one partition together, so that each script carries many."""
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """Numbers of tasks that are stored together.
+
+    Args:
+        script: at most in one script, so that other clients do not wait long for it.
+        together: tasks without a key that go to one partition, so that each script carries many.
+    """
+
+    script: int = 500
+    together: int = 50
 
 
 class BatchEnqueuer:
@@ -44,6 +54,9 @@ class BatchEnqueuer:
         replicated: Whether replicas must have the tasks before a call returns. If too few have them in time, it raises
             `NotReplicated` with the ids of the tasks.
     """
+
+    limits: ClassVar[BatchLimits] = BatchLimits()
+    """Limits of all batches of this process; tests lower them."""
 
     def __init__(self, gateway: Gateway, router: PartitionRouter, delay: float, *, replicated: bool = False) -> None:
         self._gateway = gateway
@@ -137,7 +150,7 @@ class BatchEnqueuer:
 
     @property
     def _most(self) -> int:
-        return _SCRIPT_TASKS * min(self._router.width, _SCRIPTS)
+        return self.limits.script * min(self._router.width, _SCRIPTS)
 
     async def _batch(self, batch: Sequence[TaskMessage]) -> list[tuple[str, Partition]]:
         """Store messages, those of each partition in order; return their ids and partitions."""
@@ -176,7 +189,7 @@ class BatchEnqueuer:
     def _numbers(self, batch: Sequence[TaskMessage]) -> list[int]:
         """Return the number of each message; those without a key are distributed slice by slice."""
         keyless = sum(message.number is None for message in batch)
-        slices = min(self._router.width, max(1, keyless // _SLICE))
+        slices = min(self._router.width, max(1, keyless // self.limits.together))
         length = max(1, -(-keyless // slices))
         number, used = self._router.next_number(), 0
         numbers: list[int] = []
@@ -193,8 +206,8 @@ class BatchEnqueuer:
     async def _group(self, partition: Partition, messages: Sequence[TaskMessage]) -> list[int]:
         """Store messages in one partition, script after script."""
         answers: list[int] = []
-        for start in range(0, len(messages), _SCRIPT_TASKS):
-            answers += await self._store(partition, messages[start : start + _SCRIPT_TASKS])
+        for start in range(0, len(messages), self.limits.script):
+            answers += await self._store(partition, messages[start : start + self.limits.script])
         return answers
 
     async def _confirm(self, known: Mapping[Partition, Sequence[TaskMessage]]) -> None:

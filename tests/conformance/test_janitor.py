@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 from perdure.queues import Consumer, Gateway, Namespace, Partition, PartitionAssignment, Producer, WorkerInfo, announce
 from perdure.queues.keys import GROUP
-from perdure.worker.runtime.maintenance import janitor as janitor_module
 from perdure.worker.runtime.maintenance.janitor import Janitor
 
 from tests.support.consumers import LONG_AGO, age, claim_all, consumers, pending, read_one, worker
 
-
-@pytest.fixture(autouse=True)
-def silent_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let silent consumers count as idle at once: Redis' idle times of consumers cannot be set."""
-    monkeypatch.setattr(janitor_module, "_GONE_FOR", -1.0)
+IDLE_AT_ONCE = -1.0
+"""Idle time after which the janitor removes a consumer: Redis' idle times of consumers cannot be set."""
 
 
 async def announced(gateway: Gateway, namespace: Namespace, name: str, *, seen: float) -> None:
@@ -29,7 +24,16 @@ async def clean(gateway: Gateway, namespace: Namespace, partition: Partition, co
     assignment = PartitionAssignment(gateway, namespace, [partition.queue], "me", share=False)
     await assignment.refresh()
     await gateway.command("DEL", partition.clean_lock)
-    await Janitor(gateway, namespace, assignment, consumer, dead_letter_ttl=lambda: 60.0, worker="me").clean()
+    janitor = Janitor(
+        gateway,
+        namespace,
+        assignment,
+        consumer,
+        dead_letter_ttl=lambda: 60.0,
+        worker="me",
+        idle_consumer=IDLE_AT_ONCE,
+    )
+    await janitor.clean()
 
 
 async def test_only_names_of_presumed_dead_workers_are_removed(

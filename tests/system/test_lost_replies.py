@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from perdure import Producer, State, TaskHandle, Unavailable
-from perdure.queues import EnvelopeTemplate, Gateway, Namespace, TaskMessage, enqueueing, set_partitions
+from perdure.queues import EnvelopeTemplate, Gateway, Namespace, TaskMessage, set_partitions
+from perdure.queues.enqueueing import BatchEnqueuer, BatchLimits
 
 from tests.support.consumers import needs_one_server
 from tests.support.lossy_proxy import LossyProxy, lossy_gateway
@@ -19,8 +20,7 @@ MANY = 50
 @pytest.fixture(autouse=True)
 def small_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use small batches, so that a few tasks need several scripts."""
-    monkeypatch.setattr(enqueueing, "_SCRIPT_TASKS", 20)
-    monkeypatch.setattr(enqueueing, "_SLICE", 5)
+    monkeypatch.setattr(BatchEnqueuer, "limits", BatchLimits(script=20, together=5))
 
 
 @pytest.fixture

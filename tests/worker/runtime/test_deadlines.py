@@ -20,7 +20,6 @@ from perdure.worker.durable import checkpoint_writer as recorder_module
 from perdure.worker.errors import TaskDefinitionError, TaskIdle, TaskTimeout
 from perdure.worker.log import logger
 from perdure.worker.runtime import worker as worker_module
-from perdure.worker.runtime.health import deadlines as guard_module
 from perdure.worker.runtime.supervisor_link import SupervisorLink
 
 from tests.support.workers import (
@@ -467,10 +466,7 @@ async def test_a_worker_with_a_stuck_handler_asks_to_be_replaced(limited: Limite
             await bounded(running)
 
 
-async def test_threads_of_cancelled_sync_steps_are_counted_until_they_end(
-    limited: Limited, monkeypatch: pytest.MonkeyPatch, log: list[str]
-) -> None:
-    monkeypatch.setattr(guard_module, "_LOST_THREADS", 0.05)  # 2 of 40
+async def test_threads_of_cancelled_sync_steps_are_counted_until_they_end(limited: Limited, log: list[str]) -> None:
     async with limited() as app:
         goes_on, supervisor = threading.Event(), Supervisor()
 
@@ -484,9 +480,9 @@ async def test_threads_of_cancelled_sync_steps_are_counted_until_they_end(
             assert (await letter(app, first)).reason is Reason.TIMEOUT
             assert worker._executor.threads.lost == 1
             assert worker._deadlines.degraded is None
-            await job.enqueue()
+            await job.enqueue_many({} for _ in range(19))  # half of the threads
             why = (await supervisor.hears("replace"))["why"]
-            assert why == "2 of 40 threads run cancelled sync steps that do not end"
+            assert why == "20 of 40 threads run cancelled sync steps that do not end"
             assert any("this worker should be replaced" in line for line in log)
             goes_on.set()
 

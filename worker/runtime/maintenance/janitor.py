@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import anyio
 
@@ -27,7 +28,7 @@ _INTERVAL = 60.0
 _SHORTEST = 25.0
 """Minimum seconds between two rounds in the fleet: less than the shortest sleep of one worker."""
 
-_GONE_FOR = 10.0
+IDLE_CONSUMER: Final = 10.0
 """Idle seconds after which the consumer of a worker that is not registered is removed.
 
 Such a worker is presumed dead. If it is alive after all, its next read creates the consumer again.
@@ -49,14 +50,16 @@ class Janitor:
         *,
         dead_letter_ttl: Callable[[], float],
         worker: str,
+        idle_consumer: float = IDLE_CONSUMER,
     ) -> None:
-        """dead_letter_ttl: returns seconds. worker: id of this worker."""
+        """dead_letter_ttl: returns seconds. worker: id of this worker. idle_consumer: see `IDLE_CONSUMER`."""
         self._gateway = gateway
         self._namespace = namespace
         self._assignment = assignment
         self._consumer = consumer
         self._dead_letter_ttl = dead_letter_ttl
         self._worker = worker
+        self._idle_consumer = idle_consumer
 
     async def run(self) -> None:
         while True:
@@ -76,7 +79,7 @@ class Janitor:
         present = await present_workers(self._gateway, self._namespace)
         for partition in mine:
             await trim_letters(self._gateway, partition, self._dead_letter_ttl())
-            await self._consumer.remove_idle_consumers(partition, _GONE_FOR, present)
+            await self._consumer.remove_idle_consumers(partition, self._idle_consumer, present)
         for queue, route in self._assignment.routes.items():
             await self._retire(queue, route)
 
