@@ -54,7 +54,15 @@ from .delivery import (
     touch_step,
     write_entries,
 )
-from .derived_tasks import MOST_HAND_OFFS, Successor, enqueue_successor, read_task_input, recorded_results, store_fork
+from .derived_tasks import (
+    MOST_HAND_OFFS,
+    Successor,
+    confirm_successor,
+    enqueue_successor,
+    read_task_input,
+    recorded_results,
+    store_fork,
+)
 from .envelope import (
     DEFAULT_PAYLOAD_LIMIT,
     FORMAT_VERSION,
@@ -274,6 +282,7 @@ __all__ = [
     "checkpoint_fields_of_all",
     "clear_quarantined",
     "close_previous",
+    "confirm_successor",
     "contains_mask",
     "count_crash",
     "deployment_id",

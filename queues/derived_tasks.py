@@ -10,6 +10,7 @@ import orjson
 
 from .envelope import Envelope
 from .errors import HandOffRefused, TaskExists, TaskNotFound, UnreadableEnvelope
+from .inspection import find_task
 from .keys import Namespace, Partition
 from .partitions import PartitionRouter, spread
 from .security import arguments_field, event_field
@@ -19,6 +20,7 @@ __all__ = [
     "MOST_HAND_OFFS",
     "Successor",
     "TaskInput",
+    "confirm_successor",
     "enqueue_successor",
     "read_task_input",
     "recorded_results",
@@ -26,6 +28,7 @@ __all__ = [
 ]
 
 _SUCCESSOR = queue_script("enqueue_successor")
+_CONFIRM = queue_script("confirm_successor")
 _FORK = queue_script("enqueue_fork")
 
 MOST_HAND_OFFS: Final = 100
@@ -75,6 +78,21 @@ async def enqueue_successor(gateway: Gateway, namespace: Namespace, successor: S
         return bool(answer >= 0)
 
     return await PartitionRouter(gateway, namespace, successor.queue).place(spread(task_id), store)
+
+
+async def confirm_successor(gateway: Gateway, namespace: Namespace, source: str) -> None:
+    """Note in the record of the continued task that its successor has been read. Idempotent.
+
+    The record of a successor that has ended may expire before the continued task is settled, such as while all workers
+    of its queue are down. Without this note, the next run of that task would store the successor again.
+
+    Args:
+        source: Field `handed_from` of the successor's record.
+    """
+    origin = source.partition(" ")[0]
+    found = await find_task(gateway, namespace, origin)
+    if found is not None:
+        await gateway.run(_CONFIRM, [found.record(origin)], [source])
 
 
 @dataclass(frozen=True, slots=True)

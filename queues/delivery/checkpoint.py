@@ -81,6 +81,8 @@ class History:
         enqueued: Time of the first enqueue in milliseconds; None if it is the time of the message.
         crash: Evidence of the last crash.
         latest: The last events of the log, newest first.
+        handed_from: Source of a successor: the task that it continues, and a token.
+        continued: Source of this task's successor, noted once a worker has read that one.
         alive_at: Time at which the running step was last alive, in milliseconds. read_at: time of this read.
     """
 
@@ -100,6 +102,8 @@ class History:
     enqueued: int | None = None
     crash: Mapping[str, Any] = field(default_factory=dict)
     latest: Sequence[TaskEvent] = ()
+    handed_from: str | None = None
+    continued: str | None = None
     alive_at: int | None = None
     read_at: int = 0
 
@@ -209,7 +213,7 @@ async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str
 
 
 _NUMBERS: Final = ("attempts", "crashes", "returns", "excused", "recent", "recent_at", "events", "returned", "entries")
-_FIELDS: Final = (*_NUMBERS, "suspect", "crash", "at")
+_FIELDS: Final = (*_NUMBERS, "suspect", "crash", "at", "handed_from", "continued")
 
 _SCANNED: Final = 4096
 """Fields that Redis looks at in one command for the few that are not step records."""
@@ -239,7 +243,7 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
     )
     numbers = (int(value or 0) for value in counts[: len(_NUMBERS)])
     attempts, crashes, returns, excused, recent, recent_at, events, returned, entries = numbers
-    suspect, crash, enqueued = counts[len(_NUMBERS) :]
+    suspect, crash, enqueued, handed_from, continued = counts[len(_NUMBERS) :]
     now = int(time[0]) * 1000 + int(time[1]) // 1000
     # Each earlier delivery of this message ended without an outcome: an outcome would have deleted the message.
     lost = max(0, delivery.count - 1 - returned)
@@ -256,6 +260,8 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         enqueued=None if enqueued is None else int(enqueued),
         crash=orjson.loads(crash) if crash else {},
         latest=opened_events(latest, task_id, gateway.encryptor.of(partition, task_id)),
+        handed_from=None if handed_from is None else handed_from.decode(),
+        continued=None if continued is None else continued.decode(),
         alive_at=None if alive is None else int(alive),
         read_at=now,
     )

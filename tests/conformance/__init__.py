@@ -19,7 +19,7 @@ one file; tests/conformance/test_scripts.py checks this table, and what holds fo
 | `test_scripts` | enqueue_fork, reset_task |
 | `test_settlement` | release, reschedule |
 | `test_shared_config` | set_config |
-| `test_successor` | enqueue_successor |
+| `test_successor` | confirm_successor, enqueue_successor |
 | `test_supervisors` | count_crash, register_supervisor, unpause_supervisor |
 | `test_touch` | touch |
 

@@ -32,6 +32,7 @@ from perdure.queues import (
     WorkerInfo,
     announce,
     clear_quarantined,
+    confirm_successor,
     count_crash,
     enqueue_successor,
     excuse_crashes,
@@ -206,6 +207,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert await forked.cancel() is State.CANCELLED
         following = Successor(Envelope(id="next", task="t"), "default", b"{}", ("#received", b"{}"), "later token")
         assert await enqueue_successor(gateway, namespace, following) == partition
+        await confirm_successor(gateway, namespace, "next token")
         assert await (await known(producer, "next")).cancel() is State.CANCELLED
         dropped, kept = [one async for one in list_letters(gateway, [partition], Filter())]
         assert await replay(gateway, kept, Replay())

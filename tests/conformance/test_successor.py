@@ -13,7 +13,9 @@ from perdure.queues import (
     Partition,
     Producer,
     Successor,
+    confirm_successor,
     enqueue_successor,
+    load_history,
     read_log_tail,
     set_partitions,
 )
@@ -81,3 +83,20 @@ async def test_a_log_tail_has_the_last_events_and_the_names_of_steps(
     assert trail.saved == {"#state": b"{}"}
     assert trail.now >= trail.events[-1].at
     assert trail.unread == 0
+
+
+async def test_a_successor_that_was_read_is_confirmed_to_the_continued_task(
+    gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition
+) -> None:
+    await producer.enqueue("t", task_id="first")
+    delivery = await read_one(await worker(gateway, partition))
+    assert (await load_history(gateway, delivery, "first")).continued is None
+    await enqueue_successor(gateway, namespace, successor("first.h1", "first token"))
+    second = await read_one(await worker(gateway, partition))
+    source = (await load_history(gateway, second, "first.h1")).handed_from
+    assert source == "first token"
+    for _ in range(2):
+        await confirm_successor(gateway, namespace, source)
+    assert (await load_history(gateway, delivery, "first")).continued == "first token"
+    await confirm_successor(gateway, namespace, "gone token")
+    assert not await gateway.command("EXISTS", partition.record("gone"))

@@ -39,6 +39,7 @@ from perdure.queues import (
     read_record,
     release,
     reschedule,
+    set_config,
     succeed,
     touch_step,
     write_entries,
@@ -85,6 +86,7 @@ CHORES = (
     "close",
     "close",
     "close",
+    "config",
     "retain",
     "retire",
     "retire",
@@ -306,6 +308,16 @@ class Queues(RuleBasedStateMachine):
             self.same(
                 self.ground.run(self.ground.gateway.run(queue_script("enqueue_successor"), keys, given)), expected
             )
+
+    @rule(task=tasks, source=st.sampled_from(["one token", "other token"]))
+    def confirm_successor(self, task: str, source: str) -> None:
+        record = self.partition.record(task)
+        known = self.ledger.held.exists(record)
+        for _ in range(2):
+            answer = self.ground.run(self.ground.gateway.run(queue_script("confirm_successor"), [record], [source]))
+            if known:
+                self.ledger.held.put(record, {"continued": source})
+            self.same(bool(answer), known)
 
     @rule(task=tasks, source=st.sampled_from(["one 1-0", "one 2-0"]), kept=st.booleans())
     def fork(self, task: str, source: str, kept: bool) -> None:
@@ -842,6 +854,8 @@ class Queues(RuleBasedStateMachine):
                 self.close(2 + number % 2)
             case "retire":
                 self.retire(long_ago=number > 1)
+            case "config":
+                self.set_config((None, 60, 60.5, 3600)[number])
             case "retain":
                 self.register_retention((0.001, 60, 3600, 7200)[number])
             case "reroute":
@@ -887,6 +901,19 @@ class Queues(RuleBasedStateMachine):
             given = [7 * 24 * HOUR]
             answer = self.ground.run(self.ground.gateway.run(queue_script("retire_partition"), keys, given))
             self.same(bool(answer), self.ledger.retire())
+
+    def set_config(self, seconds: float | None) -> None:
+        key, name = self.namespace.config, "dead_letter_ttl"
+        text = None if seconds is None else f"{seconds:g}".encode()
+        for _ in range(2):
+            changed = self.ledger.held.get(key, name) != text
+            if text is None:
+                self.ledger.held.drop(key, name)
+            else:
+                self.ledger.held.put(key, {name: text})
+            self.same(
+                self.ground.run(set_config(self.ground.gateway, self.namespace, "dead_letter_ttl", seconds)), changed
+            )
 
     def register_retention(self, seconds: float) -> None:
         for _ in range(2):

@@ -14,9 +14,11 @@ from functools import partial
 from ....queues import (
     Gateway,
     History,
+    Namespace,
     ServerFull,
     TaskEvent,
     Unavailable,
+    confirm_successor,
     load_history,
     read_log_tail,
     retry_while_unavailable,
@@ -34,7 +36,10 @@ __all__ = ["LoadHistory", "Resume", "resume"]
 
 
 class LoadHistory:
-    """Stage: load the counters, the checkpoint and the last events. A task that was cancelled does not run."""
+    """Stage: load the counters, the checkpoint and the last events. A task that was cancelled does not run.
+
+    A successor that has recorded nothing yet is confirmed to the task that it continues.
+    """
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -45,6 +50,11 @@ class LoadHistory:
         run.load(await retry_while_unavailable(load, on_wait=log_wait(f"task {run.id}")))
         if (pages := run.history.pages) is not None:
             pages.on_wait = log_wait(f"task {run.id}", run.touch)
+        source = run.history.handed_from
+        if source is not None and run.history.entries == 0:
+            namespace = Namespace(run.delivery.partition.namespace)
+            confirm = partial(confirm_successor, self._gateway, namespace, source)
+            await retry_while_unavailable(confirm, on_wait=log_wait(f"task {run.id}"))
         return Cancelled(run.history.counters) if run.history.cancel else None
 
 

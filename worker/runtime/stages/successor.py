@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from ....deadletter import Reason
@@ -14,6 +15,7 @@ from ....queues import (
     Partition,
     Successor,
     enqueue_successor,
+    find_task,
     forward_messages,
     retry_while_unavailable,
 )
@@ -44,14 +46,16 @@ async def transfer(gateway: Gateway, run: Run, successor: Successor) -> Outcome:
     """
     counters = counters_after(StopReason.CONTINUED, run.history.counters)
     namespace = Namespace(run.delivery.partition.namespace)
+    handed_to = successor.envelope.id
+    store: Callable[[], Awaitable[Partition | None]] = partial(enqueue_successor, gateway, namespace, successor)
+    if run.history.continued == successor.source:  # a worker has read it; it may have ended and expired since
+        store = partial(find_task, gateway, namespace, handed_to)
     try:
-        to = await retry_while_unavailable(
-            partial(enqueue_successor, gateway, namespace, successor), on_wait=log_wait(f"task {run.id}", run.touch)
-        )
+        to = await retry_while_unavailable(store, on_wait=log_wait(f"task {run.id}", run.touch))
     except HandOffRefused as refused:
         return Burial(Reason.NOT_RETRYABLE, counters, refused)
-    handed_to = successor.envelope.id
-    await _forward(gateway, run, to, handed_to)
+    if to is not None:
+        await _forward(gateway, run, to, handed_to)
     logger.bind(task=run.envelope.task, id=run.id).info(
         "continued as task {} ({}, queue {})", handed_to, successor.envelope.task, successor.queue
     )

@@ -1,0 +1,55 @@
+"""The successor of a task runs once, whatever happens to the continued task before its own outcome is stored."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from perdure import App, Context, Settings, State
+from perdure.worker.runtime.stages import successor as stage
+
+from tests.support.workers import running_worker, wait_until
+
+pytestmark = pytest.mark.integration
+
+
+async def test_a_successor_that_has_expired_does_not_run_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker of the continued task fails after it has stored the successor; the lease brings that task back."""
+    app = App("relay", settings=settings)
+    runs: Counter[str] = Counter()
+
+    @app.task(result_ttl=0.01)
+    async def second(ctx: Context) -> None:
+        runs["second"] += 1
+
+    @app.task
+    async def first(ctx: Context) -> None:
+        runs["first"] += 1
+        await ctx.continue_as(second, why="the first half is done", arguments={})
+
+    forward = stage._forward
+
+    async def fail_once(*args: Any) -> None:
+        monkeypatch.setattr(stage, "_forward", forward)
+        raise RuntimeError("the worker fails between the two writes")
+
+    monkeypatch.setattr(stage, "_forward", fail_once)
+    async with app, running_worker(app):
+        handle = await first.enqueue()
+        successor = handle.partition.record(f"{handle.id}.h1")
+
+        async def expired() -> bool:
+            return runs["second"] > 0 and not await app.producer.gateway.command("EXISTS", successor)
+
+        async def settled() -> bool:
+            return await handle.status() is State.SUCCEEDED
+
+        await wait_until(expired, "the successor ends, and its record expires")
+        assert await handle.status() is State.RUNNING
+        await wait_until(settled, "the continued task is settled after its lease")
+        assert (await handle.record()).handed_to == f"{handle.id}.h1"
+        assert not await app.producer.gateway.command("EXISTS", successor)
+    assert runs == {"first": 1, "second": 1}
