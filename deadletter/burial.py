@@ -85,6 +85,7 @@ async def bury(
     counters: Counters,
     retention: float = DEFAULT_RETENTION,
     entries: int = 0,
+    raw: bool | None = None,
 ) -> bool:
     """Turn the task into a dead letter and acknowledge its message.
 
@@ -93,6 +94,7 @@ async def bury(
     Args:
         retention: Seconds.
         entries: Number of the run's last entry, without which the outcome is not stored; 0 if it needs none.
+        raw: Keep the fields of the message as they are, because it is not an envelope. By default, if it is unreadable.
 
     Raises:
         LeaseLost: The lease has passed to another worker.
@@ -116,7 +118,7 @@ async def bury(
         counters.attempts,
         counters.crashes,
     )
-    raw = int(reason is Reason.UNREADABLE)
-    answer = await gateway.run(_BURY, keys, [*delivery.fence, entries, *letter, round(retention * 1000), raw])
+    kept_raw = int(reason is Reason.UNREADABLE if raw is None else raw)
+    answer = await gateway.run(_BURY, keys, [*delivery.fence, entries, *letter, round(retention * 1000), kept_raw])
     check_accepted(answer, task_id, "burial")
     return bool(answer == 1)

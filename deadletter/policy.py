@@ -24,7 +24,11 @@ class Reason(StrEnum):
     TIMEOUT = "timeout"
     """Its last attempt timed out."""
     UNREADABLE = "unreadable"
-    """Its message is not an envelope, or one of a later version. The raw fields are kept."""
+    """Its message is not an envelope, or one of a later version: the raw fields are kept. Or no version can read its
+    checkpoint.
+    """
+    NEWER_VERSION = "newer_version"
+    """It needs a worker of a later version, and none came in time. Its checkpoint is kept."""
     INVALID_ARGUMENTS = "invalid_arguments"
     """Its arguments do not match its handler."""
     UNKNOWN_TASK = "unknown_task"

@@ -33,6 +33,7 @@ from .delivery import (
     Touch,
     Wake,
     acquire_fleet_locks,
+    await_version,
     cancelled,
     check_accepted,
     clear_quarantined,
@@ -52,6 +53,7 @@ from .delivery import (
     succeed,
     take_quarantined,
     touch_step,
+    wake_version,
     write_entries,
 )
 from .derived_tasks import (
@@ -85,6 +87,7 @@ from .errors import (
     InvalidKey,
     KeyMissing,
     LeaseLost,
+    NewerVersionNeeded,
     NotEncrypted,
     NotReplicated,
     PayloadTooLarge,
@@ -101,6 +104,7 @@ from .errors import (
     TaskNotFound,
     TaskOutcome,
     Unavailable,
+    UnreadableCheckpoint,
     UnreadableEnvelope,
     UnreadableMessage,
 )
@@ -116,7 +120,7 @@ from .inspection import (
     list_tasks,
     queue_partitions,
 )
-from .keys import Namespace, Partition, check_name
+from .keys import DATA_FORMAT, Namespace, Partition, check_name
 from .partitions import (
     MOST_PARTITIONS,
     Generation,
@@ -181,6 +185,7 @@ from .transport import (
 
 __all__ = [
     "CHANGE",
+    "DATA_FORMAT",
     "DEFAULT_PAYLOAD_LIMIT",
     "ERROR",
     "FORMAT_VERSION",
@@ -223,6 +228,7 @@ __all__ = [
     "Leases",
     "LogTail",
     "Namespace",
+    "NewerVersionNeeded",
     "NotEncrypted",
     "NotReplicated",
     "Options",
@@ -266,6 +272,7 @@ __all__ = [
     "TaskOutcome",
     "Touch",
     "Unavailable",
+    "UnreadableCheckpoint",
     "UnreadableEnvelope",
     "UnreadableMessage",
     "Wake",
@@ -273,6 +280,7 @@ __all__ = [
     "acquire_fleet_locks",
     "announce",
     "arguments_field",
+    "await_version",
     "cancelled",
     "check_accepted",
     "check_name",
@@ -352,6 +360,7 @@ __all__ = [
     "take_quarantined",
     "touch_step",
     "unwrap_secrets",
+    "wake_version",
     "walk_events",
     "withdraw",
     "withdraw_supervisor",

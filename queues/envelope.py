@@ -3,8 +3,9 @@
 A message has two fields. `env` is the envelope as JSON, with a format version. `args` is the JSON object of the task's
 arguments, kept apart so that it is parsed once, by the task's validator, or not at all.
 
-A field that this version does not know is ignored, so that a newer producer may add one. A change that an older worker
-would misread gets a new format version, and every worker refuses a version newer than its own.
+A field that this version does not know is ignored, so that a newer producer may add one. A task that an older worker
+would misread names the data format that it needs (`requires`), and older workers leave it to newer ones. A change of
+the envelope itself gets a new format version, and every worker refuses a version newer than its own.
 """
 
 from __future__ import annotations
@@ -73,13 +74,17 @@ class Options(BaseModel):
 
 _NO_OPTIONS: Final = Options()
 
+_MOST_FORMATS: Final = 1_000_000
+"""Largest number of a data format."""
+
 _Mark = Annotated[tuple[str, ...], Field(max_length=DEEPEST)]
 
 
 class Envelope(BaseModel):
     """A task on the wire: id, name, headers for tracing and routing, options.
 
-    secrets: paths of secret values in the arguments, see security/secret_arguments.py.
+    secrets: paths of secret values in the arguments, see security/secret_arguments.py. tenant: whose task it is, if the
+    deployment has tenants. requires: oldest data format that a worker must know to run the task; older workers park it.
     """
 
     # Keys only: ids are unique, so caching them (16,384 strings by default) would only use memory.
@@ -91,11 +96,14 @@ class Envelope(BaseModel):
     headers: dict[str, str] = Field(default_factory=dict)
     options: Options = _NO_OPTIONS
     secrets: Annotated[tuple[_Mark, ...], Field(max_length=MOST_SECRET_PATHS)] = ()
+    tenant: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    requires: Annotated[int, Field(ge=0, le=_MOST_FORMATS)] = 0
 
     @property
     def plain(self) -> bool:
         """Whether it holds only the id and the name of the task."""
-        return not self.headers and not self.secrets and (self.options is _NO_OPTIONS or self.options == _NO_OPTIONS)
+        special = self.headers or self.secrets or self.tenant or self.requires
+        return not special and (self.options is _NO_OPTIONS or self.options == _NO_OPTIONS)
 
     def encode(self) -> bytes:
         fields: dict[str, Any] = {"v": self.v, "id": self.id, "task": self.task}
@@ -107,6 +115,10 @@ class Envelope(BaseModel):
                 fields["options"] = options
         if self.secrets:
             fields["secrets"] = self.secrets
+        if self.tenant:
+            fields["tenant"] = self.tenant
+        if self.requires:
+            fields["requires"] = self.requires
         return orjson.dumps(fields)
 
     @classmethod

@@ -10,6 +10,8 @@ PerdureError                    every error that Perdure raises on purpose
 │   ├── EmbeddedServerError     the embedded server cannot be started, shared or stopped
 │   ├── PayloadTooLarge         arguments, result or record exceed the size limit
 │   ├── UnreadableEnvelope      a stream entry is not a task that this version can read
+│   ├── UnreadableCheckpoint    a task's checkpoint has content that no version has written
+│   ├── NewerVersionNeeded      a task needs a worker that knows a later data format
 │   ├── InvalidKey              an encryption key cannot be used
 │   ├── DecryptionError         encrypted data cannot be decrypted by this process
 │   │   ├── KeyMissing          it was encrypted with a key that this process does not have
@@ -49,6 +51,7 @@ __all__ = [
     "InvalidKey",
     "KeyMissing",
     "LeaseLost",
+    "NewerVersionNeeded",
     "NotEncrypted",
     "NotReplicated",
     "PayloadTooLarge",
@@ -65,6 +68,7 @@ __all__ = [
     "TaskNotFound",
     "TaskOutcome",
     "Unavailable",
+    "UnreadableCheckpoint",
     "UnreadableEnvelope",
     "UnreadableMessage",
 ]
@@ -159,6 +163,28 @@ class PayloadTooLarge(QueueError, ValueError):
 
 class UnreadableEnvelope(QueueError, ValueError):
     """A stream entry is not a task that this version of Perdure can read."""
+
+
+class UnreadableCheckpoint(QueueError):
+    """The checkpoint of a task has content that no version of Perdure has written."""
+
+    def __init__(self, task_id: str, problem: str) -> None:
+        self.task_id, self.problem = task_id, problem
+        super().__init__(
+            f"could not read the checkpoint of task {task_id}: {problem}; replay the dead letter with --fresh to run "
+            "the task without its checkpoint"
+        )
+
+
+class NewerVersionNeeded(QueueError):
+    """A task needs a worker that knows a later data format."""
+
+    def __init__(self, task_id: str, needed: int, known: int) -> None:
+        self.task_id, self.needed, self.known = task_id, needed, known
+        super().__init__(
+            f"task {task_id} needs data format {needed}, this worker reads up to {known}: upgrade the workers, then "
+            "replay the dead letter, which keeps its checkpoint"
+        )
 
 
 class InvalidKey(QueueError, ValueError):

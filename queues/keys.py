@@ -12,6 +12,8 @@ on one server.
     {ns:queue:n}:closed           hash    resharding.py       from the closing of the partition; TTL once retired
     {ns:queue:n}:mark             string  replication.py      write that replicas confirm; TTL of a minute
     {ns:queue:n}:retentions       zset    workers, operators  TTL until the last record that they cover has expired
+    {ns:queue:n}:versions         zset    workers             tasks that wait for a newer version (score: its data
+                                                              format); TTL of their longest wait
     {ns:queue:n}:lock:promote     string  workers             fleet lock for promoting; TTL of a few seconds
     {ns:queue:n}:lock:clean       string  workers             fleet lock for cleaning up; TTL of half a minute
     {ns:queue:n}:lock:sweep       string  workers             fleet lock for claiming; TTL of half a claim interval
@@ -106,6 +108,7 @@ class Partition:
     dead: str = field(init=False, compare=False, repr=False)
     closed: str = field(init=False, compare=False, repr=False)
     mark: str = field(init=False, compare=False, repr=False)
+    versions: str = field(init=False, compare=False, repr=False)
     retentions: str = field(init=False, compare=False, repr=False)
     promote_lock: str = field(init=False, compare=False, repr=False)
     clean_lock: str = field(init=False, compare=False, repr=False)
@@ -118,7 +121,7 @@ class Partition:
 
     def __post_init__(self) -> None:
         tag = f"{{{self.namespace}:{self.queue}:{self.index}}}"
-        for name in ("ready", "nudge", "due", "seen", "dead", "closed", "mark", "retentions"):
+        for name in ("ready", "nudge", "due", "seen", "dead", "closed", "mark", "retentions", "versions"):
             object.__setattr__(self, name, f"{tag}:{name}")
         for name in ("promote", "clean", "sweep"):
             object.__setattr__(self, f"{name}_lock", f"{tag}:lock:{name}")

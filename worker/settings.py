@@ -50,6 +50,7 @@ class Settings(ConnectionSettings):
         webhook_url: URL for events of runs that were resumed, buried, or wait for a person; empty for none.
         webhook_secret: Key of the signature.
         webhook_timeout: Timeout of one request.
+        version_wait: How long a task waits for a worker of a newer version before it becomes a dead letter.
         unknown_task: Retries of tasks without a handler or without the encryption key on this worker.
     """
 
@@ -80,6 +81,7 @@ class Settings(ConnectionSettings):
     webhook_url: SecretStr = SecretStr("")
     webhook_secret: SecretStr = SecretStr("")
     webhook_timeout: Seconds = 5.0
+    version_wait: Seconds = 86_400.0
     unknown_task: Retry = Retry(max_attempts=10, base=1.0, factor=2.0, cap=60.0)
 
     @field_validator("restart_delays", mode="before")

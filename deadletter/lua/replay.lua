@@ -43,7 +43,7 @@ end
 redis.call('HSET', KEYS[2], 'state', 'queued', 'entry', entry, 'attempts', 0, 'crashes', 0, 'returns', 0)
 redis.call('HINCRBY', KEYS[2], 'replays', 1)
 redis.call('HDEL', KEYS[2], 'dead', 'reason', 'error', 'finished', 'result', 'settled', 'excused', 'recent',
-  'recent_at', 'crash')
+  'recent_at', 'crash', 'newer_since')
 redis.call('XADD', KEYS[4], '*', 'type', 'replayed', 'data', ARGV[2] == '1' and '{"fresh":true}' or '{"fresh":false}')
 if ARGV[2] == '1' then
   redis.call('DEL', KEYS[3])

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from .checkpoint import Entry, History, Kind, last_step, load_history, recorded_steps, touch_step, write_entries
 from .consumer import Consumer
-from .due_set import promote_due
+from .due_set import promote_due, wake_version
 from .fleet_locks import acquire_fleet_locks
 from .heartbeat import LeaseHeartbeat, renew_lease
 from .leases import Delivery, Leases, check_accepted
@@ -35,7 +35,7 @@ from .quarantine_store import (
     report_crash,
     take_quarantined,
 )
-from .settlement import Counters, Wake, cancelled, park, raise_count, release, reschedule, succeed
+from .settlement import Counters, Wake, await_version, cancelled, park, raise_count, release, reschedule, succeed
 from .stream_reader import SingleNodeReader, read_partitions
 from .touch import Touch
 
@@ -53,6 +53,7 @@ __all__ = [
     "Touch",
     "Wake",
     "acquire_fleet_locks",
+    "await_version",
     "cancelled",
     "check_accepted",
     "clear_quarantined",
@@ -72,5 +73,6 @@ __all__ = [
     "succeed",
     "take_quarantined",
     "touch_step",
+    "wake_version",
     "write_entries",
 ]

@@ -9,8 +9,9 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from ..errors import UnreadableCheckpoint
 from ..event_log import TaskEvent, opened_events, read_last_events
-from ..keys import Partition
+from ..keys import DATA_FORMAT, Partition
 from ..security import TaskCipher, event_field
 from ..transport import Argument, Gateway, pairs, queue_script
 from .leases import Delivery, check_accepted
@@ -84,6 +85,9 @@ class History:
         handed_from: Source of a successor: the task that it continues, and a token.
         continued: Source of this task's successor, noted once a worker has read that one.
         alive_at: Time at which the running step was last alive, in milliseconds. read_at: time of this read.
+        format: Data format of the checkpoint. Of a newer one than this version knows, the checkpoint is not read.
+        newer_since: Time since which the task has been waiting for a worker of a newer version, in milliseconds.
+        problem: Why the checkpoint cannot be read; what was read is incomplete then.
     """
 
     counters: Counters = field(default_factory=Counters)
@@ -106,6 +110,9 @@ class History:
     continued: str | None = None
     alive_at: int | None = None
     read_at: int = 0
+    format: int = DATA_FORMAT
+    newer_since: int | None = None
+    problem: UnreadableCheckpoint | None = None
 
     @property
     def crashes_in_a_row(self) -> int:
@@ -201,7 +208,7 @@ async def touch_step(gateway: Gateway, delivery: Delivery, task_id: str, step: s
 async def recorded_steps(gateway: Gateway, partition: Partition, task_id: str) -> list[str]:
     """Return the keys of a task's recorded steps, sorted."""
     names = await gateway.command("HKEYS", partition.steps(task_id))
-    return sorted(name.removeprefix(b"d:").decode() for name in names if name.startswith(b"d:"))
+    return sorted(name.removeprefix(b"d:").decode("utf-8", "replace") for name in names if name.startswith(b"d:"))
 
 
 async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str | None:
@@ -213,7 +220,7 @@ async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str
 
 
 _NUMBERS: Final = ("attempts", "crashes", "returns", "excused", "recent", "recent_at", "events", "returned", "entries")
-_FIELDS: Final = (*_NUMBERS, "suspect", "crash", "at", "handed_from", "continued")
+_FIELDS: Final = (*_NUMBERS, "format", "newer_since", "at", "alive", "suspect", "crash", "handed_from", "continued")
 
 _SCANNED: Final = 4096
 """Fields that Redis looks at in one command for the few that are not step records."""
@@ -229,10 +236,9 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
     further pages, and step records when they are asked for.
     """
     partition = delivery.partition
-    counts, alive, last, cancel, (cursor, steps), latest, time = await gateway.pipeline(
+    fields, last, cancel, (cursor, steps), latest, time = await gateway.pipeline(
         [
             ("HMGET", partition.record(task_id), *_FIELDS),
-            ("HGET", partition.record(task_id), "alive"),
             ("HGET", partition.inbox(task_id), "last"),
             ("HEXISTS", partition.control(task_id), "cancel"),
             ("HSCAN", partition.steps(task_id), 0, "COUNT", PAGE),
@@ -241,9 +247,13 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         ],
         node_of=partition.ready,
     )
-    numbers = (int(value or 0) for value in counts[: len(_NUMBERS)])
-    attempts, crashes, returns, excused, recent, recent_at, events, returned, entries = numbers
-    suspect, crash, enqueued, handed_from, continued = counts[len(_NUMBERS) :]
+    *stored, suspect, crash, handed_from, continued = fields
+    broken: list[str] = []
+    numbers = [_number(name, value, broken) for name, value in zip(_FIELDS, stored, strict=False)]
+    attempts, crashes, returns, excused, recent, recent_at, events, returned, entries = (
+        value or 0 for value in numbers[: len(_NUMBERS)]
+    )
+    data_format, newer_since, enqueued, alive = numbers[len(_NUMBERS) :]
     now = int(time[0]) * 1000 + int(time[1]) // 1000
     # Each earlier delivery of this message ended without an outcome: an outcome would have deleted the message.
     lost = max(0, delivery.count - 1 - returned)
@@ -252,37 +262,67 @@ async def load_history(gateway: Gateway, delivery: Delivery, task_id: str) -> Hi
         entries=entries,
         events=events,
         lost=lost,
-        mail=int(last or 0),
+        mail=_number("last", last, broken) or 0,
         cancel=cancel == 1,
         quarantined=suspect is not None,
         excused_crashes=excused,
         recent_crashes=recent if now - recent_at <= CRASH_WINDOW_MS else 0,
-        enqueued=None if enqueued is None else int(enqueued),
-        crash=orjson.loads(crash) if crash else {},
+        enqueued=enqueued,
+        crash=_evidence(crash),
         latest=opened_events(latest, task_id, gateway.encryptor.of(partition, task_id)),
         handed_from=None if handed_from is None else handed_from.decode(),
         continued=None if continued is None else continued.decode(),
-        alive_at=None if alive is None else int(alive),
+        alive_at=alive,
         read_at=now,
+        format=data_format or DATA_FORMAT,
+        newer_since=newer_since,
     )
-    _add(history, steps)
+    if history.format > DATA_FORMAT:
+        return history
+    _add_checkpoint(history, steps, broken)
     if int(cursor) != 0:
-        await _read_further(gateway, partition, task_id, history, cursor)
+        await _read_further(gateway, partition, task_id, history, cursor, broken)
+    if broken:
+        history.problem = UnreadableCheckpoint(task_id, broken[0])
     return history
 
 
-async def _read_further(gateway: Gateway, partition: Partition, task_id: str, history: History, cursor: bytes) -> None:
-    """Read the intents and saved progress of a large checkpoint, and prepare the reading of its step records."""
+async def _read_further(
+    gateway: Gateway, partition: Partition, task_id: str, history: History, cursor: bytes, broken: list[str]
+) -> None:
+    """Read the rest of a large checkpoint but its step records, and prepare the reading of those."""
     key = partition.steps(task_id)
     while int(cursor) != 0:
-        cursor, found = await gateway.command("HSCAN", key, cursor, "MATCH", "[is]:*", "COUNT", _SCANNED)
-        _add(history, found)
+        cursor, found = await gateway.command("HSCAN", key, cursor, "MATCH", "[^d]*", "COUNT", _SCANNED)
+        _add_checkpoint(history, found, broken)
     total = int(await gateway.command("HLEN", key)) - len(history.intents) - len(history.saved)
     history.pages = StepPages(gateway, partition, task_id, history.done, total)
 
 
-def _add(history: History, fields: Sequence[Any]) -> None:
+def _number(name: str, value: bytes | None, broken: list[str]) -> int | None:
+    """Return a stored number, None if it is missing or damaged."""
+    try:
+        return None if value is None else int(value)
+    except ValueError:
+        broken.append(f"{name} must be a number, got {value!r}")
+        return None
+
+
+def _evidence(data: bytes | None) -> Mapping[str, Any]:
+    """Return the stored evidence of a crash, nothing if it is damaged."""
+    try:
+        found = orjson.loads(data) if data else {}
+    except orjson.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _add_checkpoint(history: History, fields: Sequence[Any], broken: list[str]) -> None:
+    """Add the fields of a step hash to the history."""
     records = {b"d": history.done, b"i": history.intents, b"s": history.saved}
     for name, value in pairs(fields).items():
         kind, _, step = name.partition(b":")
-        records[kind][step.decode()] = value
+        try:
+            records[kind][step.decode()] = value
+        except (KeyError, UnicodeDecodeError):
+            broken.append(f"its field {name!r} is of no known kind")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..keys import Partition
+from ..keys import DATA_FORMAT, Partition
 from ..transport import Gateway, queue_script
 
-__all__ = ["promote_due"]
+__all__ = ["promote_due", "wake_version"]
 
 _DUE = queue_script("due")
 _PROMOTE = queue_script("promote")
+_WAKE = queue_script("wake_version")
 
 _BATCH: Final = 200
 """Tasks that one call promotes at most."""
@@ -34,3 +35,9 @@ async def promote_due(gateway: Gateway, partition: Partition) -> tuple[int, floa
     if len(ids) == _BATCH:
         return moved, 0.0
     return moved, None if wait_ms < 0 else wait_ms / 1000
+
+
+async def wake_version(gateway: Gateway, partition: Partition) -> int:
+    """Make tasks due that wait for a worker of this version, a bounded number. Return their number."""
+    woken: int = await gateway.run(_WAKE, [partition.versions, partition.due, partition.nudge], [DATA_FORMAT, _BATCH])
+    return woken

@@ -20,9 +20,10 @@ from ..security import ERROR, RESULT
 from ..transport import Argument, Gateway, queue_script
 from .leases import RELEASED_IDLE_MS, Delivery, check_accepted
 
-__all__ = ["Counters", "Wake", "cancelled", "park", "raise_count", "release", "reschedule", "succeed"]
+__all__ = ["Counters", "Wake", "await_version", "cancelled", "park", "raise_count", "release", "reschedule", "succeed"]
 
 _FINISH = queue_script("finish")
+_AWAIT_VERSION = queue_script("await_version")
 _PARK = queue_script("park")
 _RAISE_COUNT = queue_script("raise_count")
 _RELEASE = queue_script("release")
@@ -200,6 +201,8 @@ class Wake(StrEnum):
     """Any message to its inbox."""
     TIME = "time"
     """None: the task sleeps."""
+    VERSION = "version"
+    """A worker of a newer version, see `await_version`."""
 
 
 async def park(
@@ -231,6 +234,22 @@ async def park(
     keys = [*_deferral_keys(partition, task_id), partition.inbox(task_id), partition.control(task_id)]
     args: list[Argument] = [*delivery.fence, entries, task_id, *counters, _milliseconds(delay), waits, wakes, seen]
     check_accepted(await gateway.run(_PARK, keys, args), task_id, "park")
+
+
+async def await_version(gateway: Gateway, delivery: Delivery, task_id: str, needed: int, *, limit: float) -> None:
+    """Park a task that needs a newer worker, and acknowledge its message.
+
+    Args:
+        needed: Data format that the worker must know.
+        limit: Seconds after the first such call for the task after which it runs in any case.
+
+    Raises:
+        LeaseLost: The lease has passed to another worker.
+    """
+    partition = delivery.partition
+    keys = [*_deferral_keys(partition, task_id), partition.control(task_id), partition.versions]
+    if not await gateway.run(_AWAIT_VERSION, keys, [*delivery.fence, task_id, needed, _milliseconds(limit)]):
+        raise LeaseLost(task_id, "park")
 
 
 def _deferral_keys(partition: Partition, task_id: str) -> tuple[str, ...]:

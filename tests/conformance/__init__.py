@@ -20,6 +20,7 @@ one file; tests/conformance/test_scripts.py checks this table, and what holds fo
 | `test_settlement` | release, reschedule |
 | `test_shared_config` | set_config |
 | `test_successor` | confirm_successor, enqueue_successor |
+| `test_versions` | await_version, wake_version |
 | `test_supervisors` | count_crash, register_supervisor, unpause_supervisor |
 | `test_touch` | touch |
 

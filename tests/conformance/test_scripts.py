@@ -31,6 +31,7 @@ from perdure.queues import (
     TaskHandle,
     WorkerInfo,
     announce,
+    await_version,
     clear_quarantined,
     confirm_successor,
     count_crash,
@@ -52,8 +53,9 @@ from perdure.queues import (
     store_fork,
     supervise,
     take_quarantined,
+    wake_version,
 )
-from perdure.queues.keys import GROUP
+from perdure.queues.keys import DATA_FORMAT, GROUP
 from perdure.queues.partitions.assignment import join_group
 from perdure.queues.partitions.resharding import PartitionStatus, partition_status
 from perdure.queues.transport.gateway import Argument
@@ -227,6 +229,10 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         await supervise(gateway, namespace, SupervisorInfo(id="s", name="s", window=60.0), ttl=15)
         assert (await count_crash(gateway, namespace, "s", "a", why="", threshold=0, window=60)).paused
         assert await resume_supervisor(gateway, namespace, "s")
+        await producer.enqueue("t", task_id="newer")
+        await await_version(gateway, await read_one(a), "newer", DATA_FORMAT, limit=60)
+        assert await wake_version(gateway, partition) == 1
+        assert await (await known(producer, "newer")).cancel() is State.CANCELLED
         await a.leave()
         assert "a" not in await consumers(gateway, partition.ready)
     route = await set_partitions(gateway, namespace, "default", 2)

@@ -30,7 +30,7 @@ HOUR = 3_600_000
 VALID = 120_000
 """Milliseconds for which a registered retention may be used."""
 
-CRASHES = ("excused", "recent", "recent_at", "crash")
+CRASHES = ("excused", "recent", "recent_at", "crash", "newer_since")
 """Fields of a record that describe crashes."""
 
 
@@ -396,6 +396,41 @@ class Ledger:
         self.held.put(record, {"waits": waits, "wakes": wakes})
         self.tell(task, "waiting")
         return True
+
+    def await_version(self, delivery: Delivery, task: str, needed: int, limit: int) -> bool:
+        """Park a task until a newer worker comes. Its first wait may have start long ago."""
+        if not self.owned(delivery):
+            return self.settled(delivery, task)
+        record, first = self.at.record(task), self._earliest()
+        self._keep_payload(delivery, task)
+        self.held.put_new(record, "newer_since", Moment())
+        since = self.held.hashes[record]["newer_since"]
+        start = None if isinstance(since, Later) and since.known is None else int(text_of(since))
+        delay = limit if start is None else max(0, start + limit - self.held.now)
+        delay = 0 if self.held.exists(self.at.control(task)) else delay
+        self.held.put(record, {"state": "scheduled", "waits": f"version {needed}", "wakes": "version"})
+        self._settle(delivery, task)
+        self._schedule(task, delay)
+        self.held.set_score(self.at.versions, task, str(needed).encode())
+        self.held.expire(limit, self.at.versions)
+        if first is None or self.held.now + delay < first:
+            self.nudge("due")
+        self.tell(task, "waiting")
+        return True
+
+    def wake_version(self, known: int) -> int:
+        """Make the tasks due that wait for a version up to this one."""
+        waiting = self.held.sets.get(self.at.versions, {})
+        woken = 0
+        for task in [task for task, needed in waiting.items() if float(text_of(needed)) <= known]:
+            self.held.drop_score(self.at.versions, task)
+            score = self.held.sets.get(self.at.due, {}).get(task)
+            if score is not None and float(text_of(score)) > self.held.now:
+                self._schedule(task, 0)
+                woken += 1
+        if woken:
+            self.nudge("due")
+        return woken
 
     def _defer(self, delivery: Delivery, task: str, delay: int, counts: tuple[int, int, int]) -> None:
         """Move the task from its message to the due set."""

@@ -31,6 +31,7 @@ from perdure.queues import (
     TaskMessage,
     TaskNotFound,
     Wake,
+    await_version,
     cancelled,
     load_history,
     park,
@@ -42,6 +43,7 @@ from perdure.queues import (
     set_config,
     succeed,
     touch_step,
+    wake_version,
     write_entries,
 )
 from perdure.queues.delivery.quarantine_store import (
@@ -565,6 +567,28 @@ class Queues(RuleBasedStateMachine):
             self.ground.command("HDEL", record, "wakes")
             self.ledger.held.drop(record, "wakes")
         self.send(task, which)
+
+    @rule(which=which, standing=standings, needed=numbers, limit=lifetimes, long_ago=st.booleans())
+    def await_version(self, which: int, standing: str, needed: int, limit: int, long_ago: bool) -> None:
+        """Park a task until a newer worker comes; it may have waited for one before."""
+        delivery, task = self.pick(which, standing)
+        if task not in TASKS:
+            return
+        record = self.partition.record(task)
+        if long_ago and self.ledger.held.get(record, "newer_since") is not None:
+            self.ground.command("HSET", record, "newer_since", 1)
+            self.ledger.held.put(record, {"newer_since": 1})
+        for _ in range(2):
+            expected = self.ledger.await_version(delivery, task, needed, limit)
+            act = await_version(self.ground.gateway, delivery, task, needed, limit=limit / 1000)
+            self.same(self.ground.accepted(act), expected)
+        self.end(delivery)
+
+    @rule()
+    def wake_version(self) -> None:
+        for _ in range(2):
+            expected = self.ledger.wake_version(DATA_FORMAT)
+            self.same(self.ground.run(wake_version(self.ground.gateway, self.partition)), expected)
 
     @rule(which=which, delay=st.sampled_from([MINUTE, HOUR]))
     def sleep(self, which: int, delay: int) -> None:

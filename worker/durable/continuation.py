@@ -93,7 +93,8 @@ async def continue_as(
         message=_shown(run, message), number=run.events,
     )  # fmt: skip
     options = own.options if name == own.task else type(own.options)()
-    envelope = Envelope(id=task_id, task=name, headers=own.headers, options=options, secrets=marks)
+    kept: dict[str, Any] = {"headers": own.headers, "tenant": own.tenant, "requires": own.requires}
+    envelope = Envelope(id=task_id, task=name, options=options, secrets=marks, **kept)
     plan = {
         "v": 1,
         "envelope": envelope.encode().decode(),

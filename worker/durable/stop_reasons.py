@@ -55,6 +55,8 @@ class StopReason(Enum):
     """The task may run only in quarantine."""
     RETURNED = "returned"
     """This worker cannot run the task; another one may."""
+    TOO_NEW = "too_new"
+    """The task needs a worker of a newer version."""
     REPLAYED = "replayed"
     """An operator replayed the dead letter."""
     FORKED = "forked"
@@ -119,6 +121,7 @@ STOP_RULES: Final[Mapping[StopReason, StopRule]] = {
     StopReason.CRASHED: StopRule("retry", "crash_backoff", "crash", "crash"),
     StopReason.QUARANTINED: StopRule("quarantine"),
     StopReason.RETURNED: StopRule("retry", "returned"),
+    StopReason.TOO_NEW: StopRule("park"),
     StopReason.REPLAYED: StopRule(None, "replayed", "burial", "replay", new_message=True),
     StopReason.FORKED: StopRule(None, "forked", "asked", "fork", new_message=True),
 }

@@ -31,13 +31,14 @@ from ..log import logger
 from ..memory import LazyMemoryStore
 from ..registry import Registry
 from ..settings import Settings
-from .outcome import Outcome, Park, Quarantined, Rerun, Success
+from .outcome import AwaitVersion, Outcome, Park, Quarantined, Rerun, Success
 from .quarantine_gate import QuarantineGate
 from .settlement import RunSettlement, settlement_of
 from .settler import Settler
 from .shared_settings import SharedSettings
 from .slots import Slots
 from .stages import (
+    CheckVersion,
     Continue,
     CrashLimit,
     DecodeArguments,
@@ -107,14 +108,16 @@ class Executor:
         self._settle_success = build_chain(middleware, "settle", self._store, shown=2, must_call=True)
         self._settle_stop = build_chain([*middleware, *own], "settle", self._store, shown=2, must_call=True)
         first: tuple[Stage, ...] = (
+            CheckVersion(settings),
             FindTask(registry, settings),
             DecodeArguments(settings),
             HandlerCall(gateway, settings, [*middleware, *own]),
         )
-        find, decode, call = first
+        check, find, decode, call = first
         self._first_stages = first
         self._stages: tuple[Stage, ...] = (
             LoadHistory(gateway),
+            check,
             find,
             CrashLimit(gateway),
             decode,
@@ -196,7 +199,7 @@ class Executor:
                 self._gate.resolved(delivery)
                 self._gate.release(run)
             await run.close()
-        return isinstance(outcome, (Rerun, Park))
+        return isinstance(outcome, (Rerun, Park, AwaitVersion))
 
     async def give_up(self, run: Run) -> bool:
         """Settle a run whose handler ignores its cancellation.
@@ -224,7 +227,7 @@ class Executor:
             self._leases.drop(run)
             if run.delivery.has_history:
                 self._gate.release(run)
-        return isinstance(outcome, (Rerun, Park))
+        return isinstance(outcome, (Rerun, Park, AwaitVersion))
 
     async def _confirm(self, delivery: Delivery, task_id: str) -> Delivery:
         """Return a delivery that this worker still has, before its first step. Raises `LeaseLost`."""

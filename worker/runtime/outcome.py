@@ -20,7 +20,18 @@ from ..errors import (
     UnserialisableResult,
 )
 
-__all__ = ["Burial", "Cancelled", "Outcome", "Park", "Quarantined", "Release", "Rerun", "Success", "after_error"]
+__all__ = [
+    "AwaitVersion",
+    "Burial",
+    "Cancelled",
+    "Outcome",
+    "Park",
+    "Quarantined",
+    "Release",
+    "Rerun",
+    "Success",
+    "after_error",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +98,17 @@ class Park:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitVersion:
+    """The task needs a newer worker, and waits for one, at most `limit` seconds. needed: the data format."""
+
+    needed: int
+    limit: float
+    counters: Counters
+    error: BaseException
+    stop = StopReason.TOO_NEW
+
+
+@dataclass(frozen=True, slots=True)
 class Quarantined:
     """The task may run only in quarantine, not here and now."""
 
@@ -94,7 +116,7 @@ class Quarantined:
     stop = StopReason.QUARANTINED
 
 
-Outcome = Success | Rerun | Burial | Cancelled | Release | Park | Quarantined
+Outcome = Success | Rerun | Burial | Cancelled | Release | Park | AwaitVersion | Quarantined
 
 _PERMANENT: Final[dict[type[BaseException], Reason]] = {
     StepInDoubt: Reason.IN_DOUBT,

@@ -18,6 +18,7 @@ from ...queues import (
     Redaction,
     RetentionRegister,
     UnreadableEnvelope,
+    await_version,
     cancelled,
     park,
     quarantine,
@@ -29,7 +30,7 @@ from ...queues import (
 from ..durable import STOP_RULES, Run, StopReason
 from ..log import log_wait, logger
 from ..registry import Registry
-from .outcome import Burial, Cancelled, Outcome, Park, Quarantined, Release, Rerun, Success
+from .outcome import AwaitVersion, Burial, Cancelled, Outcome, Park, Quarantined, Release, Rerun, Success
 from .shared_settings import SharedSettings
 
 __all__ = ["Settler"]
@@ -115,7 +116,7 @@ class Settler:
                 return lambda: release(gateway, delivery, task_id, data=data, entries=last)
             case Quarantined():
                 return lambda: quarantine(gateway, delivery, task_id)
-            case Rerun() | Park():
+            case Rerun() | Park() | AwaitVersion():
                 return self._reschedule(run, outcome)
             case Burial(reason, counters, error):
                 ttl = self._result_ttl(run)
@@ -123,7 +124,7 @@ class Settler:
                     delivery, task_id, run.envelope.task, reason, counters, error, run.redact, last, ran=ran, ttl=ttl
                 )
 
-    def _reschedule(self, run: Run, outcome: Rerun | Park) -> Callable[[], Awaitable[None]]:
+    def _reschedule(self, run: Run, outcome: Rerun | Park | AwaitVersion) -> Callable[[], Awaitable[None]]:
         gateway, delivery, task_id, counters = self._gateway, run.delivery, run.id, outcome.counters
         last = run.last_entry
         bound = logger.bind(task=run.envelope.task, id=task_id)
@@ -131,6 +132,10 @@ class Settler:
             delay, waits, seen = outcome.parked.delay, outcome.parked.waits, outcome.parked.seen
             bound.debug("parked until a {} arrives", waits)
             return lambda: park(gateway, delivery, task_id, counters, delay=delay, waits=waits, seen=seen, entries=last)
+        if isinstance(outcome, AwaitVersion):
+            needed, limit = outcome.needed, outcome.limit
+            bound.warning("parked until a newer worker comes: {}", outcome.error)
+            return lambda: await_version(gateway, delivery, task_id, needed, limit=limit)
         delay, event = outcome.delay, outcome.event
         evidence = Evidence.of(outcome.error, run.redact)
         bound.warning("{}, scheduled again in {:.1f} s: {}: {}", event, delay, evidence.error, evidence.message)
@@ -160,7 +165,7 @@ class Settler:
             )
             task_id = named if entry == delivery.entry else task_id
         await retry_while_unavailable(
-            lambda: self._bury(delivery, task_id, "?", Reason.UNREADABLE, Counters(), error),
+            lambda: self._bury(delivery, task_id, "?", Reason.UNREADABLE, Counters(), error, raw=True),
             on_wait=log_wait(what),
         )
         return task_id
@@ -176,6 +181,7 @@ class Settler:
         redact: Redaction | None = None,
         last_entry: int = 0,
         *,
+        raw: bool = False,
         ran: float = 0.0,
         ttl: float | None = None,
     ) -> Cancelled | None:
@@ -193,6 +199,7 @@ class Settler:
             counters=counters,
             retention=retention,
             entries=last_entry,
+            raw=raw,
         ):
             kept = self._shared.result_ttl if ttl is None else ttl
             await self._retentions.ensure(delivery.partition, kept)

@@ -9,7 +9,7 @@ crash. A lost reply changes nothing, for a repeated write stores the same docume
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ...deadletter import Evidence, Reason
 from ...queues import EntriesLost, Entry, Gateway, Kind, LeaseLost, QueueError, read_log_tail
@@ -33,6 +33,9 @@ class HandoffMiddleware(Middleware):
         if isinstance(settlement, RunSettlement):
             settlement.handoff = await store_handoff(self._gateway, settlement.run, settlement.outcome)
         await call_next()
+
+
+_UNREAD: Final = (Reason.UNDECRYPTABLE, Reason.UNREADABLE, Reason.NEWER_VERSION)
 
 
 class _Stop(NamedTuple):
@@ -72,9 +75,10 @@ async def store_handoff(gateway: Gateway, run: Run, outcome: Outcome) -> Handoff
 
 
 def _stop(run: Run, outcome: Outcome) -> _Stop | None:
-    """Return why the run stops, if it leaves a document; one whose checkpoint cannot be decrypted leaves none."""
+    """Return why the run stops, if it leaves a document; one whose checkpoint cannot be read leaves none."""
     rule = STOP_RULES[outcome.stop]
-    if not rule.handoff or rule.why is None or (isinstance(outcome, Burial) and outcome.reason is Reason.UNDECRYPTABLE):
+    unread = isinstance(outcome, Burial) and outcome.reason in _UNREAD
+    if not rule.handoff or rule.why is None or unread:
         return None
     match outcome:
         case Rerun(delay=delay, error=error) if rule.why == "waiting":

@@ -180,7 +180,9 @@ class Worker:
         self._assignment = PartitionAssignment(self._gateway, self._namespace, self.queues, self.id, share=shares)
         self._reclaim = ReclaimSchedule([], self._shared.claim_lease)
         self._promoter = Promoter(self._gateway, [], self.id, self._consumer.touch)
-        self._assignment_watcher = AssignmentWatcher(self._assignment, self._consumer, self._set_partitions)
+        self._assignment_watcher = AssignmentWatcher(
+            self._gateway, self._assignment, self._consumer, self._set_partitions
+        )
         self._deadlines = RunDeadlines(
             self._executor,
             self._slots,

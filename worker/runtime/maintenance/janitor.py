@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -19,6 +20,7 @@ from ....queues import (
     jittered,
     present_workers,
     retire_generation,
+    wake_version,
 )
 from ...log import logger
 
@@ -70,7 +72,9 @@ class Janitor:
                 logger.debug("could not clean up: {}", error)
 
     async def clean(self) -> None:
-        """Clean up the partitions whose lock this worker gets."""
+        """Wake tasks that waited for this version; clean up the partitions whose lock this worker gets."""
+        # Each worker wakes tasks: the one that holds a lock may be of an older version.
+        await asyncio.gather(*(wake_version(self._gateway, partition) for partition in self._assignment.known))
         locks = {partition: partition.clean_lock for partition in self._assignment.known}
         waits = await acquire_fleet_locks(self._gateway, locks, self._worker, _SHORTEST)
         mine = [partition for partition, wait in waits.items() if not wait]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 import anyio
 
-from ....queues import Consumer, Partition, PartitionAssignment, QueueError
+from ....queues import Consumer, Gateway, Partition, PartitionAssignment, QueueError, wake_version
 from ...log import logger
 
 __all__ = ["AssignmentWatcher"]
@@ -23,9 +25,14 @@ class AssignmentWatcher:
     """Refreshes the partition assignment and passes changes to the consumer and to `on_change`."""
 
     def __init__(
-        self, assignment: PartitionAssignment, consumer: Consumer, on_change: Callable[[Sequence[Partition]], None]
+        self,
+        gateway: Gateway,
+        assignment: PartitionAssignment,
+        consumer: Consumer,
+        on_change: Callable[[Sequence[Partition]], None],
     ) -> None:
         """on_change: called with the partitions that are served now."""
+        self._gateway = gateway
         self._assignment = assignment
         self._consumer = consumer
         self._on_change = on_change
@@ -56,6 +63,9 @@ class AssignmentWatcher:
         if (read_from, served) == (self._read_from, self._served):
             return
         await self._consumer.assign(read_from, served)
+        joined = [partition for partition in served if partition not in self._served]
+        with suppress(QueueError):  # the janitor repeats it
+            await asyncio.gather(*(wake_version(self._gateway, partition) for partition in joined))
         self._on_change(served)
         self.moves += self._read_from != read_from
         self._read_from, self._served = read_from, served

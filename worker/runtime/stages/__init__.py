@@ -4,6 +4,7 @@
 |---|---|
 | `execution` | the delivery on its way through the stages, and the type of a stage |
 | `previous_run` | load what earlier runs recorded; set and log the resumption |
+| `version_check` | leave a task of a newer data format to newer workers |
 | `task_lookup` | find the registered task; decrypt and decode its arguments |
 | `crash_limit` | bury or delay a task that keeps crashing |
 | `successor` | finish a continuation (`ctx.continue_as`) that a previous run decided on |
@@ -20,8 +21,10 @@ from .handler_call import HandlerCall, outcome_of_stop, time_limit_of
 from .previous_run import LoadHistory, Resume
 from .successor import Continue
 from .task_lookup import DecodeArguments, FindTask
+from .version_check import CheckVersion
 
 __all__ = [
+    "CheckVersion",
     "Continue",
     "CrashLimit",
     "DecodeArguments",

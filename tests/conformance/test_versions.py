@@ -1,0 +1,87 @@
+"""Tasks that wait for a newer version: parked in one act, and woken once by a worker that knows their format."""
+
+from __future__ import annotations
+
+import pytest
+from perdure.queues import Delivery, Gateway, LeaseLost, Namespace, Partition, Producer, State, wake_version
+from perdure.queues.delivery.settlement import await_version
+from perdure.queues.keys import DATA_FORMAT
+
+from tests.support.consumers import promote, read_one, take_over, worker
+from tests.support.task_places import DUE, dump, places
+
+NEXT = DATA_FORMAT + 1
+
+
+@pytest.fixture
+async def delivery(gateway: Gateway, partition: Partition, producer: Producer) -> Delivery:
+    await producer.enqueue("t", {"n": 1}, task_id="x")
+    return await read_one(await worker(gateway, partition))
+
+
+async def score(gateway: Gateway, partition: Partition, task_id: str = "x") -> float:
+    return float(await gateway.command("ZSCORE", partition.due, task_id))
+
+
+async def now_ms(gateway: Gateway) -> int:
+    seconds, micro = await gateway.command("TIME")
+    return int(seconds) * 1000 + int(micro) // 1000
+
+
+async def test_a_task_is_parked_with_the_version_that_it_needs(
+    gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer, delivery: Delivery
+) -> None:
+    before = await now_ms(gateway)
+    await await_version(gateway, delivery, "x", NEXT, limit=600)
+    stored = await dump(gateway, namespace)
+    await await_version(gateway, delivery, "x", NEXT, limit=600)
+    assert await dump(gateway, namespace) == stored, "a lost reply changes nothing"
+    assert await places(gateway, partition, "x") == [DUE]
+    found = await (await producer.enqueue("t", task_id="x")).record()
+    assert (found.state, found.waits, found.args) == (State.SCHEDULED, f"version {NEXT}", b'{"n":1}')
+    assert before + 600_000 <= await score(gateway, partition) <= await now_ms(gateway) + 600_000
+    assert await gateway.command("ZRANGE", partition.versions, 0, -1, "WITHSCORES") == [b"x", str(NEXT).encode()]
+    assert 0 < await gateway.command("PTTL", partition.versions) <= 600_000
+
+
+async def test_the_wait_is_counted_from_the_first_time(
+    gateway: Gateway, partition: Partition, delivery: Delivery
+) -> None:
+    await await_version(gateway, delivery, "x", NEXT, limit=600)
+    await gateway.command("HINCRBY", partition.record("x"), "newer_since", -500_000)
+    await promote(gateway, partition, "x")
+    again = await read_one(await worker(gateway, partition))
+    await await_version(gateway, again, "x", NEXT, limit=600)
+    assert await score(gateway, partition) <= await now_ms(gateway) + 100_000
+
+
+async def test_a_lost_delivery_is_not_parked(
+    gateway: Gateway, namespace: Namespace, partition: Partition, delivery: Delivery
+) -> None:
+    await take_over(gateway, delivery)
+    before = await dump(gateway, namespace)
+    with pytest.raises(LeaseLost):
+        await await_version(gateway, delivery, "x", NEXT, limit=600)
+    assert await dump(gateway, namespace) == before
+
+
+async def test_a_requested_cancel_makes_it_due_at_once(
+    gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery
+) -> None:
+    assert await (await producer.enqueue("t", task_id="x")).cancel() is State.RUNNING
+    await await_version(gateway, delivery, "x", NEXT, limit=600)
+    assert await score(gateway, partition) <= await now_ms(gateway)
+
+
+async def test_a_worker_wakes_the_tasks_that_it_can_read(
+    gateway: Gateway, partition: Partition, producer: Producer, delivery: Delivery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await await_version(gateway, delivery, "x", NEXT, limit=600)
+    await producer.enqueue("t", task_id="y")
+    await await_version(gateway, await read_one(await worker(gateway, partition)), "y", NEXT + 1, limit=600)
+    assert await wake_version(gateway, partition) == 0
+    monkeypatch.setattr("perdure.queues.delivery.due_set.DATA_FORMAT", NEXT)
+    assert [await wake_version(gateway, partition) for _ in range(2)] == [1, 0]
+    assert await score(gateway, partition) <= await now_ms(gateway) < await score(gateway, partition, "y")
+    assert await gateway.command("ZRANGE", partition.versions, 0, -1) == [b"y"]
+    assert (await gateway.command("XRANGE", partition.nudge, "-", "+"))[-1][1] == [b"why", b"due"]

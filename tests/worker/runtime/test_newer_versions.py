@@ -1,0 +1,222 @@
+"""Checkpoints of a newer version wait for newer workers; those that no version can read are buried at once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+import pytest
+from perdure import App, Context, Retry, Settings, State, TaskCancelled, TaskHandle
+from perdure.deadletter import Reason, Replay, replay
+from perdure.queues import DATA_FORMAT, Envelope
+from perdure.queues.delivery import checkpoint, due_set
+from perdure.queues.delivery.step_pages import PAGE
+from perdure.worker.runtime.stages import version_check
+
+from tests.support.workers import (
+    bounded,
+    history,
+    letter,
+    partition_of,
+    recorded_steps,
+    redis_command,
+    running_worker,
+    wait_until,
+)
+
+pytestmark = pytest.mark.integration
+
+NEXT = DATA_FORMAT + 1
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    async with App("versions", settings=settings) as app:
+        yield app
+
+
+@pytest.fixture
+def ran(app: App) -> list[str]:
+    """Define a task of one step whose first attempt fails; return the list to which each run of the step adds."""
+    ran: list[str] = []
+
+    def one() -> str:
+        ran.append("one")
+        return "done"
+
+    @app.task(retry=Retry(max_attempts=2, base=60.0, jitter=0.0))
+    async def stepped(ctx: Context) -> str:
+        found = await ctx.step("one", one)
+        if ctx.attempt == 1:
+            raise ValueError("once")
+        return found
+
+    return ran
+
+
+async def after_one_step(app: App) -> TaskHandle[Any]:
+    """Return a task that has recorded a step and waits for its next attempt, which comes as soon as a worker runs."""
+    handle: TaskHandle[Any] = await app.tasks["stepped"].enqueue()
+    async with running_worker(app):
+        await wait_until(lambda: has_state(handle, State.SCHEDULED), "its first attempt has failed")
+    await make_due(app, handle)
+    return handle
+
+
+async def has_state(handle: TaskHandle[Any], state: State) -> bool:
+    return await handle.status() is state
+
+
+async def make_due(app: App, handle: TaskHandle[Any]) -> None:
+    await redis_command(app, "ZADD", handle.partition.due, "XX", 1, handle.id)
+
+
+async def waits_for_a_version(handle: TaskHandle[Any]) -> bool:
+    record = await handle.record()
+    return record.waits == f"version {NEXT}"
+
+
+def upgrade(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process read the next data format, too."""
+    for module in (checkpoint, due_set, version_check):
+        monkeypatch.setattr(module, "DATA_FORMAT", NEXT)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("z:future", "1", "its field b'z:future' is of no known kind"),
+        ("d:\udcff", "1", "is of no known kind"),
+    ],
+)
+async def test_a_checkpoint_that_no_version_can_read_is_buried_at_once(
+    app: App, ran: list[str], field: str, value: str, problem: str
+) -> None:
+    handle = await after_one_step(app)
+    await redis_command(app, "HSET", handle.partition.steps(handle.id), field.encode("utf-8", "surrogateescape"), value)
+    async with running_worker(app):
+        found = await bounded(letter(app, handle))
+        assert (found.reason, found.attempts, found.raw) == (Reason.UNREADABLE, 1, {})
+        assert problem in found.message
+        assert "replay the dead letter with --fresh" in found.message
+        assert b"d:one" in await redis_command(app, "HKEYS", handle.partition.steps(handle.id))
+        assert "crashed" not in [event.type for event in await history(handle)]
+        assert await replay(app.producer.gateway, found, Replay(fresh=True))
+        await wait_until(lambda: has_state(handle, State.SCHEDULED), "it ran again from its first step")
+        assert ran == ["one", "one"]
+
+
+async def test_an_unknown_kind_is_found_in_a_large_checkpoint(app: App, ran: list[str]) -> None:
+    """Its step records are read in pages, while the handler runs."""
+    handle = await after_one_step(app)
+    many = [part for number in range(3 * PAGE) for part in (f"d:old{number}", "{}\n1")]
+    await redis_command(app, "HSET", handle.partition.steps(handle.id), *many, "z:future", "1")
+    async with running_worker(app):
+        assert (await bounded(letter(app, handle))).reason is Reason.UNREADABLE
+    assert ran == ["one"]
+
+
+async def test_a_damaged_counter_is_buried_at_once(app: App, ran: list[str]) -> None:
+    handle = await after_one_step(app)
+    await redis_command(app, "HSET", handle.partition.record(handle.id), "excused", "many")
+    async with running_worker(app):
+        found = await bounded(letter(app, handle))
+    assert found.reason is Reason.UNREADABLE
+    assert "excused must be a number, got b'many'" in found.message
+
+
+async def test_a_checkpoint_of_a_newer_version_waits_for_a_newer_worker(
+    app: App, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = await after_one_step(app)
+    await redis_command(app, "HSET", handle.partition.record(handle.id), "format", NEXT)
+    await redis_command(app, "HSET", handle.partition.steps(handle.id), "z:future", "1")
+    async with running_worker(app):
+        await wait_until(lambda: waits_for_a_version(handle), "it is parked")
+    record = await handle.record()
+    assert (record.state, record.attempts, record.crashes) == (State.SCHEDULED, 1, 0)
+    assert record.due_at is not None
+    since = int(await redis_command(app, "HGET", handle.partition.record(handle.id), "newer_since"))
+    assert record.due_at == since + round(app.settings.version_wait * 1000)
+    assert 0 < await redis_command(app, "PTTL", handle.partition.versions) <= app.settings.version_wait * 1000
+    await redis_command(app, "HDEL", handle.partition.steps(handle.id), "z:future")  # the newer version can read it
+    upgrade(monkeypatch)
+    async with running_worker(app):
+        assert await bounded(handle.result()) == "done"
+    assert ran == ["one"], "it has resumed at its recorded step"
+    assert await redis_command(app, "EXISTS", handle.partition.versions) == 0
+
+
+async def test_an_older_worker_that_gets_it_again_does_not_extend_the_wait(app: App, ran: list[str]) -> None:
+    handle = await after_one_step(app)
+    record = handle.partition.record(handle.id)
+    await redis_command(app, "HSET", record, "format", NEXT)
+    async with running_worker(app):
+        await wait_until(lambda: waits_for_a_version(handle), "it is parked")
+        first = await redis_command(app, "HGET", record, "newer_since")
+        last = (await handle.record()).due_at
+        settled = await redis_command(app, "HGET", record, "settled")
+        await make_due(app, handle)
+
+        async def parked_again() -> bool:
+            return (await redis_command(app, "HGET", record, "settled")) != settled and await waits_for_a_version(
+                handle
+            )
+
+        await wait_until(parked_again, "the older worker has parked it again")
+        assert await redis_command(app, "HGET", record, "newer_since") == first
+        assert (await handle.record()).due_at == last
+
+
+async def test_no_newer_worker_in_time_makes_it_a_dead_letter_with_its_checkpoint(
+    app: App, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = await after_one_step(app)
+    record = handle.partition.record(handle.id)
+    await redis_command(app, "HSET", record, "format", NEXT)
+    async with running_worker(app):
+        await wait_until(lambda: waits_for_a_version(handle), "it is parked")
+        await redis_command(app, "HINCRBY", record, "newer_since", -round(app.settings.version_wait * 1000))
+        await make_due(app, handle)
+        found = await bounded(letter(app, handle))
+    assert (found.reason, found.attempts) == (Reason.NEWER_VERSION, 1)
+    assert f"needs data format {NEXT}, this worker reads up to {DATA_FORMAT}" in found.message
+    assert list(await recorded_steps(app, handle)) == ["d:one"], "it is as it was: no handoff was added"
+    upgrade(monkeypatch)
+    assert await replay(app.producer.gateway, found, Replay())
+    assert await redis_command(app, "HGET", record, "newer_since") is None
+    async with running_worker(app):
+        await wait_until(lambda: has_state(handle, State.SCHEDULED), "its attempts start again")
+    assert ran == ["one"]
+
+
+async def test_a_message_that_requires_a_newer_version_waits_for_it(
+    app: App, ran: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle: TaskHandle[Any] = TaskHandle("new", partition_of(app), app.producer.gateway, app.producer.notifications)
+    envelope = Envelope(id="new", task="stepped", requires=NEXT, tenant="acme").encode()
+    entry = await redis_command(app, "XADD", handle.partition.ready, "*", "env", envelope, "args", "{}")
+    await redis_command(app, "HSET", handle.partition.record("new"), "state", "queued", "entry", entry)
+    async with running_worker(app):
+        await wait_until(lambda: waits_for_a_version(handle), "it is parked")
+    assert ran == []
+    stored = orjson.loads(await redis_command(app, "HGET", handle.partition.record("new"), "env"))
+    assert (stored["requires"], stored["tenant"]) == (NEXT, "acme")
+    upgrade(monkeypatch)
+    async with running_worker(app):
+        await wait_until(lambda: bool_of(ran), "the newer worker runs it")
+
+
+async def bool_of(found: list[str]) -> bool:
+    return bool(found)
+
+
+async def test_a_task_that_waits_for_a_version_can_be_cancelled(app: App, ran: list[str]) -> None:
+    handle = await after_one_step(app)
+    await redis_command(app, "HSET", handle.partition.record(handle.id), "format", NEXT)
+    async with running_worker(app):
+        await wait_until(lambda: waits_for_a_version(handle), "it is parked")
+        assert await handle.cancel() is State.CANCELLED
+        with pytest.raises(TaskCancelled):
+            await bounded(handle.result())
