@@ -135,7 +135,7 @@ async def _worker(name: str, case: Case, deployment: Deployment, reports: Report
         reading.cancel()
 
 
-_PLAIN: list[str] = []
+_PLAIN: list[str] = ["--no-supervisor"]
 """Options of a worker without a supervisor."""
 
 

@@ -176,6 +176,8 @@ class Fleet:
         command += ["--concurrency", "32" if host.number == 0 else "8"]
         if host.supervised:
             command += ["--processes", str(host.processes), "--name", f"chaos-{host.number}"]
+        elif host.version == "this":  # a former version may not know the option, and then needs none
+            command += ["--no-supervisor"]
         return command, environment
 
     def _producer(self, producer: ManagedProcess) -> tuple[list[str], Mapping[str, str]]:

@@ -38,7 +38,7 @@ async def fulfil(ctx: Context, folder: str, order: str) -> str:
 
 
 def start_worker(settings: Settings) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "perdure.worker.cli", "worker", "run", f"{__file__}:app"]
+    command = [sys.executable, "-m", "perdure.worker.cli", "worker", "run", f"{__file__}:app", "--no-supervisor"]
     environment = {
         "PERDURE_REDIS_URL": settings.redis_url,
         "PERDURE_NAMESPACE": settings.namespace,

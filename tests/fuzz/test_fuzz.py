@@ -115,7 +115,7 @@ def program(settings: Settings, log: Path) -> Iterator[psutil.Process]:
         "PERDURE_UNKNOWN_TASK": json.dumps({"max_attempts": 2, "base": 0.01, "jitter": 0.0}),
     }
     with log.open("wb") as file:
-        command = [*COMMAND, "worker", "run", f"{TARGET}:app", "--concurrency", str(CONCURRENCY)]
+        command = [*COMMAND, "worker", "run", f"{TARGET}:app", "--no-supervisor", "--concurrency", str(CONCURRENCY)]
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=file, env=os.environ | told)
     try:
         yield psutil.Process(process.pid)

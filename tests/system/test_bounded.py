@@ -83,7 +83,7 @@ def watched_worker(settings: Settings, log: Path) -> Iterator[None]:
         "PERDURE_DEAD_LETTER_TTL": str(settings.dead_letter_ttl),
         "PERDURE_UNKNOWN_TASK": '{"max_attempts": 2, "base": 0.01, "jitter": 0.0}',
     }
-    command = [*COMMAND, "worker", "run", f"{mixed.__file__}:app", "--concurrency", str(CONCURRENCY)]
+    command = [*COMMAND, "worker", "run", f"{mixed.__file__}:app", "--no-supervisor", "--concurrency", str(CONCURRENCY)]
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=file, env=os.environ | told)
     try:

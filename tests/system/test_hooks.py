@@ -81,11 +81,11 @@ async def test_after_kill_9_the_hooks_of_the_next_worker_see_recorded_steps(
     journal, file = workers.journal, tmp_path / "continue"
     async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
         handle = await producer.enqueue("gated", {"file": str(file)})
-        first = workers.start()
+        first = workers.start("--no-supervisor")
         await journal.line("begin", "continue", pid=first.pid)
         first.kill()
         file.touch()
-        second = workers.start()
+        second = workers.start("--no-supervisor")
         assert await bounded(handle.result()) == second.pid
         await journal.line("settle-completed", handle.id, pid=second.pid)
     assert [line.what for line in journal.lines(pid=first.pid) if line.key.endswith(":wait")] == ["new"]
@@ -119,7 +119,7 @@ async def test_every_process_opens_the_lifespan_once_and_closes_it_on_sigterm_af
 
 
 async def test_a_lifespan_that_cannot_open_ends_the_worker_with_one_line(workers: Workers) -> None:
-    process = workers.start(BROKEN="1")
+    process = workers.start("--no-supervisor", BROKEN="1")
     assert await ended(process) == 1
     assert process.stderr is not None
     text = process.stderr.read().decode()

@@ -14,10 +14,12 @@ import anyio
 import psutil
 import pytest
 from perdure import Producer, TaskHandle
-from perdure.queues import list_supervisors
+from perdure.queues import list_supervisors, list_workers, report_crash
 from perdure.worker.settings import Settings
 
 from tests.support.command_line import COMMAND, Answer, process
+from tests.support.consumers import claim_all, read
+from tests.support.consumers import worker as consumer
 from tests.support.paths import PROGRAMS
 from tests.support.processes import WorkerProcesses
 from tests.support.workers import BOUND, wait_until
@@ -37,16 +39,25 @@ class Supervisors:
             "JOURNAL": str(self.journal.journal),
             "PERDURE_REDIS_URL": settings.redis_url,
             "PERDURE_NAMESPACE": settings.namespace,
-            "PERDURE_LEASE": "60",  # no task in these tests is resumed because a lease expired
             "PERDURE_RESTART_DELAYS": "0.1",
         }
         self._started: list[subprocess.Popen[bytes]] = []
         self._seen: set[psutil.Process] = set()
 
-    def start(self, processes: int = 2, *, grace: float = 5.0) -> psutil.Process:
-        """Start a supervisor, without waiting for it."""
-        environment = self._environment | {"PERDURE_GRACE": str(grace)}
-        command = [*COMMAND, "worker", "run", f"{PROGRAM}:app", "--processes", str(processes), "--concurrency", "8"]
+    def start(
+        self, processes: int = 2, *, grace: float = 5.0, concurrency: int = 8, lease: float = 60.0
+    ) -> psutil.Process:
+        """Start a supervisor, without waiting for it.
+
+        Args:
+            lease: By default, no task is resumed because a lease expired.
+        """
+        return self.run("--processes", str(processes), "--concurrency", str(concurrency), grace=grace, lease=lease)
+
+    def run(self, *options: str, grace: float = 5.0, lease: float = 60.0) -> psutil.Process:
+        """Start `perdure worker run` with options, without waiting for it."""
+        environment = self._environment | {"PERDURE_GRACE": str(grace), "PERDURE_LEASE": str(lease)}
+        command = [*COMMAND, "worker", "run", f"{PROGRAM}:app", *options]
         self._started.append(subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL))
         return psutil.Process(self._started[-1].pid)
 
@@ -183,6 +194,58 @@ async def test_a_child_whose_supervisor_is_gone_has_its_grace(
     assert await logged(handle, "step_completed", "handed_off") == ["step_completed"] * (1 + ends) + ["handed_off"]
     assert not journal.lines("begin", f"{handle.id}:third")
     await handle.cancel()
+
+
+async def test_the_tasks_of_a_lost_host_resume_together_beside_new_ones(
+    supervisors: Supervisors, producer: Producer, tmp_path: Path
+) -> None:
+    """Supervisor and worker die together, so that only the lease reveals it. Each task is in a long step."""
+    host = supervisors.start(1, concurrency=32, lease=3.0)
+    gate, journal = tmp_path / "gate", supervisors.journal
+    handles = [await producer.enqueue("gated", {"name": str(gate)}) for _ in range(32)]
+    await journal.line("begin", number=2 * len(handles))
+    (former,) = {line.pid for line in journal.lines("begin")}
+    supervisors.run("--no-supervisor", "--concurrency=64", lease=3.0)
+    await wait_until(lambda: registered(producer, 2), "another worker")
+    for one in (host, *supervisors.children(host)):  # the supervisor first, so that it reports nothing
+        one.kill()
+    new = [await producer.enqueue("walk", {"steps": 1, "pause": 0.0}) for _ in range(100)]
+    for handle in new:
+        await handle.result(timeout=BOUND)
+    for handle in handles:
+        await journal.line("begin", f"{handle.id}:second", number=2)
+    assert not gate.exists()  # all of them run at the same time
+    gate.touch()
+    pids = {await handle.result(timeout=BOUND) for handle in handles}
+    assert len(pids) == 1
+    assert former not in pids
+    assert {((found := await handle.record()).crashes, found.attempts) for handle in handles} == {(1, 1)}
+
+
+async def registered(producer: Producer, number: int) -> bool:
+    return len(await list_workers(producer.gateway, producer.namespace)) >= number
+
+
+async def test_a_worker_without_a_supervisor_starts_a_process_for_a_suspect(
+    supervisors: Supervisors, producer: Producer, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    suspect = await producer.enqueue("gated", {"name": str(gate)})
+    partition = suspect.partition
+    for name in ("dead", "dead too"):
+        dead = await consumer(producer.gateway, partition, name=name)
+        assert len(await (claim_all(dead) if name == "dead too" else read(dead, 1))) == 1
+        await report_crash(producer.gateway, producer.namespace, ["default"], name, exit_status="SIGKILL", steps={})
+    worker = supervisors.run("--no-supervisor", "--concurrency=4")
+    begun = await supervisors.journal.line("begin", f"{suspect.id}:second")
+    assert begun.pid in {child.pid for child in supervisors.children(worker)}
+    ordinary = await producer.enqueue("walk", {"steps": 1, "pause": 0.0})
+    assert await ordinary.result(timeout=BOUND) == worker.pid
+    gate.touch()
+    assert await suspect.result(timeout=BOUND) == begun.pid
+    worker.terminate()
+    assert await supervisors.ended() == 0
+    await wait_until(lambda: _is_no_process(begun.pid), "the end of the quarantine worker")
 
 
 async def test_a_reload_under_load_loses_nothing_and_costs_nothing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from enum import StrEnum
 from typing import Annotated, Final
@@ -29,6 +30,8 @@ __all__ = ["app"]
 
 _SUPERVISOR: Final = "Supervisor"
 _HEALTH: Final = "Health"
+_SUPERVISED: Final = "PERDURE_SUPERVISED"
+"""Environment variable of a supervisor's children; `worker.runtime.supervisor_link` is not imported for it."""
 
 
 class Partitions(StrEnum):
@@ -99,18 +102,26 @@ def run(
         typer.Option(
             min=1,
             metavar="P",
-            help="Run a supervisor with P worker processes, each with its own --concurrency. Default: this process is "
-            "the worker, without a supervisor.",
+            help="Run P worker processes, each with its own --concurrency. Default: 1.",
             rich_help_panel=_SUPERVISOR,
         ),
     ] = None,
+    no_supervisor: Annotated[
+        bool,
+        typer.Option(
+            "--no-supervisor",
+            help="Run the worker in this process, for those who have a supervisor of their own. It starts processes "
+            "for quarantined tasks only. If it dies, its tasks are claimed after the lease.",
+            rich_help_panel=_SUPERVISOR,
+        ),
+    ] = False,
     isolated: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="N",
-            help="Use up to N additional processes for quarantined tasks, one task per process. One is always ready. "
-            "Default: one per slot, at most 16.",
+            help="Use up to N additional processes for quarantined tasks, one task per process. Default: one per slot, "
+            "at most 16.",
             rich_help_panel=_SUPERVISOR,
             show_default=False,
         ),
@@ -151,23 +162,30 @@ def run(
     The second signal stops it at once. The third one ends the process;
     other workers then claim its tasks after the lease.
 
-    With --processes, a supervisor runs the workers as child processes. It
-    replaces a worker that crashes, and its tasks resume at once. SIGHUP
-    replaces all workers one at a time, to load new code. After too many
-    crashes it pauses until 'perdure worker resume'.
+    A supervisor runs the workers as child processes. It replaces a worker
+    that crashes, and its tasks resume at once. SIGHUP replaces all workers
+    one at a time, to load new code. After too many crashes without
+    progress it pauses until 'perdure worker resume'.
 
     Example: perdure worker run tasks.py:app --processes 4 --concurrency 32
     """
     checked_name = None if name is None else _check("--name", "worker name", name)
     queue_names = _read_queues(queues)
     probe = load(".support.worker_process:ProbeOptions")(health_host, health_port)
-    if processes is not None:
+    if no_supervisor and (processes is not None or alert is not None):
+        raise Misuse(f"--{'alert' if processes is None else 'processes'} is for a supervisor: omit --no-supervisor")
+    if not no_supervisor and _SUPERVISED not in os.environ:
         load(".support.supervisor_process:run_supervisor")(
-            context, place, probe, processes=processes, isolated=isolated, alert=alert, name=checked_name, burst=burst
+            context,
+            place,
+            probe,
+            processes=processes or 1,
+            isolated=isolated,
+            alert=alert,
+            name=checked_name,
+            burst=burst,
         )
         return
-    if isolated is not None or alert is not None:
-        raise Misuse(f"--{'alert' if isolated is None else 'isolated'} is for a supervisor: add --processes")
     load(".support.worker_process:run_worker")(
         place,
         probe,
@@ -177,6 +195,7 @@ def run(
         name=checked_name,
         burst=burst,
         settings={"lease": lease, "strict": strict or None, "grace": grace, "partitions": partitions},
+        quarantine=load(".support.supervisor_process:supervisor_config")(context, processes=1, isolated=isolated),
     )
 
 

@@ -9,6 +9,7 @@ workers claim its deliveries at once instead of after the lease, and starts a re
     children.py         all child processes: start, terminate, handle their exit; the spare
     pool.py             WorkerPool and WorkerSlot: which children to run; restart, replace, reload
     quarantine_pool.py  children that run quarantined tasks, one task per process
+    local_quarantine.py the same children for a worker without a supervisor
     crash_counter.py    registration, crash count and pause in Redis
     stall_monitor.py    children that stopped responding; health of all children
     supervisor.py       start-up, signals, drain, alerts
@@ -25,6 +26,7 @@ Before you change it:
 """
 
 from .config import SupervisorConfig
+from .local_quarantine import LocalQuarantine
 from .supervisor import Supervisor
 
-__all__ = ["Supervisor", "SupervisorConfig"]
+__all__ = ["LocalQuarantine", "Supervisor", "SupervisorConfig"]

@@ -164,7 +164,7 @@ class Child:
     async def start(cls, role: Role, command: Sequence[str], on_message: OnMessage) -> Self:
         """Start a process.
 
-        It leads its own process group, so a Ctrl-C in the terminal reaches only the supervisor, which forwards it.
+        It leads its own session, so a Ctrl-C in the terminal reaches only the supervisor, which forwards it.
 
         Raises:
             OSError: The operating system could not create the process.
@@ -177,7 +177,7 @@ class Child:
                     *command,
                     stdin=asyncio.subprocess.DEVNULL,
                     pass_fds=pipe.child_ends,
-                    process_group=0,
+                    start_new_session=True,  # a process group, too; uvloop knows no process_group
                     env=os.environ | {SUPERVISED: f"{role}:{read}:{write}"},
                 )
         except BaseException:

@@ -10,7 +10,7 @@ from typing import Any, Self
 from ...queues import Address, Namespace
 from ..runtime.webhooks import WebhookTarget
 
-__all__ = ["AppInfo", "SupervisorConfig", "SupervisorTimings"]
+__all__ = ["AppInfo", "SupervisorConfig", "SupervisorTimings", "delay_after"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,12 @@ class AppInfo:
 
     def restart_delay(self, failures: int) -> float:
         """Return the delay in seconds before the next start after a number of failures in a row."""
-        return self.restart_delays[min(failures, len(self.restart_delays)) - 1] if failures > 0 else 0.0
+        return delay_after(failures, self.restart_delays)
+
+
+def delay_after(failures: int, delays: Sequence[float]) -> float:
+    """Return the delay after a number of failures in a row: the first, second and so on; the last one repeats."""
+    return delays[min(failures, len(delays)) - 1] if failures > 0 else 0.0
 
 
 def _webhook(message: Mapping[str, Any]) -> WebhookTarget | None:

@@ -90,15 +90,15 @@ def test_a_worker_reads_all_partitions_or_shares_them(url: tuple[str, str], opti
     assert call("queue", "partitions", "default", "3", *url).code == 0
     keys = [next(key for key in map(str, range(100)) if spread(key) % 3 == index) for index in range(3)]
     ids = [call("enqueue", "add", "--args", '{"a": 1, "b": 2}', "--key", key, *url).ids[0] for key in keys]
-    assert process("worker", "run", "tasks:app", "--burst", *options, *url).code == 0
+    assert process("worker", "run", "tasks:app", "--no-supervisor", "--burst", *options, *url).code == 0
     assert {task_state(url, task_id)["state"] for task_id in ids} == {"succeeded"}
     assert [task_state(url, task_id)["partition"] for task_id in ids] == [0, 1, 2]
 
 
 def test_an_invalid_partitions_option_is_refused(url: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert process("worker", "run", "tasks:app", "--partitions", "some", *url).code == 2
+    assert process("worker", "run", "tasks:app", "--no-supervisor", "--partitions", "some", *url).code == 2
     monkeypatch.setenv("PERDURE_PARTITIONS", "some")
-    refused = process("worker", "run", "tasks:app", *url)
+    refused = process("worker", "run", "tasks:app", "--no-supervisor", *url)
     assert refused.code != 0
     assert "PERDURE_PARTITIONS" in refused.err
     assert "Traceback" not in refused.err
@@ -106,7 +106,7 @@ def test_an_invalid_partitions_option_is_refused(url: tuple[str, str], monkeypat
 
 def test_burst_runs_the_queued_tasks_and_exits(url: tuple[str, str], redis_url: str, namespace_name: str) -> None:
     ids = call("enqueue", "add", "--file", "-", *url, stdin=b'{"args": {"a": 1, "b": 2}}\n' * 3).ids
-    answer = process("worker", "run", "tasks:app", "--burst", *url)
+    answer = process("worker", "run", "tasks:app", "--no-supervisor", "--burst", *url)
     assert (answer.code, answer.out) == (0, "")
     assert [call("task", "result", task_id, *url).out for task_id in ids] == ["3\n"] * 3
     start, end = answer.err.splitlines()
@@ -120,7 +120,7 @@ def test_the_command_line_overrides_the_app(url: tuple[str, str], folder: Path) 
     ids = [call("enqueue", "add", "--args", '{"a": 1, "b": 2}', *url).ids[0]]
     ids += call("enqueue", "second", "--queue", "second", *url).ids
     options = ("--queues", "second,second", "--concurrency", "2", "--name", "mine", "--lease", "5", "--grace", "0")
-    answer = process("worker", "run", "tasks.py:app", "--burst", *options, *url)
+    answer = process("worker", "run", "tasks.py:app", "--no-supervisor", "--burst", *options, *url)
     assert "worker mine-" in answer.err
     assert "started: queues second," in answer.err
     assert "concurrency 2" in answer.err
@@ -129,7 +129,7 @@ def test_the_command_line_overrides_the_app(url: tuple[str, str], folder: Path) 
 
 
 def test_a_queue_without_tasks_of_the_app_is_a_warning(url: tuple[str, str]) -> None:
-    answer = process("worker", "run", "tasks:app", "--burst", "--queues", "defualt", *url)
+    answer = process("worker", "run", "tasks:app", "--no-supervisor", "--burst", "--queues", "defualt", *url)
     assert answer.code == 0
     assert "app 'audit' has no task for queue defualt" in answer.err
 
@@ -154,13 +154,13 @@ def test_a_failed_start_is_reported_in_one_line(args: tuple[str, ...], code: int
 
 def test_the_environment_can_set_json_logs(url: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERDURE_LOG_JSON", "1")
-    assert process("worker", "run", "tasks:app", "--burst", *url).err.startswith('{"text"')
+    assert process("worker", "run", "tasks:app", "--no-supervisor", "--burst", *url).err.startswith('{"text"')
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_the_step_finish_and_releases_the_task(url: tuple[str, str], folder: Path, number: int) -> None:
     [task_id] = call("enqueue", "step", *url).ids
-    with Running("worker", "run", "tasks:app", *url, cwd=folder) as worker:
+    with Running("worker", "run", "tasks:app", "--no-supervisor", *url, cwd=folder) as worker:
         assert worker.line() == "began"
         worker.send(number)
         (folder / "go on").touch()
@@ -178,7 +178,7 @@ def test_a_second_signal_releases_at_once_and_stuck_threads_do_not_block_the_exi
     url: tuple[str, str], folder: Path
 ) -> None:
     [task_id] = call("enqueue", "forever", *url).ids
-    with Running("worker", "run", "tasks:app", "--grace", "600", *url, cwd=folder) as worker:
+    with Running("worker", "run", "tasks:app", "--no-supervisor", "--grace", "600", *url, cwd=folder) as worker:
         assert worker.line() == "began"
         worker.send(signal.SIGTERM)
         _until_logged(folder, "SIGTERM: stopping")
@@ -193,7 +193,7 @@ def test_a_second_signal_releases_at_once_and_stuck_threads_do_not_block_the_exi
 
 def test_a_stuck_thread_of_asyncio_does_not_block_the_exit(url: tuple[str, str], folder: Path) -> None:
     [task_id] = call("enqueue", "executor", *url).ids
-    with Running("worker", "run", "tasks:app", "--grace", "0", *url, cwd=folder) as worker:
+    with Running("worker", "run", "tasks:app", "--no-supervisor", "--grace", "0", *url, cwd=folder) as worker:
         assert worker.line() == "began"
         worker.send(signal.SIGTERM)
         answer = worker.wait()
@@ -205,7 +205,7 @@ def test_a_stuck_thread_of_asyncio_does_not_block_the_exit(url: tuple[str, str],
 
 def test_a_third_signal_ends_the_process_though_a_handler_blocks_the_loop(url: tuple[str, str], folder: Path) -> None:
     [task_id] = call("enqueue", "blocks", *url).ids
-    with Running("worker", "run", "tasks:app", "--lease", "1", *url, cwd=folder) as worker:
+    with Running("worker", "run", "tasks:app", "--no-supervisor", "--lease", "1", *url, cwd=folder) as worker:
         assert worker.line() == "began"
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
             worker.send(number)
@@ -243,7 +243,7 @@ time.sleep(0.05)
 
 def _recover(url: tuple[str, str]) -> None:
     """Let another worker claim the cancelled task of the ended worker."""
-    assert process("worker", "run", "tasks:app", "--lease", "1", "--burst", *url).code == 0
+    assert process("worker", "run", "tasks:app", "--no-supervisor", "--lease", "1", "--burst", *url).code == 0
 
 
 def test_a_worker_in_a_user_program_can_handle_signals(url: tuple[str, str], folder: Path) -> None:
@@ -269,7 +269,7 @@ def test_ctrl_c_while_the_app_is_imported_ends_with_130(
     url: tuple[str, str], folder: Path, prefix: tuple[str, ...]
 ) -> None:
     (folder / "slow_import.py").write_text("import time\nprint('began', flush=True)\ntime.sleep(60)\n")
-    with Running("worker", "run", "slow_import:app", *url, cwd=folder, prefix=prefix) as worker:
+    with Running("worker", "run", "slow_import:app", "--no-supervisor", *url, cwd=folder, prefix=prefix) as worker:
         assert worker.line() == "began"
         worker.send(signal.SIGINT)
         answer = worker.wait()
@@ -278,7 +278,9 @@ def test_ctrl_c_while_the_app_is_imported_ends_with_130(
 
 def test_list_shows_workers(url: tuple[str, str], folder: Path) -> None:
     [task_id] = call("enqueue", "step", *url).ids
-    with Running("worker", "run", "tasks:app", "--name", "mine", "--concurrency", "3", *url, cwd=folder) as worker:
+    with Running(
+        "worker", "run", "tasks:app", "--no-supervisor", "--name", "mine", "--concurrency", "3", *url, cwd=folder
+    ) as worker:
         assert worker.line() == "began"
         [found] = call("worker", "list", "--json", *url).json["workers"]
         table = call("worker", "list", *url).out
@@ -296,11 +298,11 @@ def test_list_shows_workers(url: tuple[str, str], folder: Path) -> None:
     cancel(url, task_id)
 
 
-@pytest.mark.parametrize("option", [("--alert", "mail"), ("--isolated", "3")])
-def test_supervisor_options_need_processes(option: tuple[str, str]) -> None:
-    answer = call("worker", "run", "tasks:app", *option)
+@pytest.mark.parametrize("option", [("--alert", "mail"), ("--processes", "3")])
+def test_supervisor_options_need_a_supervisor(option: tuple[str, str]) -> None:
+    answer = call("worker", "run", "tasks:app", "--no-supervisor", *option)
     assert (answer.code, answer.err.count("\n")) == (2, 1)
-    assert f"{option[0]} is for a supervisor: add --processes" in answer.err
+    assert f"{option[0]} is for a supervisor: omit --no-supervisor" in answer.err
 
 
 async def test_paused_supervisors_are_listed_and_resumed(

@@ -17,7 +17,7 @@ from .worker_process import ProbeOptions
 
 __all__ = ["run_supervisor"]
 
-_SUPERVISOR_OPTIONS: Final = ("processes", "isolated", "alert", "health_port", "health_host")
+_SUPERVISOR_OPTIONS: Final = ("processes", "no_supervisor", "isolated", "alert", "health_port", "health_host")
 """Options of the supervisor that are not passed to children."""
 
 _MOST_ISOLATED: Final = 16
@@ -40,12 +40,7 @@ def run_supervisor(
     """
     settings = load_settings(**place.overrides())
     configure_logging(settings.log_level, json=settings.log_json)
-    config = SupervisorConfig(
-        child_command(context),
-        processes,
-        isolated or most_isolated(processes * context.params["concurrency"]),
-        **options,
-    )
+    config = supervisor_config(context, processes=processes, isolated=isolated, **options)
     supervisor = Supervisor(config)
     with probe.serving(supervisor.health):
         code = anyio.run(supervisor.run)
@@ -57,14 +52,13 @@ _PYTHON: Final = (sys.executable, "-P", "-X", "faulthandler", "-m", "perdure.wor
 """-P: the working directory is not on the import path, as for the installed program."""
 
 
-def child_command(context: typer.Context) -> list[str]:
-    """Return the command line of a child."""
-    return [*_PYTHON, *_arguments(context, _SUPERVISOR_OPTIONS)]
-
-
-def most_isolated(slots: int) -> int:
-    """Return the default limit of quarantine children for a number of slots."""
-    return max(2, min(_MOST_ISOLATED, slots))
+def supervisor_config(
+    context: typer.Context, *, processes: int, isolated: int | None, **options: Any
+) -> SupervisorConfig:
+    """Return the configuration for children that run this command."""
+    slots = processes * context.params["concurrency"]
+    command = [*_PYTHON, *_arguments(context, _SUPERVISOR_OPTIONS)]
+    return SupervisorConfig(command, processes, isolated or max(2, min(_MOST_ISOLATED, slots)), **options)
 
 
 def _arguments(context: typer.Context, without: Collection[str]) -> list[str]:

@@ -26,6 +26,7 @@ from ...runtime import Worker
 from ...runtime.health.probe_server import HealthSource, ProbeServer
 from ...runtime.signals import stop_on_signals
 from ...runtime.supervisor_link import SupervisorLink
+from ...supervise import LocalQuarantine, SupervisorConfig
 from .app_loader import load_app
 from .connection import ConnectionOptions
 from .errors import Failed, Misuse
@@ -205,11 +206,13 @@ def run_worker(
     name: str | None,
     burst: bool,
     settings: Mapping[str, object],
+    quarantine: SupervisorConfig,
 ) -> None:
     """Run a worker until a signal or the supervisor stops it.
 
     Args:
         settings: Options of the command line that override the app's settings.
+        quarantine: Quarantine children of a worker without a supervisor.
     """
     link = SupervisorLink.from_environment()
     supervised = None if link is None else SupervisedWorker(link)
@@ -229,6 +232,7 @@ def run_worker(
         queues,
         name,
         burst and not isolated,
+        LocalQuarantine(quarantine, app.settings) if link is None else None,
         backend_options={"use_uvloop": find_spec("uvloop") is not None},
     )
 
@@ -247,26 +251,30 @@ async def _work(
     queues: Sequence[str] | None,
     name: str | None,
     burst: bool,
+    quarantine: LocalQuarantine | None,
 ) -> None:
-    link = None if supervised is None else supervised.link
+    link = quarantine if supervised is None else supervised.link
     worker = Worker(app, concurrency=concurrency, queues=queues, name=name, link=link)
     idle = sorted(set(worker.queues) - set(app.tasks.queues))
-    if idle and (link is None or link.role == "worker"):
+    isolated = link is not None and link.role == "isolated"
+    if idle and not isolated:
         logger.warning(
             "app {!r} has no task for queue {}; it has tasks for {}", app.name, ", ".join(idle), app.tasks.queues
         )
     code = 1
     try:
         async with AsyncExitStack() as stack:
-            stop = worker.stop if supervised is None else supervised.attach(worker)
+            stop = _stop_both(worker, quarantine) if supervised is None else supervised.attach(worker)
             await stack.enter_async_context(stop_on_signals(stop))
             stack.enter_context(probe.serving(worker.health))
             await stack.enter_async_context(worker)
             if supervised is not None:
                 supervised.link.say("ready", worker=worker.id, queues=worker.queues)
+            if quarantine is not None:
+                await stack.enter_async_context(quarantine.running(worker.queues))
             logger.info(
                 "{} {} started: queues {}, namespace {} at {}, concurrency {}",
-                "quarantine worker" if link is not None and link.role == "isolated" else "worker",
+                "quarantine worker" if isolated else "worker",
                 worker.id,
                 ", ".join(worker.queues),
                 app.settings.namespace,
@@ -274,7 +282,18 @@ async def _work(
                 worker.concurrency,
             )
             await worker.run(burst=burst)
+            if burst and quarantine is not None:
+                await quarantine.wait_idle()
         logger.info("worker {} stopped after {} tasks", worker.id, worker.settled)
         code = 0
     finally:
         force_exit(code, lambda: worker.stuck_handlers)
+
+
+def _stop_both(worker: Worker, quarantine: LocalQuarantine | None) -> Callable[[], None]:
+    def stop() -> None:
+        worker.stop()
+        if quarantine is not None:
+            quarantine.stop()
+
+    return stop
