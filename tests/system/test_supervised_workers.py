@@ -142,7 +142,7 @@ async def test_tasks_of_a_killed_worker_are_resumed_at_once_by_another(
 
     await all_work(producer, 2)
     [info] = await list_supervisors(producer.gateway, producer.namespace)
-    assert info.crashes == 1
+    assert info.crashes == 0  # the worker had recorded a step: progress excuses its crash
     importers = {line.pid for line in journal.lines("imported")}
     assert importers == {victim, *(child.pid for child in supervisors.children(supervisor))}
     supervisor.terminate()
