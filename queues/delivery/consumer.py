@@ -24,6 +24,7 @@ from .touch import OnTouch, Touch, ignore_touch, touch_partition
 __all__ = ["Consumer", "ReadResult"]
 
 _CLAIM = queue_script("claim")
+_CREATE = queue_script("create_groups")
 _LEAVE = queue_script("leave_group")
 _REMOVE = queue_script("remove_consumer")
 
@@ -115,25 +116,8 @@ class Consumer:
         A group starts at id 0, so that no earlier message is missed.
         """
         wanted = self.partitions if partitions is None else partitions
-        await asyncio.gather(*(self._create_group(stream) for one in wanted for stream in (one.ready, one.nudge)))
+        await asyncio.gather(*(self._gateway.run(_CREATE, [one.ready, one.nudge], [GROUP]) for one in wanted))
         self._joined |= dict.fromkeys(wanted)
-
-    async def _create_group(self, stream: str) -> None:
-        try:
-            await self._gateway.command("XGROUP", "CREATE", stream, GROUP, "0", "MKSTREAM")
-        except Refused as error:
-            if "BUSYGROUP" not in str(error):
-                raise
-        except ServerFull:  # raised before the server checks whether the group exists
-            if not await self._has_group(stream):
-                raise
-
-    async def _has_group(self, stream: str) -> bool:
-        try:
-            groups = await self._gateway.command("XINFO", "GROUPS", stream)
-        except Refused:
-            return False
-        return any(pairs(group)[b"name"] == GROUP.encode() for group in groups)
 
     async def read(self, free: int, *, block: float | None) -> ReadResult:
         """Read up to `free` new messages; wait up to `block` seconds for one, at most `GatewayTimings.block`.

@@ -7,7 +7,7 @@ one file; tests/conformance/test_scripts.py checks this table, and what holds fo
 |---|---|
 | `test_bury_and_replay` | bury, discard, replay |
 | `test_checkpoint` | touch_step, write_checkpoint |
-| `test_consumer` | claim, leave_group, remove_consumer |
+| `test_consumer` | claim, create_groups, leave_group, remove_consumer |
 | `test_due_set` | due, promote, schedule |
 | `test_enqueue` | enqueue |
 | `test_inbox` | park, send_message |

@@ -232,6 +232,19 @@ async def test_workers_that_start_on_a_full_server_drain_it(app: App, gateway: G
     assert await gateway.command("XLEN", handles[0].partition.ready) == 0
 
 
+async def test_the_first_worker_of_a_queue_drains_a_full_server(app: App, gateway: Gateway) -> None:
+    """Its consumer groups do not exist yet."""
+
+    @app.task
+    async def task(ctx: Context, number: int) -> int:
+        return number
+
+    handles = [await task.enqueue(number) for number in range(3)]
+    await full(gateway)
+    async with running_worker(app):
+        assert [await bounded(handle.result()) for handle in handles] == [0, 1, 2]
+
+
 async def test_leases_are_renewed_and_a_step_waits_until_there_is_room(app: App, gateway: Gateway) -> None:
     in_step, go_on = asyncio.Event(), asyncio.Event()
 
