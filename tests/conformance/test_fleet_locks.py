@@ -66,6 +66,20 @@ async def test_the_lock_of_a_dead_worker_expires(gateway: Gateway, partition: Pa
     assert await lock(gateway, partition, "a") > 0
 
 
+@pytest.mark.parametrize("renew", [True, False])
+async def test_a_lock_that_lasts_far_longer_than_its_ttl_is_taken_over(
+    gateway: Gateway, partition: Partition, renew: bool
+) -> None:
+    """The clock of Redis was set back by ten minutes, and the holder may be dead."""
+    locks = {partition: partition.sweep_lock}
+    await acquire_fleet_locks(gateway, locks, "a", 2.5)
+    assert (await acquire_fleet_locks(gateway, locks, "b", 2.5, renew=renew))[partition] > 0
+    await gateway.command("PEXPIRE", partition.sweep_lock, 602_500)
+    assert (await acquire_fleet_locks(gateway, locks, "b", 2.5, renew=renew))[partition] == 0
+    assert 0 < await gateway.command("PTTL", partition.sweep_lock) <= 2_500
+    assert (await acquire_fleet_locks(gateway, locks, "a", 2.5, renew=renew))[partition] > 0
+
+
 async def test_renewing_extends_the_lock(gateway: Gateway, partition: Partition) -> None:
     await lock(gateway, partition, "a")
     await gateway.command("PEXPIRE", partition.promote_lock, 100_000)

@@ -1,0 +1,70 @@
+"""The clock monitor: it tells a step of Redis' clock from an outage, and logs each once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from perdure.queues import Namespace, Partition, Touch
+from perdure.worker.log import logger
+from perdure.worker.runtime.maintenance import ClockMonitor
+
+LEASE = 10.0
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """Return the messages logged during the test."""
+    lines: list[str] = []
+    sink = logger.add(lambda message: lines.append(message.record["message"]), level="DEBUG")
+    yield lines
+    logger.remove(sink)
+
+
+@pytest.fixture
+def monitor() -> ClockMonitor:
+    return ClockMonitor(lambda: LEASE)
+
+
+def touch(clock: float, sent: float, *, received: float | None = None, gap: float = 1.0, restarted: int = 0) -> Touch:
+    return Touch(clock, gap, restarted, sent, sent if received is None else received)
+
+
+@pytest.mark.parametrize(("step", "text"), [(600.0, "forward by 600.0 s"), (-600.0, "back by 600.0 s")])
+def test_a_step_of_the_clock_is_logged_once(
+    monitor: ClockMonitor, namespace: Namespace, logged: list[str], step: float, text: str
+) -> None:
+    partitions = [namespace.partition("default", index) for index in range(3)]
+    for partition in partitions:
+        monitor.observe(partition, touch(1000.0, 5.0))
+    for partition in partitions:
+        monitor.observe(partition, touch(1001.0 + step, 6.0, gap=step, restarted=2))
+    (line,) = logged
+    assert line == (
+        f"the clock of Redis was set {text}: all leases were restarted, "
+        "and the tasks of lost workers are claimed in 10 s"
+    )
+
+
+def test_an_outage_is_no_step(monitor: ClockMonitor, partition: Partition, logged: list[str]) -> None:
+    """Redis was stopped: its clock and that of this process went on alike."""
+    monitor.observe(partition, touch(1000.0, 5.0))
+    monitor.observe(partition, touch(1018.0, 6.0, received=23.0, gap=18.0, restarted=8))
+    (line,) = logged
+    assert line.startswith("no worker reached Redis for 18.0 s: all leases were restarted")
+    assert monitor.restarts_end == 23.0 + LEASE
+
+
+def test_a_gap_without_deliveries_is_not_logged(monitor: ClockMonitor, partition: Partition, logged: list[str]) -> None:
+    monitor.observe(partition, touch(1000.0, 5.0, gap=3000.0))
+    assert logged == []
+    assert monitor.restarts_end == 0.0
+
+
+def test_slow_and_overtaken_replies_are_no_step(monitor: ClockMonitor, partition: Partition, logged: list[str]) -> None:
+    monitor.observe(partition, touch(1000.0, 5.0, received=25.0))  # stored at any time within 20 s
+    monitor.observe(partition, touch(1001.0, 26.0))
+    monitor.observe(partition, touch(1030.0, 55.0))
+    monitor.observe(partition, touch(1010.0, 35.0, received=56.0))
+    monitor.observe(partition, touch(1031.0, 56.0))
+    assert logged == []

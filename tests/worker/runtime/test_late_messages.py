@@ -1,0 +1,88 @@
+"""Messages whose delivery took longer than the lease: a stalled connection, or a process that was stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from perdure import App, Context, Settings, State
+from perdure.queues import SingleNodeReader
+
+from tests.support.workers import bounded, pending, running_worker, wait_until
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+async def app(settings: Settings) -> AsyncIterator[App]:
+    async with App("late", settings=settings.model_copy(update={"lease": 0.6})) as app:
+        yield app
+
+
+class SlowReply:
+    """The first reply with a message reaches its worker when `arrive` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.arrive = asyncio.Event()
+        self.arrived = asyncio.Event()
+        self.held = False
+        read = SingleNodeReader.read
+
+        async def slow(reader: SingleNodeReader, *arguments: Any) -> Any:
+            reply = await read(reader, *arguments)
+            if reply and not self.held:
+                self.held = True
+                await self.arrive.wait()
+                self.arrived.set()
+            return reply
+
+        monkeypatch.setattr(SingleNodeReader, "read", slow)
+
+
+async def test_a_message_that_another_worker_claimed_meanwhile_starts_no_run(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+
+    @app.task
+    async def job(ctx: Context) -> int:
+        begun.append(ctx.crashes)
+        return ctx.crashes
+
+    reply = SlowReply(monkeypatch)
+    async with running_worker(app) as slow:
+        handle = await job.enqueue()
+        await wait_until(lambda: _is(reply.held), "the message is on its way")
+        async with running_worker(app):
+            assert await bounded(handle.result()) == 1
+        reply.arrive.set()
+        await bounded(reply.arrived.wait())
+        second = await job.enqueue()
+        assert await bounded(second.result()) == 0
+        assert slow.in_flight == 0
+    assert begun == [1, 0]
+
+
+async def test_a_message_that_is_still_the_workers_is_run(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    @app.task
+    async def job(ctx: Context) -> int:
+        return ctx.crashes
+
+    reply = SlowReply(monkeypatch)
+    async with running_worker(app):
+        handle = await job.enqueue()
+        await wait_until(lambda: _is(reply.held), "the message is on its way")
+
+        async def late() -> bool:
+            return bool((await pending(app))[0][2] > 0.7 * app.settings.lease * 1000)
+
+        await wait_until(late, "the lease has nearly expired")
+        reply.arrive.set()
+        assert await bounded(handle.result()) == 0
+        assert (await handle.record()).state is State.SUCCEEDED
+
+
+async def _is(value: bool) -> bool:
+    return value
