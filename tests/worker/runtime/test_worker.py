@@ -255,6 +255,21 @@ async def test_a_burst_runs_a_retry_that_becomes_due_at_once(app: App, times: in
 
 
 @pytest.mark.integration
+async def test_a_burst_waits_for_the_leases_of_workers_that_died_long_ago(app: App) -> None:
+    """No worker has run since, so the leases are restarted. A burst that ended before would never claim the task."""
+
+    @app.task
+    async def job(ctx: Context) -> int:
+        return ctx.crashes
+
+    handle = await job.enqueue()
+    await take_and_die(app)
+    await redis_command(app, "DEL", partition_of(app).seen)
+    await work_off(app)
+    assert await handle.result(timeout=0) == 1
+
+
+@pytest.mark.integration
 async def test_a_burst_may_be_stopped(patient: App) -> None:
     begun = asyncio.Event()
 
