@@ -69,6 +69,7 @@ def test_the_commands_are_these() -> None:
         *(f"task {name}" for name in ("list", "show", "result", "watch", "cancel", "events")),
         *(f"task {name}" for name in ("send", "inbox", "artifact", "state", "fork", "handoff")),
         *(f"artifacts {name}" for name in ("list", "gc")),
+        *(f"config {name}" for name in ("set", "unset", "show")),
         *(f"queue {name}" for name in ("list", "metrics", "partitions")),
         *(f"dlq {name}" for name in ("list", "show", "replay", "purge", "export")),
         *(f"memory {name}" for name in ("add", "search", "list", "forget", "export", "prune", "reembed")),
