@@ -27,7 +27,9 @@ SHARED: Final[tuple[SharedName, ...]] = get_args(SharedName)
 """Names of the settings that can be stored."""
 
 CHANGE: Final = 120.0
-"""Seconds for which a change of the lease is in progress: twice the default stall limit, and many registrations."""
+"""Seconds for which a change of the lease is in progress: twice the default stall limit, and many registrations at the
+default interval.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,16 @@ async def load_config(gateway: Gateway, namespace: Namespace) -> SharedConfig:
     return SharedConfig.decode(pairs(found), int(now[0]) * 1000 + int(now[1]) // 1000)
 
 
-async def set_config(gateway: Gateway, namespace: Namespace, name: SharedName, value: float | None) -> bool:
-    """Store a setting, or remove it with None. Return whether that changed anything."""
+async def set_config(
+    gateway: Gateway, namespace: Namespace, name: SharedName, value: float | None, *, change: float = CHANGE
+) -> bool:
+    """Store a setting, or remove it with None. Return whether that changed anything.
+
+    Args:
+        change: Seconds for which a change of the lease is in progress: several registrations of each worker.
+    """
     text = "" if value is None else f"{value:.15g}"
-    return bool(await gateway.run(_SET, [namespace.config], [name, text, round(CHANGE * 1000)]))
+    return bool(await gateway.run(_SET, [namespace.config], [name, text, round(change * 1000)]))
 
 
 async def stored_result_ttl(gateway: Gateway, namespace: Namespace) -> float | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from ...queues import SHARED, Producer, SharedConfig, SharedName, load_config, set_config
+from ...queues import CHANGE, SHARED, Producer, SharedConfig, SharedName, list_workers, load_config, set_config
 from ..settings import Settings, load_settings
 from .support.connection import connected
 from .support.errors import Failed
@@ -17,6 +17,9 @@ from .support.output import AsJson, duration, note, print_json, print_table
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+_REGISTRATIONS: Final = 6
+"""Registrations after which each worker has read a change, or is presumed dead."""
 
 _NAMES: Final[Mapping[str, SharedName]] = {name: name for name in SHARED}
 
@@ -69,7 +72,7 @@ async def set_(
     Example: perdure config set lease 30
     """
     load_settings(**{name: value})
-    await set_config(producer.gateway, producer.namespace, _NAMES[name], value)
+    await _store(producer, _NAMES[name], value)
     await _show(producer, json=json)
 
 
@@ -82,7 +85,7 @@ async def unset(producer: Producer, name: NameArgument, *, json: AsJson = False)
 
     Example: perdure config unset lease
     """
-    if not await set_config(producer.gateway, producer.namespace, _NAMES[name], None):
+    if not await _store(producer, _NAMES[name], None):
         raise Failed(f"{name} is not stored in namespace {producer.namespace.name!r}")
     await _show(producer, json=json)
 
@@ -98,6 +101,13 @@ async def show(producer: Producer, *, json: AsJson = False) -> None:
     Example: perdure config show
     """
     await _show(producer, json=json)
+
+
+async def _store(producer: Producer, name: SharedName, value: float | None) -> bool:
+    """Store a setting, and give each registered worker several registrations to notice it."""
+    workers = await list_workers(producer.gateway, producer.namespace)
+    change = max(CHANGE, *(_REGISTRATIONS * worker.interval for worker in workers), 0.0)
+    return await set_config(producer.gateway, producer.namespace, name, value, change=change)
 
 
 async def _show(producer: Producer, *, json: bool) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from perdure import Settings
+from anyio import to_thread
+from perdure import Producer, Settings
+from perdure.queues import WorkerInfo, announce
 
 from tests.support.command_line import Answer, call, process
 
@@ -42,6 +44,16 @@ def test_settings_are_stored_shown_and_removed(config: Config, monkeypatch: pyte
     assert (answer.code, answer.out) == (1, "")
     assert "lease is not stored in namespace" in answer.err
     assert config("show", "--json").json["result_ttl"]["stored"] == 43_200.0
+
+
+async def test_a_change_of_the_lease_waits_for_the_registrations_of_all_workers(
+    config: Config, settings: Settings
+) -> None:
+    async with Producer(settings.redis_url, namespace=settings.namespace) as producer:
+        info = WorkerInfo("a", "x", "h", 7, "0.1", ("q",), concurrency=1, in_flight=0, started=0, interval=100.0)
+        await announce(producer.gateway, producer.namespace, info, ttl=60)
+    answer = await to_thread.run_sync(config, "set", "lease", "30", "--json")
+    assert 500 < answer.json["lease"]["complete_in"] <= 600
 
 
 @pytest.mark.parametrize(
