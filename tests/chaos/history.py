@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from .faults import Fault, Faults
-from .journal import Line
+from .journal import SECOND, Line
 from .kinds import KINDS, Kind
 
 __all__ = ["Fence", "History", "Run", "Task", "Violation", "history"]
@@ -103,7 +103,21 @@ class History:
     tasks: dict[str, Task]
     faults: Faults
     replays: list[Fault]
+    losses: list[Fault]
     lines: list[Line]
+
+    @property
+    def end(self) -> int:
+        """Time of the last line."""
+        return self.lines[-1].at if self.lines else 0
+
+    def lost(self, at: int, until: int) -> bool:
+        """Return whether Redis has lost, before `until`, what it stored at a time."""
+        return any(
+            loss.begin.at - round((loss.begin["seconds"] + _SLACK) * SECOND) <= at <= loss.until
+            and loss.begin.at <= until
+            for loss in self.losses
+        )
 
     def replayed_between(self, since: int, until: int, *, fresh: bool = False) -> bool:
         """Return whether dead letters may have been replayed between two times. fresh: without their checkpoint."""
@@ -112,6 +126,9 @@ class History:
             for replay in self.replays
         )
 
+
+_SLACK: Final = 0.5
+"""Seconds between a write to Redis and the line of the journal that says so."""
 
 _OF_A_RUN: Final = {"begin": "begins", "value": "values", "effect": "effects", "saved": "progress", "found": "progress"}
 _OF_A_TASK: Final = {
@@ -149,7 +166,8 @@ def history(lines: Iterable[Line]) -> History:
     lease = float(begins["lease"]) if begins else 2.0
     faults = Faults(listed, lease)
     replays = [fault for fault in faults.all if fault.kind == "replay"]
-    return History(listed[0].at if listed else 0, lease, tasks, faults, replays, listed)
+    losses = [fault for fault in faults.all if fault.kind == "lose_tail"]
+    return History(listed[0].at if listed else 0, lease, tasks, faults, replays, losses, listed)
 
 
 def _fence(line: Line) -> Fence:

@@ -28,6 +28,9 @@ __all__ = ["FaultInjector"]
 _START_UP: Final = 2.0
 """Seconds in which a worker has started and tried to reach the server."""
 
+_TAIL: Final = 1.2
+"""Seconds of writes that a power cut loses: a second until the next fsync, and the time that it takes."""
+
 _REPLAYED: Final = ("attempts_exhausted", "timeout", "crash_loop", "in_doubt")
 
 
@@ -164,6 +167,16 @@ class FaultInjector:
             self._server.freeze()
             await asyncio.sleep(plan.length * 2 * self._options.lease)
             self._server.thaw()
+
+    async def _lose_tail(self, plan: Plan) -> None:
+        """Cut what the server appended last, as a power cut does under `appendfsync everysec`."""
+        async with self._server_lock, self._fault("lose_tail", None, seconds=_TAIL):
+            try:
+                lost = await anyio.to_thread.run_sync(self._server.lose_tail, _TAIL)
+                self._journal.write("tail_lost", bytes=lost)
+            except LookupError as error:  # the server was started less than this time ago
+                self._journal.write("missed", kind=plan.fault, error=str(error))
+            await anyio.to_thread.run_sync(self._server.start)
 
     async def _newcomer(self, plan: Plan) -> None:
         """Stop Redis for longer than a lease, and start a worker just before it is back."""

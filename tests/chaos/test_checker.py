@@ -394,6 +394,35 @@ def test_a_fresh_replay_forgets_the_records() -> None:
     assert story.rules() == {"recorded step run again", "stale write"}
 
 
+def lost_tail(story: Story, at: float) -> Story:
+    number = len(story.lines)
+    story.inject(at, "fault", number=number, kind="lose_tail", pids=None, seconds=1.2)
+    return story.inject(at + 0.3, "fault_over", number=number)
+
+
+def test_what_redis_lost_may_be_done_again() -> None:
+    """The record of a step is lost, and the next delivery runs the step again."""
+    story = Story().run(2, FIRST).step(2.1, FIRST, "step-0")
+    lost_tail(story, 2.5).fault(2.5, 2.6, "kill", FIRST).exited(2.6, FIRST)
+    story.run(5, SECOND_ONE, count=2).step(5.1, SECOND_ONE, "step-0").returned(6, SECOND_ONE, ["11.1/step-0/1"])
+    story.final("succeeded", result=["11.1/step-0/1"], worker="w11", steps={"step-0": "11.1/step-0/1"})
+    assert story.rules() == set()
+
+
+def test_what_redis_stored_before_it_lost_its_tail_is_not_excused() -> None:
+    story = Story().run(2, FIRST).step(2.1, FIRST, "step-0")
+    lost_tail(story, 12.5).fault(12.5, 12.6, "kill", FIRST).exited(12.6, FIRST)
+    story.run(15, SECOND_ONE, count=2).step(15.1, SECOND_ONE, "step-0").returned(16, SECOND_ONE, ["11.1/step-0/1"])
+    story.final("succeeded", result=["11.1/step-0/1"], worker="w11", steps={"step-0": "11.1/step-0/1"})
+    assert story.rules() == {"recorded step run again", "stale write"}
+
+
+def test_a_task_that_redis_lost_is_not_counted_as_lost() -> None:
+    story = Story()
+    assert story.rules() == {"lost"}
+    assert lost_tail(story, 1.5).outcome(2, "unknown", reason="TaskNotFound").rules() == set()
+
+
 def test_a_replayed_poison_task_may_kill_again() -> None:
     story = Story("poison")
     for life, start in enumerate((2, 12)):

@@ -18,7 +18,7 @@ def check_cancelled(history: History) -> Iterator[Violation]:
             if not any(cancel.at < line.at for cancel in task.cancels):
                 yield Violation("cancelled unasked", f"{task.id} is cancelled without a request", (line,))
         for answer in task.answers:
-            if answer["state"] != "cancelled":
+            if answer["state"] != "cancelled" or history.lost(answer.at, history.end):
                 continue
             if task.final is not None and task.final["state"] != "cancelled":
                 what = f"{task.id} was said to be cancelled, and is {task.final['state']}"

@@ -16,7 +16,7 @@ _TERMINAL = ("succeeded", "dead", "cancelled")
 def check_lost(history: History) -> Iterator[Violation]:
     """Check that every acknowledged task is in a terminal state after the last fault, when there was time."""
     for task in history.tasks.values():
-        if task.acknowledged is None:
+        if task.acknowledged is None or history.lost(task.acknowledged.at, history.end):
             continue
         if task.final is None:
             yield Violation("lost", f"{task.id} was acknowledged, and has no record", _lines(task))
@@ -34,13 +34,15 @@ def check_once(history: History) -> Iterator[Violation]:
 
 def _one_outcome(history: History, task: Task) -> Iterator[Violation]:
     told = [line for line in [*task.outcomes, task.final] if line is not None and line["state"] in _TERMINAL]
+    told = [line for line in told if not history.lost(line.at, history.end)]
     for earlier, later in pairwise(told):
         same = earlier["state"] == later["state"] and earlier.get("result") == later.get("result")
         replayed = earlier["state"] == "dead" and history.replayed_between(0, later.at)
         if not same and not replayed:
             yield Violation("finished twice", f"{task.id} has two outcomes", (earlier, later))
     for line in task.outcomes:
-        if line["state"] not in _TERMINAL:
+        forgotten = task.acknowledged is not None and history.lost(task.acknowledged.at, line.at)
+        if line["state"] not in _TERMINAL and not forgotten:
             yield Violation("lost", f"a waiter for {task.id} heard: {line.get('reason')}", (line,))
 
 
@@ -54,7 +56,7 @@ def _none_after(history: History, task: Task) -> Iterator[Violation]:
         yield Violation("finished twice", f"{task.id} succeeded with a result that no run returned", (final,))
         return
     for run in task.runs:
-        if run.fence > finisher.fence:
+        if run.fence > finisher.fence and not history.lost(run.at, history.end):
             what = f"{task.id} was delivered again after the delivery that gave it its result"
             yield Violation("finished twice", what, (finisher.first, *_end(finisher), run.first, final))
 

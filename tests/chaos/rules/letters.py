@@ -81,7 +81,7 @@ _MINUTE: Final = 60_000_000_000
 def _poison(history: History, task: Task, final: Line) -> str | None:
     """Check that it has killed one process more than its limit, and was not only hit by the deaths of others."""
     kills = [run for run in _last_life(history, task) if run.began("suicide")]
-    most = task.rules.crashes + 2  # one more where a kill came before its first step was recorded
+    most = task.rules.crashes + 2 + len(history.losses)  # a kill may come before the first step is recorded, or be lost
     if len(kills) > most:
         return f"it has killed {len(kills)} processes, one more than {task.rules.crashes} is its limit"
     if not any(run.began("suicide") for run in task.runs) and final["crashes"] > len(history.faults.all):

@@ -90,7 +90,11 @@ def _check_begins(history: History, task: Task, record: _Recorded, run: Run, ste
 
 
 def _forgotten(history: History, record: _Recorded, run: Run, at: int) -> bool:
-    """Whether a replay with --fresh came in between: the task was buried and has another message since."""
+    """Return whether the record was deleted: by a replay with --fresh, after which the task has another message, or
+    because Redis lost it.
+    """
+    if history.lost(record.since, at):
+        return True
     return run.fence.entry != record.run.fence.entry and history.replayed_between(record.value.at, at, fresh=True)
 
 

@@ -11,7 +11,10 @@ __all__ = ["check_saved"]
 
 
 def check_saved(history: History) -> Iterator[Violation]:
-    """Check that no run finds less than an earlier delivery had saved before. A replay with --fresh deletes it."""
+    """Check that no run finds less than an earlier delivery had saved before.
+
+    It may be deleted by a replay with --fresh, or lost by Redis.
+    """
     for task in history.tasks.values():
         for run in task.runs:
             for found in run.progress:
@@ -33,4 +36,6 @@ def _missing(history: History, task: Task, run: Run, found: Line) -> Line | None
 
 
 def _deleted(history: History, other: Run, saved: Line, run: Run, found: Line) -> bool:
+    if history.lost(saved.at, found.at):
+        return True
     return other.fence.entry != run.fence.entry and history.replayed_between(saved.at, found.at, fresh=True)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Final
 
 from ..history import History, Violation
+from ..journal import Line
 
 __all__ = ["check_states"]
 
@@ -27,16 +28,24 @@ REACHABLE: Final[Mapping[str, frozenset[str]]] = {
 def check_states(history: History) -> Iterator[Violation]:
     """Check the rule."""
     for line in history.lines:
-        if line.what == "misplaced":
+        if line.what == "misplaced" and not _forgotten(history, line):
             yield Violation("not in one place", f"{line.get('task') or 'a task'}: {line['problem']}", (line,))
     for task in history.tasks.values():
         for earlier, later in pairwise(task.seen):
             if later["state"] in REACHABLE.get(earlier["state"], frozenset()):
+                continue
+            if history.lost(earlier["since"], later.at):
                 continue
             if earlier["state"] == "dead" and history.replayed_between(earlier["since"], later.at):
                 continue
             what = f"{task.id} was {earlier['state']}, and then {later['state']}"
             yield Violation("impossible state", what, (earlier, later))
         for line in task.seen:
-            if line["state"] not in _LIVE:
+            if line["state"] not in _LIVE and not _forgotten(history, line):
                 yield Violation("lost", f"{task.id} was seen {line['state']}", (line,))
+
+
+def _forgotten(history: History, line: Line) -> bool:
+    """Return whether Redis lost the task of a line before."""
+    task = history.tasks.get(line.get("task") or "")
+    return task is not None and task.acknowledged is not None and history.lost(task.acknowledged.at, line.at)
