@@ -49,6 +49,7 @@ class FaultInjector:
         self._server_lock = asyncio.Lock()
         self._command_line = asyncio.Lock()
         self._frozen: set[int] = set()
+        self._clock_offset = 0
 
     async def run(self, plans: Sequence[Plan]) -> None:
         """Inject them; return when all are over."""
@@ -193,6 +194,17 @@ class FaultInjector:
                 newcomer.finish()
                 await newcomer.ended(_START_UP + 2 * self._options.grace)
             await newcomer.close()
+
+    async def _clock(self, plan: Plan) -> None:
+        """Set the server's clock forward by up to ten minutes, or back by up to ten seconds."""
+        clock = self._server.clock
+        if clock is None:
+            self._journal.write("missed", kind=plan.fault, error="there is no C compiler to set the server's clock")
+            return
+        step = round(600 * plan.length if plan.draw < 0.5 else -10 * plan.length)
+        async with self._server_lock, self._fault("clock", [], seconds=step):
+            self._clock_offset += step
+            clock.set(self._clock_offset)
 
     async def _flush(self, plan: Plan) -> None:
         await self._tell_server("flush", "SCRIPT", "FLUSH")

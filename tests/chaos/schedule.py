@@ -24,6 +24,7 @@ WEIGHTS: Final[dict[str, int]] = {
     "redis_freeze": 2,
     "newcomer": 2,
     "lose_tail": 3,
+    "clock": 3,
     "flush": 3,
     "cut_all": 3,
     "cut_news": 2,

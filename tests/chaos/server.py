@@ -9,6 +9,7 @@ import os
 import signal
 
 from tests.support.append_only import AppendOnlyHistory
+from tests.support.clock import SettableClock, compiler
 from tests.support.nodes import free_ports
 from tests.support.servers import BUNDLED, SYSTEM, RedisServer, find_program
 
@@ -30,6 +31,11 @@ class DurableServer:
         (self.port,) = free_ports(1)
         self._server = RedisServer(program, ("--port", str(self.port), "--bind", "127.0.0.1", *DURABLE))
         self._sizes = AppendOnlyHistory(self._server)
+        self.clock: SettableClock | None = None
+        """None if there is no C compiler."""
+        if compiler() is not None:
+            self.clock = SettableClock(self._server.folder)
+            self._server.environment = self.clock.environment
 
     @property
     def url(self) -> str:
