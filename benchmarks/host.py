@@ -21,7 +21,7 @@ from .processes import ROOT, Child
 __all__ = ["WORKERS", "Host", "host"]
 
 WORKERS = 2
-"""Ordinary workers; there is one quarantine process besides."""
+"""Workers of a host."""
 
 _READY_WITHIN = 180.0
 
@@ -42,7 +42,7 @@ class Host:
     async def complete(self) -> None:
         """Wait until all of its workers are registered."""
         async with asyncio.timeout(_READY_WITHIN):
-            while len(await self.workers()) <= WORKERS:  # noqa: ASYNC110 - there is no event
+            while len(await self.workers()) < WORKERS:  # noqa: ASYNC110 - there is no event
                 await asyncio.sleep(0.05)
 
     async def reported(self, within: float) -> float:

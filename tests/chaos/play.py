@@ -74,8 +74,8 @@ async def play(options: Options) -> None:
 
 
 async def _wait_for_workers(producer: Producer, fleet: Fleet) -> None:
-    """Wait until every worker has registered; the faults begin then. A supervisor has an isolated worker, too."""
-    wanted = sum(host.processes + 1 if host.supervised else 1 for host in fleet.hosts)
+    """Wait until every worker has registered; the faults begin then."""
+    wanted = sum(host.processes if host.supervised else 1 for host in fleet.hosts)
     with anyio.fail_after(_STARTED_WITHIN):
         while len(await list_workers(producer.gateway, producer.namespace)) < wanted:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.1)

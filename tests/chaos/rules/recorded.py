@@ -90,10 +90,11 @@ def _check_begins(history: History, task: Task, record: _Recorded, run: Run, ste
 
 
 def _forgotten(history: History, record: _Recorded, run: Run, at: int) -> bool:
-    """Return whether the record was deleted: by a replay with --fresh, after which the task has another message, or
-    because Redis lost it.
+    """Return whether the record does not bind the other run: Redis lost the record, or it lost the other delivery, so
+    that the recorded one was the last again; or a replay with --fresh came in between, which deletes the record and
+    gives the task another message.
     """
-    if history.lost(record.since, at):
+    if history.lost(record.since, at) or history.lost(run.at, record.value.at):
         return True
     return run.fence.entry != record.run.fence.entry and history.replayed_between(record.value.at, at, fresh=True)
 
