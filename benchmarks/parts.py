@@ -22,6 +22,7 @@ from perdure.worker.log import configure_logging
 from perdure.worker.registry import Task
 from perdure.worker.runtime.executor import Executor
 from perdure.worker.runtime.quarantine_gate import QuarantineGate
+from perdure.worker.runtime.shared_settings import SharedSettings
 from perdure.worker.runtime.slots import Slots
 from rich.console import Console
 from rich.table import Table
@@ -98,7 +99,14 @@ async def _parts() -> list[tuple[str, float]]:
     gateway._connection = _InstantConnection()
     leases: Leases[Run] = Leases()
     executor = Executor(
-        gateway, app.tasks, app.settings, leases, Slots(1), QuarantineGate(None, window=30.0), threads=1
+        gateway,
+        app.tasks,
+        app.settings,
+        SharedSettings(app.settings),
+        leases,
+        Slots(1),
+        QuarantineGate(None, window=30.0),
+        threads=1,
     )
     deliveries = [Delivery(partition, b"%d-1" % n, "worker-host-1-abcdef", 1, pairs(fields)) for n in range(_TIMES)]
     steps = Envelope(id=new_task_id(), task="walk").encode()
