@@ -16,7 +16,10 @@ DEADLY: Final = frozenset(
 """Faults that end a process: their effect does not end."""
 
 HARMLESS: Final = frozenset(
-    {"blink", "flush", "cut_all", "cut_news", "cut_one", "break", "slow", "replay", "partitions", "resume"}
+    {
+        *("blink", "flush", "cut_all", "cut_news", "cut_one", "break", "slow", "replay", "partitions", "resume"),
+        *("redis_kill", "redis_stop", "redis_freeze", "newcomer", "clock"),
+    }
 )
 """Faults that excuse nothing: a worker keeps its leases through them."""
 
