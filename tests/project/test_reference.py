@@ -165,7 +165,7 @@ def test_error_tree_of_the_page_is_that_of_the_classes() -> None:
     assert parents == {name: base if base in classes else "" for name, base in first_base.items()}
 
 
-# keys.md
+# storage.md
 
 PLACEHOLDERS = {
     "task_id": "ID",
@@ -195,8 +195,8 @@ def keys_of(owner: Namespace | Partition) -> set[str]:
     ("title", "owner"),
     [("Keys of a partition", Namespace("ns").partition("queue")), ("Keys of a namespace", Namespace("ns"))],
 )
-def test_keys_page_lists_every_key_once(title: str, owner: Namespace | Partition) -> None:
-    assert_same(names(section("keys.md", title)), keys_of(owner))
+def test_storage_page_lists_every_key_once(title: str, owner: Namespace | Partition) -> None:
+    assert_same(names(section("storage.md", title)), keys_of(owner))
 
 
 def written_fields() -> set[str]:
@@ -211,9 +211,9 @@ def written_fields() -> set[str]:
     return found
 
 
-def test_keys_page_lists_the_fields_that_scripts_write() -> None:
+def test_storage_page_lists_the_fields_that_scripts_write() -> None:
     documented = {
-        name for row in rows((REFERENCE / "keys.md").read_text("utf-8")) for name in re.findall("`([^`]+)`", row[0])
+        name for row in rows((REFERENCE / "storage.md").read_text("utf-8")) for name in re.findall("`([^`]+)`", row[0])
     }
     missing = {
         field
@@ -221,6 +221,16 @@ def test_keys_page_lists_the_fields_that_scripts_write() -> None:
         if not (any(name.startswith(field) for name in documented) if field.endswith(":") else field in documented)
     }
     assert not missing
+
+
+@pytest.mark.parametrize("title", ["Record", "Inbox", "Control", "Checkpoint"])
+def test_storage_page_lists_no_field_that_the_code_does_not_have(title: str) -> None:
+    sources = [*ROOT.glob("queues/lua/*.lua"), *ROOT.glob("deadletter/lua/*.lua"), *ROOT.glob("queues/**/*.py")]
+    text = "\n".join(source.read_text("utf-8") for source in sources)
+    fields = [name for row in rows(section("storage.md", title)) for name in re.findall("`([^`]+)`", row[0])]
+    assert fields
+    unknown = [name for name in fields if not re.search(rf"""['"]{name.rstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ")}""", text)]
+    assert not unknown
 
 
 # events.md, task-states.md
