@@ -172,9 +172,11 @@ class StepOutsideTask(StepError, RuntimeError):
 class StepMismatch(StepError):
     """A resumed run called a recorded step with arguments other than the recorded ones."""
 
-    def __init__(self, step: str, recorded: str, asked: str) -> None:
+    def __init__(self, step: str, recorded: str, asked: str, *, after_new: bool = False) -> None:
+        """after_new: a step before it was not recorded, as if Redis had lost its record."""
+        lost = "a step before it was not recorded, so Redis has lost data, or " if after_new else ""
         super().__init__(
-            f"step {step!r} was recorded with arguments {recorded} and is now called with {asked}: the "
+            f"step {step!r} was recorded with arguments {recorded} and is now called with {asked}: {lost}the "
             "handler or its inputs changed while the task was running; give the step another name, pass "
             "on_mismatch='rerun', or replay the task from the dead letters with --fresh"
         )

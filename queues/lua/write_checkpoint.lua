@@ -31,11 +31,11 @@ for i = 6, #ARGV, 4 do
   if kind == 'done' then
     redis.call('HSET', KEYS[3], 'd:' .. step, value)
     redis.call('HDEL', KEYS[3], 'i:' .. step, 's:' .. step)
-    redis.call('XADD', KEYS[4], '*', 'type', 'step_completed', 'e', number, 'step', step, 'data', ARGV[i + 3])
+    redis.call('XADD', KEYS[4], '*', 'type', 'step_completed', 'step', step, 'data', ARGV[i + 3], 'e', number)
     redis.call('PUBLISH', KEYS[2], 'step_completed')
   elseif kind == 'event' then
     events = value
-    redis.call('XADD', KEYS[4], '*', 'type', step, 'e', number, 'n', value, 'data', ARGV[i + 3])
+    redis.call('XADD', KEYS[4], '*', 'type', step, 'n', value, 'data', ARGV[i + 3], 'e', number)
     redis.call('PUBLISH', KEYS[2], step)
   elseif kind == 'mark' then
     redis.call('HSET', KEYS[3], 'd:' .. step, value)

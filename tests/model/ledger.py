@@ -87,10 +87,10 @@ class Ledger:
         number: bytes | None = None,
         entry: int | None = None,
     ) -> None:
-        middle: tuple[tuple[bytes, bytes], ...] = () if entry is None else ((b"e", b"%d" % entry),)
-        middle += () if step is None else ((b"step", step.encode()),)
-        middle += () if number is None else ((b"n", number),)
-        self.held.add(self.at.log(task), ((b"type", kind.encode()), *middle, (b"data", data)))
+        middle: tuple[tuple[bytes, bytes], ...] = () if step is None else ((b"step", step.encode()),)
+        middle = middle if number is None else ((b"n", number),)
+        last: tuple[tuple[bytes, bytes], ...] = () if entry is None else ((b"e", b"%d" % entry),)
+        self.held.add(self.at.log(task), ((b"type", kind.encode()), *middle, (b"data", data), *last))
 
     def _earliest(self) -> float | None:
         scores = [float(text_of(score)) for score in self.held.sets.get(self.at.due, {}).values()]

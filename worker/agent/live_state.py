@@ -53,6 +53,7 @@ class LiveState(RunObserver, Generic[S]):
     Attributes:
         number: the number of the last event in `logged_state`.
         snapshot_due: set when a snapshot is due.
+        gap: the numbers of the events that the restored log lacks: see `Restored`.
     """
 
     def __init__(self, run: Run, state_type: StateType[S], *, snapshot_every: int, check: bool = False) -> None:
@@ -68,6 +69,7 @@ class LiveState(RunObserver, Generic[S]):
         self.state: S = state_type.kind.model_construct()
         self.number = 0
         self.snapshot_due = asyncio.Event()
+        self.gap: tuple[int, int] | None = None
         self._every = snapshot_every
         self._check = check
         self._since = 0
@@ -83,6 +85,7 @@ class LiveState(RunObserver, Generic[S]):
         run, state_type = self.run, self.state_type
         found = await restore(run, state_type.agent)
         self.logged_state, self.number, self._since = found.state, found.number, found.since
+        self.gap = found.gap
         self._blobs = {key for key in run.history.saved if key.startswith(BLOB)}
         if run.redact is not None and run.redact.blind:
             raise StateError(
@@ -131,13 +134,15 @@ class LiveState(RunObserver, Generic[S]):
             raise StateDrift(self.run.id, self.number, [str(one["path"]) for one in changes[:10]])
         return entry
 
-    def snapshot(self, *, more: int = 0) -> list[Entry]:
+    def snapshot(self, *, more: int = 0, force: bool = False) -> list[Entry]:
         """Return the entries of a snapshot if one is due. They must be written at once, after all numbered entries.
 
-        `more` is the number of log entries without a number since the last call.
+        Args:
+            more: number of log entries without a number since the last call.
+            force: whether one is due in any case.
         """
         self._since += more
-        if self._since < self._every:
+        if self._since < self._every and not force:
             return []
         blobs: dict[str, bytes] = {}
         number = self.number + 1

@@ -14,8 +14,9 @@ from ...queues import EntriesLost, Entry, Kind, LeaseLost, check_size
 from ..durable import AlreadyDone, Context, StepCall, codec_of, forget_steps, store_findings
 from ..errors import Reschedule, RetryLater, StateError, StepInDoubt
 from ..journal import Event, PlanStep, StepRecord, StepStatus
-from ..journal.agent_events import Changed, Finished, Planned, PlannedStep
+from ..journal.agent_events import Changed, Finished, Planned, PlannedStep, Rewound
 from ..journal.run_events import StepCompleted, StepFailed, StepStarted
+from ..log import logger
 from .agent import Agent, S
 from .autosave import Autosave, snapshots
 from .background import in_background
@@ -54,6 +55,8 @@ class Loop(Generic[S]):
         if recorded is not None:
             return codec_of(self._agent.finish).decode(StepRecord.decode(recorded).result)
         await self._live.open(goal, inputs)
+        if self._live.gap is not None:
+            await self._rewind(*self._live.gap)
         monitor = await self._monitor(goal)
         async with snapshots(self._live), in_background(monitor.run()):
             await self._plan()
@@ -79,6 +82,24 @@ class Loop(Generic[S]):
         await monitor.open()
         self._run.observe(monitor)
         return monitor
+
+    async def _rewind(self, first: int, last: int) -> None:
+        """Continue from before events that are missing: drop what may follow from them, and store a snapshot."""
+        live, run = self._live, self._run
+        logger.bind(task=run.envelope.task, id=run.id).warning(
+            "event {} is missing from the log, Redis has lost data: resumed from before it, without events {} to {}",
+            first,
+            first,
+            last,
+        )
+        history = run.history
+        recorded = [*history.done, *history.intents, *history.saved]
+        within = tuple(f"{scope}/" for scope in (_PLAN, _REPLAN, _FINISH))
+        gone = {key for key in recorded if key == _REPLAN or key.startswith(within) or not key.startswith("#")}
+        if not self._state.plan:
+            gone.add(_PLAN)
+        event = live.checkpoint(Rewound(first=first, last=last))
+        await run.recorder.put(event, *forget_steps(sorted(gone), history), *live.snapshot(force=True), wait=True)
 
     async def _next(self) -> PlanStep | None:
         """Return the next step of the plan, unless the run is stopped here."""

@@ -37,25 +37,31 @@ class Restored:
         number: the number of that event.
         since: how many events were applied to the snapshot.
         started: whether an earlier run started the agent.
+        gap: the first and the last number of the events that are missing, or follow from missing ones; None if the log
+            is complete.
     """
 
     state: dict[str, Any]
     number: int
     since: int
     started: bool
+    gap: tuple[int, int] | None = None
 
 
 async def restore(run: Run, agent: str) -> Restored:
     """Return the state that earlier runs left. The cost is bounded by the events since the last snapshot.
 
+    If an event after the snapshot is missing, it is the state before that event: Redis has lost data, or an entry of
+    the log was deleted.
+
     Raises `BadSnapshot` if the snapshot or an event after it cannot be read; nothing is changed then.
     """
     snapshot = _snapshot(run.history, run.id, agent)
     state, number, started = (empty_state(), 0, False) if snapshot is None else (snapshot.state, snapshot.number, True)
-    last, found = -1, list[TaskEvent]()
+    last, missing, found = -1, 0, list[TaskEvent]()
     while last != (latest := max(run.events, run.history.events)):  # an event may be logged during the read
         await run.flush()
-        last, found = latest, await _events_after(run, number, latest)
+        last, (found, missing) = latest, await _events_after(run, number, latest)
     for event in found:
         typed = parse_event(event)
         if isinstance(typed, Unreadable):
@@ -65,7 +71,7 @@ async def restore(run: Run, agent: str) -> Restored:
         except BadPatch as error:
             raise BadSnapshot(run.id, str(error)) from None
         started = started or typed.type == "started"
-    return Restored(state, last, len(found), started)
+    return Restored(state, last, len(found), started, (missing, last) if missing <= last else None)
 
 
 def _snapshot(history: History, task_id: str, agent: str) -> StoredState | None:
@@ -79,8 +85,8 @@ def _snapshot(history: History, task_id: str, agent: str) -> StoredState | None:
     return found
 
 
-async def _events_after(run: Run, number: int, last: int) -> list[TaskEvent]:
-    """Return the events `number + 1` to `last` in order, without those before a fresh replay."""
+async def _events_after(run: Run, number: int, last: int) -> tuple[list[TaskEvent], int]:
+    """Return the events from `number + 1` on in order, without those before a fresh replay, and the next number."""
     wanted: list[TaskEvent] = []
     before: str | None = None
     while last > number:
@@ -92,20 +98,17 @@ async def _events_after(run: Run, number: int, last: int) -> list[TaskEvent]:
             if event.number is not None and event.number > number:
                 wanted.append(event)
             elif event.number is not None:
-                return _complete(run.id, wanted, number + 1, last)
+                return _in_order(wanted, number + 1)
             elif event.type == "replayed" and isinstance(event.data, dict) and event.data.get("fresh"):
-                return _complete(run.id, wanted, last - len(wanted) + 1, last)
+                return _in_order(wanted, wanted[-1].number or 0 if wanted else last + 1)
         if len(chunk) < most:
             break
         before = chunk[-1].id
-    return _complete(run.id, wanted, number + 1, last)
+    return _in_order(wanted, number + 1)
 
 
-def _complete(task_id: str, found: list[TaskEvent], first: int, last: int) -> list[TaskEvent]:
-    """Return events that were read newest first in their order. Raises `BadSnapshot` if one is missing."""
+def _in_order(found: list[TaskEvent], first: int) -> tuple[list[TaskEvent], int]:
+    """Return events that were read newest first in their order, up to the first missing one, and its number."""
     found.reverse()
-    numbers = [event.number for event in found]
-    if numbers != list(range(first, last + 1)):
-        missing = next(number for number in range(first, last + 2) if number not in numbers)
-        raise BadSnapshot(task_id, f"event {missing} is not in its log")
-    return found
+    complete = [event for number, event in enumerate(found, first) if event.number == number]
+    return complete, first + len(complete)

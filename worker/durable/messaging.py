@@ -191,7 +191,7 @@ async def send(
     if recorded is not None:
         former = StepRecord.decode(recorded)
         if former.digest != digest:
-            raise StepMismatch(key, former.arguments, shown)
+            raise StepMismatch(key, former.arguments, shown, after_new=run.steps_recorded > 0)
         run.touch()
         known, number, state = orjson.loads(former.result)
         return Sent(known, number, State(state))

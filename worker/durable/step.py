@@ -205,7 +205,7 @@ async def run_step(
         return codec.decode(result)
     shown = arguments_text(called_with, run.redact)
     if record is not None:
-        _allow_mismatch(key, record, shown, options)
+        _allow_mismatch(run, key, record, shown, options)
     if call is not None:
         call.recorded = False
     if run.stopping:
@@ -237,10 +237,10 @@ async def run_step(
     return value
 
 
-def _allow_mismatch(key: str, record: bytes, shown: str, options: StepOptions) -> None:
+def _allow_mismatch(run: Run, key: str, record: bytes, shown: str, options: StepOptions) -> None:
     """Check that a step may run again although it was recorded with other arguments. Raises `StepMismatch`."""
     if options.on_mismatch == "error":
-        raise StepMismatch(key, StepRecord.decode(record).arguments, shown)
+        raise StepMismatch(key, StepRecord.decode(record).arguments, shown, after_new=run.steps_recorded > 0)
 
 
 def _done(key: str, record: StepRecord, attempt: int) -> Entry:

@@ -21,6 +21,7 @@ __all__ = [
     "Planned",
     "PlannedStep",
     "Repaired",
+    "Rewound",
     "Snapshot",
     "ToolCalled",
 ]
@@ -160,3 +161,12 @@ class Snapshot(Event):
     type: Literal["snapshot"] = "snapshot"
     at: Count
     size: Count
+
+
+@built_in
+class Rewound(Event):
+    """Continuation from before a gap in the log. first, last: numbers of the events that the state does not contain."""
+
+    type: Literal["rewound"] = "rewound"
+    first: Count
+    last: Count

@@ -46,7 +46,7 @@ class PastState:
                 self.state, self.agent = empty_state(), None
             return
         if found.number != self.number + 1:
-            missing = f"event {self.number + 1} of task {self.task_id} is missing from its log: the next one is"
+            missing = f"event {self.number + 1} of task {self.task_id} was lost by Redis or deleted: the next one is"
             self._refuse(f"{missing} event {found.number} (entry {found.id})")
             if found.number <= self.number:
                 return

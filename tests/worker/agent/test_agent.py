@@ -227,7 +227,7 @@ async def test_large_values_are_stored_once_outside_the_snapshots(app: App, monk
 
     async def watched(gateway: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
         if script.name == "write_checkpoint":
-            written.extend(str(key) for kind, key in zip(args[4::4], args[5::4], strict=True) if kind == "saved")
+            written.extend(str(key) for kind, key in zip(args[5::4], args[6::4], strict=True) if kind == "saved")
         return await run(gateway, script, keys, args)
 
     monkeypatch.setattr(Gateway, "run", watched)
@@ -361,37 +361,60 @@ async def test_an_unreadable_state_is_a_dead_letter_and_is_kept(
     assert new in (await recorded_steps(app, handle))["s:#state"]
 
 
-@pytest.mark.parametrize(
-    ("later", "message"), [(None, "event 4 is not in its log"), (b'{"v":9}', "it has version 9"), (b"{", "not JSON")]
-)
-async def test_an_unreadable_event_after_the_snapshot_is_a_dead_letter(
-    app: App, settings: Settings, later: bytes | None, message: str
-) -> None:
+async def change_log(app: App, handle: TaskHandle[Any], change: Callable[[dict[bytes, bytes]], bool]) -> None:
+    """Write the log of a task again. change: changes the fields of an entry, and returns whether it stays."""
+    key = handle.partition.log(handle.id)
+    entries = [pairs(fields) for _, fields in await redis_command(app, "XRANGE", key, "-", "+")]
+    await redis_command(app, "DEL", key)
+    for fields in entries:
+        if change(fields):
+            await redis_command(app, "XADD", key, "*", *(one for pair in fields.items() for one in pair))
+
+
+class Rarely(Halfway):
+    """The same without a snapshot."""
+
+    snapshot_every: ClassVar[int] = 50
+
+
+@pytest.mark.parametrize(("later", "message"), [(b'{"v":9}', "it has version 9"), (b"{", "not JSON")])
+async def test_an_unreadable_event_after_the_snapshot_is_a_dead_letter(app: App, later: bytes, message: str) -> None:
     """Event 4 has the result of the first step."""
-
-    class Rarely(Halfway):
-        snapshot_every: ClassVar[int] = 50
-
     handle = await app.agent(name="count", retry=Retry(max_attempts=1))(Rarely).enqueue("count", words=["one", "two"])
     await work_off(app)
     found = await letter(app, handle)
-    key = handle.partition.log(handle.id)
-    entries = {
-        pairs(fields).get(b"n"): pairs(fields) for _, fields in await redis_command(app, "XRANGE", key, "-", "+")
-    }
-    await redis_command(app, "DEL", key)
-    for number, fields in entries.items():
-        if number == b"4" and later is None:
-            continue
-        if number == b"4" and later is not None:
+
+    def spoil(fields: dict[bytes, bytes]) -> bool:
+        if fields.get(b"n") == b"4":
             fields[b"data"] = later
-        await redis_command(app, "XADD", key, "*", *(one for pair in fields.items() for one in pair))
+        return True
+
+    await change_log(app, handle, spoil)
     await replay(app.producer.gateway, found, Replay())
     await work_off(app)
     found = await letter(app, handle)
     assert (found.reason, found.error) == (Reason.NOT_RETRYABLE, "perdure.worker.errors.BadSnapshot")
     assert message in found.message
     assert handle.id in found.message
+
+
+@pytest.mark.parametrize("lost", range(1, 6))
+async def test_an_agent_resumes_from_before_a_gap_in_its_log(app: App, settings: Settings, lost: int) -> None:
+    """An earlier version wrote over a gap: event 4 has the result of the first step, event 5 starts the second."""
+    handle = await app.agent(name="count", retry=Retry(max_attempts=1))(Rarely).enqueue("count", words=["one", "two"])
+    await work_off(app)
+    found = await letter(app, handle)
+    last = max(event.number or 0 for event in await history(handle))
+    await change_log(app, handle, lambda fields: fields.get(b"n") != b"%d" % lost)
+    await replay(app.producer.gateway, found, Replay())
+    async with App("agents", settings=settings) as newer:
+        newer.agent(name="count")(Counter)
+        await work_off(newer)
+    assert (await bounded(handle.result()))["results"] == {"one": 1 if lost == 5 else 3, "two": 3}
+    rewound = [event.data for event in await history(handle) if event.type == "rewound"]
+    assert [(one["first"], one["last"]) for one in rewound] == [(lost, last + 1)]  # and the event of the resumption
+    numbers = [event.number for event in await history(handle) if event.number is not None]
+    assert numbers == [number for number in range(1, numbers[-1] + 1) if number != lost]
 
 
 async def test_check_state_reports_a_state_that_differs_from_its_log(settings: Settings, app: App) -> None:

@@ -134,7 +134,7 @@ async def test_a_plain_step_writes_only_its_record_and_event(app: App) -> None:
     handle = await job.enqueue()
     await work_off(app)
     assert await bounded(handle.result()) == 1
-    assert await redis_log(app, handle) == 'type\nstep_completed\ne\n1\nstep\none\ndata\n{"attempt":1}'
+    assert await redis_log(app, handle) == 'type\nstep_completed\nstep\none\ndata\n{"attempt":1}\ne\n1'
     assert b"events" not in (await everything(app)).split(b"\n")
 
 
