@@ -225,10 +225,12 @@ async def test_large_values_are_stored_once_outside_the_snapshots(app: App, monk
     written: list[str] = []
     run = Gateway.run
 
-    async def watched(gateway: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
+    async def watched(
+        gateway: Gateway, script: Script, keys: Sequence[str], args: Sequence[Any], **options: Any
+    ) -> Any:
         if script.name == "write_checkpoint":
             written.extend(str(key) for kind, key in zip(args[5::4], args[6::4], strict=True) if kind == "saved")
-        return await run(gateway, script, keys, args)
+        return await run(gateway, script, keys, args, **options)
 
     monkeypatch.setattr(Gateway, "run", watched)
     read = app.agent(name="read")(reader(snapshot_every=1))
