@@ -222,7 +222,7 @@ async def last_step(gateway: Gateway, partition: Partition, task_id: str) -> str
 _NUMBERS: Final = ("attempts", "crashes", "returns", "excused", "recent", "recent_at", "events", "returned", "entries")
 _FIELDS: Final = (*_NUMBERS, "format", "newer_since", "at", "alive", "suspect", "crash", "handed_from", "continued")
 
-_SCANNED: Final = 4096
+_SCANNED: Final = 1024
 """Fields that Redis looks at in one command for the few that are not step records."""
 
 _LATEST: Final = 8

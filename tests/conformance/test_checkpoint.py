@@ -362,6 +362,8 @@ async def test_each_step_of_a_large_checkpoint_is_found(
     else:
         found = [await history.take_record(name) for name in asked]
     assert found == [name.encode() if name in set(names) else None for name in asked]
+    for name in names[::97]:  # also after it was used
+        assert await history.read_record(name) == name.encode()
 
 
 @pytest.mark.parametrize(("kind", "most"), [("counted", 8), ("numbered", 8), ("several", 10), ("without order", 10)])
@@ -386,7 +388,10 @@ async def test_a_large_checkpoint_is_read_in_few_pages(
     assert max(sizes) <= 2 * PAGE
     if kind != "without order":
         assert max(known) <= 3 * PAGE  # records that were used are released
-    assert [await history.take_record(name) for name in ABSENT] == [None] * len(ABSENT)
+    del sizes[:]
+    following = [f"{NAMES[kind][-1].partition('#')[0]}#{number}" for number in range(1400, 1600)]
+    assert [await history.take_record(name) for name in following] == [None] * len(following)
+    assert len(sizes) <= 2  # steps that are not recorded are read ahead as well
 
 
 async def test_all_records_of_a_large_checkpoint_include_those_that_were_used(
