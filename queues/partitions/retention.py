@@ -25,6 +25,9 @@ _INTERVAL: Final = 60.0
 and the last use lie a round trip, and perhaps a step of its clock.
 """
 
+_MOST: Final = 10_000
+"""Registered retentions that a process remembers."""
+
 _STEPS: Final = 4
 """Registered retentions per doubling: a partition has few, and each is at most 19 % above those that it covers."""
 
@@ -40,15 +43,19 @@ class RetentionRegister:
     def __init__(self, gateway: Gateway, clock: Callable[[], float] = time.monotonic) -> None:
         self._gateway = gateway
         self._clock = clock
-        self._registered: dict[tuple[Partition, int], float] = {}
+        self._due: dict[tuple[str, float], float] = {}
 
-    async def ensure(self, partition: Partition, ttl: float) -> None:
-        """Register a retention unless that was done lately. Call it before a record gets this TTL."""
-        known = (partition, registered_retention(ttl))
+    def is_due(self, partition: Partition, ttl: float) -> bool:
+        """Return whether `register` must be called before a record gets this TTL. Each settlement asks."""
+        return self._due.get((partition.retentions, ttl), -math.inf) <= self._clock()
+
+    async def register(self, partition: Partition, ttl: float) -> None:
+        """Register a retention, in seconds, for the next minute."""
         now = self._clock()
-        if self._registered.get(known, -math.inf) <= now:
-            await register_retention(self._gateway, partition, ttl)
-            self._registered[known] = now + _INTERVAL
+        await register_retention(self._gateway, partition, ttl)
+        if len(self._due) > _MOST:  # producers choose TTLs
+            self._due.clear()
+        self._due[partition.retentions, ttl] = now + _INTERVAL
 
 
 def registered_retention(ttl: float) -> int:

@@ -536,7 +536,7 @@ async def test_each_retention_counts_from_its_last_use(
     await gateway.command("HINCRBY", partition.closed, "empty", -80_000)
     assert not await retire_generation(gateway, namespace, "default", route, route.previous[0])
     longest = max(await gateway.command("ZRANGE", partition.retentions, 0, -1), key=int)
-    await gateway.command("ZINCRBY", partition.retentions, -86_400_000 * 40, longest)
+    await gateway.command("ZADD", partition.retentions, "XX", 1, longest)
     assert await retire_generation(gateway, namespace, "default", route, route.previous[0])
     left_ms = await gateway.command("PTTL", partition.retentions)
     await register_retention(gateway, partition, ttl=120)
@@ -544,18 +544,20 @@ async def test_each_retention_counts_from_its_last_use(
     assert 120_000 < await gateway.command("PTTL", partition.retentions) < left_ms
 
 
-async def test_a_retention_is_registered_once_in_a_while(gateway: Gateway, partition: Partition) -> None:
+async def test_a_retention_is_due_again_after_a_while(
+    gateway: Gateway, namespace: Namespace, partition: Partition
+) -> None:
     time = 0.0
     register = RetentionRegister(gateway, clock=lambda: time)
-    await register.ensure(partition, 3600)
-    await gateway.command("DEL", partition.retentions)
-    await register.ensure(partition, 3600)
-    assert not await gateway.command("EXISTS", partition.retentions)
-    await register.ensure(partition, 7200)
-    assert await gateway.command("ZCARD", partition.retentions) == 1
-    time = 60.0
-    await register.ensure(partition, 3600)
+    assert register.is_due(partition, 3600)
+    await register.register(partition, 3600)
+    assert not register.is_due(partition, 3600)
+    assert register.is_due(partition, 7200)
+    assert register.is_due(at(namespace, 1), 3600)
+    await register.register(partition, 7200)
     assert await gateway.command("ZCARD", partition.retentions) == 2
+    time = 60.0
+    assert register.is_due(partition, 3600)
 
 
 async def test_an_id_of_an_expired_dead_letter_runs_once_after_a_change(

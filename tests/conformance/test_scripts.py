@@ -237,7 +237,7 @@ async def live(gateway: Gateway, namespace: Namespace) -> None:
         assert "a" not in await consumers(gateway, partition.ready)
     route = await set_partitions(gateway, namespace, "default", 2)
     assert await partition_status(gateway, partition) is PartitionStatus.DRAINED
-    await RetentionRegister(gateway).ensure(partition, ttl=60)
+    await RetentionRegister(gateway).register(partition, ttl=60)
     assert not await retire_generation(gateway, namespace, "default", route, route.previous[0])
     assert await set_config(gateway, namespace, "lease", 30)
     assert await join_group(gateway, namespace, "default", "a", ttl=60) == {"a"}

@@ -84,7 +84,8 @@ class Settler:
                 written = run.has_written
 
                 async def finish() -> None:
-                    await self._retentions.ensure(delivery.partition, ttl)
+                    if self._retentions.is_due(delivery.partition, ttl):
+                        await self._retentions.register(delivery.partition, ttl)
                     await succeed(
                         gateway,
                         delivery,
@@ -104,7 +105,8 @@ class Settler:
                 ttl = self._result_ttl(run)
 
                 async def cancel() -> None:
-                    await self._retentions.ensure(delivery.partition, ttl)
+                    if self._retentions.is_due(delivery.partition, ttl):
+                        await self._retentions.register(delivery.partition, ttl)
                     await cancelled(gateway, delivery, task_id, counters, ran=ran, ttl=ttl)
 
                 return cancel
@@ -188,7 +190,8 @@ class Settler:
         """Bury a task, or store that it was cancelled. ran, ttl: in seconds, for a cancelled task."""
         evidence = Evidence.of(error, redact)
         retention = self._shared.dead_letter_ttl
-        await self._retentions.ensure(delivery.partition, retention)
+        if self._retentions.is_due(delivery.partition, retention):
+            await self._retentions.register(delivery.partition, retention)
         if not await bury(
             self._gateway,
             delivery,
@@ -202,7 +205,8 @@ class Settler:
             raw=raw,
         ):
             kept = self._shared.result_ttl if ttl is None else ttl
-            await self._retentions.ensure(delivery.partition, kept)
+            if self._retentions.is_due(delivery.partition, kept):
+                await self._retentions.register(delivery.partition, kept)
             await cancelled(self._gateway, delivery, task_id, counters, ran=ran, ttl=kept)
             return Cancelled(counters)
         logger.bind(task=task, id=task_id).error("dead letter ({}): {}: {}", reason, evidence.error, evidence.message)
