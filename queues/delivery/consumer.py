@@ -249,9 +249,7 @@ class Consumer:
         start = "-" if cursor == "0-0" else cursor
         args: list[Argument] = [GROUP, self._worker, self._lease_ms, RELEASED, start, most, *unknown]
         sent = time.monotonic()
-        touched, reached, found, own = await self._gateway.run(
-            _CLAIM, [partition.ready, partition.seen], args, repeatable=False
-        )
+        touched, reached, found, own = await self._gateway.run_once(_CLAIM, [partition.ready, partition.seen], args)
         self._on_touch(partition, Touch.of(touched, sent))
         claimed = [
             Delivery(partition, entry, self._worker, count, pairs(fields), claimed=True, requested=sent)

@@ -203,14 +203,19 @@ class Gateway:
         except _ERRORS as error:
             return await self._retry(error, lambda: self._submit(command), False)
 
-    async def run(
-        self, script: Script, keys: Sequence[str], args: Sequence[Argument], *, repeatable: bool = True
-    ) -> Any:
-        """Execute one script. repeatable: whether it may be sent again after a lost reply."""
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        """Execute one script that may be sent again after a lost reply, as nearly all may."""
         try:
             return await self._submit(("EVALSHA", script.sha, len(keys), *keys, *args))
         except _ERRORS as error:
-            return await self._retry(error, lambda: self._evaluate(script, keys, args), repeatable)
+            return await self._retry(error, lambda: self._evaluate(script, keys, args), True)
+
+    async def run_once(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        """Execute one script that must not be sent again after a lost reply."""
+        try:
+            return await self._submit(("EVALSHA", script.sha, len(keys), *keys, *args))
+        except _ERRORS as error:
+            return await self._retry(error, lambda: self._evaluate(script, keys, args), False)
 
     async def _evaluate(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         try:

@@ -290,13 +290,13 @@ async def test_a_claim_skips_running_tasks_in_one_call(
     held = await read(await worker(gateway, partition), 200)
     b = await worker(gateway, partition, name="b")
     called: list[str] = []
-    run = Gateway.run
+    run = Gateway.run_once
 
     async def counted(self: Gateway, script: Script, *parts: Any, **options: Any) -> Any:
         called.append(script.name)
         return await run(self, script, *parts, **options)
 
-    monkeypatch.setattr(Gateway, "run", counted)
+    monkeypatch.setattr(Gateway, "run_once", counted)
     assert await b.claim(partition, "0-0", 1) == ("0-0", [])
     await age(gateway, held[150])
     cursor, (claimed,) = await b.claim(partition, "0-0", 1)

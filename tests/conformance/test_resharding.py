@@ -338,9 +338,7 @@ class Dies(Gateway):
         self._count()
         return await self._gateway.command(*command, repeatable=repeatable)
 
-    async def run(
-        self, script: Script, keys: Sequence[str], args: Sequence[Argument], *, repeatable: bool = True
-    ) -> Any:
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         self._count()
         return await self._gateway.run(script, keys, args)
 

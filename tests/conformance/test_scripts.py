@@ -158,12 +158,15 @@ class Forgetful(Gateway):
         super().__init__(gateway.address)
         self.called: set[str] = set()
 
-    async def run(
-        self, script: Script, keys: Sequence[str], args: Sequence[Argument], *, repeatable: bool = True
-    ) -> Any:
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         await on_every_node(self, "SCRIPT", "FLUSH")
         self.called.add(script.name)
-        return await super().run(script, keys, args, repeatable=repeatable)
+        return await super().run(script, keys, args)
+
+    async def run_once(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+        await on_every_node(self, "SCRIPT", "FLUSH")
+        self.called.add(script.name)
+        return await super().run_once(script, keys, args)
 
 
 async def known(producer: Producer, task_id: str) -> TaskHandle[Any]:

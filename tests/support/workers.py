@@ -115,6 +115,23 @@ async def touch(app: App, queue: str = "default") -> None:
     await touch_partition(app.producer.gateway, partition_of(app, queue), FRESH)
 
 
+@asynccontextmanager
+async def attended(gateway: Gateway, partition: Partition, lease: float) -> AsyncIterator[None]:
+    """Touch the partition all the time, as another worker does, so that no lease is restarted."""
+
+    async def touch_again() -> None:
+        while True:
+            await touch_partition(gateway, partition, round(lease * 1000))
+            await anyio.sleep(lease / 8)
+
+    touching = asyncio.create_task(touch_again())
+    try:
+        yield
+    finally:
+        touching.cancel()
+        await asyncio.gather(touching, return_exceptions=True)
+
+
 async def steal(app: App, handle: TaskHandle[Any], *, name: str = "thief") -> bytes:
     """Claim the delivery of a running task, as a worker does after the lease expired; return the entry."""
     entry: bytes = await redis_command(app, "HGET", handle.partition.record(handle.id), "entry")

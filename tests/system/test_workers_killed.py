@@ -16,7 +16,7 @@ from perdure.deadletter import Reason
 from perdure.queues.keys import GROUP
 
 from tests.support.processes import WorkerProcesses, push_token, recorded, worker_processes
-from tests.support.workers import BOUND, bounded
+from tests.support.workers import BOUND, attended, bounded
 
 pytestmark = [pytest.mark.integration, pytest.mark.processes]
 
@@ -143,12 +143,13 @@ async def test_a_new_worker_first_takes_up_what_a_killed_one_left(
         await workers.line("saved", f"{handle.id}:second")
     victim.kill()
     new = await producer.enqueue("gate", {"name": "g"})
-    await leases_passed(producer, settings.lease, 3)
-    for _ in range(4):
-        await push_token(producer, "g")
-    heir = workers.start(concurrency=1)
-    for handle in [*left, new]:
-        await bounded(handle.result())
+    async with attended(producer.gateway, left[0].partition, settings.lease):
+        await leases_passed(producer, settings.lease, 3)
+        for _ in range(4):
+            await push_token(producer, "g")
+        heir = workers.start(concurrency=1)
+        for handle in [*left, new]:
+            await bounded(handle.result())
     order = [line.key for line in workers.lines("run", pid=heir.pid)]
     assert order == [*(handle.id for handle in left), new.id]
 
