@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 import anyio
 from pydantic_core import from_json
 
-from .derived_tasks import MOST_HAND_OFFS
+from .derived_tasks import MOST_HAND_OFFS, confirm_successor
 from .envelope import DEFAULT_PAYLOAD_LIMIT
 from .errors import HandOffRefused, TaskCancelled, TaskFailed, TaskNotFound
 from .event_log import TaskEvent, read_events, walk_events
@@ -23,7 +23,7 @@ from .partitions import registered_retention
 from .pubsub import TaskNotifications
 from .records import Record, State, read_record
 from .security import RESULT
-from .shared_config import stored_result_ttl
+from .shared_config import read_seconds
 from .transport import Gateway, queue_script, retry_while_unavailable
 
 __all__ = ["DEFAULT_RESULT_TTL", "TaskHandle"]
@@ -181,7 +181,13 @@ class TaskHandle(Generic[R]):
             partition.inbox(self.id),
             partition.control(self.id),
         ]
-        ttl = await stored_result_ttl(self._gateway, Namespace(partition.namespace)) or self._retention
+        namespace = Namespace(partition.namespace)
+        stored, source = await self._gateway.pipeline(
+            [("HGET", namespace.config, "result_ttl"), ("HGET", partition.record(self.id), "handed_from")]
+        )
+        ttl = read_seconds(stored) or self._retention
+        if source is not None:  # a cancelled successor must not be stored again once its record has expired
+            await confirm_successor(self._gateway, namespace, source.decode())
         retention = (round(ttl * 1000), registered_retention(ttl))
         answer: bytes = await self._gateway.run(_CANCEL, keys, [GROUP, RESERVED, self.id, *retention])
         if answer == b"missing":

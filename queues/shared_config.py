@@ -17,7 +17,7 @@ from typing import Final, Literal, get_args
 from .keys import Namespace
 from .transport import Gateway, pairs, queue_script
 
-__all__ = ["CHANGE", "SHARED", "SharedConfig", "SharedName", "load_config", "set_config", "stored_result_ttl"]
+__all__ = ["CHANGE", "SHARED", "SharedConfig", "SharedName", "load_config", "read_seconds", "set_config"]
 
 _SET = queue_script("set_config")
 
@@ -55,7 +55,7 @@ class SharedConfig:
     @classmethod
     def decode(cls, fields: Mapping[bytes, bytes], now_ms: int) -> SharedConfig:
         """Decode the stored hash. Fields of later versions are ignored."""
-        numbers = {name.decode(): float(value) for name, value in fields.items() if _is_number(value)}
+        numbers = {name.decode(): seconds for name, value in fields.items() if (seconds := read_seconds(value))}
         changing = max(0.0, (numbers.get("lease_changed_at", 0.0) - now_ms) / 1000)
         former = [numbers[name] for name in ("lease_low", "lease_high") if name in numbers]
         return cls({name: numbers[name] for name in SHARED if name in numbers}, former if changing else (), changing)
@@ -79,14 +79,10 @@ async def set_config(
     return bool(await gateway.run(_SET, [namespace.config], [name, text, round(change * 1000)]))
 
 
-async def stored_result_ttl(gateway: Gateway, namespace: Namespace) -> float | None:
-    """Return the stored result TTL in seconds, None if none is stored."""
-    found: bytes | None = await gateway.command("HGET", namespace.config, "result_ttl")
-    return float(found) if found is not None and _is_number(found) else None
-
-
-def _is_number(value: bytes) -> bool:
+def read_seconds(value: bytes | None) -> float | None:
+    """Return a stored value in seconds; None for one that is missing or cannot be read."""
     try:
-        return float(value) > 0
+        seconds = float(value or b"nan")
     except ValueError:
-        return False
+        return None
+    return seconds if seconds > 0 else None

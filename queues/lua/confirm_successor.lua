@@ -1,4 +1,4 @@
--- Note in the record of a continued task that its successor has been read by a worker.
+-- Note in the record of a continued task that its successor was read by a worker, or cancelled.
 -- KEYS  record of the continued task
 -- ARGV  source of the successor (id of the continued task, and a token)
 -- returns  1 noted, 0 there is no such record any more

@@ -12,6 +12,7 @@ from perdure.queues import (
     Namespace,
     Partition,
     Producer,
+    State,
     Successor,
     confirm_successor,
     enqueue_successor,
@@ -100,3 +101,15 @@ async def test_a_successor_that_was_read_is_confirmed_to_the_continued_task(
     assert (await load_history(gateway, delivery, "first")).continued == "first token"
     await confirm_successor(gateway, namespace, "gone token")
     assert not await gateway.command("EXISTS", partition.record("gone"))
+
+
+async def test_a_cancelled_successor_is_confirmed_too(
+    gateway: Gateway, namespace: Namespace, producer: Producer, partition: Partition
+) -> None:
+    await producer.enqueue("t", task_id="first")
+    delivery = await read_one(await worker(gateway, partition))
+    await enqueue_successor(gateway, namespace, successor("first.h1", "first token"))
+    handle = await producer.find("first.h1")
+    assert handle is not None
+    assert await handle.cancel() is State.CANCELLED
+    assert (await load_history(gateway, delivery, "first")).continued == "first token"
