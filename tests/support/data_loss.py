@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import redis
+
 from tests.support.servers import RedisServer, answers
 
 EVERYSEC = ("--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--auto-aof-rewrite-percentage", "0")
@@ -29,11 +31,22 @@ class CutServer:
     def url(self) -> str:
         return self.server.url
 
+    def position(self) -> int:
+        """Return how much the server has written."""
+        return sum(self._sizes[-1][1].values())
+
+    def keeps(self, position: int, seconds: float) -> bool:
+        """Return whether a loss of the last seconds would keep what was written up to a position."""
+        return sum(self._before(seconds).values()) >= position
+
+    def _before(self, seconds: float) -> dict[Path, int]:
+        cut = time.monotonic() - seconds
+        return next((sizes for at, sizes in reversed(self._sizes) if at <= cut), {})
+
     def lose(self, seconds: float) -> None:
         """Kill the server, and start it again with its files as they were some seconds before."""
-        cut = time.monotonic() - seconds
+        sizes = self._before(seconds)
         self.server.kill()
-        sizes = next(sizes for at, sizes in reversed(self._sizes) if at <= cut)
         for path, size in sizes.items():
             with path.open("r+b") as file:
                 file.truncate(size)
@@ -69,6 +82,20 @@ class LaggingPair:
     def url(self) -> str:
         return self._primary.url
 
+    def position(self) -> int:
+        """Return how much the primary has written."""
+        return self._offset(self._primary, "master_repl_offset")
+
+    def keeps(self, position: int, seconds: float) -> bool:
+        """Return whether the replica has what was written up to a position."""
+        assert seconds == self._lag
+        return self._offset(self._replica, "slave_repl_offset") >= position
+
+    @staticmethod
+    def _offset(server: RedisServer, name: str) -> int:
+        with redis.Redis(unix_socket_path=str(server.socket)) as client:
+            return int(client.info("replication").get(name, -1))
+
     def lose(self, seconds: float) -> None:
         """Kill the primary, and put the replica in its place."""
         assert seconds == self._lag
@@ -86,7 +113,11 @@ class LaggingPair:
         with suppress(OSError):
             while True:
                 replica, _ = self._line.accept()
-                primary = socket.create_connection(("127.0.0.1", self._primary_port))
+                try:
+                    primary = socket.create_connection(("127.0.0.1", self._primary_port))
+                except OSError:
+                    replica.close()
+                    raise
                 threading.Thread(target=self._carry, args=(replica, primary, 0.0), daemon=True).start()
                 threading.Thread(target=self._carry, args=(primary, replica, self._lag), daemon=True).start()
 

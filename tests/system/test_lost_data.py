@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import anyio.to_thread
 import orjson
 import pytest
 from perdure import App, Producer, Settings, TaskHandle
@@ -59,9 +60,9 @@ def workers(app: App, tmp_path: Path) -> Iterator[WorkerProcesses]:
 
 async def enqueue(producer: Producer) -> list[TaskHandle[list[str]]]:
     """Enqueue functions and agents of the worker process."""
-    functions = [await producer.enqueue("chain", {"length": LENGTH}, task_id=f"f{n}") for n in range(4)]
+    functions = [await producer.enqueue("chain", {"length": LENGTH}, task_id=f"f{n}") for n in range(2)]
     arguments = {"goal": "tokens", "length": LENGTH}
-    agents = [await producer.enqueue("agent", arguments, task_id=f"a{n}") for n in range(3)]
+    agents = [await producer.enqueue("agent", arguments, task_id=f"a{n}") for n in range(2)]
     return functions + agents
 
 
@@ -87,7 +88,13 @@ async def test_no_checkpoint_has_a_gap(
 ) -> None:
     first = await workers.start().ready()
     handles = await enqueue(app.producer)
-    await until_steps(workers, handles, 70)  # far more than the loss takes with it
+    await until_steps(workers, handles, 5)
+    position = await anyio.to_thread.run_sync(server.position)
+
+    async def keeps() -> bool:
+        return await anyio.to_thread.run_sync(server.keeps, position, LOST)
+
+    await wait_until(keeps, "the tasks, their deliveries and their first steps are safe")
     server.lose(LOST)
     await until_steps(workers, handles, 5)  # their records follow from those that were lost
     if dies:
