@@ -419,7 +419,7 @@ async def test_a_worker_that_reclaims_its_own_task_ends_the_earlier_run(patient:
         worker.stop()
         await bounded(running)
         assert runs[1].cancelled.is_set()
-    assert [event.type for event in await history(handle)] == ["crash_backoff", "resumed", "handed_off"]
+    assert [event.type for event in await history(handle)] == ["resumed", "handed_off"]
 
 
 async def test_a_late_write_of_a_run_is_refused_after_its_worker_reclaimed_the_task(patient: App) -> None:
