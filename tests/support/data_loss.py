@@ -9,12 +9,17 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, Final
 
 import redis
 
 from tests.support.servers import RedisServer, answers
 
 EVERYSEC = ("--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--auto-aof-rewrite-percentage", "0")
+
+
+_LINKED_WITHIN: Final = 60.0
+"""Seconds in which a replica connects. The bound only ends a failing test."""
 
 
 class CutServer:
@@ -77,6 +82,14 @@ class LaggingPair:
         threading.Thread(target=self._serve, daemon=True).start()
         self._replica = RedisServer(program, ("--save", "", "--replicaof", "127.0.0.1", str(line_port)))
         self._replica.start()
+        self._wait_for_link()
+
+    def _wait_for_link(self) -> None:
+        """Wait until the replica has its first copy: before that, the primary does not count what it writes."""
+        until = time.monotonic() + _LINKED_WITHIN
+        while self._info(self._replica).get("master_link_status") != "up":
+            assert time.monotonic() < until, "the replica did not connect"
+            time.sleep(0.02)
 
     @property
     def url(self) -> str:
@@ -91,10 +104,13 @@ class LaggingPair:
         assert seconds == self._lag
         return self._offset(self._replica, "slave_repl_offset") >= position
 
+    def _offset(self, server: RedisServer, name: str) -> int:
+        return int(self._info(server).get(name, -1))
+
     @staticmethod
-    def _offset(server: RedisServer, name: str) -> int:
+    def _info(server: RedisServer) -> dict[str, Any]:
         with redis.Redis(unix_socket_path=str(server.socket)) as client:
-            return int(client.info("replication").get(name, -1))
+            return dict(client.info("replication"))
 
     def lose(self, seconds: float) -> None:
         """Kill the primary, and put the replica in its place."""

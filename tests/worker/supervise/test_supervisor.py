@@ -321,7 +321,8 @@ async def test_at_most_one_child_per_processor_starts_at_a_time(
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     await harness.start(processes=4)
     order = [(line.what, line.pid) for line in harness.journal.lines() if line.what in ("began", "ready")]
-    assert order == [(what, pid) for _, pid in order[::2] for what in ("began", "ready")]
+    expected = [(what, pid) for _, pid in order[::2] for what in ("began", "ready")]
+    assert order == expected[: len(order)]  # the spare may still be starting
 
 
 async def test_quarantined_tasks_wake_idle_children_and_start_others_up_to_the_limit(harness: Harness) -> None:
