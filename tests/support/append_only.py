@@ -6,14 +6,12 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from tests.support.servers import RedisServer
 
-__all__ = ["EVERYSEC", "AppendOnlyHistory", "watch_append_only"]
+__all__ = ["EVERYSEC", "AppendOnlyHistory"]
 
 EVERYSEC: Final = (
     *("--save", "", "--appendonly", "yes", "--appendfsync", "everysec"),
@@ -40,6 +38,13 @@ class AppendOnlyHistory:
         self._stop.set()
         self._thread.join()
 
+    def position(self, seconds: float = 0.0) -> int:
+        """Return how many bytes the server had written so many seconds ago; 0 if that is unknown."""
+        return sum((self._sizes_at(time.monotonic() - seconds) or {}).values())
+
+    def _sizes_at(self, at: float) -> dict[Path, int] | None:
+        return next((sizes for sampled, sizes in reversed(list(self._samples)) if sampled <= at), None)
+
     def lose_tail(self, seconds: float) -> int:
         """Kill the server, and cut what it appended during the last seconds. Return the number of bytes.
 
@@ -47,7 +52,7 @@ class AppendOnlyHistory:
         """
         cut_at = time.monotonic() - seconds
         self._server.kill()
-        sizes = next((sizes for at, sizes in reversed(list(self._samples)) if at <= cut_at), None)
+        sizes = self._sizes_at(cut_at)
         if sizes is None:
             raise LookupError(f"the sizes of the append-only file {seconds:g} s ago are unknown")
         lost = 0
@@ -67,13 +72,3 @@ class AppendOnlyHistory:
         folder = self._server.folder
         found = [*folder.glob("*.aof"), *folder.glob("appendonlydir/*.incr.aof")]
         return {path: path.stat().st_size for path in found}
-
-
-@contextmanager
-def watch_append_only(server: RedisServer) -> Iterator[AppendOnlyHistory]:
-    """Sample the sizes of a server's append-only files for the duration of the block."""
-    history = AppendOnlyHistory(server)
-    try:
-        yield history
-    finally:
-        history.close()

@@ -13,10 +13,8 @@ from typing import Any, Final
 
 import redis
 
+from tests.support.append_only import EVERYSEC, AppendOnlyHistory
 from tests.support.servers import RedisServer, answers
-
-EVERYSEC = ("--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--auto-aof-rewrite-percentage", "0")
-
 
 _LINKED_WITHIN: Final = 60.0
 """Seconds in which a replica connects. The bound only ends a failing test."""
@@ -27,10 +25,7 @@ class CutServer:
 
     def __init__(self, program: Path) -> None:
         self.server = RedisServer(program, EVERYSEC).start()
-        self._sizes: deque[tuple[float, dict[Path, int]]] = deque(maxlen=2000)
-        self._done = threading.Event()
-        self._sampling = threading.Thread(target=self._sample, daemon=True)
-        self._sampling.start()
+        self._history = AppendOnlyHistory(self.server)
 
     @property
     def url(self) -> str:
@@ -38,33 +33,19 @@ class CutServer:
 
     def position(self) -> int:
         """Return how much the server has written."""
-        return sum(self._sizes[-1][1].values())
+        return self._history.position()
 
     def keeps(self, position: int, seconds: float) -> bool:
         """Return whether a loss of the last seconds would keep what was written up to a position."""
-        return sum(self._before(seconds).values()) >= position
-
-    def _before(self, seconds: float) -> dict[Path, int]:
-        cut = time.monotonic() - seconds
-        return next((sizes for at, sizes in reversed(self._sizes) if at <= cut), {})
+        return self._history.position(seconds) >= position
 
     def lose(self, seconds: float) -> None:
-        """Kill the server, and start it again with its files as they were some seconds before."""
-        sizes = self._before(seconds)
-        self.server.kill()
-        for path, size in sizes.items():
-            with path.open("r+b") as file:
-                file.truncate(size)
+        """Kill the server, and start it again without what it wrote during the last seconds."""
+        self._history.lose_tail(seconds)
         self.server.start()
 
-    def _sample(self) -> None:
-        while not self._done.wait(0.02):
-            files = [path for path in self.server.folder.rglob("*.aof") if path.is_file()]
-            self._sizes.append((time.monotonic(), {path: path.stat().st_size for path in files}))
-
     def close(self) -> None:
-        self._done.set()
-        self._sampling.join()
+        self._history.close()
         self.server.stop()
 
 
