@@ -45,9 +45,9 @@ def listen() -> None:
         note("heard", what)
         if what == "work":
             os.environ["ROLE"] = message["role"]
-            note("ready")
             say("ready", worker=f"{os.environ['ROLE']}-{os.getpid()}", queues=["default"])
             say("idle")
+            note("ready")  # what the test orders from now on is sent after these
             if not (ORDERS / "silent").exists():
                 threading.Thread(target=beat, daemon=True).start()
         if what == "stop" and not (ORDERS / "stubborn").exists():
