@@ -30,6 +30,8 @@ def say(what: str, **more: Any) -> None:
 
 
 LAG = [0.0]
+BEGINNING = threading.Lock()
+"""Held while the first messages of a role are sent: orders of a test that has seen `ready` come after them."""
 
 
 def beat() -> None:
@@ -45,9 +47,10 @@ def listen() -> None:
         note("heard", what)
         if what == "work":
             os.environ["ROLE"] = message["role"]
-            say("ready", worker=f"{os.environ['ROLE']}-{os.getpid()}", queues=["default"])
-            say("idle")
-            note("ready")  # what the test orders from now on is sent after these
+            with BEGINNING:
+                note("ready")
+                say("ready", worker=f"{os.environ['ROLE']}-{os.getpid()}", queues=["default"])
+                say("idle")
             if not (ORDERS / "silent").exists():
                 threading.Thread(target=beat, daemon=True).start()
         if what == "stop" and not (ORDERS / "stubborn").exists():
@@ -94,6 +97,8 @@ def main() -> None:
     while True:
         lines = own.read_text().split("\n")[:-1] if own.exists() else []
         for line in lines[done:]:
+            with BEGINNING:
+                pass
             obey(line)
         done = len(lines)
         time.sleep(0.005)
