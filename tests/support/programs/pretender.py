@@ -47,11 +47,12 @@ def listen() -> None:
         note("heard", what)
         if what == "work":
             os.environ["ROLE"] = message["role"]
+            silent = (ORDERS / "silent").exists()
             with BEGINNING:
                 note("ready")
                 say("ready", worker=f"{os.environ['ROLE']}-{os.getpid()}", queues=["default"])
                 say("idle")
-            if not (ORDERS / "silent").exists():
+            if not silent:
                 threading.Thread(target=beat, daemon=True).start()
         if what == "stop" and not (ORDERS / "stubborn").exists():
             os._exit(0)
