@@ -100,7 +100,7 @@ class Reports:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is killed. supervised: the workers have supervisors. whole_host: the supervisor is killed too."""
+    """One case. supervised: the workers have supervisors. whole_host: the supervisor is killed, too."""
 
     name: str
     supervised: bool

@@ -48,10 +48,10 @@ def _tasks(history: History) -> Iterator[str]:
 
 def _steps(history: History) -> Iterator[str]:
     runs = [run for task in history.tasks.values() for run in task.runs]
-    begun, done = sum(len(run.begins) for run in runs), sum(len(run.effects) for run in runs)
+    started, done = sum(len(run.begins) for run in runs), sum(len(run.effects) for run in runs)
     given = sum(len(run.values) for run in runs)
     again = sum(value["token"].partition("/")[0] != run.name for run in runs for value in run.values)
-    yield f"steps: {begun} started, {done} ended, {given} values given, {again} of them from the record"
+    yield f"steps: {started} started, {done} ended, {given} values returned, {again} of them from the record"
 
 
 def _faults(history: History) -> Iterator[str]:

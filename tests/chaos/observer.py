@@ -55,11 +55,11 @@ class Observer:
                 await asyncio.sleep(0.3)
 
     async def _ping_server(self) -> None:
-        begun = time.monotonic_ns()
+        asked = time.monotonic_ns()
         with suppress(QueueError):
             await self._producer.gateway.command("PING")
-        if time.monotonic_ns() - begun > _SLOW * SECOND:
-            self._journal.write("slow_server", since=begun)
+        if time.monotonic_ns() - asked > _SLOW * SECOND:
+            self._journal.write("slow_server", since=asked)
 
     def _follow(self) -> None:
         with self._file.open("rb") as file:
@@ -83,11 +83,11 @@ class Observer:
 
     async def _observe(self, window: Sequence[tuple[str, str, int]]) -> None:
         handles = [self._handle(*one) for one in window]
-        begun = time.monotonic_ns()
+        asked = time.monotonic_ns()
         for handle, state in zip(handles, await asyncio.gather(*map(_state, handles)), strict=True):
             if self._seen.get(handle.id) != state:
                 self._seen[handle.id] = state
-                self._journal.write("seen", task=handle.id, state=state, since=begun)
+                self._journal.write("seen", task=handle.id, state=state, since=asked)
         await self._check_places(handles)
 
     async def _check_places(self, handles: Sequence[TaskHandle[Any]]) -> None:

@@ -227,7 +227,7 @@ async def test_after_the_same_worker_claimed_what_it_released_the_former_deliver
     again = await claim_one(await worker(gateway, partition))
     assert (again.worker, again.count) == (delivery.worker, 2)
     before = await dump(gateway, namespace)
-    with suppress(LeaseLost):  # a release is told that it has happened already
+    with suppress(LeaseLost):  # a repeated release succeeds
         await FENCED[act](gateway, delivery, "x")
     assert await dump(gateway, namespace) == before
     await FENCED[act](gateway, again, "x")

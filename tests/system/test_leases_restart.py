@@ -60,7 +60,7 @@ class Scene:
     def __init__(self, app: App) -> None:
         self.app = app
         self.proceed = asyncio.Event()
-        self.begun: list[int] = []
+        self.started: list[int] = []
         self.renewing = threading.Event()
         self.renewing.set()
         self.renewed: list[str] = []
@@ -68,7 +68,7 @@ class Scene:
 
         @app.task
         async def job(ctx: Context, number: int) -> tuple[int, int]:
-            self.begun.append(number)
+            self.started.append(number)
             await self.proceed.wait()
             return await ctx.step("crashes", lambda: (number, ctx.crashes))
 
@@ -87,14 +87,14 @@ class Scene:
 
     async def begin(self) -> list[TaskHandle[tuple[int, int]]]:
         handles = [await self.job.enqueue(number) for number in range(TASKS)]
-        await wait_until(lambda: _more(self.begun, None, TASKS - 1), "all tasks run")
+        await wait_until(lambda: _more(self.started, None, TASKS - 1), "all tasks run")
         return handles
 
     async def finish(self, handles: list[TaskHandle[tuple[int, int]]]) -> None:
         """Let the tasks end, and expect that no other worker had them."""
         self.proceed.set()
         assert [await bounded(handle.result()) for handle in handles] == [(number, 0) for number in range(TASKS)]
-        assert sorted(self.begun) == list(range(TASKS))
+        assert sorted(self.started) == list(range(TASKS))
         for handle in handles:
             record = await handle.record()
             assert (record.state, record.attempts, record.crashes) == (State.SUCCEEDED, 1, 0)

@@ -69,7 +69,7 @@ class Supervisors:
     async def ended(self) -> int:
         """The exit code of the supervisor that was started last."""
         with anyio.fail_after(BOUND):
-            while self._started[-1].poll() is None:  # noqa: ASYNC110 - nobody but its parent is states
+            while self._started[-1].poll() is None:  # noqa: ASYNC110 - Popen has no event for the exit
                 await anyio.sleep(0.01)
         return self._started[-1].returncode
 

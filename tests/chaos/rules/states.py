@@ -22,7 +22,7 @@ REACHABLE: Final[Mapping[str, frozenset[str]]] = {
     "cancelled": frozenset(),
     "dead": frozenset(),
 }
-"""What may be seen after a state, without a replay; states in between need not be seen."""
+"""States that may follow a state without a replay; states in between may be missed."""
 
 
 def check_states(history: History) -> Iterator[Violation]:
