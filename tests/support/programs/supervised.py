@@ -42,7 +42,7 @@ async def gated(ctx: Context, name: str, *, starts: bool = False, more: bool = F
     """
     await ctx.step("first", act, 0.0)
     if starts:
-        note("started", start_program())
+        await ctx.step("start", lambda: note("started", start_program()))  # not again when the task resumes
     await ctx.step("second", wait_for, name)
     if more:
         await ctx.step("third", act, 0.0)
@@ -50,8 +50,11 @@ async def gated(ctx: Context, name: str, *, starts: bool = False, more: bool = F
 
 
 def start_program() -> str:
-    """A program that outlives its worker, given all that may be inherited; its process, and how many pipes it got."""
-    listing = "import os, time; print(*os.listdir('/proc/self/fd'), flush=True); time.sleep(1000)"
+    """Start a program that outlives its worker and inherits all that it may. Return its process and number of pipes.
+
+    It ends by itself after a minute, in case the test fails before its process group is killed.
+    """
+    listing = "import os, time; print(*os.listdir('/proc/self/fd'), flush=True); time.sleep(60)"
     program = subprocess.Popen([sys.executable, "-c", listing], stdout=subprocess.PIPE, text=True, close_fds=False)
     assert program.stdout is not None
     inherited = set(map(int, program.stdout.readline().split()))
