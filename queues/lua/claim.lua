@@ -7,9 +7,13 @@
 --          fields} of each, own entries whose lease has expired}
 -- Atomic: two workers never claim the same delivery, and the count is that of this claim. The worker's own entries are
 -- left out, except for those that it asks for: a worker that was stopped, or that Redis was away from, still runs them.
--- Entries that were deleted by hand are acknowledged. Not to be repeated after a lost reply: see Consumer.recover_own.
-local touched = touch(KEYS[2], KEYS[1], ARGV[1], tonumber(ARGV[3]), ARGV[4])
+-- Claims nothing while leases are left to restart. Entries that were deleted by hand are acknowledged. Not to be repeated
+-- after a lost reply: see Consumer.recover_own.
+local touched, restarting = touch(KEYS[2], KEYS[1], ARGV[1], tonumber(ARGV[3]), ARGV[4])
 local start, most = ARGV[5], tonumber(ARGV[6])
+if restarting then
+  return {touched, start, {}, {}}
+end
 local unknown = {}
 for i = 7, #ARGV do
   unknown[ARGV[i]] = true

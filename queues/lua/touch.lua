@@ -3,4 +3,4 @@
 -- KEYS  ready stream, seen
 -- ARGV  group, lease in milliseconds, consumer of released messages
 -- returns  the touch (see seen.lua)
-return touch(KEYS[2], KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3])
+return (touch(KEYS[2], KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3]))

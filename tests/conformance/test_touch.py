@@ -107,9 +107,9 @@ async def test_released_messages_are_claimed_after_a_gap_at_once(
 async def test_a_restart_changes_neither_owners_nor_counts(
     gateway: Gateway, namespace: Namespace, partition: Partition, producer: Producer
 ) -> None:
-    """More deliveries than one page, of several workers."""
-    await producer.enqueue_many("t", [{}] * 2_300)
-    for name, most in (("a", 1_100), ("b", 1_200)):
+    """More deliveries than one call restarts, of several workers."""
+    await producer.enqueue_many("t", [{}] * 600)
+    for name, most in (("a", 290), ("b", 310)):
         for delivery in await read(await worker(gateway, partition, name=name), most):
             await age(gateway, delivery)
     await gateway.command("XCLAIM", partition.ready, GROUP, "c", 0, (await pending(gateway, partition))[5][0])
@@ -117,11 +117,44 @@ async def test_a_restart_changes_neither_owners_nor_counts(
     await pass_unattended(gateway, partition)
     touched: list[Touch] = []
     c = await worker(gateway, partition, name="c", on_touch=lambda _, touch: touched.append(touch))
+    while touched[-1].restarted:
+        await c.touch(partition)
     assert await dump(gateway, namespace) == before
     assert max(idle for _, _, idle, _ in await pending(gateway, partition)) < GAP
-    await c.touch(partition)
-    assert [one.restarted for one in touched] == [2_300, 0]
+    assert [one.restarted for one in touched] == [250, 250, 100, 0]
     assert touched[0].gap > GAP / 1000 > touched[1].gap
+
+
+async def test_nothing_is_claimed_before_the_last_lease_is_restarted(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue_many("t", [{}] * 300)
+    deliveries = await read(await worker(gateway, partition), 300)
+    for delivery in deliveries:
+        await age(gateway, delivery)
+    await release(gateway, deliveries[0], None, data=None)
+    b = await worker(gateway, partition, name="b", lease=LEASE)
+    await pass_unattended(gateway, partition)
+    cursor, claimed = await b.claim(partition, "0-0", 300)
+    assert (cursor, claimed) == ("-", [])
+    cursor, claimed = await b.claim(partition, cursor, 300)
+    assert (cursor, [one.entry for one in claimed]) == ("0-0", [deliveries[0].entry])
+
+
+async def test_a_gap_in_a_restart_restarts_every_lease_again(
+    gateway: Gateway, partition: Partition, producer: Producer
+) -> None:
+    await producer.enqueue_many("t", [{}] * 300)
+    first, *_ = await read(await worker(gateway, partition), 300)
+    touched: list[Touch] = []
+    b = await worker(gateway, partition, name="b", lease=LEASE, on_touch=lambda _, touch: touched.append(touch))
+    await gateway.command("DEL", partition.seen)
+    await b.touch(partition)
+    await age(gateway, first)
+    time, _, start = (await gateway.command("GET", partition.seen)).decode().partition(" ")
+    await gateway.command("SET", partition.seen, f"{int(time) - GAP} {start}", "PX", 60_000)
+    assert await claim_all(b) == []
+    assert [one.restarted for one in touched][1:4] == [250, 250, 50]
 
 
 async def test_a_touch_before_the_group_exists_is_stored(gateway: Gateway, partition: Partition) -> None:
