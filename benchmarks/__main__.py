@@ -19,22 +19,22 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from . import report
-from .backlog import BACKLOG
-from .delayed import DUE
-from .deployment import Deployment
-from .enqueue import ENQUEUE
-from .footprint import FOOTPRINT
-from .latency import LATENCY
-from .machine import machine_line, run
-from .measures import Figure, Measure, Row, rows_of
-from .memory import MEMORY
+from .measures.backlog import BACKLOG
+from .measures.delayed import DUE
+from .measures.enqueue import ENQUEUE
+from .measures.footprint import FOOTPRINT
+from .measures.latency import LATENCY
+from .measures.measure import Figure, Measure, Row, rows_of
+from .measures.memory import MEMORY
+from .measures.release import RELEASE
+from .measures.startup import STARTUP
+from .measures.steps import STEPS
+from .measures.throughput import THROUGHPUT
 from .recovery import SUPERVISED, recovery
-from .release import RELEASE
-from .server import NoServer, given_server, own_server, server_line
 from .sizes import FULL, QUICK, Size
-from .startup import STARTUP
-from .steps import STEPS
-from .throughput import THROUGHPUT
+from .support.deployment import Deployment
+from .support.machine import machine_line, run
+from .support.server import NoServer, given_server, own_server, server_line
 
 
 def measures(size: Size) -> list[Measure]:

@@ -27,9 +27,9 @@ from perdure.worker.runtime.slots import Slots
 from rich.console import Console
 from rich.table import Table
 
-from .deployment import Deployment
-from .machine import machine_line, run
-from .server import own_server
+from .support.deployment import Deployment
+from .support.machine import machine_line, run
+from .support.server import own_server
 
 __all__ = ["main"]
 

@@ -18,14 +18,14 @@ from perdure import Producer, Settings
 from perdure.queues import Namespace
 from perdure.queues.keys import GROUP
 
-from .deployment import Deployment
-from .host import host
-from .machine import machine_line, run
-from .measures import Figure, Line, Measure
-from .processes import started
-from .raw import RawClient
-from .server import own_server, server_line
+from .measures.measure import Figure, Line, Measure
+from .raw.client import RawClient
 from .sizes import Size
+from .support.deployment import Deployment
+from .support.host import host
+from .support.machine import machine_line, run
+from .support.processes import started
+from .support.server import own_server, server_line
 
 __all__ = ["SUPERVISED", "recovery"]
 
@@ -48,11 +48,11 @@ def recovery(key: str, lease: float, *, at_once: bool) -> Measure:
 async def _kill(deployment: Deployment, lease: float) -> Figure:
     async with (
         Producer(deployment.url, namespace=deployment.namespace) as producer,
-        started("worker_process", deployment) as victim,
+        started("benchmarks.support.worker_process", deployment) as victim,
     ):
         await producer.enqueue("hang")
         await victim.reported(_STARTED_WITHIN)
-        async with started("worker_process", deployment) as rescuer:
+        async with started("benchmarks.support.worker_process", deployment) as rescuer:
             # Leases are renewed every third of a lease and swept about every half: kill at a random time.
             await asyncio.sleep(lease * random.uniform(0.5, 1.0))
             left = lease - _silence(deployment)

@@ -27,10 +27,10 @@ import psutil
 import typer
 from perdure import App, Context, Producer
 
-from .deployment import Deployment
-from .machine import machine_line, run
-from .processes import ROOT, Child
-from .server import own_server, server_line
+from .support.deployment import Deployment
+from .support.machine import machine_line, run
+from .support.processes import ROOT, Child
+from .support.server import own_server, server_line
 
 __all__ = ["app"]
 

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from .measures import Row, Spread
+from .measures.measure import Row, Spread
 
 __all__ = ["as_data", "number", "show"]
 

@@ -23,10 +23,10 @@ from perdure import Agent, AgentState, App, Context, PerdureError, PlanStep, Wor
 from perdure.queues import Partition, TaskHandle
 from perdure.worker.log import configure_logging
 
-from .deployment import Deployment
-from .machine import machine_line, run
-from .raw import RawClient
-from .server import NoServer, own_server, server_line
+from .raw.client import RawClient
+from .support.deployment import Deployment
+from .support.machine import machine_line, run
+from .support.server import NoServer, own_server, server_line
 
 SIZES: Final = (100, 10_000, 100_000)
 STEPS: Final = 20

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import hiredis
 import redis
 
-from ..raw import RawClient
+from ..raw.client import RawClient
 from .processes import Failed
 
 __all__ = ["Postgres", "postgres", "postgres_version", "redis_server", "redis_version"]

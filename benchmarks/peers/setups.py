@@ -29,9 +29,9 @@ class Guarantee:
 class Peer:
     """One measured setup.
 
-    key: its name in commands and data. module: its program in `programs`. worker: the command that starts a worker,
-    from the bin folder of its environment; `{concurrency}` and the server's `{url}` are filled in. recovery: options
-    added to that command to set the recovery timeout, `{seconds}` filled in; empty if the program sets it.
+    key: its name in commands and data. module: its module in `programs.frameworks`. worker: the command that starts a
+    worker, from the bin folder of its environment; `{concurrency}` and the server's `{url}` are filled in. recovery:
+    options added to that command to set the recovery timeout, `{seconds}` filled in; empty if the program sets it.
     environment: the virtual environment, None for the one of this process. distributions: packages whose versions are
     reported. settings: how it is run, as text for the table. cannot: reason by workload. extra: environment variables.
     """
@@ -53,7 +53,7 @@ class Peer:
 _NO_BULK = "no bulk call"
 _MEMORY = "nothing: the server runs without persistence"
 
-_PERDURE_WORKER = "perdure worker run programs.on_perdure:app --concurrency {concurrency}"
+_PERDURE_WORKER = "perdure worker run programs.frameworks.on_perdure:app --concurrency {concurrency}"
 
 PERDURE = Peer(
     key="perdure",
@@ -90,7 +90,7 @@ PERDURE_FSYNC = Peer(
     worker=_PERDURE_WORKER,
 )
 
-_CELERY_WORKER = "celery -A programs.on_celery worker --pool threads -c {concurrency}"
+_CELERY_WORKER = "celery -A programs.frameworks.on_celery worker --pool threads -c {concurrency}"
 _ONE_AT_A_TIME = "one job at a time, each in a forked process"
 
 QUEUES: Sequence[Peer] = (
@@ -106,7 +106,7 @@ QUEUES: Sequence[Peer] = (
         guarantee=Guarantee(
             "late, with the result", "at least once", _MEMORY, "an idle timeout, checked by every reading worker"
         ),
-        worker="streaq run programs.on_streaq:worker",
+        worker="streaq run programs.frameworks.on_streaq:worker",
     ),
     Peer(
         key="saq",
@@ -123,7 +123,7 @@ QUEUES: Sequence[Peer] = (
             _MEMORY,
             "a sweep every 60 s for jobs over their time limit (10 s)",
         ),
-        worker="saq programs.on_saq.settings",
+        worker="saq programs.frameworks.on_saq.settings",
         cannot={"bulk": _NO_BULK},
     ),
     Peer(
@@ -141,7 +141,7 @@ QUEUES: Sequence[Peer] = (
             _MEMORY,
             "an idle timeout, checked by every reading worker",
         ),
-        worker="taskiq worker programs.on_taskiq:broker --workers 1 --max-async-tasks {concurrency}",
+        worker="taskiq worker programs.frameworks.on_taskiq:broker --workers 1 --max-async-tasks {concurrency}",
         cannot={"bulk": _NO_BULK},
     ),
     Peer(
@@ -155,7 +155,7 @@ QUEUES: Sequence[Peer] = (
         guarantee=Guarantee(
             "late, with the result", "at least once", _MEMORY, "the job's time limit (300 s) plus 10 s"
         ),
-        worker="arq programs.on_arq.WorkerSettings",
+        worker="arq programs.frameworks.on_arq.WorkerSettings",
         cannot={"bulk": _NO_BULK},
     ),
     Peer(
@@ -170,8 +170,8 @@ QUEUES: Sequence[Peer] = (
         guarantee=Guarantee(
             "late, with the result", "at least once", _MEMORY, "a redelivery timeout, found by a sweep"
         ),
-        worker="docket worker --docket bench --url {url}?max_connections=1000 --tasks programs.on_docket:tasks "
-        "--concurrency {concurrency}",
+        worker="docket worker --docket bench --url {url}?max_connections=1000 --tasks "
+        "programs.frameworks.on_docket:tasks --concurrency {concurrency}",
         recovery="--redelivery-timeout {seconds}s",
     ),
     Peer(
@@ -188,7 +188,7 @@ QUEUES: Sequence[Peer] = (
             _MEMORY,
             "the worker's heartbeat, checked by maintenance at random commands",
         ),
-        worker="dramatiq programs.on_dramatiq -p 1 -t {concurrency}",
+        worker="dramatiq programs.frameworks.on_dramatiq -p 1 -t {concurrency}",
         cannot={"bulk": _NO_BULK},
     ),
     Peer(
@@ -234,7 +234,7 @@ QUEUES: Sequence[Peer] = (
             _MEMORY,
             "maintenance every 600 s",
         ),
-        worker="python -m programs.rq_worker",
+        worker="python -m programs.frameworks.rq_worker",
         cannot={"recovery_set": "moved to the failed jobs unless it has retries"},
     ),
 )

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from benchmarks.deployment import Deployment
 from benchmarks.resume import BEGIN, END, Outcome, measure, table, write
+from benchmarks.support.deployment import Deployment
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "events.md"

@@ -1,4 +1,4 @@
-"""Programs that run in the virtual environment of a setup: handlers, clients and the shared file of times.
+"""Programs that run in the virtual environment of a setup: clients, the caller of steps, and the shared file of times.
 
-The modules named `on_...` import their project, which is installed only there. The others use the standard library.
+They use the standard library; the modules of `frameworks` import the measured project.
 """

@@ -54,4 +54,4 @@ class Peer(Protocol):
 
 def load(module: str) -> Peer:
     """Import a module of this package by name."""
-    return cast("Peer", importlib.import_module(f".{module}", __package__))
+    return cast("Peer", importlib.import_module(f".frameworks.{module}", __package__))

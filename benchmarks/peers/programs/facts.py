@@ -24,7 +24,7 @@ def _version(name: str) -> str:
 
 
 if __name__ == "__main__":
-    found = importlib.import_module(f".{sys.argv[1]}", __package__)
+    found = importlib.import_module(f".frameworks.{sys.argv[1]}", __package__)
     seconds, where = found.recovery() if hasattr(found, "recovery") else (None, "")
     report(
         python=platform.python_version(),

@@ -47,7 +47,7 @@ async def _measure(walk: Walk, tasks: int, at_once: int, limit: float) -> None:
 
 
 async def _main(name: str, tasks: int, at_once: int, limit: float) -> None:
-    module = importlib.import_module(f".{name}", __package__)
+    module = importlib.import_module(f".frameworks.{name}", __package__)
     if module.BLOCKING:
         with module.walker() as walk, ThreadPoolExecutor(at_once) as threads:
             loop = asyncio.get_running_loop()

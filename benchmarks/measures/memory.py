@@ -1,0 +1,102 @@
+"""Memory of an idle worker, and memory of the server after a million tasks have expired."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import Mapping
+
+import psutil
+from perdure import Context, Worker
+
+from ..raw.client import RawClient
+from ..sizes import Size
+from ..support.deployment import Deployment
+from ..support.processes import started
+from .measure import Figure, Line, Measure
+
+__all__ = ["MEMORY"]
+
+_CHUNK = 10_000
+_KEPT = 2.0
+"""Retention of results in seconds."""
+
+_GONE_WITHIN = 120.0
+_OTHERS = 10
+"""More keys with a TTL than a queue has besides its records."""
+
+_MEGABYTE = 1e6
+
+
+async def _round(deployment: Deployment, size: Size) -> Mapping[str, Figure]:
+    before, after = await _expired(deployment, size.expired)  # first: the worker killed below stays registered for 30 s
+    async with started("benchmarks.support.worker_process", deployment) as replica:
+        idle = _resident(replica.pid)
+    bare = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "print(flush=True); input()", stdin=PIPE, stdout=PIPE
+    )
+    try:
+        assert bare.stdout is not None
+        await bare.stdout.readline()
+        limit = _resident(bare.pid)
+    finally:
+        bare.kill()
+        await bare.wait()
+    return {"idle_memory": Figure(idle, limit), "expired_memory": Figure(after / before, 1.0)}
+
+
+def _resident(pid: int) -> float:
+    found: int = psutil.Process(pid).memory_info().rss
+    return found / _MEGABYTE
+
+
+async def _expired(deployment: Deployment, count: int) -> tuple[int, int]:
+    """Return the server's memory before the tasks, and after all of them have run and expired."""
+    app = deployment.app()
+
+    @app.task(result_ttl=_KEPT)
+    async def noop(ctx: Context, number: int) -> int:
+        return number
+
+    async def run_all(many: int) -> None:
+        await noop.enqueue_many({"number": number} for number in range(many))
+        async with Worker(app, concurrency=32) as worker:
+            await worker.run(burst=True)
+
+    with RawClient(deployment.url) as client:
+        async with app:
+            await run_all(min(count, _CHUNK))  # scripts, streams and groups exist from the first task on
+            await _until_expired(client)
+            before = _info(client, "memory", b"used_memory")
+            for done in range(0, count, _CHUNK):
+                await run_all(min(_CHUNK, count - done))
+        await _until_expired(client)
+        return before, _info(client, "memory", b"used_memory")
+
+
+async def _until_expired(client: RawClient) -> None:
+    """Wait until the records have expired: the server removes them gradually."""
+    async with asyncio.timeout(_GONE_WITHIN):
+        while True:
+            found = re.search(r"expires=(\d+)", client.call("INFO", "keyspace").decode())
+            if found is None or int(found[1]) <= _OTHERS:
+                return
+            await asyncio.sleep(0.1)
+
+
+def _info(client: RawClient, section: str, name: bytes) -> int:
+    info: bytes = client.call("INFO", section)
+    return int(dict(line.split(b":", 1) for line in info.split(b"\r\n") if b":" in line)[name])
+
+
+MEMORY = Measure(
+    "memory",
+    [
+        Line("idle_memory", "memory of an idle worker process", "MB", "an idle interpreter"),
+        Line("expired_memory", "server memory after all tasks have expired", "times", "before them"),
+    ],
+    _round,
+    repeated=False,
+)

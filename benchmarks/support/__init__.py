@@ -1,0 +1,1 @@
+"""Servers, processes and machine facts that benchmarks share."""
