@@ -143,6 +143,17 @@ class Partition:
     def control(self, task_id: str) -> str:
         return self._control + task_id
 
+    def run_keys(self, task_id: str) -> tuple[str, ...]:
+        """Return what a run of a task writes to: `ready`, record, steps, log, inbox, control."""
+        return (
+            self.ready,
+            self._record + task_id,
+            self._steps + task_id,
+            self._log + task_id,
+            self._inbox + task_id,
+            self._control + task_id,
+        )
+
     def task_keys(self, kind: TaskKey) -> str:
         """Return the SCAN pattern of the keys of one kind of all tasks of this partition."""
         return f"{{{self.namespace}:{self.queue}:{self.index}}}:{kind}:*"

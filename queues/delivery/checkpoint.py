@@ -178,17 +178,10 @@ async def write_entries(
         NotReplicated: Too few replicas have the entries in time.
     """
     partition = delivery.partition
-    keys = [
-        partition.ready,
-        partition.record(task_id),
-        partition.steps(task_id),
-        partition.log(task_id),
-        partition.inbox(task_id),
-        partition.control(task_id),
-    ]
+    keys = partition.run_keys(task_id)
     args: list[Argument] = [*delivery.fence, first]
     for entry in entries:
-        args += (entry.kind, entry.step, entry.value, entry.log)
+        args += entry
     if replicated:
         answer = await gateway.run_replicated(_WRITE, keys, args, partition.mark)
     else:

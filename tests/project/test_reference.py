@@ -174,8 +174,8 @@ PLACEHOLDERS = {
     "supervisor": "NAME",
     "queue": "QUEUE",
 }
-NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "task_keys"}
-"""Members of `Namespace` and `Partition` that are parts or patterns of keys, or take keys apart."""
+NO_KEYS = {"name", "namespace", "queue", "index", "partition", "task_id", "task_keys", "run_keys"}
+"""Members of `Namespace` and `Partition` that are parts or patterns of keys, take keys apart, or return several."""
 
 
 def keys_of(owner: Namespace | Partition) -> set[str]:

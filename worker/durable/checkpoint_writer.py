@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import islice
-from typing import Final, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final
 
 from ...queues import Delivery, EntriesLost, Entry, Gateway, LeaseLost, retry_while_unavailable, write_entries
 from ..log import log_wait, logger
@@ -22,22 +21,11 @@ __all__ = ["CheckpointWriter"]
 _KEPT_SECONDS: Final = 15.0
 """Seconds for which written entries are kept at least, unless there are too many: more than Redis loses."""
 
-_KEPT_ENTRIES: Final = 2000
-"""Most written entries that are kept."""
+_KEPT_BYTES: Final = 2 * 1024 * 1024
+"""Bytes of written entries in one batch. The last two batches are kept."""
 
-_KEPT_BYTES: Final = 4 * 1024 * 1024
-"""Most bytes of written entries that are kept."""
-
-
-class _Written(NamedTuple):
-    """An entry that Redis has confirmed. at: when (monotonic clock)."""
-
-    entry: Entry
-    at: float
-
-    @property
-    def size(self) -> int:
-        return len(self.entry.value) + len(self.entry.log)
+_ENTRY_BYTES: Final = 2 * 1024
+"""Bytes that an entry counts for in addition to its data, which bounds the number of small ones."""
 
 
 class CheckpointWriter:
@@ -77,8 +65,10 @@ class CheckpointWriter:
         self._added = 0
         self._written = 0
         self._last = last
-        self._kept: deque[_Written] = deque()
+        self._kept: list[Entry] = []
+        self._kept_before: list[Entry] = []
         self._kept_bytes = 0
+        self._kept_until = time.monotonic() + _KEPT_SECONDS
         self._writing = asyncio.Lock()
         self._background: asyncio.Task[None] | None = None
         self._replicated = False
@@ -127,17 +117,22 @@ class CheckpointWriter:
         """
         if self._cipher is not None:
             entries = tuple([entry.encrypted(self._cipher) for entry in entries])
-        await self.flush()
-        async with self._writing:
-            cancel = await self._send(entries, replicated=False)
-            self._keep(entries)
-        return cancel
+        while True:
+            await self.flush()
+            async with self._writing:
+                try:
+                    cancel = await self._write(entries)
+                except EntriesLost as lost:
+                    self._rewind(lost)
+                else:
+                    self._keep(entries)
+                    return cancel
 
     async def send_again(self, lost: EntriesLost) -> None:
         """Store the entries that Redis has lost. Raises `LeaseLost`, `EntriesLost` if they are not kept any more."""
         async with self._writing:
-            missing = self._after(lost)
-            await self._send(missing, replicated=False, first=lost.last + 1)
+            self._rewind(lost)
+        await self.flush()
 
     async def close(self) -> None:
         """Cancel the background write. Unwritten entries are dropped, since the run has lost its lease."""
@@ -165,54 +160,54 @@ class CheckpointWriter:
         replicated, self._replicated = self._replicated, False
         try:
             cancel = await retry_while_unavailable(
-                lambda: self._send(batch, replicated=replicated), on_wait=self._on_wait
+                partial(self._write, batch, replicated=replicated), on_wait=self._on_wait
             )
         except LeaseLost:
             self._on_lost()
             raise
-        except EntriesLost as lost:
-            self._on_gap(lost)
-            raise
-        except BaseException:
+        except BaseException as error:
             self._replicated = self._replicated or replicated
             self._pending[:0] = batch  # maybe stored: writing them again changes nothing
-            raise
+            if not isinstance(error, EntriesLost):
+                raise
+            try:
+                self._rewind(error)
+            except EntriesLost as lost:
+                self._on_gap(lost)
+                raise
+            return
         self._keep(batch)
         self._written += len(batch)
         if cancel:
             self._on_cancel()
 
-    async def _send(self, batch: Sequence[Entry], *, replicated: bool, first: int | None = None) -> bool:
-        """Send entries, and those before them that Redis has lost. Return whether the task was cancelled."""
-        first = self._last + 1 if first is None else first
-        while True:
-            try:
-                return await write_entries(
-                    self._gateway, self._delivery, self._task_id, batch, first=first, replicated=replicated
-                )
-            except EntriesLost as lost:
-                batch = [*self._after(lost, first), *batch]
-                first = lost.last + 1
-
-    def _after(self, lost: EntriesLost, before: int | None = None) -> list[Entry]:
-        """Return the written entries that Redis has lost, up to a number. Raises `EntriesLost` if one is not kept."""
-        oldest = self._last - len(self._kept) + 1
-        if lost.last + 1 < oldest:
-            raise lost
-        end = self._last + 1 if before is None else before
-        bound = logger.bind(id=self._task_id)
-        bound.warning("Redis had lost entries {} to {} of the checkpoint: sent again", lost.last + 1, end - 1)
-        return [one.entry for one in islice(self._kept, lost.last + 1 - oldest, end - oldest)]
+    def _write(self, batch: Sequence[Entry], *, replicated: bool = False) -> Awaitable[bool]:
+        """Write the next entries. Return whether the task was cancelled."""
+        return write_entries(
+            self._gateway, self._delivery, self._task_id, batch, first=self._last + 1, replicated=replicated
+        )
 
     def _keep(self, batch: Sequence[Entry]) -> None:
         """Number entries as stored, and keep them for a while."""
-        now = time.monotonic()
         self._last += len(batch)
+        self._kept += batch
         for entry in batch:
-            written = _Written(entry, now)
-            self._kept.append(written)
-            self._kept_bytes += written.size
-        while self._kept and (
-            len(self._kept) > _KEPT_ENTRIES or self._kept_bytes > _KEPT_BYTES or self._kept[0].at < now - _KEPT_SECONDS
-        ):
-            self._kept_bytes -= self._kept.popleft().size
+            self._kept_bytes += _ENTRY_BYTES + len(entry.value) + len(entry.log)
+        now = time.monotonic()
+        if now > self._kept_until or self._kept_bytes > _KEPT_BYTES:
+            self._kept_before, self._kept, self._kept_bytes = self._kept, [], 0
+            self._kept_until = now + _KEPT_SECONDS
+
+    def _rewind(self, lost: EntriesLost) -> None:
+        """Add the entries that Redis has lost to those to write. Raises `EntriesLost` if one of them is not kept."""
+        kept = self._kept_before + self._kept
+        count = max(0, self._last - lost.last)  # 0: another write has noticed the loss
+        first = len(kept) - count
+        if first < 0:
+            raise lost
+        bound = logger.bind(id=self._task_id)
+        bound.warning("Redis had lost entries {} to {} of the checkpoint: sent again", lost.last + 1, self._last)
+        self._kept_before, self._kept, self._kept_bytes = kept[:first], [], 0
+        self._pending[:0] = kept[first:]
+        self._written -= count
+        self._last -= count

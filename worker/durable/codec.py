@@ -48,8 +48,8 @@ class Codec:
         """
         try:
             if self._adapter is not None:
-                checked = self._adapter.validate_python(value)
-                data = self._adapter.dump_json(checked)
+                checked = self._adapter.validator.validate_python(value)
+                data = self._adapter.serializer.to_json(checked)
                 if self._secrets and contains_mask(data):
                     whole, _ = unwrap_secrets(checked, self._adapter.dump_python(checked, mode="json"))
                     data = to_json(whole, inf_nan_mode="strings")

@@ -136,7 +136,7 @@ class Context:
         on_mismatch: Literal["error", "rerun"] = "error",
         **kwargs: Any,
     ) -> R: ...
-    async def step(
+    def step(
         self,
         name: str,
         fn: Callable[..., Any],
@@ -179,7 +179,7 @@ class Context:
             or on_mismatch != "error"
         ):
             options = StepOptions(timeout, retry, durability, risky, verify, in_doubt, on_mismatch)
-        return await run_step(self._run, name, fn, args, kwargs, options, self._durability)
+        return run_step(self._run, name, fn, args, kwargs, options, self._durability)
 
     async def checkpoint(self) -> None:
         """Save the `progress` of the current step of an agent's plan now; it is also saved periodically.

@@ -223,13 +223,8 @@ async def run_step(
             if call is not None:
                 call.attempt = step.attempt
         data, value = codec.encode(f"step {key!r}", value)
-        entry = _done(key, StepRecord(data, digest, shown), step.attempt)
-        check_size(f"the record of step {key!r}", len(entry.value), run.payload_limit)
+        entries = _entries(run, step, StepRecord.encode_call(data, digest, shown), data, make_event)
         stored = durability != "async"
-        entries = [entry]
-        if make_event is not None:
-            event = run.next_entry(make_event(key, orjson.loads(data), step.attempt))
-            entries = [entry._replace(kind=Kind.DONE_WITH_EVENT), event]
         await run.recorder.put(*entries, wait=stored, replicated=replicated)
         run.step_recorded(stored=stored)
     finally:
@@ -243,11 +238,17 @@ def _allow_mismatch(run: Run, key: str, record: bytes, shown: str, options: Step
         raise StepMismatch(key, StepRecord.decode(record).arguments, shown, after_new=run.steps_recorded > 0)
 
 
-def _done(key: str, record: StepRecord, attempt: int) -> Entry:
-    """Return the checkpoint entry of a finished step."""
-    return Entry(
-        Kind.DONE, key, record.encode(), _FIRST_ATTEMPT if attempt == 1 else orjson.dumps({"attempt": attempt})
-    )
+def _entries(
+    run: Run, step: Step, record: bytes, result: bytes, make_event: Callable[[str, Any, int], Event] | None
+) -> tuple[Entry, ...]:
+    """Return the checkpoint entries of a finished step. Raises `PayloadTooLarge`."""
+    if len(record) > run.payload_limit:
+        raise PayloadTooLarge(f"the record of step {step.key!r}", len(record), run.payload_limit)
+    if make_event is None:
+        log = _FIRST_ATTEMPT if step.attempt == 1 else orjson.dumps({"attempt": step.attempt})
+        return (Entry(Kind.DONE, step.key, record, log),)
+    event = run.next_entry(make_event(step.key, orjson.loads(result), step.attempt))
+    return (Entry(Kind.DONE_WITH_EVENT, step.key, record), event)
 
 
 _FIRST_ATTEMPT = orjson.dumps({"attempt": 1})

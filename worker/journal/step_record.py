@@ -26,8 +26,12 @@ class StepRecord(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the stored form."""
-        call = {"h": self.digest, "a": self.arguments} if self.digest else {}
-        return orjson.dumps(call) + b"\n" + self.result
+        return self.encode_call(*self) if self.digest else b"{}\n" + self.result
+
+    @staticmethod
+    def encode_call(result: bytes, digest: str, arguments: str) -> bytes:
+        """Return the stored form of a record that is compared with its call. Cheaper than `encode`."""
+        return orjson.dumps({"h": digest, "a": arguments}) + b"\n" + result
 
     @staticmethod
     def result_of(data: bytes, digest: str) -> bytes | None:

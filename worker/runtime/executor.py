@@ -276,7 +276,8 @@ class Executor:
                 outcome = await self._settler.settle(run, outcome, on_wait) or outcome
                 break
             except EntriesLost as lost:
-                await self._settler.send_again(run, lost, on_wait)
+                on_wait()
+                await run.recorder.send_again(lost)
         if isinstance(outcome, Quarantined):
             self._gate.request()
             return outcome

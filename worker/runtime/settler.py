@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 import orjson
 
@@ -58,12 +57,6 @@ class Settler:
         """
         return retry_while_unavailable(
             self._act(run, outcome), on_wait=log_wait(f"the outcome of task {run.id}", on_wait)
-        )
-
-    def send_again(self, run: Run, lost: EntriesLost, on_wait: Callable[[], None]) -> Awaitable[None]:
-        """Store the entries that Redis has lost. Raises `EntriesLost` if the run does not keep them any more."""
-        return retry_while_unavailable(
-            partial(run.recorder.send_again, lost), on_wait=log_wait(f"the checkpoint of task {run.id}", on_wait)
         )
 
     async def release_incomplete(self, run: Run, lost: EntriesLost, on_wait: Callable[[], None]) -> None:

@@ -99,7 +99,7 @@ async def events_of(handle: TaskHandle[Any]) -> list[str]:
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a run keep none of its written entries."""
-    monkeypatch.setattr(checkpoint_writer, "_KEPT_ENTRIES", 0)
+    monkeypatch.setattr(checkpoint_writer, "_KEPT_BYTES", 0)
 
 
 async def test_the_next_record_sends_lost_ones_again(app: App) -> None:
@@ -218,28 +218,33 @@ async def test_a_cancelled_task_needs_no_entries(app: App, monkeypatch: pytest.M
 
 
 async def test_a_run_keeps_a_bounded_number_of_entries(monkeypatch: pytest.MonkeyPatch, app: App) -> None:
-    """Of what it wrote a while ago it keeps nothing but the last batch."""
+    """It keeps two batches, each of a bounded size and a bounded time."""
     kept: list[int] = []
-    monkeypatch.setattr(checkpoint_writer, "_KEPT_ENTRIES", 5)
-    monkeypatch.setattr(checkpoint_writer, "_KEPT_BYTES", 3000)
+    monkeypatch.setattr(checkpoint_writer, "_ENTRY_BYTES", 600)
+    monkeypatch.setattr(checkpoint_writer, "_KEPT_BYTES", 2200)
 
     @app.task
     async def job(ctx: Context) -> None:
         recorder = ctx._run.recorder
+
+        def count() -> None:
+            kept.append(len(recorder._kept_before) + len(recorder._kept))
+
         for number in range(8):
             await ctx.step("small", str, number)
-        kept.append(len(recorder._kept))
+            count()
         await ctx.step("large", "x".__mul__, 2000)
+        count()
         await ctx.step("larger", "y".__mul__, 2500)
-        kept.append(len(recorder._kept))
-        monkeypatch.setattr(checkpoint_writer, "_KEPT_SECONDS", 0.0)
+        count()
+        recorder._kept_until = 0.0
         await ctx.step("last", str, 0)
-        kept.append(len(recorder._kept))
+        count()
 
     async with running_worker(app):
         handle = await job.enqueue()
         await bounded(handle.result())
-    assert kept == [5, 1, 1]
+    assert kept == [1, 2, 3, 4, 5, 6, 7, 4, 1, 1, 1]
 
 
 async def test_a_message_that_redis_hands_out_again_gets_a_new_fence(app: App) -> None:
