@@ -15,7 +15,7 @@ from .rules.repeats import reason_of_repeat, repeats
 
 __all__ = ["counted"]
 
-_WITHOUT_REDIS: Final = frozenset({"redis_kill", "redis_stop", "redis_freeze"})
+_WITHOUT_REDIS: Final = frozenset({"redis_kill", "redis_stop", "redis_freeze", "newcomer", "failover"})
 
 
 def counted(history: History) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from .journal import SECOND, Line
 
-__all__ = ["DEADLY", "HARMLESS", "SYMPTOMS", "Fault", "Faults"]
+__all__ = ["DEADLY", "HARMLESS", "LOSSES", "SYMPTOMS", "Fault", "Faults"]
 
 DEADLY: Final = frozenset(
     {"kill", "kill_host", "kill_supervisor", "kill_all", "kill_producer", "deploy", "reload", "poison", "exit"}
@@ -18,10 +18,13 @@ DEADLY: Final = frozenset(
 HARMLESS: Final = frozenset(
     {
         *("blink", "flush", "cut_all", "cut_news", "cut_one", "break", "slow", "replay", "partitions", "resume"),
-        *("redis_kill", "redis_stop", "redis_freeze", "newcomer", "clock"),
+        *("redis_kill", "redis_stop", "redis_freeze", "newcomer", "clock", "settings"),
     }
 )
 """Faults that excuse nothing: a worker keeps its leases through them."""
+
+LOSSES: Final = frozenset({"lose_tail", "failover"})
+"""Faults by which Redis loses what it stored last."""
 
 SYMPTOMS: Final = frozenset({"exit", "stall", "slow server"})
 """Consequences of faults; without a known fault, they are caused by the machine."""

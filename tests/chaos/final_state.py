@@ -30,8 +30,12 @@ async def note_finals(producer: Producer, folder: Path, journal: JournalWriter) 
     """Write one line per task that has a record, and one per ledger of a payment."""
     async for record in list_tasks(producer.gateway, producer.namespace):
         partition = producer.namespace.partition(record.queue, record.partition)
-        flat = await producer.gateway.command("HGETALL", partition.steps(record.id))
-        journal.write("final", **_final(record, _steps(flat)))
+        key = partition.record(record.id)
+        commands = [("HGETALL", partition.steps(record.id)), ("TIME",), ("PTTL", key)]
+        flat, time_now, ttl_ms = await producer.gateway.pipeline(commands, node_of=key)
+        now_ms = int(time_now[0]) * 1000 + int(time_now[1]) // 1000
+        kept = None if record.finished_at is None else (now_ms + ttl_ms - record.finished_at) / 1000
+        journal.write("final", **_final(record, _steps(flat)), kept=kept)
     for ledger in sorted((folder / "ledger").iterdir()):
         task, _, _ = ledger.name.rpartition("-")
         journal.write("ledger", task=task, tokens=ledger.read_text().splitlines())

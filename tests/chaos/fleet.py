@@ -36,6 +36,8 @@ class ManagedProcess:
         """Workers under the supervisor; 0 for a plain worker."""
         self.supervisors: frozenset[str] = frozenset()
         """Versions that have supervisors."""
+        self.settings: Mapping[str, str] = {}
+        """Variables that differ from those of the other workers."""
         self.finishing = False
         self.once = False
         """Whether it is not started again if it exits after `finish`."""
@@ -171,6 +173,7 @@ class Fleet:
             "PERDURE_RESTART_DELAYS": "0.2,0.5,1,2",
             "CHAOS_ROLE": "worker",
             "CHAOS_VERSION": host.version,
+            **host.settings,
         }
         command = [sys.executable, "-m", "perdure.worker.cli", "worker", "run", "tests.chaos.app:app"]
         command += ["--concurrency", "32" if host.number == 0 else "8"]

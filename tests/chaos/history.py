@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from .faults import Fault, Faults
+from .faults import LOSSES, Fault, Faults
 from .journal import SECOND, Line
 from .kinds import KINDS, Kind
 
@@ -96,7 +96,7 @@ class Violation:
 
 @dataclass(slots=True)
 class History:
-    """A whole run. start: time of the first line."""
+    """A whole run. start: time of the first line. lease: the longest that was in force, in seconds."""
 
     start: int
     lease: float
@@ -163,10 +163,11 @@ def history(lines: Iterable[Line]) -> History:
     for task in tasks.values():
         task.runs.sort(key=lambda run: run.order)
     begins = next((line for line in listed if line.what == "begins"), None)
-    lease = float(begins["lease"]) if begins else 2.0
+    stored = [float(line["lease"]) for line in listed if line.what == "stored"]
+    lease = max(float(begins["lease"]) if begins else 2.0, *stored, 0.0)
     faults = Faults(listed, lease)
     replays = [fault for fault in faults.all if fault.kind == "replay"]
-    losses = [fault for fault in faults.all if fault.kind == "lose_tail"]
+    losses = [fault for fault in faults.all if fault.kind in LOSSES]
     return History(listed[0].at if listed else 0, lease, tasks, faults, replays, losses, listed)
 
 

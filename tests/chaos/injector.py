@@ -29,7 +29,12 @@ _START_UP: Final = 2.0
 """Seconds in which a worker has started and tried to reach the server."""
 
 _TAIL: Final = 1.2
-"""Seconds of writes that a power cut loses: a second until the next fsync, and the time that it takes."""
+"""Seconds of writes that a power cut loses: a second until the next fsync, and the time that it takes; also the lag of
+the replica that is promoted.
+"""
+
+_RESULT_TTL: Final = 43_200.0
+"""Seconds; the clock faults of a run move the server's clock by less."""
 
 _REPLAYED: Final = ("attempts_exhausted", "timeout", "crash_loop", "in_doubt")
 
@@ -50,6 +55,7 @@ class FaultInjector:
         self._command_line = asyncio.Lock()
         self._frozen: set[int] = set()
         self._clock_offset = 0
+        self._stored: dict[str, float] = {}
 
     async def run(self, plans: Sequence[Plan]) -> None:
         """Inject them; return when all are over."""
@@ -133,7 +139,27 @@ class FaultInjector:
         host = self._host(plan)
         pids = host.pids()
         host.version = self._fleet.versions[int(plan.draw * len(self._fleet.versions))]
+        host.settings = {}
         async with self._fault("deploy", pids, to=host.version):
+            host.send(signal.SIGTERM)
+
+    async def _settings(self, plan: Plan) -> None:
+        """Store settings for all workers, and restart a host with others: with a shorter lease or a longer one."""
+        stored = {"lease": self._options.lease * (1.0 if plan.length < 0.5 else 1.5), "result_ttl": _RESULT_TTL}
+        async with self._server_lock:
+            for name, seconds in stored.items() - self._stored.items():
+                if not await self._command("settings", "config", "set", name, f"{seconds:g}"):
+                    return
+                self._stored[name] = seconds
+            await asyncio.sleep(2 * _TAIL)  # a later loss of the tail does not undo it
+            self._journal.write("stored", **stored)
+        host = self._host(plan)
+        host.version = "this"
+        host.settings = {
+            "PERDURE_LEASE": f"{self._options.lease * (0.3 if plan.draw < 0.5 else 4):g}",
+            "PERDURE_RESULT_TTL": f"{_RESULT_TTL / 10:g}",
+        }
+        async with self._fault("deploy", host.pids(), to=host.version, settings=host.settings):
             host.send(signal.SIGTERM)
 
     async def _reload(self, plan: Plan) -> None:
@@ -178,6 +204,15 @@ class FaultInjector:
             except LookupError as error:  # the server was started less than this time ago
                 self._journal.write("missed", kind=plan.fault, error=str(error))
             await anyio.to_thread.run_sync(self._server.start)
+
+    async def _failover(self, plan: Plan) -> None:
+        """Kill the primary, and promote a replica that lags behind."""
+        async with self._server_lock:
+            await anyio.to_thread.run_sync(self._server.add_replica, _TAIL)
+            async with self._fault("failover", None, seconds=_TAIL):
+                await anyio.to_thread.run_sync(self._server.kill_primary)
+                await asyncio.sleep(plan.length * 1.5 * self._options.lease)
+                await anyio.to_thread.run_sync(self._server.promote_replica)
 
     async def _newcomer(self, plan: Plan) -> None:
         """Stop Redis for longer than a lease, and start a worker just before it is back."""
@@ -284,8 +319,8 @@ class FaultInjector:
         queue = "keyed" if plan.length < 0.6 else "default"
         await self._command("partitions", "queue", "partitions", queue, str(1 + int(plan.draw * 4)))
 
-    async def _command(self, kind: str, *command: str, **more: object) -> None:
-        """Run a command of the command line; the fault lasts as long as the command."""
+    async def _command(self, kind: str, *command: str, **more: object) -> bool:
+        """Run a command of the command line; return whether it succeeded. The fault lasts as long as the command."""
         async with self._command_line, self._fault(kind, [], command=" ".join(command), **more):
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "perdure.worker.cli", *command),
@@ -296,6 +331,7 @@ class FaultInjector:
             )
             out, error = await process.communicate()
             self._journal.write("commanded", code=process.returncode, out=len(out.split()), error=error.decode()[-200:])
+            return process.returncode == 0
 
     async def finish(self) -> None:
         """Undo what has no end of its own: heal the proxies and resume paused supervisors."""

@@ -40,7 +40,7 @@ async def play(options: Options) -> None:
         server = DurableServer()
         stack.callback(server.close)
         server.start()
-        proxies = [await stack.enter_async_context(Proxy(server.port).open()) for _ in range(options.workers + 1)]
+        proxies = [await stack.enter_async_context(Proxy(server.socket).open()) for _ in range(options.workers + 1)]
         producer = await stack.enter_async_context(Producer(server.url, namespace=NAMESPACE))
         fleet = Fleet(options, proxies, journal, former)
         stack.push_async_callback(fleet.close)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 __all__ = ["HOST", "Proxy"]
 
@@ -12,10 +13,10 @@ HOST = "127.0.0.1"
 
 
 class Proxy:
-    """Forwards bytes between its own port and the port of the server."""
+    """Forwards bytes between its own port and the socket of the server."""
 
-    def __init__(self, server: int) -> None:
-        """server: port of the server."""
+    def __init__(self, server: Path) -> None:
+        """server: socket of the server."""
         self._server = server
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -90,7 +91,7 @@ class Proxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             await self._flowing.wait()
-            answers, upstream = await asyncio.open_connection(HOST, self._server)
+            answers, upstream = await asyncio.open_unix_connection(self._server)
             both = [
                 asyncio.create_task(self._carry(reader, upstream, from_client=True)),
                 asyncio.create_task(self._carry(answers, writer)),

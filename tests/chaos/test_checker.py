@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from tests.chaos.counts import counted
+from tests.chaos.faults import LOSSES
 from tests.chaos.history import history
 from tests.chaos.journal import JOURNAL_NAME, SECOND, JournalWriter, Line, parse, read_journal
 from tests.chaos.schedule import WEIGHTS, schedule
@@ -102,6 +103,7 @@ class Story:
             "result": None,
             "worker": None,
             "steps": {},
+            "kept": 86_400.0,
         }
         return self.add(100, INJECTOR, "final", kind=self.kind, state=state, **printed | more)
 
@@ -312,6 +314,37 @@ def worker_ended_by_itself() -> Story:
     return finished().exited(8, THIRD, code=1)
 
 
+def gap_in_a_checkpoint() -> Story:
+    """The next run finds the second step and not the first one, though both are what Redis has lost."""
+    story = Story().run(2, FIRST).step(2.1, FIRST, "step-0").step(2.4, FIRST, "step-1")
+    redis_loses(story, 2.7).fault(2.7, 2.8, "kill", FIRST).exited(2.8, FIRST)
+    story.run(5, SECOND_ONE, count=2).step(5.1, SECOND_ONE, "step-0").value(5.4, SECOND_ONE, "step-1", by=FIRST)
+    result = ["11.1/step-0/1", "10.1/step-1/1"]
+    steps = dict(zip(("step-0", "step-1"), result, strict=True))
+    return story.returned(5.5, SECOND_ONE, result).final("succeeded", result=result, worker="w11", steps=steps)
+
+
+def settings_stored(story: Story, at: float, *started: int) -> Story:
+    """Settings are stored, and workers start afterwards that were given others."""
+    story.fault(at - 0.5, at - 0.1, "settings").inject(at, "stored", lease=2.0, result_ttl=43_200.0)
+    for pid in started:
+        more = {"role": "worker", "version": "this", "package": "", "parent": INJECTOR}
+        story.lines.append({"at": round((at + 0.1) * SECOND), "pid": pid, "what": "process", **more})
+    return story
+
+
+def shorter_lease_than_stored() -> Story:
+    """A worker claims a task of another one that is alive."""
+    story = settings_stored(Story(), 1.5, SECOND_ONE).run(2, FIRST).begin(2.1, FIRST, "step-0")
+    story.run(3, SECOND_ONE, count=2).step(3.1, SECOND_ONE, "step-0").returned(4, SECOND_ONE, ["11.1/step-0/1"])
+    steps = {"step-0": "11.1/step-0/1"}
+    return story.final("succeeded", result=["11.1/step-0/1"], worker="w11", steps=steps, kept=43_200.0)
+
+
+def own_result_ttl() -> Story:
+    return settings_stored(finished(), 1.5, SECOND_ONE)
+
+
 def progress_lost() -> Story:
     """The second worker finds less than the first one had saved."""
     story = Story("saves").run(2, FIRST).begin(2.1, FIRST, "pieces")
@@ -341,6 +374,9 @@ BROKEN: list[tuple[Callable[[], Story], str]] = [
     (repeated_for_a_harmless_fault, "repeated without a fault"),
     (started_twice_in_one_run, "repeated without a fault"),
     (progress_lost, "saved progress lost"),
+    (gap_in_a_checkpoint, "gap in a checkpoint"),
+    (shorter_lease_than_stored, "repeated without a fault"),
+    (own_result_ttl, "stored setting ignored"),
     (charged_twice, "charged twice"),
     (innocent_buried, "unexplained dead letter"),
     (too_few_attempts, "unexplained dead letter"),
@@ -394,33 +430,44 @@ def test_a_fresh_replay_forgets_the_records() -> None:
     assert story.rules() == {"recorded step run again", "stale write"}
 
 
-def lost_tail(story: Story, at: float) -> Story:
+def redis_loses(story: Story, at: float, kind: str = "lose_tail") -> Story:
     number = len(story.lines)
-    story.inject(at, "fault", number=number, kind="lose_tail", pids=None, seconds=1.2)
+    story.inject(at, "fault", number=number, kind=kind, pids=None, seconds=1.2)
     return story.inject(at + 0.3, "fault_over", number=number)
 
 
-def test_what_redis_lost_may_be_done_again() -> None:
+@pytest.mark.parametrize("kind", sorted(LOSSES))
+def test_what_redis_lost_may_be_done_again(kind: str) -> None:
     """The record of a step is lost, and the next delivery runs the step again."""
     story = Story().run(2, FIRST).step(2.1, FIRST, "step-0")
-    lost_tail(story, 2.5).fault(2.5, 2.6, "kill", FIRST).exited(2.6, FIRST)
+    redis_loses(story, 2.5, kind).fault(2.5, 2.6, "kill", FIRST).exited(2.6, FIRST)
     story.run(5, SECOND_ONE, count=2).step(5.1, SECOND_ONE, "step-0").returned(6, SECOND_ONE, ["11.1/step-0/1"])
     story.final("succeeded", result=["11.1/step-0/1"], worker="w11", steps={"step-0": "11.1/step-0/1"})
     assert story.rules() == set()
 
 
-def test_what_redis_stored_before_it_lost_its_tail_is_not_excused() -> None:
+@pytest.mark.parametrize("kind", sorted(LOSSES))
+def test_what_redis_stored_before_it_lost_its_tail_is_not_excused(kind: str) -> None:
     story = Story().run(2, FIRST).step(2.1, FIRST, "step-0")
-    lost_tail(story, 12.5).fault(12.5, 12.6, "kill", FIRST).exited(12.6, FIRST)
+    redis_loses(story, 12.5, kind).fault(12.5, 12.6, "kill", FIRST).exited(12.6, FIRST)
     story.run(15, SECOND_ONE, count=2).step(15.1, SECOND_ONE, "step-0").returned(16, SECOND_ONE, ["11.1/step-0/1"])
     story.final("succeeded", result=["11.1/step-0/1"], worker="w11", steps={"step-0": "11.1/step-0/1"})
     assert story.rules() == {"recorded step run again", "stale write"}
 
 
-def test_a_task_that_redis_lost_is_not_counted_as_lost() -> None:
+@pytest.mark.parametrize("kind", sorted(LOSSES))
+def test_a_task_that_redis_lost_is_not_counted_as_lost(kind: str) -> None:
     story = Story()
     assert story.rules() == {"lost"}
-    assert lost_tail(story, 1.5).outcome(2, "unknown", reason="TaskNotFound").rules() == set()
+    assert redis_loses(story, 1.5, kind).outcome(2, "unknown", reason="TaskNotFound").rules() == set()
+
+
+def test_a_worker_uses_the_settings_that_were_stored_before_its_start() -> None:
+    """One that runs already notices them later."""
+    story = finished()
+    story.lines[-1]["kept"] = 43_200.0
+    assert settings_stored(story, 1.5, SECOND_ONE).rules() == set()
+    assert settings_stored(finished(), 5.5, THIRD).rules() == set()
 
 
 def test_a_replayed_poison_task_may_kill_again() -> None:

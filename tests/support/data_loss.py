@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 import time
-from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import redis
 
 from tests.support.append_only import EVERYSEC, AppendOnlyHistory
+from tests.support.delayed_line import DelayedLine
 from tests.support.servers import RedisServer, answers
 
 _LINKED_WITHIN: Final = 60.0
@@ -52,25 +49,14 @@ class CutServer:
 class LaggingPair:
     """A primary and a replica that has everything some seconds late; clients know the address of the primary only."""
 
-    def __init__(self, program: Path, lag: float, ports: Sequence[int]) -> None:
-        """ports: of the primary, and of the line between the two."""
+    def __init__(self, program: Path, lag: float) -> None:
         self._lag = lag
-        self._primary_port, line_port = ports
-        self._primary = RedisServer(program, ("--save", "", "--port", str(self._primary_port)))
+        self._primary = RedisServer(program, ("--save", ""))
         self._primary.start()
-        self._line = socket.create_server(("127.0.0.1", line_port))
-        self._broken = threading.Event()
-        threading.Thread(target=self._serve, daemon=True).start()
-        self._replica = RedisServer(program, ("--save", "", "--replicaof", "127.0.0.1", str(line_port)))
+        self._line = DelayedLine(self._primary.socket, lag)
+        self._replica = RedisServer(program, ("--save", "", "--replicaof", "127.0.0.1", str(self._line.port)))
         self._replica.start()
-        self._wait_for_link()
-
-    def _wait_for_link(self) -> None:
-        """Wait until the replica has its first copy: before that, the primary does not count what it writes."""
-        until = time.monotonic() + _LINKED_WITHIN
-        while self._info(self._replica).get("master_link_status") != "up":
-            assert time.monotonic() < until, "the replica did not connect"
-            time.sleep(0.02)
+        wait_for_copy(self._replica)
 
     @property
     def url(self) -> str:
@@ -86,54 +72,50 @@ class LaggingPair:
         return self._offset(self._replica, "slave_repl_offset") >= position
 
     def _offset(self, server: RedisServer, name: str) -> int:
-        return int(self._info(server).get(name, -1))
-
-    @staticmethod
-    def _info(server: RedisServer) -> dict[str, Any]:
-        with redis.Redis(unix_socket_path=str(server.socket)) as client:
-            return dict(client.info("replication"))
+        return int(server_info(server).get(name, -1))
 
     def lose(self, seconds: float) -> None:
         """Kill the primary, and put the replica in its place."""
         assert seconds == self._lag
-        self._broken.set()
+        self._line.cut()
         self._primary.kill()
-        self._line.close()
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(str(self._replica.socket))
-            client.sendall(b"REPLICAOF NO ONE\r\n")
-            assert client.recv(16).startswith(b"+OK")
+        promote(self._replica)
         self._replica.socket.rename(self._primary.socket)
         assert answers(self._primary.socket)
 
-    def _serve(self) -> None:
-        with suppress(OSError):
-            while True:
-                replica, _ = self._line.accept()
-                try:
-                    primary = socket.create_connection(("127.0.0.1", self._primary_port))
-                except OSError:
-                    replica.close()
-                    raise
-                threading.Thread(target=self._carry, args=(replica, primary, 0.0), daemon=True).start()
-                threading.Thread(target=self._carry, args=(primary, replica, self._lag), daemon=True).start()
-
-    def _carry(self, source: socket.socket, target: socket.socket, delay: float) -> None:
-        """Carry bytes one way, each after the delay; what is under way when the line breaks is lost."""
-        held: deque[tuple[float, bytes]] = deque()
-        with suppress(OSError), source, target:
-            source.settimeout(0.01)
-            while not self._broken.is_set():
-                with suppress(TimeoutError):
-                    data = source.recv(65536)
-                    if not data:
-                        return
-                    held.append((time.monotonic() + delay, data))
-                while held and held[0][0] <= time.monotonic():
-                    target.sendall(held.popleft()[1])
-
     def close(self) -> None:
-        self._broken.set()
-        self._line.close()
+        self._line.cut()
         self._replica.stop()
         self._primary.stop()
+
+
+def wait_for_copy(replica: RedisServer) -> None:
+    """Wait until a replica has its first copy, on its disk as well if it has an append-only file.
+
+    Before that, the primary does not count what it writes.
+    """
+    _wait_for(
+        lambda info: info["master_link_status"] == "up" and not info["aof_rewrite_in_progress"],
+        replica,
+        "the replica did not connect",
+    )
+
+
+def promote(replica: RedisServer) -> None:
+    """Make a replica whose line was cut a primary, after it has read what had been delivered."""
+    _wait_for(lambda info: info["master_link_status"] == "down", replica, "the replica did not notice the cut")
+    with redis.Redis(unix_socket_path=str(replica.socket)) as client:
+        client.replicaof("NO", "ONE")
+
+
+def server_info(server: RedisServer) -> dict[str, Any]:
+    """Return the reply of INFO."""
+    with redis.Redis(unix_socket_path=str(server.socket)) as client:
+        return dict(client.info())
+
+
+def _wait_for(condition: Callable[[dict[str, Any]], bool], replica: RedisServer, problem: str) -> None:
+    until = time.monotonic() + _LINKED_WITHIN
+    while not condition(server_info(replica)):
+        assert time.monotonic() < until, problem
+        time.sleep(0.02)

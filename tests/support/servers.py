@@ -59,11 +59,11 @@ class RedisServer:
         assert self.process is not None
         return self.process.pid
 
-    def start(self, password: str = "") -> RedisServer:
-        """Start the server, and wait until it responds."""
+    def start(self, password: str = "", *, within: float = 20.0) -> RedisServer:
+        """Start the server, and wait until it responds; raise RuntimeError if it does not within so many seconds."""
         self.launch()
         assert self.process is not None
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + within
         while not answers(self.socket, password):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError((self.folder / "server.log").read_text())

@@ -18,7 +18,6 @@ from perdure.deadletter import count_letters
 from perdure.worker.journal import StepRecord, check_state
 
 from tests.support.data_loss import CutServer, LaggingPair
-from tests.support.nodes import free_ports
 from tests.support.paths import PROGRAMS
 from tests.support.processes import WorkerProcesses, worker_processes
 from tests.support.servers import BUNDLED, find_program
@@ -40,7 +39,7 @@ CRASHES = 2
 def server(request: pytest.FixtureRequest) -> Iterator[CutServer | LaggingPair]:
     program = find_program(BUNDLED)
     assert program is not None
-    made = CutServer(program) if request.param == "power cut" else LaggingPair(program, LOST, free_ports(2))
+    made = CutServer(program) if request.param == "power cut" else LaggingPair(program, LOST)
     yield made
     made.close()
 

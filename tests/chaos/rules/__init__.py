@@ -8,12 +8,14 @@ from typing import Final
 from ..history import History, Violation
 from .cancelling import check_cancelled
 from .endings import check_lost, check_once, check_outcomes
+from .gaps import check_gaps
 from .letters import check_letters
 from .order import check_order
 from .processes import check_processes
 from .recorded import check_recorded
 from .repeats import check_charges, check_repeats
 from .saved import check_saved
+from .settings import check_settings
 from .states import check_states
 
 __all__ = ["RULES"]
@@ -23,6 +25,7 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     check_once,
     check_outcomes,
     check_recorded,
+    check_gaps,
     check_saved,
     check_repeats,
     check_charges,
@@ -31,5 +34,6 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     check_states,
     check_order,
     check_processes,
+    check_settings,
 )
 """All rules, in the order of the report."""
